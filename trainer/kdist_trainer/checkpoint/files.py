@@ -1,0 +1,188 @@
+"""The one place where checkpoints touch the disk: create, write, fsync, rename, remove.
+
+Every operation that decides what survives a crash goes through here, those of torch's writer included, and is shown to an
+observer just before it is done. So a test can record a save, stop it at each operation and lose what was not yet synced.
+
+Folders are made 0700 and files 0600. A file whose fsync failed is never synced again: the kernel may already have thrown its
+pages away and would report success. Whoever wants another try writes a new file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+BUFFER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One step towards the disk; `target` is a rename's new name, `data` a write's bytes."""
+
+    name: str  # create, write, fsync, make_folder, rename, replace, fsync_folder, remove, remove_tree
+    path: Path
+    target: Path | None = None
+    data: bytes = b""
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What was written to a file: its size in bytes and the SHA-256 in hexadecimal."""
+
+    size: int
+    sha256: str
+
+
+_observers: list[Callable[[Operation], None]] = []
+
+
+@contextmanager
+def observed(observer: Callable[[Operation], None]) -> Iterator[None]:
+    """Show every operation to `observer`, before it is done, as long as the context lasts."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+def _show(name: str, path: Path, target: Path | None = None, data: bytes | bytearray | memoryview = b"") -> None:
+    for observer in tuple(_observers):
+        observer(Operation(name, path, target, bytes(data)))
+
+
+class DurableFile:
+    """A new file that is written once, from start to end, and is on the disk when `close` returns.
+
+    It has what torch's writer and `pickle` ask of a stream. The digest is taken of the bytes as they are handed in, so it also
+    covers what happens to them on their way through the page cache.
+    """
+
+    def __init__(self, path: Path, *, exclusive: bool = False) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_EXCL if exclusive else os.O_TRUNC)
+        _show("create", path)
+        self.path = path
+        self._file = os.fdopen(os.open(path, flags, FILE_MODE), "wb", buffering=BUFFER_BYTES)
+        self._hash = hashlib.sha256()
+        self._size = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Append bytes. Returns how many. Raises `OSError`."""
+        view = memoryview(data).cast("B")
+        _show("write", self.path, data=view)
+        self._file.write(view)
+        self._hash.update(view)
+        self._size += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._size
+
+    def flush(self) -> None:
+        """Hand the buffer to the kernel."""
+        self._file.flush()
+
+    def fileno(self) -> int:
+        """The open file's descriptor."""
+        return self._file.fileno()
+
+    def close(self) -> Digest:
+        """Flush, fsync and close. Returns the digest of all that was written. Raises `OSError`; the file is closed either way."""
+        try:
+            self._file.flush()
+            _show("fsync", self.path)
+            os.fsync(self._file.fileno())
+        except OSError:
+            self.abandon()
+            raise
+        self._file.close()
+        return self.digest
+
+    def abandon(self) -> None:
+        """Close without a promise; what is still buffered may be lost."""
+        with suppress(OSError):
+            self._file.close()
+
+    @property
+    def digest(self) -> Digest:
+        """Size and SHA-256 of what was written so far."""
+        return Digest(self._size, self._hash.hexdigest())
+
+    def __enter__(self) -> DurableFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+
+def write_new(path: Path, data: bytes, *, exclusive: bool = False) -> Digest:
+    """Write a file that nobody reads yet and fsync it. Raises `OSError` (`FileExistsError` when exclusive)."""
+    file = DurableFile(path, exclusive=exclusive)
+    with file:
+        file.write(data)
+    return file.digest
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Give a file new content so that every reader, and every crash, finds the old or the new. Raises `OSError`."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{threading.get_ident()}")
+    try:
+        write_new(temporary, data)
+        _show("replace", temporary, path)
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def make_folder(path: Path, *, parents: bool = False) -> None:
+    """Make a folder, mode 0700; it may be there already. Raises `OSError`."""
+    if path.is_dir() and not path.is_symlink():
+        return
+    if parents:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    _show("make_folder", path)
+    path.mkdir(mode=FOLDER_MODE, exist_ok=True)
+
+
+def rename(path: Path, target: Path) -> None:
+    """Rename a file or folder. The new name is durable once the parent is synced. Raises `OSError`."""
+    _show("rename", path, target)
+    path.rename(target)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable. Raises `OSError`."""
+    _show("fsync_folder", path)
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove(path: Path) -> None:
+    """Remove a file. Raises `OSError`."""
+    _show("remove", path)
+    path.unlink()
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and all in it as far as that works; what is left is litter and tried again later."""
+    _show("remove_tree", path)
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,11 +1,10 @@
 """Names inside a checkpoint folder, and what is there. Free of torch: agents and the command line read it too.
 
-    <root>/step-00001200-e3/                a committed checkpoint: step 1200, written by the group of epoch 3
-    <root>/step-00001300-e3.tmp-9f2c-4/     one being written, or litter of a writer that died
-    <root>/step-00001100-e2.damaged/        one that did not verify, kept as evidence
-    <root>/LATEST                           name of the newest committed checkpoint
-    <root>/DONE                             the run has ended: final step and outcome
-    <root>/lock/  <root>/ledger/            who may write; what has happened
+- `step-00001200-e3/`: a committed checkpoint, step 1200, written by the group of epoch 3
+- `step-00001300-e3.tmp-9f2c-4/`: one being written, or litter of a writer that died
+- `step-00001100-e2.damaged/`: one that did not verify, kept as evidence
+- `LATEST`: name of the newest committed checkpoint; `DONE`: the run has ended
+- `lock/`, `ledger/`: who may write; what has happened
 """
 
 from __future__ import annotations
@@ -111,6 +110,7 @@ class CheckpointDirectory:
             entries = list(self.root.iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return []
-        matches = [(pattern.fullmatch(entry.name), entry) for entry in entries]
-        found = [Checkpoint(int(m[1]), int(m[2]), entry) for m, entry in matches if m and entry.is_dir() and not entry.is_symlink()]
+        folders = [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
+        matches = [(pattern.fullmatch(folder.name), folder) for folder in folders]
+        found = [Checkpoint(int(match[1]), int(match[2]), folder) for match, folder in matches if match]
         return sorted(found, key=lambda one: one.order, reverse=True)

@@ -1,0 +1,129 @@
+"""The `kdist` command: which commands there are, and the one place where an error becomes text and an exit code.
+
+Commands are loaded when they are called. The table below holds all that `kdist --help` shows of them, so help, `--version`
+and completion import none of the heavy libraries.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from kdist import __version__, console
+from kdist.errors import Code, KdistError, UsageProblem
+
+# section -> command -> its line in `kdist --help`. The command's code is `kdist.commands.<name>:command`.
+COMMANDS: dict[str, dict[str, str]] = {
+    "Write": {
+        "init": "Write a job.yaml to start from.",
+        "validate": "Check job files and show every problem at once.",
+        "explain": "Describe a field of job.yaml.",
+        "schema": "Print the JSON Schema of job.yaml.",
+    },
+    "Run": {
+        "run": "Run a job, or a script, as processes on this machine.",
+    },
+    "Admin": {
+        "completion": "Print the completion script of a shell.",
+        "version": "Show the versions of kdist and what it runs on.",
+    },
+}
+
+
+class Commands(click.Group):
+    """A group that imports a command only when it is called, and ends every run with an exit code of ours."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Names of all commands, in the order of the help."""
+        return [name for section in COMMANDS.values() for name in section]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command; None if there is no such name."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command: click.Command = import_module(f"kdist.commands.{cmd_name}").command
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is called; a near miss gets a suggestion."""
+        if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f"did you mean `kdist {near[0]}`?" if near else ""
+            raise UsageProblem(f"there is no command `{args[0]}`", hint=hint, next_command="kdist --help")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """The sections of `kdist --help`, from the table alone."""
+        width = max(len(name) for section in COMMANDS.values() for name in section)
+        for section, commands in COMMANDS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(width), line) for name, line in commands.items()])
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:
+        """Run the command line; every way out of it is an exit code."""
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(args=args, prog_name=prog_name or "kdist", **extra)
+        except Exception as error:  # noqa: BLE001 - the one door: whatever happens becomes text and a code
+            code = report(error)
+        except KeyboardInterrupt:
+            code = report(click.Abort())
+        sys.exit(int(code) if isinstance(code, int) else Code.OK)
+
+
+def report(error: Exception) -> int:
+    """Print an error for a person and return the exit code for a script."""
+    if os.environ.get("KDIST_DEBUG"):
+        import traceback
+
+        console.message("".join(traceback.format_exception(error)).rstrip())
+    if isinstance(error, KdistError):
+        console.error(error)
+        return error.code
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        console.message(error.format_message())
+        return Code.USAGE
+    if isinstance(error, click.ClickException):
+        context = getattr(error, "ctx", None)
+        next_command = f"{context.command_path} --help" if context else ""
+        console.error(KdistError(error.format_message().rstrip("."), next_command=next_command))
+        return Code.USAGE if isinstance(error, click.UsageError) else Code.ERROR
+    if isinstance(error, click.Abort):
+        console.message("Interrupted.")
+        return Code.INTERRUPTED
+    if isinstance(error, BrokenPipeError):  # the reader (`| head`) has gone: nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Code.ERROR
+    if isinstance(error, OSError):
+        console.error(KdistError(f"{error.strerror or error}: {error.filename}" if error.filename else str(error)))
+        return Code.ERROR
+    again = KdistError(
+        f"kdist itself failed: {type(error).__name__}: {error}",
+        hint="this is a bug in kdist; set KDIST_DEBUG=1 to see where, and please report it",
+    )
+    console.error(again)
+    return Code.ERROR
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="`kdist COMMAND --help` tells more. KDIST_DEBUG=1 shows tracebacks; NO_COLOR turns colour off.",
+)
+@click.version_option(__version__, message="kdist %(version)s")
+def cli() -> None:
+    """One job.yaml becomes a distributed PyTorch training, here or on any Kubernetes.
+
+    \b
+    Examples:
+      kdist init                       write a job.yaml that trains digits
+      kdist run job.yaml               train on this machine
+      kdist explain spec.train         what the fields mean
+    """

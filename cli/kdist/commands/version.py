@@ -1,0 +1,40 @@
+"""`kdist version`: which kdist, trainer and Python this is."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import click
+
+import kdist
+from kdist import console
+
+
+@click.command
+@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", help="Format of the answer.")
+def command(output: str) -> None:
+    """Show the versions of kdist and what it runs on.
+
+    \b
+    Examples:
+      kdist version
+      kdist version -o json
+      kdist --version                  the version alone
+    """
+    versions = {"kdist": kdist.__version__, "python": platform.python_version()}
+    for name in ("kdist-trainer", "torch"):
+        versions[name] = _installed(name)
+    if output == "text":
+        for name, version in versions.items():
+            console.result(f"{name} {version}")
+    else:
+        console.emit({"apiVersion": "cli.kdist.dev/v1", "kind": "Version", **versions}, output=output)
+
+
+def _installed(distribution: str) -> str:
+    """Version of an installed distribution, without importing it."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"

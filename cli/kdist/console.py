@@ -1,0 +1,92 @@
+"""The only file that prints.
+
+Data goes to stdout and messages go to stderr, so `kdist … -o json | jq` works while a person still reads what happens.
+Colour only decorates: it is off when the stream is no terminal, with `NO_COLOR`, and with `TERM=dumb`; `FORCE_COLOR` turns
+it on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+from kdist.errors import InvalidJob, KdistError, Problem
+
+
+def wants_color() -> bool | None:
+    """True or False where the environment decides, None where the stream should (a terminal gets colour)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return True if os.environ.get("FORCE_COLOR") else None
+
+
+def result(text: str) -> None:
+    """Print a piece of the answer to stdout."""
+    click.echo(text, color=wants_color())
+
+
+def result_bytes(data: bytes) -> None:
+    """Print bytes to stdout as they are."""
+    click.echo(data, nl=False)
+
+
+def emit(value: Any, *, output: str, name: str = "") -> None:
+    """Print an answer in a machine's format: `json`, `yaml`, or `name` (the name alone, for pipes).
+
+    Raises `ValueError` for another format.
+    """
+    if output == "json":
+        import json
+
+        result(json.dumps(value, indent=2, ensure_ascii=False))
+    elif output == "yaml":
+        import yaml
+
+        result(yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip("\n"))
+    elif output == "name":
+        result(name)
+    else:
+        raise ValueError(f"no output format {output!r}")
+
+
+def table(rows: Iterable[Sequence[str]], *, header: Sequence[str]) -> None:
+    """Print columns to stdout, kubectl's way: upper-case header, three spaces between, nothing drawn."""
+    lines = [tuple(header), *(tuple(row) for row in rows)]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
+    for line in lines:
+        result("   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def message(text: str) -> None:
+    """Tell the person what happens; to stderr."""
+    click.echo(text, err=True, color=wants_color())
+
+
+def warning(text: str) -> None:
+    """Tell of something that may surprise later."""
+    message(f"{click.style('Warning:', fg='yellow')} {text}")
+
+
+def error(problem: KdistError) -> None:
+    """Print what went wrong, where, the way out, and last the line that matters most."""
+    if isinstance(problem, InvalidJob):
+        for each in problem.problems:
+            _problem(each)
+    message(f"{click.style('Error:', fg='red', bold=True)} {problem.message}")
+    if problem.hint:
+        message(f"{click.style('Hint:', bold=True)} {problem.hint}")
+    if problem.next_command:
+        message(f"{click.style('Next:', bold=True)} {problem.next_command}")
+
+
+def _problem(problem: Problem) -> None:
+    message(f"{click.style(problem.where, bold=True)}: {problem.sentence}")
+    if problem.excerpt:
+        margin = f"{problem.line:>6} | "
+        message(f"{margin}{problem.excerpt}")
+        message(" " * (len(margin) - 2) + f"| {' ' * (problem.column - 1)}{click.style('^' * problem.width, fg='red')}")
+    if problem.hint:
+        message(f"       {problem.hint}")

@@ -1,0 +1,98 @@
+"""What can go wrong on the command line: a message, the way out of it, and the exit code.
+
+Anything raised from here is turned into text and an exit status at one place, `app.py`. Nothing here imports anything
+outside the standard library, so every room may raise these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Code(IntEnum):
+    """Exit codes of `kdist` (those of a training's agent are `kdist_trainer.config.Exit`)."""
+
+    OK = 0
+    ERROR = 1
+    USAGE = 2
+    UNCHANGED = 3
+    NOT_FOUND = 4
+    UNREACHABLE = 5
+    TIMEOUT = 6
+    JOB_FAILED = 10
+    JOB_CANCELLED = 11
+    INTERRUPTED = 130
+
+
+class KdistError(Exception):
+    """Something that the user can act on.
+
+    `message` says what and why in one sentence, `hint` how to repair it, `next_command` what to type next.
+    """
+
+    code: Code = Code.ERROR
+
+    def __init__(self, message: str, *, hint: str = "", next_command: str = "", code: Code | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.next_command = next_command
+        if code is not None:
+            self.code = code
+
+
+class UsageProblem(KdistError):
+    """The command line or a file it names cannot be used as it is."""
+
+    code = Code.USAGE
+
+
+class NotFound(KdistError):
+    """The thing that was asked for does not exist."""
+
+    code = Code.NOT_FOUND
+
+
+class Problem(NamedTuple):
+    """One thing wrong in a job file. Lines and columns count from 1; line 0 means a `--set` option, not the file."""
+
+    source: str
+    line: int
+    column: int
+    path: str
+    message: str
+    suggestion: str = ""
+    hint: str = ""
+    excerpt: str = ""
+    width: int = 1
+
+    @property
+    def where(self) -> str:
+        """`job.yaml:14:5`, or the source alone where there is no line."""
+        return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+
+    @property
+    def sentence(self) -> str:
+        """Path, reason and suggestion without the place."""
+        reason = f"{self.path}: {self.message}" if self.path else self.message
+        return f"{reason}; did you mean `{self.suggestion}`?" if self.suggestion else reason
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.sentence}"
+
+
+class InvalidJob(KdistError):
+    """A job file with problems: all of them, in the order of their places."""
+
+    code = Code.USAGE
+
+    def __init__(self, source: str, problems: Sequence[Problem], *, next_command: str = "") -> None:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__(f"`{source}` has {count}", next_command=next_command)
+        self.source = source
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "\n".join([*(str(problem) for problem in self.problems), self.message])

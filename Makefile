@@ -1,0 +1,82 @@
+# Every command of this repository; `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# The interpreter that .venv is made with; any Python from 3.11 on.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# More arguments for pytest, as in `make test ARGS="-k lock -x"`.
+ARGS ?=
+# Tests that only compute share the cores; tests that kill processes run after them, so that no one waits for the other.
+JOBS ?= 2
+# How many seeds the random kills of `make chaos` draw from.
+KDIST_SEEDS ?= 20
+
+# $(call pytest,TIER): run one tier and leave its counts where .ci/summary.py finds them.
+pytest = $(BIN)/python -m pytest --junitxml=.kdist/tiers/$(1).xml -o junit_suite_name=$(1)
+
+.PHONY: help setup system demo test unit house processes chaos e2e lint format bench lock clean
+
+help: ## Show this list
+	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 12
+
+setup: $(READY) ## Make .venv with everything the project needs; the second time there is nothing to do
+
+$(READY): requirements.txt cli/pyproject.toml trainer/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "kdist needs Python 3.11 or newer, and $(PYTHON) is not: try 'make setup PYTHON=python3.12'" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "$(PYTHON) cannot make virtual environments: on Debian 'apt-get install python3-venv' helps" >&2; exit 1; }
+	@# uv itself comes from the lock too, by its hash.
+	@sed -n '/^uv==/,/^ *#/p' requirements.txt > $(VENV)/uv.txt
+	$(BIN)/python -m pip install --quiet --require-hashes -r $(VENV)/uv.txt
+	$(BIN)/uv pip sync --python $(BIN)/python --require-hashes requirements.txt
+	$(BIN)/uv pip install --python $(BIN)/python --no-build-isolation --no-deps -e trainer -e cli
+	@touch $@
+
+system: # What the tests need besides Python: installed on Debian as root, named elsewhere
+	@tests/install-system.sh
+
+test: setup system lint house unit processes ## Set up, check the style, run all fast tests (at most ten minutes after the set-up)
+
+house: setup
+	$(call pytest,house) tests/house -n $(JOBS) $(ARGS)
+
+unit: setup
+	$(call pytest,unit) -m "not (processes or chaos or e2e)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS)
+
+processes: setup
+	$(call pytest,processes) -m "processes and not (chaos or e2e)" --ignore=tests/house $(ARGS)
+
+chaos: setup system ## Kill, crash and fill disks, for long; started again, it goes on where it was stopped
+	KDIST_SEEDS=$(KDIST_SEEDS) $(call pytest,chaos) -p tests.resume --resume-file=.kdist/chaos-passed -m chaos $(ARGS)
+
+e2e: setup system ## Meet the project as a stranger does: a fresh clone, the built wheels, the README's commands
+	$(call pytest,e2e) -m e2e $(ARGS)
+
+lint: setup ## Check format, style, types and who imports whom
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## Measure kdist beside its peers (prints only; never decides whether a test passes)
+	@for measure in startup step recovery checkpoint; do $(BIN)/python -m bench.$$measure; done
+
+lock: setup ## Resolve requirements.txt anew: exact versions with hashes, no index address
+	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+	  --all-extras --group pyproject.toml:dev --group pyproject.toml:bench \
+	  --no-emit-package kdist-trainer --no-emit-package kdist \
+	  --output-file requirements.txt $(ARGS) cli/pyproject.toml trainer/pyproject.toml
+
+clean: ## Remove what make has made here: .venv, caches, test reports (never the runs in .kdist)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build .kdist/tiers .kdist/chaos-passed
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,108 @@
+"""The rules of the house that can be read off a Python file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+LONGEST_FILE = 250
+LONGEST_FUNCTION = 50
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def short_file(source: str) -> Iterator[str]:
+    """A file has at most 250 lines: nobody decides on a 2,000-line file, it grows."""
+    lines = source.count("\n")
+    if lines > LONGEST_FILE:
+        yield f"{lines}: {lines} lines, at most {LONGEST_FILE}"
+
+
+def short_functions(source: str) -> Iterator[str]:
+    """A function has at most 50 lines, decorators and docstring not counted."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, Function) or node.end_lineno is None:
+            continue
+        length = node.end_lineno - node.lineno + 1
+        first = node.body[0]
+        if ast.get_docstring(node) is not None and first.end_lineno is not None:
+            length -= first.end_lineno - first.lineno + 1
+        if length > LONGEST_FUNCTION:
+            yield f"{node.lineno}: {node.name} has {length} lines, at most {LONGEST_FUNCTION}"
+
+
+def opens_with_a_docstring(source: str) -> Iterator[str]:
+    """A file says what it is for in its first lines; an empty one has nothing to say."""
+    tree = ast.parse(source)
+    if tree.body and not ast.get_docstring(tree):
+        yield "1: no docstring says what this file is for"
+
+
+def no_print(source: str) -> Iterator[str]:
+    """Only `console` prints; the trainer's words go through `log`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"print", "sys.stdout.write", "sys.stderr.write"}:
+            yield f"{node.lineno}: prints; that is for console.py (command line) and log.py (trainer)"
+
+
+def no_dangerous_calls(source: str) -> Iterator[str]:
+    """Nothing in a file that was read may be executed, and no shell reads a string of ours."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        if name in {"os.system", "os.popen", "eval", "exec", "pickle.load", "pickle.loads", "yaml.unsafe_load"}:
+            yield f"{node.lineno}: {name}"
+        elif name == "yaml.load" and "Safe" not in ast.unparse(node):
+            yield f"{node.lineno}: yaml.load without a safe loader"
+        elif name == "torch.load" and keywords.get("weights_only") != "True":
+            yield f"{node.lineno}: torch.load without weights_only=True"
+        elif keywords.get("shell") == "True":
+            yield f"{node.lineno}: shell=True"
+
+
+def no_module_state(source: str) -> Iterator[str]:
+    """Importing a file does nothing: no statement at the top calls for its effect alone."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            yield f"{node.lineno}: {ast.unparse(node.value.func)} is called when the file is imported"
+        elif isinstance(node, ast.For | ast.While | ast.With):
+            yield f"{node.lineno}: a statement that runs when the file is imported"
+
+
+def public_things_are_explained(source: str) -> Iterator[str]:
+    """A public function or class of a product file says in a sentence what it does."""
+    for node in ast.parse(source).body:
+        if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_") and not ast.get_docstring(node):
+            yield f"{node.lineno}: {node.name} is public and has no docstring"
+
+
+def tests_are_named_as_sentences(source: str) -> Iterator[str]:
+    """A test's name says what holds: at least three words."""
+    for test in _tests(source):
+        if len(test.name.split("_")) < 4:
+            yield f"{test.lineno}: {test.name} is no sentence"
+
+
+def tests_can_fail(source: str) -> Iterator[str]:
+    """A test asserts, expects an error, or hands over to something that is named for checking."""
+    for test in _tests(source):
+        nodes = list(ast.walk(test))
+        calls = [ast.unparse(node.func).split(".")[-1] for node in nodes if isinstance(node, ast.Call)]
+        checks = [name for name in calls if name.lstrip("_").split("_")[0] in {"raises", "fail", "assert", "check", "expect"}]
+        if not checks and not any(isinstance(node, ast.Assert) for node in nodes):
+            yield f"{test.lineno}: {test.name} cannot fail"
+
+
+def tests_are_not_switched_off(source: str) -> Iterator[str]:
+    """No test is skipped without a condition, and none is expected to fail."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"pytest.mark.skip", "pytest.mark.xfail", "pytest.xfail"}:
+            yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def _tests(source: str) -> Iterator[Function]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, Function) and node.name.startswith("test_"):
+            yield node

@@ -1,0 +1,74 @@
+"""What an import drags in: start-up stays light, and the contracts on who may import whom hold and bite."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house.tree import ROOT
+
+LIGHT = {
+    "kdist": "torch kubernetes pydantic jinja2 rich asyncio requests yaml click",
+    "kdist.app": "torch kubernetes pydantic jinja2 rich asyncio requests",
+    "kdist_trainer": "torch numpy pydantic prometheus_client",
+    "kdist_trainer.config": "torch numpy kdist click",
+    "kdist_trainer.log": "torch numpy kdist click",
+    "kdist_trainer.lifeline": "torch numpy kdist click",
+    "kdist_trainer.heartbeat": "torch numpy kdist click",
+    "kdist_trainer.failure": "torch numpy kdist click",
+    "kdist_trainer.stats": "torch numpy kdist click",
+    "kdist_trainer.reporter": "torch numpy kdist click",
+    "kdist_trainer.exporter": "torch numpy kdist click",
+    "kdist_trainer.checkpoint.layout": "torch numpy kdist click",
+    "kdist_trainer.checkpoint.ledger": "torch numpy kdist click",
+}
+
+# Each contract of pyproject.toml, and a line that breaks it, put at the end of a file (which is made where it is missing).
+BREACHES = {
+    "kdist: layers": ("cli/kdist/shed.py", "x = 1"),
+    "kdist_trainer: layers": ("trainer/kdist_trainer/config.py", "import kdist_trainer.log"),
+    "the command line never reaches torch": ("cli/kdist/load.py", "def f():\n    import torch"),
+    "the trainer knows nothing of the command line": ("trainer/kdist_trainer/log.py", "import kdist.errors"),
+    "the only bridge is kdist.spec to kdist_trainer.config": ("cli/kdist/render.py", "import kdist_trainer.log"),
+    "only app, commands and console know click": ("cli/kdist/errors.py", "import click"),
+    "only cluster knows the Kubernetes client": ("cli/kdist/manifest.py", "import kubernetes"),
+    "what the agent's own loop reads is free of torch": ("trainer/kdist_trainer/lifeline.py", "import torch"),
+    "commands do not know each other": ("cli/kdist/commands/validate.py", "import kdist.commands.run"),
+    "workloads do not know each other": ("trainer/kdist_trainer/workloads/gpt.py", "import kdist_trainer.workloads.digits"),
+}
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_an_import_stays_light(module: str) -> None:
+    program = f"import sys, {module}; print(*sorted(set({LIGHT[module].split()!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.split() == []
+
+
+def test_everyone_imports_only_whom_they_may() -> None:
+    report = lint_imports(ROOT)
+    assert "0 broken" in report, report
+
+
+def test_each_import_contract_notices_a_breach(tmp_path: Path) -> None:
+    for room in ("cli", "trainer"):
+        shutil.copytree(ROOT / room, tmp_path / room, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "manifests"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for name, line in BREACHES.values():
+        with (tmp_path / name).open("a") as file:
+            file.write(f"\n{line}\n")
+    report = lint_imports(tmp_path)
+    verdicts = dict(line.rsplit(" ", 1) for line in report.splitlines() if line.endswith((" KEPT", " BROKEN")))
+    assert verdicts == dict.fromkeys(BREACHES, "BROKEN")
+
+
+def lint_imports(root: Path) -> str:
+    """Report of import-linter on the packages below `root`."""
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    environment = os.environ | {"PYTHONPATH": f"{root / 'cli'}:{root / 'trainer'}"}
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False).stdout

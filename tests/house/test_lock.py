@@ -1,0 +1,79 @@
+"""requirements.txt locks every dependency by hash, asks no particular index, and holds to the floors that are promised."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from tests.house.tree import ROOT
+
+LOCK = (ROOT / "requirements.txt").read_text()
+PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
+
+
+def loose_lines(text: str) -> Iterator[str]:
+    """Lines of a lock that are neither a comment, an exact version with at least one hash, nor a hash."""
+    for line in text.replace("\\\n", " ").splitlines():
+        is_comment = not line.strip() or line.lstrip().startswith("#")
+        if not is_comment and not (PINNED.match(line) and "--hash=sha256:" in line):
+            yield line.split("--hash")[0].strip()
+        if "://" in line:
+            yield line.strip()
+
+
+def declared() -> list[Requirement]:
+    """Every direct dependency of the two distributions and of the development tools."""
+    found = []
+    for name in ("cli", "trainer"):
+        project = tomllib.loads((ROOT / name / "pyproject.toml").read_text())
+        found += project["project"]["dependencies"] + project["build-system"]["requires"]
+        found += [line for extra in project["project"]["optional-dependencies"].values() for line in extra]
+    for group in tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"].values():
+        found += group
+    return [requirement for requirement in map(Requirement, found) if not requirement.name.startswith("kdist")]
+
+
+def test_every_line_of_the_lock_is_one_version_with_its_hashes() -> None:
+    assert list(loose_lines(LOCK)) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--index-url https://index.example/simple",
+        "torch>=2.10 --hash=sha256:00",
+        "torch==2.13.0",
+        "torch @ https://host.example/torch.whl",
+        "-e ./cli",
+    ],
+)
+def test_a_loose_line_of_a_lock_is_noticed(line: str) -> None:
+    assert list(loose_lines(f"click==8.1 \\\n    --hash=sha256:00\n    # via kdist\n{line}\n")) != []
+
+
+@pytest.mark.parametrize("requirement", declared(), ids=str)
+def test_the_lock_holds_what_is_declared(requirement: Requirement) -> None:
+    versions = {name.lower().replace("_", "-"): version for name, version in PINNED.findall(LOCK)}
+    version = versions[requirement.name.lower().replace("_", "-")]
+    assert requirement.specifier.contains(Version(version), prereleases=True)
+
+
+def test_the_floors_shut_out_versions_with_known_holes() -> None:
+    floors = {
+        requirement.name: requirement.specifier for requirement in declared() if requirement.name in {"jinja2", "hatchling"}
+    }
+    assert not floors["jinja2"].contains("3.1.5")
+    assert not any(requirement.specifier.contains("2.9.1") for requirement in declared() if requirement.name == "torch")
+
+
+def test_both_distributions_have_one_version() -> None:
+    versions = {
+        re.search(r'^__version__ = "(.+)"$', (ROOT / path).read_text(), re.MULTILINE)[1]  # type: ignore[index]
+        for path in ("cli/kdist/__init__.py", "trainer/kdist_trainer/__init__.py")
+    }
+    assert len(versions) == 1

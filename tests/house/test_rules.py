@@ -1,0 +1,88 @@
+"""Every Python file keeps the rules of the house, and every rule notices when one does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.house import rules
+from tests.house.tree import Rule, broken, python_files
+
+PRODUCT = python_files("cli", "trainer")
+TESTS = tuple(path for path in python_files("tests") if path.name.startswith("test_"))
+MAY_PRINT = {"console.py"}
+
+EVERYWHERE: dict[Rule, Sequence[Path]] = {
+    rules.short_file: python_files(),
+    rules.short_functions: python_files(),
+    rules.opens_with_a_docstring: python_files(),
+    rules.no_dangerous_calls: python_files(),
+    rules.no_print: [path for path in PRODUCT if path.name not in MAY_PRINT],
+    rules.no_module_state: PRODUCT,
+    rules.public_things_are_explained: PRODUCT,
+    rules.tests_are_named_as_sentences: TESTS,
+    rules.tests_can_fail: TESTS,
+    rules.tests_are_not_switched_off: TESTS,
+}
+
+BAD = [
+    (rules.short_file, "x = 1\n" * 251),
+    (rules.short_functions, "def f():\n" + "    x = 1\n" * 50),
+    (rules.short_functions, "class C:\n  async def f(self):\n    'Doc.'\n" + "    x = 1\n" * 50),
+    (rules.opens_with_a_docstring, "import os\n"),
+    (rules.no_print, "print('x')\n"),
+    (rules.no_print, "import sys\nsys.stdout.write('x')\n"),
+    (rules.no_dangerous_calls, "import os\nos.system('ls')\n"),
+    (rules.no_dangerous_calls, "import subprocess\nsubprocess.run('ls', shell=True)\n"),
+    (rules.no_dangerous_calls, "import yaml\nyaml.load(text)\n"),
+    (rules.no_dangerous_calls, "import torch\ntorch.load(path)\n"),
+    (rules.no_dangerous_calls, "import torch\ntorch.load(path, weights_only=False)\n"),
+    (rules.no_dangerous_calls, "import pickle\npickle.loads(data)\n"),
+    (rules.no_dangerous_calls, "eval('1')\n"),
+    (rules.no_module_state, "start()\n"),
+    (rules.no_module_state, "for x in range(3):\n    pass\n"),
+    (rules.public_things_are_explained, "def f():\n    return 1\n"),
+    (rules.public_things_are_explained, "class C:\n    x = 1\n"),
+    (rules.tests_are_named_as_sentences, "def test_it():\n    assert f()\n"),
+    (rules.tests_can_fail, "def test_that_nothing_is_checked():\n    f()\n"),
+    (rules.tests_are_not_switched_off, "@pytest.mark.skip\ndef test_x():\n    assert f()\n"),
+    (rules.tests_are_not_switched_off, "@pytest.mark.xfail(reason='later')\ndef test_x():\n    assert f()\n"),
+]
+
+GOOD = [
+    (rules.short_file, "x = 1\n" * 250),
+    (rules.short_functions, "def f():\n    '''Doc.\n\n    More.\n    '''\n" + "    x = 1\n" * 49),
+    (rules.opens_with_a_docstring, ""),
+    (rules.no_print, "console.table(rows)\n"),
+    (rules.no_dangerous_calls, "yaml.load(text, Loader=yaml.CSafeLoader)\nmodel.eval()\ntorch.load(p, weights_only=True)\n"),
+    (rules.no_module_state, "'''Doc.'''\nimport os\nif TYPE_CHECKING:\n    import torch\n"),
+    (rules.public_things_are_explained, "def _f():\n    return 1\n"),
+    (rules.tests_can_fail, "def test_that_a_check_is_called():\n    check_ledger(path)\n"),
+    (rules.tests_are_not_switched_off, "@pytest.mark.skipif(not CUDA, reason='needs a GPU')\ndef test_x():\n    assert f()\n"),
+]
+
+
+@pytest.mark.parametrize("rule", EVERYWHERE, ids=lambda rule: rule.__name__)
+def test_every_file_keeps_the_rule(rule: Rule) -> None:
+    assert broken(rule, EVERYWHERE[rule]) == []
+
+
+@pytest.mark.parametrize(("rule", "source"), BAD, ids=lambda part: getattr(part, "__name__", ""))
+def test_a_rule_notices_a_file_that_breaks_it(rule: Rule, source: str) -> None:
+    assert list(rule(source)) != []
+
+
+@pytest.mark.parametrize(("rule", "source"), GOOD, ids=lambda part: getattr(part, "__name__", ""))
+def test_a_rule_leaves_a_good_file_alone(rule: Rule, source: str) -> None:
+    assert list(rule(source)) == []
+
+
+def test_every_rule_has_a_sample_that_breaks_it() -> None:
+    assert {rule for rule, _ in BAD} == set(EVERYWHERE)
+
+
+def test_no_module_is_named_for_being_unsorted() -> None:
+    unsorted = {"utils", "util", "common", "helpers", "helper", "manager", "misc", "base_utils"}
+    assert [path for path in python_files() if path.stem in unsorted] == []

@@ -1,0 +1,114 @@
+"""One JSON line per event on standard error, written by agents and ranks alike.
+
+A line is one `write`, at most 4 KiB, so that lines of several processes sharing a pipe or a log file never interleave.
+Every line says when, what, and who: `{"time", "event", "level", "job", "node", "rank", "generation", "step", …}`. Names of
+events are stable kebab-case words; the field `message`, where there is one, is a readable sentence. Logging never raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+MAX_LINE = 4096
+"""Most bytes of a line, its newline included: what POSIX systems write to a pipe in one piece."""
+
+_STDERR = 2
+_SHORT_TEXT = 400
+_TINY_TEXT = 30
+_SHORT_LIST = 8
+_FROM_ENVIRONMENT = (("job", "KDIST_JOB"), ("node", "KDIST_NODE"), ("rank", "RANK"), ("generation", "KDIST_GENERATION"))
+_IDENTITY = ("time", "event", "level", "job", "node", "rank", "generation", "step")
+_bound: dict[str, Any] | None = None
+
+
+def bind(**fields: Any) -> None:
+    """Set fields that every later line of this process carries; `None` takes a field away.
+
+    Without it a line carries what the environment of a rank says: KDIST_JOB, KDIST_NODE, RANK, KDIST_GENERATION.
+    """
+    bound = _bound_fields()
+    bound.update(fields)
+    for name in [name for name, value in bound.items() if value is None]:
+        del bound[name]
+
+
+def event(name: str, /, **fields: Any) -> None:
+    """Write that something happened as it should."""
+    _write("info", name, fields)
+
+
+def warn(name: str, /, **fields: Any) -> None:
+    """Write that something deserves attention though the work goes on."""
+    _write("warning", name, fields)
+
+
+def error(name: str, /, **fields: Any) -> None:
+    """Write that something failed."""
+    _write("error", name, fields)
+
+
+def render(level: str, name: str, fields: Mapping[str, Any], *, now: datetime) -> bytes:
+    """Bytes of one line, newline included, at most `MAX_LINE` of them: long texts and lists are cut, then left out."""
+    time = now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    line: dict[str, Any] = {"time": time, "event": name, "level": level}
+    line.update({key: value for key, value in _bound_fields().items() if key not in fields})
+    line.update({key: value for key, value in fields.items() if value is not None})
+    line = {key: line[key] for key in (*_IDENTITY, *line) if key in line}
+    text = _encode({key: _plain(value) for key, value in line.items()})
+    if len(text) <= MAX_LINE:
+        return text
+    text = _encode({key: _shortened(value, _SHORT_TEXT) for key, value in line.items()})
+    if len(text) <= MAX_LINE:
+        return text
+    # A character takes at most 12 bytes once escaped, so nine short texts always fit.
+    kept = {key: _shortened(line[key], _TINY_TEXT) for key in (*_IDENTITY, "message") if key in line}
+    return _encode({**kept, "truncated": True})
+
+
+def _bound_fields() -> dict[str, Any]:
+    global _bound
+    if _bound is None:
+        _bound = {}
+        for name, variable in _FROM_ENVIRONMENT:
+            if value := os.environ.get(variable):
+                _bound[name] = int(value) if name in {"rank", "generation"} and value.isdecimal() else value
+    return _bound
+
+
+def _write(level: str, name: str, fields: Mapping[str, Any]) -> None:
+    with contextlib.suppress(Exception):  # a full disk, a closed pipe or an odd value must not end a training
+        os.write(_STDERR, render(level, name, fields, now=datetime.now(UTC)))
+
+
+def _encode(line: Mapping[str, Any]) -> bytes:
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON can hold it: NaN and infinities as words, the unknown as its text."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+def _shortened(value: Any, limit: int) -> Any:
+    value = _plain(value)
+    if isinstance(value, str) and len(value) > limit:
+        return value[:limit] + "…"
+    if isinstance(value, list):
+        return [_shortened(item, limit) for item in value[-_SHORT_LIST:]]
+    if isinstance(value, dict):
+        return {key[:limit]: _shortened(item, limit) for key, item in list(value.items())[:_SHORT_LIST]}
+    return value

@@ -1,0 +1,166 @@
+"""The rank's end of the metrics socket, and what a user's own script imports as `kdist_trainer.Reporter`.
+
+A record is sent without ever waiting: where the agent is slow, stopped or gone the record is dropped and counted. The sums
+in it are cumulative, so the next record that arrives says everything the lost ones did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import select
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from kdist_trainer.stats import StepStats, Wall, pack
+
+MIN_INTERVAL_SECONDS = 0.02
+"""Closest distance of two records: a faster loop's sums travel in the next one."""
+CLOSE_SECONDS = 1.0
+"""Longest time that `Reporter.close` waits for room for the last record."""
+
+_FULL = {errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS}
+_LONGEST_ADDRESS = 100  # a Unix socket's address holds 108 bytes on Linux and 104 on macOS, the final zero included
+_RECONNECT_SECONDS = 1.0
+
+
+@contextlib.contextmanager
+def reachable(path: Path) -> Iterator[str]:
+    """An address of the socket at `path` that is short enough to bind or connect to, valid inside the `with`."""
+    if len(os.fsencode(path)) <= _LONGEST_ADDRESS:
+        yield str(path)
+        return
+    with tempfile.TemporaryDirectory(prefix="kdist-") as folder:
+        link = Path(folder, "s")
+        link.symlink_to(path.parent.absolute())
+        yield str(link / path.name)
+
+
+class Reporter:
+    """Sends a rank's `StepStats` to its agent. Outside kdist (no $KDIST_METRICS_SOCKET) it does nothing.
+
+    In a script of your own:
+
+        with Reporter() as reporter:
+            for batch in loader:
+                ...
+                reporter.step(loss=loss.item(), samples=len(batch))
+    """
+
+    def __init__(self, stats: StepStats | None = None, *, min_interval_seconds: float = MIN_INTERVAL_SECONDS) -> None:
+        environment = os.environ
+        self.stats = stats or StepStats(
+            rank=int(environment.get("RANK", "0")), generation=int(environment.get("KDIST_GENERATION", "0"))
+        )
+        path = environment.get("KDIST_METRICS_SOCKET")
+        self._path = Path(path) if path else None
+        self._min_interval = min_interval_seconds
+        self._socket: socket.socket | None = None
+        self._next_connect = 0.0
+        self._next_send = -math.inf
+        self._last_step_at = time.perf_counter()
+
+    def send(self) -> None:
+        """Send the sums as they are now, unless a record left less than the least interval ago. Never waits, never raises."""
+        if self._path is None:
+            return
+        now = time.monotonic()
+        if now < self._next_send:
+            return
+        self._next_send = now + self._min_interval
+        self._send_record(now)
+
+    def close(self) -> None:
+        """Send the last record, waiting at most `CLOSE_SECONDS` for room, and close the socket."""
+        if self._path is None:
+            return
+        self._next_connect = 0.0
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while (now := time.monotonic()) < deadline and not self._send_record(now):
+            if self._socket is None:
+                break
+            poll = select.poll()
+            poll.register(self._socket, select.POLLOUT)
+            poll.poll((deadline - now) * 1000)
+        self._disconnect()
+        self._path = None
+
+    def step(
+        self,
+        *,
+        loss: float | None = None,
+        samples: int = 0,
+        learning_rate: float | None = None,
+        grad_norm: float | None = None,
+        step: int | None = None,
+        target_steps: int | None = None,
+    ) -> None:
+        """Report one finished step of a script: its time is the time since the last call. `step` counts from 1 if not given.
+
+        `loss`, `learning_rate` and `grad_norm` are numbers; a tensor is accepted and costs a device synchronisation.
+        """
+        if self._path is None:
+            return
+        now = time.perf_counter()
+        seconds, self._last_step_at = now - self._last_step_at, now
+        stats = self.stats
+        number = step if step is not None else int(stats.last_step or 0) + 1
+        stats.add_step(seconds, samples, number)
+        stats.add_wall(Wall.PRODUCTIVE_STEP, seconds)
+        if loss is not None:
+            stats.loss = float(loss)
+            if not math.isfinite(stats.loss):
+                stats.add_nonfinite("loss")
+        if learning_rate is not None:
+            stats.learning_rate = float(learning_rate)
+        if grad_norm is not None:
+            stats.grad_norm = float(grad_norm)
+        if target_steps is not None:
+            stats.target_steps = target_steps
+        self.send()
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _send_record(self, now: float) -> bool:
+        try:
+            if self._socket is None and not self._connect(now):
+                self.stats.dropped += 1
+                return False
+            assert self._socket is not None  # noqa: S101  for the type checker: _connect made it
+            self._socket.send(pack(self.stats))
+        except Exception as error:  # noqa: BLE001  a metric that cannot be sent must never end a training
+            self.stats.dropped += 1
+            if getattr(error, "errno", None) not in _FULL:
+                self._disconnect()
+            return False
+        return True
+
+    def _connect(self, now: float) -> bool:
+        if self._path is None or now < self._next_connect:
+            return False
+        self._next_connect = now + _RECONNECT_SECONDS
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            opened.setblocking(False)
+            with reachable(self._path) as address:
+                opened.connect(address)
+        except OSError:
+            opened.close()
+            return False
+        self._socket = opened
+        return True
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None

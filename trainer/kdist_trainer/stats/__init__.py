@@ -1,0 +1,24 @@
+"""Every number that kdist measures, declared once: `StepStats` for a rank's, `AGENT_METRICS` for the agent's own."""
+
+from kdist_trainer.stats.agent import AGENT_METRICS, STATES
+from kdist_trainer.stats.metric import Kind, Metric, Scope
+from kdist_trainer.stats.record import WALL_CATEGORIES, StepPhase, StepStats, Wall
+from kdist_trainer.stats.wire import MAX_RECORD, RECORDED, MalformedRecordError, Record, pack, unpack
+
+__all__ = [
+    "AGENT_METRICS",
+    "MAX_RECORD",
+    "RECORDED",
+    "STATES",
+    "WALL_CATEGORIES",
+    "Kind",
+    "MalformedRecordError",
+    "Metric",
+    "Record",
+    "Scope",
+    "StepPhase",
+    "StepStats",
+    "Wall",
+    "pack",
+    "unpack",
+]

@@ -1,0 +1,85 @@
+"""The lifeline: a named pipe whose only writer is its owner, so that its end of file says that the owner is gone.
+
+`kdist run` holds one for its agents and each agent one for its ranks. Whoever watches kills its whole process group when the
+owner dies, however it dies: forkserver, loader processes and children of scripts included. It works where PDEATHSIG does not:
+for ranks, whose parent is the forkserver and not the agent, and on macOS.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+
+class Lifeline:
+    """The owner's end. Keep it referenced for as long as the watchers may live."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor: int | None = descriptor
+
+    @classmethod
+    def create(cls, path: Path) -> Lifeline:
+        """Make the pipe at `path`, replacing a dead owner's. Raises `OSError`."""
+        path.unlink(missing_ok=True)
+        os.mkfifo(path, 0o600)
+        # A writer can only open where a reader is, so be one for a moment. Both ends are closed on exec, as Python's are.
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        finally:
+            os.close(reader)
+        return cls(path, writer)
+
+    def close(self) -> None:
+        """Let go: every watcher ends its process group now. Closing twice is fine."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> Lifeline:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def end_group() -> None:
+    """Kill this process's group, this process included."""
+    os.killpg(0, signal.SIGKILL)
+
+
+def watch(path: Path, on_end: Callable[[], None] = end_group) -> threading.Thread:
+    """Call `on_end` from a daemon thread when the owner of the lifeline at `path` is gone, or was never there.
+
+    The thread sleeps in the kernel and costs nothing. The default ends the process group of the caller, which therefore
+    must not share one with anybody else.
+    """
+    thread = threading.Thread(target=_wait, args=(path, on_end), name="lifeline", daemon=True)
+    thread.start()
+    return thread
+
+
+def _wait(path: Path, on_end: Callable[[], None]) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        on_end()
+        return
+    try:
+        try:
+            alive = bool(os.read(descriptor, 1))
+        except BlockingIOError:
+            alive = True  # nothing to read, but somebody holds the other end
+        while alive:
+            os.set_blocking(descriptor, True)
+            alive = bool(os.read(descriptor, 1))
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+    on_end()

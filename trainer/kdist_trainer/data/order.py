@@ -1,0 +1,97 @@
+"""The stream of samples, and the part of each step that belongs to a rank.
+
+The stream is the concatenation of the epochs' permutations. A step takes the next `batch` positions, across an epoch's
+end; only the run's last step may be shorter. They are dealt to virtual shards, and the shards to ranks, so that what a
+shard holds never depends on how many ranks there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kdist_trainer.failure import ConfigProblem
+from kdist_trainer.randomness import ORDER, derive
+
+
+class Order:
+    """The samples at stream positions 0, 1, 2, …: one permutation of the whole set after the other."""
+
+    def __init__(self, *, length: int, seed: int) -> None:
+        if length < 1:
+            raise ConfigProblem("the data set is empty")
+        self.length = length
+        self._seed = seed
+        self._cached: dict[int, Tensor] = {}
+
+    def epoch(self, number: int) -> Tensor:
+        """Permutation of epoch `number` (0 = first): int64, shape [length]."""
+        if number not in self._cached:
+            seed = derive(self._seed, ORDER, number)
+            # NumPy promises that RandomState's streams never change, torch does not: the order must survive an upgrade.
+            shuffled = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32]).permutation(self.length)
+            self._cached = {key: value for key, value in self._cached.items() if key == number - 1}
+            self._cached[number] = torch.from_numpy(shuffled.astype(np.int64, copy=False))
+        return self._cached[number]
+
+    def between(self, first: int, last: int) -> Tensor:
+        """Indices of the samples at positions `first` (included) to `last` (excluded): int64, shape [last - first]."""
+        number, start = divmod(first, self.length)
+        stop = start + last - first
+        if stop <= self.length:
+            return self.epoch(number)[start:stop]
+        rest = self.between((number + 1) * self.length, last)
+        return torch.cat([self.epoch(number)[start:], rest])
+
+
+class Part(NamedTuple):
+    """One forward pass: a chunk of a shard, as offsets into the step's batch."""
+
+    shard: int
+    chunk: int
+    first: int
+    last: int
+    weight: float
+    """1, or 0 for the stand-in of a rank that has no sample in a short last step but must take part in its all-reduce."""
+
+
+@dataclass(frozen=True)
+class Deal:
+    """How `batch` samples are dealt to `shards` virtual shards, and the shards to the ranks."""
+
+    batch: int
+    shards: int
+    rank: int
+    world_size: int
+    micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.shards < self.world_size:
+            raise ConfigProblem(f"train.virtualShards: {self.shards} shards cannot be dealt to {self.world_size} ranks")
+        if self.batch < self.shards:
+            raise ConfigProblem(f"train.globalBatch: {self.batch} samples cannot be dealt to {self.shards} virtual shards")
+
+    def own_shards(self) -> range:
+        """Shards of this rank: neighbours, so that a rank reads neighbouring positions. The first ranks get one more."""
+        return range(*_share(self.shards, self.world_size, self.rank))
+
+    def parts(self, samples: int) -> list[Part]:
+        """This rank's forward passes in a step of `samples` samples; never empty."""
+        parts = []
+        for shard in self.own_shards():
+            first, last = _share(samples, self.shards, shard)
+            size = self.micro_batch or max(1, last - first)
+            for chunk, start in enumerate(range(first, last, size)):
+                parts.append(Part(shard, chunk, start, min(start + size, last), 1.0))
+        return parts or [Part(self.own_shards().start, 0, 0, 1, 0.0)]
+
+
+def _share(total: int, holders: int, holder: int) -> tuple[int, int]:
+    """The contiguous share of one holder when `total` things are dealt; the first holders get one more."""
+    each, rest = divmod(total, holders)
+    start = holder * each + min(holder, rest)
+    return start, start + each + (holder < rest)

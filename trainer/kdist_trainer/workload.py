@@ -1,0 +1,142 @@
+"""What a user brings to the managed loop: a model, its data and its loss. `docs/workloads.md` has a whole example.
+
+The loop owns everything else: order of samples, gradient accumulation, precision, all-reduce, checkpoints, metrics.
+A workload says nothing about ranks, and must not: it is what makes the same file run on one process or a hundred.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+from pydantic import BaseModel, ValidationError
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import TensorDataset, default_collate
+
+from kdist_trainer import config, schedule
+from kdist_trainer.failure import ConfigProblem
+
+Split = Literal["train", "test"]
+Sums = dict[str, tuple[Tensor | float, int]]
+"""Name of a metric -> (sum, count): they add up exactly over batches and ranks, a mean would not."""
+OptionsT = TypeVar("OptionsT", bound=BaseModel)
+
+
+class Samples(Protocol):
+    """A data set: any object with a length and items. One with `fetch` gives a whole batch at once, which is faster."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class WorkloadContext:
+    """What a workload is told: its options from job.yaml, where the data is mounted, the seed, the device."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Path] = field(default_factory=dict)
+    """Mount path as written in job.yaml -> the folder where it is on this machine."""
+    seed: int = 0
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
+
+    def parse(self, model: type[OptionsT]) -> OptionsT:
+        """Check the options against a pydantic model. Raises `ConfigProblem` with every problem at once."""
+        try:
+            return model.model_validate(self.options)
+        except ValidationError as error:
+            problems = "; ".join(
+                f"train.options.{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
+            )
+            raise ConfigProblem(problems) from None
+
+
+class Workload(ABC):
+    """A training task. Instances are made anew in every process; nothing in them is saved but model and optimizer."""
+
+    units_per_sample: int | None = 1
+    """What one sample adds to the count that `loss` returns; None where it depends on the data (then override `count`)."""
+    tokens_per_sample: int = 0
+    """Tokens in one sample, for the metric of tokens per second; 0 where the word means nothing."""
+
+    def __init__(self, context: WorkloadContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """The model, on the CPU. The generators are seeded: every process makes the same weights."""
+
+    @abstractmethod
+    def dataset(self, split: Split) -> Samples:
+        """The samples of a split, the same in every process and every time."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        """Run the model on a batch: the loss *summed* over the batch (a scalar) and how many terms it sums."""
+
+    def count(self, batch: Any) -> int:
+        """How many terms the loss of this batch sums; asked only where `units_per_sample` is None."""
+        raise NotImplementedError(f"{type(self).__name__}.units_per_sample is None: it must have count(batch)")
+
+    def collate(self, samples: list[Any]) -> Any:
+        """Make one batch of single samples."""
+        return default_collate(samples)
+
+    def optimizer(self, model: nn.Module, settings: config.Optimizer) -> Optimizer:
+        """The optimizer over the model's parameters; by default the one that job.yaml asks for."""
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if settings.name == "sgd":
+            return torch.optim.SGD(
+                parameters, lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
+            )
+        return torch.optim.AdamW(
+            parameters, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
+        )
+
+    def scheduler(self, optimizer: Optimizer, settings: config.Schedule, *, steps: int) -> LRScheduler | None:
+        """What moves the learning rate after each of `steps` steps; None leaves it as it is."""
+        return schedule.build(optimizer, settings, steps=steps)
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Sums:
+        """Measure a batch of the test split; gradients are off and the model is in eval mode."""
+        loss, count = self.loss(model, batch)
+        return {"loss": (loss, count)}
+
+    def summarize(self, means: dict[str, float]) -> dict[str, float]:
+        """Last word on the metrics of a whole evaluation, for example to add a change of unit."""
+        return means
+
+    def fingerprint(self, samples: Samples) -> str:
+        """Identity of the data set: a checkpoint made with another one is refused."""
+        digest = hashlib.sha256(f"{type(samples).__qualname__} {len(samples)}".encode())
+        if isinstance(samples, TensorDataset):
+            for tensor in samples.tensors:
+                digest.update(_sketch(tensor))
+        return digest.hexdigest()[:32]
+
+    def to_device(self, batch: Any) -> Any:
+        """Move a batch to the rank's device."""
+        return _move(batch, self.context.device)
+
+
+def _sketch(tensor: Tensor, rows: int = 4096) -> bytes:
+    """Shape, type and at most `rows` evenly spaced rows of a tensor."""
+    spaced = tensor[:: max(1, len(tensor) // rows)].contiguous()
+    return f"{tuple(tensor.shape)} {tensor.dtype}".encode() + spaced.view(torch.uint8).numpy().tobytes()
+
+
+def _move(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: _move(item, device) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        moved = [_move(item, device) for item in value]
+        return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)  # type: ignore[call-arg]
+    return value

@@ -1,0 +1,69 @@
+"""digits: scikit-learn's bundled handwritten digits (1,797 real scans of 8 x 8 pixels) and a small convolutional network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from kdist_trainer.config import Model
+from kdist_trainer.workload import Split, Sums, Workload, WorkloadContext
+
+TEST_SAMPLES = 360
+
+
+class Options(Model):
+    """Options of the workload `digits`."""
+
+    width: int = Field(32, ge=1, le=4096, description="width: channels of the first convolution; the second has twice as many.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout before the last layer.")
+
+
+class Digits(Workload):
+    """Ten classes; about 98 % of the test scans are recognised after twenty epochs."""
+
+    def __init__(self, context: WorkloadContext) -> None:
+        super().__init__(context)
+        self.options = context.parse(Options)
+
+    def model(self) -> nn.Module:
+        """Two convolutions, one pooling, one hidden layer; input [n, 1, 8, 8], output [n, 10]."""
+        width = self.options.width
+        return nn.Sequential(
+            nn.Conv2d(1, width, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width, 2 * width, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(2 * width * 16, 128),
+            nn.ReLU(),
+            nn.Dropout(self.options.dropout),
+            nn.Linear(128, 10),
+        )
+
+    def dataset(self, split: Split) -> TensorDataset:
+        """1,437 samples to train and 360 to test: a fixed shuffle, since the file is ordered by writer."""
+        from sklearn.datasets import load_digits  # a second to import
+
+        pixels, labels = load_digits(return_X_y=True)
+        images = torch.from_numpy(pixels).to(torch.float32).reshape(-1, 1, 8, 8) / 16
+        shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+        chosen = shuffled[:-TEST_SAMPLES] if split == "train" else shuffled[-TEST_SAMPLES:]
+        return TensorDataset(images[chosen], torch.from_numpy(labels).to(torch.int64)[chosen])
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        """Cross-entropy of the ten classes."""
+        images, labels = batch
+        return functional.cross_entropy(model(images), labels, reduction="sum"), len(labels)
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Sums:
+        """Share of recognised scans, and the loss."""
+        images, labels = batch
+        scores = model(images)
+        right = (scores.argmax(dim=1) == labels).sum()
+        return {"accuracy": (right, len(labels)), "loss": (functional.cross_entropy(scores, labels, reduction="sum"), len(labels))}

@@ -1,0 +1,106 @@
+"""The group of ranks that train together: who am I, how many are we, and the few things said outside of a step.
+
+    with World.from_environment(timeout_seconds=300) as world:
+        world.barrier()
+
+Leaving the block waits for every rank and then takes the group down: gloo aborts the process when a peer's sockets close
+first, and a success must never turn into SIGABRT. After an exception nobody waits, so that the cause is reported at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class World:
+    """One rank's view of the group; ranks count from 0 to `size - 1`, generations from 1."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    generation: int
+    device: torch.device
+    backend: str
+    timeout: timedelta
+
+    @classmethod
+    def from_environment(cls, *, timeout_seconds: float, environment: Mapping[str, str] | None = None) -> World:
+        """Join the group that torchrun's variables describe; without them, be a group of one.
+
+        Raises what `init_process_group` raises when the others do not come within the time-out.
+        """
+        env = os.environ if environment is None else environment
+        local_rank, local_size = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
+        device = _device(local_rank, local_size)
+        world = cls(
+            rank=int(env.get("RANK", "0")),
+            size=int(env.get("WORLD_SIZE", "1")),
+            local_rank=local_rank,
+            local_size=local_size,
+            generation=int(env.get("KDIST_GENERATION", "1")),
+            device=device,
+            backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            timeout=timedelta(seconds=timeout_seconds),
+        )
+        world._open(env)
+        return world
+
+    def _open(self, env: Mapping[str, str]) -> None:
+        alone = {"store": dist.HashStore()} if "MASTER_ADDR" not in env and self.size == 1 else {}
+        device = self.device if self.device.type == "cuda" else None
+        dist.init_process_group(
+            self.backend, rank=self.rank, world_size=self.size, timeout=self.timeout, device_id=device, **alone
+        )
+
+    @property
+    def is_leader(self) -> bool:
+        """Rank 0: the one that writes what is written once."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        dist.barrier()
+
+    def broadcast_object(self, value: Any, *, source: int = 0) -> Any:
+        """What `value` is on rank `source`, on every rank (pickled: among the ranks of one job only)."""
+        box = [value]
+        dist.broadcast_object_list(box, src=source, device=torch.device("cpu"))
+        return box[0]
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Every rank's `value`, in the order of ranks (pickled: among the ranks of one job only)."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def new_group(self, backend: str = "gloo") -> dist.ProcessGroup:
+        """Another group of the same ranks, for traffic that must not queue behind the training's. Collective."""
+        group = dist.new_group(backend=backend, timeout=self.timeout)
+        assert isinstance(group, dist.ProcessGroup)  # noqa: S101 - every rank is a member
+        return group
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.barrier()
+            dist.destroy_process_group()
+
+
+def _device(local_rank: int, local_size: int) -> torch.device:
+    """A GPU of its own for each rank, else the CPU: NCCL refuses two ranks on one GPU."""
+    if torch.cuda.is_available() and local_size <= torch.cuda.device_count():
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+    return torch.device("cpu")

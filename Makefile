@@ -41,6 +41,9 @@ $(READY): requirements.txt cli/pyproject.toml trainer/pyproject.toml
 system: # What the tests need besides Python: installed on Debian as root, named elsewhere
 	@tests/install-system.sh
 
+demo: setup ## Train on this machine with two nodes, lose a worker on the way, and end well all the same
+	$(BIN)/python examples/demo.py
+
 test: setup system lint house unit processes ## Set up, check the style, run all fast tests (at most ten minutes after the set-up)
 
 house: setup

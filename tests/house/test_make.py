@@ -1,0 +1,57 @@
+"""The Makefile: every command is listed, set-up says clearly what it lacks, nothing is done twice, scripts are clean."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.house.tree import ROOT, files
+
+TARGETS = {"help", "setup", "demo", "test", "chaos", "e2e", "lint", "bench", "clean", "lock"}
+
+
+def make(*args: str) -> subprocess.CompletedProcess[str]:
+    """Run make in the repository."""
+    return subprocess.run(["make", *args], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_help_lists_every_command_with_a_sentence() -> None:
+    listed = dict(re.findall(r"^(\S+)\s+(\S.*)$", make("help").stdout, re.MULTILINE))
+    assert set(listed) == TARGETS
+    assert make().stdout == make("help").stdout
+
+
+def test_a_python_that_is_too_old_is_named_before_anything_is_made(tmp_path: Path) -> None:
+    old = tmp_path / "python3.9"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    done = make("setup", f"PYTHON={old}", f"VENV={tmp_path / 'venv'}")
+    assert done.returncode != 0
+    assert f"kdist needs Python 3.11 or newer, and {old} is not" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_a_set_up_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / ".ready").touch()
+    assert make("setup", f"VENV={tmp_path}", "PYTHON=false").stdout == "make: Nothing to be done for 'setup'.\n"
+
+
+def test_a_new_lock_asks_for_a_new_set_up(tmp_path: Path) -> None:
+    (tmp_path / ".ready").touch()
+    plan = make("--dry-run", "--what-if=requirements.txt", "setup", f"VENV={tmp_path}").stdout
+    assert "uv pip sync" in plan
+    assert "--require-hashes requirements.txt" in plan
+
+
+SCRIPTS = [path for path in files() if path.suffix == ".sh" or path.read_bytes()[:64].split(b"\n")[0].endswith((b"bash", b"/sh"))]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_shell_script_stops_at_its_first_error_and_is_clean(script: Path, program: Callable[[str], str]) -> None:
+    assert "set -euo pipefail" in script.read_text() or script.read_text().startswith("#!/bin/sh\nset -eu\n")
+    done = subprocess.run([program("shellcheck"), script], capture_output=True, text=True, check=False)
+    assert done.stdout == ""

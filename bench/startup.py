@@ -1,0 +1,51 @@
+"""How long the command line takes to answer, beside `kubectl --help`, torchrun and a Python that does nothing.
+
+python -m bench.startup
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench.table import interleave, table, title
+
+ROUNDS = 21
+BIN = Path(sys.executable).parent
+
+
+def seconds(command: list[str], folder: Path) -> float:
+    """Wall time of one run of a command, from its start to its end."""
+    started = time.perf_counter()
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Measure and print."""
+    title(f"Start-up, {ROUNDS} runs of each, in turn")
+    kdist = str(BIN / "kdist")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        subprocess.run([kdist, "init"], cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        commands = {
+            "python -c pass": [sys.executable, "-c", "pass"],
+            "kubectl --help": ["kubectl", "--help"],
+            "kdist --help": [kdist, "--help"],
+            "kdist --version": [kdist, "--version"],
+            "kdist validate job.yaml": [kdist, "validate", "job.yaml"],
+            "torchrun --help": [str(BIN / "torchrun"), "--help"],
+        }
+        for missing in [label for label, command in commands.items() if shutil.which(command[0]) is None]:
+            print(f"  ({missing.split()[0]} is not installed)")
+            del commands[missing]
+        taken = interleave({label: lambda c=command: seconds(c, folder) for label, command in commands.items()}, rounds=ROUNDS)
+    table(taken, unit="ms", scale=1e3, base="python -c pass")
+
+
+if __name__ == "__main__":
+    main()

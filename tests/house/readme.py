@@ -1,0 +1,34 @@
+"""The commands that the README shows, and where each of them is run by a test."""
+
+from __future__ import annotations
+
+import re
+
+from tests.house.tree import ROOT
+
+README = ROOT / "README.md"
+
+# Commands that the end-to-end tier does not type one after the other, and who runs them instead.
+RUN_ELSEWHERE = {
+    "make demo": "tests/e2e/test_clone.py",
+    "make setup": "tests/e2e/test_clone.py",
+    "make test": ".ci/run",
+    "make chaos": ".ci/run",
+    "make e2e": ".ci/run",
+    "make bench": "bench/__init__.py",
+    "make help": "tests/house/test_make.py",
+}
+
+
+def commands(text: str) -> list[str]:
+    """Lines after a `$ ` prompt in the console blocks of a Markdown text, without comments, continued lines joined."""
+    blocks = re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [re.sub(r"\s+#.*$", "", line[2:]).strip() for line in lines if line.startswith("$ ")]
+
+
+def typed() -> list[str]:
+    """Commands of the README that the end-to-end tier types in their order, in an empty folder."""
+    return [
+        line for line in commands(README.read_text()) if line not in RUN_ELSEWHERE and not line.startswith(("git clone", "cd "))
+    ]

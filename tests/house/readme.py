@@ -29,6 +29,5 @@ def commands(text: str) -> list[str]:
 
 def typed() -> list[str]:
     """Commands of the README that the end-to-end tier types in their order, in an empty folder."""
-    return [
-        line for line in commands(README.read_text()) if line not in RUN_ELSEWHERE and not line.startswith(("git clone", "cd "))
-    ]
+    elsewhere = (*RUN_ELSEWHERE, "git clone", "cd ")
+    return [line for line in commands(README.read_text()) if not line.startswith(elsewhere)]

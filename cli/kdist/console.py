@@ -8,12 +8,17 @@ it on.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kdist.errors import InvalidJob, KdistError, Problem
+from kdist.errors import InvalidJobError, KdistError, Problem
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 
 def wants_color() -> bool | None:
@@ -70,9 +75,30 @@ def warning(text: str) -> None:
     message(f"{click.style('Warning:', fg='yellow')} {text}")
 
 
+def can_draw() -> bool:
+    """Whether stderr is a terminal that a live view can be drawn on."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+@contextmanager
+def drawing() -> Iterator[Live]:
+    """A live view at the foot of the terminal, on stderr: `update` draws it anew, `console.print` scrolls above it.
+
+    It disappears when the block ends. rich is imported here, when something is drawn, and not before.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    # Drawn when told, by the caller's own thread: nothing here runs beside it. What others print is no business of the view.
+    with Live(
+        console=Console(stderr=True), auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+    ) as live:
+        yield live
+
+
 def error(problem: KdistError) -> None:
     """Print what went wrong, where, the way out, and last the line that matters most."""
-    if isinstance(problem, InvalidJob):
+    if isinstance(problem, InvalidJobError):
         for each in problem.problems:
             _problem(each)
     message(f"{click.style('Error:', fg='red', bold=True)} {problem.message}")

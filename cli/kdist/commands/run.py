@@ -1,0 +1,183 @@
+"""`kdist run`: a job.yaml, or a script, as processes on this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kdist import console
+from kdist.errors import Code, KdistError, UsageError
+
+if TYPE_CHECKING:
+    from kdist.local import Ended, Screen
+    from kdist.local.follow import Entry
+    from kdist.local.progress import Progress
+    from kdist.spec import TrainingJob
+
+_HINT = "Ctrl-C saves and stops; twice ends it at once"
+_JOB_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def is_script(file: str) -> bool:
+    """Whether `file` is a Python script and not a job: by its suffix, else by its first line."""
+    path = Path(file)
+    if file == "-" or path.suffix in _JOB_SUFFIXES:
+        return False
+    if path.suffix == ".py":
+        return True
+    try:
+        with path.open("rb") as opened:
+            first = opened.readline(200)
+    except OSError:
+        return False  # reading it as a job says what is wrong
+    return first.startswith(b"#!") and b"python" in first
+
+
+class RunCommand(click.Command):
+    """Options may follow a job file; what follows a script is the script's own, untouched."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Find the file first, because it decides who the words after it belong to."""
+        ctx.allow_interspersed_args = False
+        _, words, _ = self.make_parser(ctx).parse_args(list(args))
+        ctx.allow_interspersed_args = not (words and is_script(words[0]))
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=RunCommand)
+@click.argument("file")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("--nodes", metavar="N|MIN:MAX", help="Agents to start, each as one node; MIN:MAX makes the job elastic.")
+@click.option("--procs-per-node", metavar="N|auto", help="Ranks on each node.")
+@click.option("--set", "sets", metavar="PATH=VALUE", multiple=True, help="Change a field of the job, e.g. spec.train.epochs=2.")
+@click.option("--fresh/--resume", default=False, help="Put the old run aside and begin anew, or go on from it (the default).")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Format of the end report on stdout.")
+@click.option(
+    "--propagate-exit-code", is_flag=True, help="Exit with the trainer's own code (64 to 75, 200 to 203) instead of 10."
+)
+def command(file: str, args: tuple[str, ...], *, output: str, propagate_exit_code: bool, fresh: bool, **changes: Any) -> int:
+    r"""Run a job, or a script, as processes on this machine.
+
+    Every node becomes one agent process with its ranks; agents that are lost are started again, and the training goes on from its
+    last checkpoint. Ctrl-C saves and stops; the same command resumes. What lasts is in .kdist/NAME (or below $KDIST_HOME).
+
+    \b
+    Examples:
+      kdist run job.yaml
+      kdist run job.yaml --nodes 2 --set spec.train.epochs=1
+      kdist run job.yaml -o json 2>/dev/null | jq .goodput
+      kdist run --nodes 2 --procs-per-node 2 train.py --lr 0.1
+
+    \b
+    Exit codes:
+      0 done   2 wrong file or usage   10 the job failed, or could not save when it was stopped
+      11 stopped by SIGTERM or SIGHUP, state saved   130 stopped by Ctrl-C, state saved
+    """
+    from kdist import local, render
+
+    job, base = _read_job(file, args, **changes)
+    local.check_torch()
+    train_json = render.read_train_json(render.render(job))
+    live = console.can_draw()
+    with _live_screen() if live else _line_screen() as screen:
+        ended = local.run_job(job, train_json, base=base, fresh=fresh, screen=screen, lines_only=not live)
+    return _finish(ended, " ".join([file, *args]), output=output, propagate=propagate_exit_code)
+
+
+def _read_job(
+    file: str, args: tuple[str, ...], *, nodes: str | None, procs_per_node: str | None, sets: tuple[str, ...]
+) -> tuple[TrainingJob, Path]:
+    """The job, and the folder its relative paths start from."""
+    from kdist import load
+
+    overrides = list(sets)
+    if nodes is not None:
+        least, colon, most = nodes.partition(":")
+        if not (least.isdecimal() and (most.isdecimal() if colon else True)):
+            raise UsageError(f"--nodes takes a number or MIN:MAX, found `{nodes}`")
+        overrides.append(f"spec.nodes={json.dumps({'min': int(least), 'max': int(most or least)})}")
+    if procs_per_node is not None:
+        overrides.append(f"spec.procsPerNode={procs_per_node}")
+    if is_script(file):
+        if not Path(file).is_file():
+            raise UsageError(f"there is no file `{file}`")
+        return load.load_text(json.dumps(_job_of_script(file, args)), source="kdist run", overrides=overrides), Path.cwd()
+    if args:
+        raise UsageError(
+            f"a job takes no arguments of its own, found `{' '.join(args)}`", hint="change fields with --set PATH=VALUE"
+        )
+    return load.load_file(file, overrides=overrides), Path.cwd() if file == "-" else Path(file).absolute().parent
+
+
+def _job_of_script(file: str, args: tuple[str, ...]) -> dict[str, Any]:
+    """The job that a script alone stands for."""
+    name = re.sub(r"[^a-z0-9]+", "-", Path(file).stem.lower()).strip("-")
+    name = (name if name[:1].isalpha() else f"script-{name}")[:50].strip("-")
+    spec = {"script": {"path": file, "args": list(args)}}
+    return {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
+
+
+@contextmanager
+def _line_screen() -> Iterator[Screen]:
+    from kdist.local import narrate
+
+    class Lines:
+        """One line per event, in a stable form, on stderr."""
+
+        def show(self, entry: Entry) -> None:
+            console.message(narrate.line(entry))
+
+        def draw(self, progress: Progress) -> None:
+            """Lines say it all."""
+
+    yield Lines()
+
+
+@contextmanager
+def _live_screen() -> Iterator[Screen]:
+    from kdist.local import view
+
+    class Live:
+        """Events scroll above a view that is drawn anew."""
+
+        def show(self, entry: Entry) -> None:
+            drawing.console.print(view.draw_entry(entry))
+
+        def draw(self, progress: Progress) -> None:
+            drawing.update(view.draw(progress, hint=_HINT), refresh=True)
+
+    with console.drawing() as drawing:
+        yield Live()
+
+
+def _finish(ended: Ended, again: str, *, output: str, propagate: bool) -> int:
+    """Print the report and what to know after it; the exit code."""
+    from kdist.local import summary
+
+    if output == "json":
+        console.emit(dict(ended.report), output="json")
+    else:
+        console.table(summary.rows(ended.report), header=("RUN", ended.report["job"]))
+    code = _exit_code(ended)
+    told = summary.conclude(ended, again)
+    if isinstance(told, KdistError):
+        console.error(told)
+    else:
+        console.message(told)
+    trainer = ended.outcome.code
+    return (128 - trainer if trainer < 0 else trainer) if propagate else code
+
+
+def _exit_code(ended: Ended) -> Code:
+    if ended.outcome.kind == "done":
+        return Code.OK
+    if ended.outcome.kind == "failed" or ended.save_failed:
+        return Code.JOB_FAILED
+    return Code.INTERRUPTED if ended.stopped_by == signal.SIGINT else Code.JOB_CANCELLED

@@ -1,0 +1,15 @@
+"""A job on this machine: the same agents and the same `train.json` as in a cluster, as local processes.
+
+`run_job` is the door. Behind it: `folder` keeps what outlives an invocation, `launch` says how agents start, `kubelet` keeps them
+going, `follow` reads their logs, `poll` asks them for their status, `progress` gathers what is known, `view` draws it, `narrate`
+turns events into lines, `report` computes the end report from the ledger, and `session` is the loop that joins them.
+This room prints nothing: it is given a `Screen`.
+"""
+
+from __future__ import annotations
+
+from kdist.local.job import Ended, run_job
+from kdist.local.launch import check_torch
+from kdist.local.session import Screen
+
+__all__ = ["Ended", "Screen", "check_torch", "run_job"]

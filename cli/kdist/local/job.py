@@ -1,0 +1,128 @@
+"""Runs a whole job on this machine: folder, agents, session, and at the end the report."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kdist.local import folder as folders
+from kdist.local.folder import RunFolder
+from kdist.local.kubelet import Kubelet, Outcome
+from kdist.local.launch import checkpoint_folder, list_devices, plan_agents
+from kdist.local.lifeline import Lifeline
+from kdist.local.narrate import Narrator
+from kdist.local.poll import StatusPoller
+from kdist.local.progress import Node, Progress
+from kdist.local.report import build_report, read_ledger
+from kdist.local.session import Screen, Session
+from kdist.spec import Exit, TrainingJob
+
+REPORT_VERSION = "cli.kdist.dev/v1"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How an invocation ended. `already` is true if the run had been done before and nothing was started."""
+
+    outcome: Outcome
+    report: Mapping[str, Any]
+    stopped_by: signal.Signals | None = None
+    already: bool = False
+
+    @property
+    def save_failed(self) -> bool:
+        """Whether the job was asked to save and stop and could not save."""
+        return self.outcome.kind == "stopped" and self.outcome.code == Exit.STORAGE
+
+
+def run_job(job: TrainingJob, train_json: str, *, base: Path, fresh: bool, screen: Screen, lines_only: bool) -> Ended:
+    """Run the job until it is done, has failed or was stopped.
+
+    Args:
+        job: the job.
+        train_json: what the agents are told, as the rendered objects carry it.
+        base: folder that relative paths start from, and working directory of the agents.
+        fresh: put the old run aside instead of resuming it.
+        screen: where to show what happens.
+        lines_only: the screen draws no live view, so progress and waiting are told in lines.
+
+    Raises `KdistError` for what keeps the job from starting.
+    """
+    folder = RunFolder.open(job.metadata.name, fresh=fresh, checkpoints=checkpoint_folder(job, base))
+    try:
+        done = folder.done()
+        if done is not None:
+            return Ended(Outcome("done", 0), _report(job, folder, Outcome("done", 0)), already=True)
+        devices = list_devices(os.environ)
+        commands = plan_agents(job, folder, base=base, environment=os.environ, devices=devices or None)
+        folder.begin()
+        (folder.root / "train.json").write_text(train_json, encoding="utf-8")
+        outcome = Outcome("killed", 0)
+        stopped_by = None
+        try:
+            session = _make_session(job, folder, commands, screen, lines_only)
+            for moved in folder.moved:
+                session.tell("kdist", "moved-aside", message=f"the old run is in {moved}")
+            outcome = session.run()
+            stopped_by = session.stopped_by
+        finally:
+            folder.end(outcome.kind)
+            report = _report(job, folder, outcome)
+            folders.write_json(folder.root / "report.json", report)
+        return Ended(outcome, report, stopped_by)
+    finally:
+        folder.close()
+
+
+def _make_session(job: TrainingJob, folder: RunFolder, commands: Any, screen: Screen, lines_only: bool) -> Session:
+    spec = job.spec
+    nodes = {command.node: Node(command.node) for command in commands}
+    session: Session
+
+    def tell(node: str, event: str, /, **fields: object) -> None:
+        session.tell(node, event, **fields)
+
+    session = Session(
+        commands=commands,
+        # The job's own budget is counted by the agents; this one is for agents that die before they can count.
+        kubelet=Kubelet(commands, grace_seconds=spec.grace_seconds, backstop=2 * spec.max_restarts + 5, tell=tell),
+        progress=Progress(job.metadata.name, nodes, needed=spec.nodes.min, managed=spec.train is not None),
+        lifeline=Lifeline(folder.lifeline),
+        poller=StatusPoller({node: folder.node(node) for node in nodes}),
+        narrator=Narrator(lines_only=lines_only),
+        screen=screen,
+    )
+    return session
+
+
+def _report(job: TrainingJob, folder: RunFolder, outcome: Outcome) -> dict[str, Any]:
+    """The end report: how it ended, what the ledger tells, and where everything lies."""
+    events, steps = read_ledger(folder.checkpoints)
+    invocations = [(each["started"], each["ended"]) for each in folder.run["invocations"]]
+    began, ended = invocations[-1] if invocations else (0.0, 0.0)
+    return {
+        "apiVersion": REPORT_VERSION,
+        "kind": "RunReport",
+        "job": job.metadata.name,
+        "runId": folder.run_id,
+        "outcome": outcome.kind,
+        "trainerExitCode": outcome.code,
+        "failure": _failure(folder, outcome),
+        "invocation": folder.invocation,
+        "wallSeconds": round((ended or began) - began, 3),
+        **build_report(events, steps, invocations=invocations),
+        "folder": str(folder.root),
+        "checkpointFolder": str(folder.checkpoints),
+    }
+
+
+def _failure(folder: RunFolder, outcome: Outcome) -> dict[str, Any] | None:
+    """The exit record of the agent that decided, with the log to read on in; None if the job did not fail."""
+    if outcome.kind != "failed" or outcome.node is None:
+        return None
+    record = folders.read_json(folder.root / outcome.node / "exit.json") or {}
+    return {**record, "agent": outcome.node, "log": str(folder.log(outcome.node))}

@@ -1,0 +1,119 @@
+"""How the agents of a job are started on this machine: command line, environment, folders and devices of each.
+
+torch is never imported here; whether it is there is asked of the import system.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from kdist.errors import KdistError, UsageError
+from kdist.local.folder import RunFolder
+from kdist.local.kubelet import AgentCommand
+from kdist.spec import TrainingJob
+
+
+def check_torch() -> None:
+    """Raises `KdistError` if torch is not installed beside kdist."""
+    if find_spec("torch") is None:
+        raise KdistError(
+            "training on this machine needs torch, which is not installed",
+            hint=f"kdist runs on {sys.executable}; it trains with the same interpreter",
+            next_command="pip install 'kdist[local]'",
+        )
+
+
+def plan_agents(
+    job: TrainingJob, folder: RunFolder, *, base: Path, environment: Mapping[str, str], devices: Sequence[str] | None
+) -> list[AgentCommand]:
+    """One command for each node of the job.
+
+    Args:
+        job: the job.
+        folder: its run folder, where `train.json` lies already.
+        base: folder that the job's relative paths start from, and working directory of the agents.
+        environment: the caller's environment, which the agents inherit and which holds the values of the job's secrets.
+        devices: GPUs that may be used, dealt to the nodes; None leaves the choice to each agent.
+
+    Raises `UsageError` for data, code or secrets that are not here; all of them at once.
+    """
+    problems: list[str] = []
+    shared = ["--checkpoints", str(folder.checkpoints), *_code(job, base, problems), *_data(job, base, problems)]
+    variables = {**environment, **_variables(job, environment, problems), "PYTHONUNBUFFERED": "1"}
+    if problems:
+        raise UsageError("; ".join(problems))
+    count = job.spec.nodes.max
+    commands = []
+    for index in range(count):
+        node = f"node-{index}"
+        argv = [sys.executable, "-m", "kdist_trainer", "--config", str(folder.root / "train.json"), "--run-id", folder.run_id]
+        argv += ["--node", node, "--scratch", str(folder.node(node)), "--rendezvous", f"file:{folder.store}", "--port", "0"]
+        argv += ["--lifeline", str(folder.lifeline), *shared]
+        commands.append(AgentCommand(node, argv, {**variables, **_share(devices, index, count)}, base, folder.log(node)))
+    return commands
+
+
+def checkpoint_folder(job: TrainingJob, base: Path) -> Path | None:
+    """The job's own folder of checkpoints on this machine, or None where it keeps them in a cluster's claim or nowhere."""
+    checkpoints = job.spec.checkpoints
+    return resolve(base, checkpoints.path) if checkpoints and checkpoints.path else None
+
+
+def resolve(base: Path, path: str) -> Path:
+    """A path of the job file as a path of this machine: relative to `base`, `~` is the caller's home."""
+    return (base / Path(path).expanduser()).absolute()
+
+
+def list_devices(environment: Mapping[str, str]) -> list[str]:
+    """GPUs of this machine that the caller lets us use, as CUDA_VISIBLE_DEVICES names them; none is an empty list."""
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [device.strip() for device in chosen.split(",") if device.strip()]
+    numbers = (path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
+    return sorted((number for number in numbers if number.isdigit()), key=int)
+
+
+def _share(devices: Sequence[str] | None, index: int, count: int) -> dict[str, str]:
+    """A node's own GPUs: NCCL refuses one GPU in two ranks, so they are dealt out. With fewer GPUs than nodes all use the CPU."""
+    if devices is None or count == 1:
+        return {}
+    each = len(devices) // count
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices[index * each : (index + 1) * each])}
+
+
+def _code(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:
+    if job.spec.code is None:
+        return []
+    code = resolve(base, job.spec.code)
+    if not code.is_dir():
+        problems.append(f"spec.code: there is no folder {code}")
+    return ["--code", str(code)]
+
+
+def _data(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:
+    arguments = []
+    for index, data in enumerate(job.spec.data):
+        if data.path is None:
+            problems.append(
+                f"spec.data[{index}] is in the claim {data.claim} of a cluster; add the path of the same data on this machine"
+            )
+            continue
+        path = resolve(base, data.path)
+        if not path.exists():
+            problems.append(f"spec.data[{index}].path: {path} does not exist")
+        arguments += ["--data", f"{data.mount_path}={path}"]
+    return arguments
+
+
+def _variables(job: TrainingJob, environment: Mapping[str, str], problems: list[str]) -> dict[str, str]:
+    found = {}
+    for variable in job.spec.env:
+        if variable.secret is None:
+            found[variable.name] = variable.value or ""
+        elif variable.name not in environment:
+            where = f"key {variable.secret.key} of the Secret {variable.secret.name}"
+            problems.append(f"{variable.name} is a secret ({where} on a cluster): set it in the environment of kdist run")
+    return found

@@ -1,0 +1,193 @@
+"""Events become lines for people and for grep: time, node, the event's name, and a sentence.
+
+    2026-01-31T12:00:01Z node-0 checkpoint-committed  step 100 committed in 0.21 s, the training waited 3 ms (1.2 MiB)
+
+The columns and the names of events are stable; the sentence may get better. What ranks print stands behind `[node-0] `.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from kdist.local.follow import Entry
+
+Event = Mapping[str, Any]
+
+_EVERY_RANK_SPEAKS = {"worker-failed", "hang", "failed", "checkpoint-failed"}  # others are said by rank 0 for all
+_SILENT = {"worker-started", "rendezvous-started"}  # seen in the view's state, of no interest once past
+_ENVELOPE = {"time", "event", "level", "job", "node", "rank", "generation", "message"}
+
+
+def _count(number: object, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def seconds(value: object) -> str:
+    """A duration for people: 3 ms, 0.21 s, 12 s, 2:05, 1:00:00."""
+    if not isinstance(value, int | float):
+        return str(value)
+    if value < 0.1:
+        return f"{value * 1000:.0f} ms"
+    if value < 9.95:
+        return f"{value:.2g} s" if value < 1 else f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}" if minutes else f"{rest} s"
+
+
+def size(nbytes: object) -> str:
+    """Bytes for people, in binary units."""
+    if not isinstance(nbytes, int | float):
+        return str(nbytes)
+    value, units = float(nbytes), iter(("B", "KiB", "MiB", "GiB", "TiB"))
+    unit = next(units)
+    while value >= 1024 and unit != "TiB":
+        value, unit = value / 1024, next(units)
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
+
+
+def number(value: object, digits: int = 4) -> str:
+    """A measured value with so many significant digits; text (such as "nan") as it is."""
+    return (
+        f"{value:,.{digits}g}"
+        if isinstance(value, float) and abs(value) < 10**digits
+        else f"{value:,}"
+        if _is_number(value)
+        else str(value)
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _group_formed(e: Event) -> str:
+    nodes = f" on {_count(e['nodes'], 'node')}" if "nodes" in e else ""
+    return f"{_count(e['world_size'], 'rank')}{nodes}, generation {e['generation']} ({e.get('reason', 'start')})"
+
+
+def _progress(e: Event) -> str:
+    of = f"/{e['target']}" if e.get("target") else ""
+    rate = f", {number(round(e['samples_per_second']))} samples/s" if _is_number(e.get("samples_per_second")) else ""
+    rate += f", learning rate {number(e['learning_rate'], 3)}" if _is_number(e.get("learning_rate")) else ""
+    return f"step {e['step']}{of}, loss {number(e['loss'])}{rate}"
+
+
+def _committed(e: Event) -> str:
+    waited = f", the training waited {seconds(e['visible_seconds'])}" if "visible_seconds" in e else ""
+    much = f" ({size(e['bytes'])})" if "bytes" in e else ""
+    return f"step {e['step']} committed in {seconds(e['seconds'])}{waited}{much}"
+
+
+def _worker_failed(e: Event) -> str:
+    how = f" by signal {e['signal']}" if e.get("signal") else f" with code {e['code']}" if e.get("code") is not None else ""
+    return f"rank {e.get('rank')} ended{how} ({e['cause']}){_said(e)}"
+
+
+def _said(e: Event) -> str:
+    return f": {e['message']}" if e.get("message") else ""
+
+
+def _metrics(e: Event) -> str:
+    found = (
+        e["metrics"] if isinstance(e.get("metrics"), Mapping) else {k: v for k, v in e.items() if k not in _ENVELOPE | {"step"}}
+    )
+    return ", ".join(f"{name} {number(value)}" for name, value in found.items()) or "evaluated"
+
+
+_SENTENCES: dict[str, Callable[[Event], str]] = {
+    "agent-started": lambda e: f"agent started, pid {e['pid']}",
+    "agent-ended": lambda e: f"agent ended {_how(e['code'])}",
+    "agent-restarting": lambda e: f"agent ended {_how(e['code'])}; starts again in {seconds(e['seconds'])}",
+    "agent-killed": lambda e: f"agent and ranks killed: {e['reason']}",
+    "group-formed": _group_formed,
+    "started-fresh": lambda _: "no checkpoint: starts from the beginning",
+    "resumed": lambda e: (
+        f"resumed after step {e['step']}" + (f", {number(e['samples_seen'])} samples seen" if "samples_seen" in e else "")
+    ),
+    "first-step": lambda e: f"step {e['step']} done, the first of this generation",
+    "progress": _progress,
+    "checkpoint-committed": _committed,
+    "checkpoint-failed": lambda e: f"a checkpoint could not be saved ({e['cause']}): {e.get('error', '')}; the training goes on",
+    "checkpoint-fell-back": lambda e: f"a checkpoint is damaged, took the one before: step {e['step']} ({e['reason']})",
+    "worker-failed": _worker_failed,
+    "restarting": lambda e: f"starts again, restart {e['restarts']} of {e['budget']} ({e['cause']})",
+    "joining": lambda e: f"{_count(e['waiting'], 'node')} waiting to join: saves, then forms the larger group",
+    "stopping": lambda e: f"saves and stops ({e['reason']})",
+    "stopped": lambda e: f"stopped after step {e['step']}, state saved",
+    "evaluated": _metrics,
+    "done": lambda e: f"done after step {e['step']}",
+    "hang": lambda e: f"rank {e['rank']} hangs in {e['phase']}" + (f", inside {e['collective']}" if e.get("collective") else ""),
+    "failed": lambda e: f"failed: {e['cause']}{_said(e)}",
+    "not-bit-equal": lambda e: f"the resume is correct but not equal to the bit: {e['why']}",
+}
+
+
+def _how(code: object) -> str:
+    return f"by signal {-code}" if isinstance(code, int) and code < 0 else f"with code {code}"
+
+
+def describe(event: Event) -> str:
+    """The event's sentence; events without one, or with fields missing, are shown by their fields."""
+    sentence = _SENTENCES.get(event["event"])
+    if sentence:
+        try:
+            return sentence(event)
+        except (KeyError, TypeError, ValueError):
+            pass
+    fields = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in event.items() if name not in _ENVELOPE]
+    return " ".join([*([str(event["message"])] if event.get("message") else []), *fields])
+
+
+class Narrator:
+    """Decides which events become lines: what several agents or ranks say in the same words is said once.
+
+    `lines_only` is true where no live view shows the progress.
+    """
+
+    def __init__(self, *, lines_only: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lines_only = lines_only
+        self._clock = clock
+        self._began = clock()
+        self._next_progress = 0.0
+        self._said: dict[str, str] = {}
+
+    def is_news(self, event: Event) -> bool:
+        """Whether to show it."""
+        name = event["event"]
+        if name in _SILENT or (event.get("rank") not in (None, 0) and name not in _EVERY_RANK_SPEAKS):
+            return False
+        if name in ("progress", "waiting"):  # the live view shows these by itself
+            return self._lines_only and (name == "waiting" or self._is_due())
+        if name.startswith("agent-"):
+            return True
+        words = f"{event.get('generation')} {describe(event)}"
+        if self._said.get(name) == words:
+            return False
+        self._said[name] = words
+        return True
+
+    def _is_due(self) -> bool:
+        """Progress is told every 2 s in the first minute, then every 10 s, after ten minutes every 60 s."""
+        now = self._clock()
+        if now < self._next_progress:
+            return False
+        age = now - self._began
+        self._next_progress = now + (2 if age < 60 else 10 if age < 600 else 60)
+        return True
+
+
+def line(entry: Entry) -> str:
+    """The stable line of an entry, without colour."""
+    if entry.event is None:
+        return f"[{entry.node}] {entry.text}"
+    return f"{_second(entry.event.get('time'))} {entry.node} {entry.event['event']:<21} {describe(entry.event)}".rstrip()
+
+
+def _second(stamp: object) -> str:
+    """An event's time, cut to the second."""
+    return f"{stamp[:19]}Z" if isinstance(stamp, str) and len(stamp) >= 19 else f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,0 +1,190 @@
+"""The end report of a run, computed from the ledger beside its checkpoints. Pure: records in, one document out.
+
+Lines of the ledger may be torn, missing or out of place after a crash; the report is then about what is left.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+Record = Mapping[str, Any]
+
+
+def read_ledger(checkpoints: Path) -> tuple[list[Record], list[Record]]:
+    """(events, steps) of the run whose checkpoints are in the folder, as far as they can be read."""
+    return _read(checkpoints / "ledger" / "events.jsonl"), _read(checkpoints / "ledger" / "steps.jsonl")
+
+
+def _read(path: Path) -> list[Record]:
+    try:
+        return list(parse_lines(path.read_bytes()))
+    except OSError:
+        return []
+
+
+def parse_lines(data: bytes) -> Iterator[Record]:
+    """The JSON objects in `data`, one on each line; torn lines are left out."""
+    for line in data.split(b"\n"):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield record
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One group of ranks in the life of a run: `began` in unix time, `reached` is its last step, `productive` seconds by step."""
+
+    number: int
+    reason: str
+    began: float
+    from_step: int
+    reached: int
+    productive: Mapping[int, float]
+    failure: Record | None
+
+    def kept(self, limit: float) -> float:
+        """Seconds of the steps up to `limit`, the ones that no later generation did again."""
+        return sum(seconds for step, seconds in self.productive.items() if step <= limit)
+
+
+def read_generations(events: Sequence[Record], steps: Sequence[Record]) -> list[Generation]:
+    """The generations in their order."""
+    by_generation: dict[int, dict[int, float]] = {}
+    for line in steps:
+        if _is_number(line.get("generation")) and _is_number(line.get("step")):
+            seconds = line.get("seconds")
+            by_generation.setdefault(line["generation"], {})[line["step"]] = seconds if _is_number(seconds) else 0.0
+    failures: dict[int, Record] = {}
+    for event in _named(events, "failure"):
+        known = failures.get(event.get("generation", 0))
+        if known is None or event.get("time", math.inf) < known.get("time", math.inf):
+            failures[event.get("generation", 0)] = event
+    generations = []
+    for event in sorted(_named(events, "generation"), key=lambda event: event.get("generation", 0)):
+        number, failure = event.get("generation", 0), failures.get(event.get("generation", 0))
+        done = by_generation.get(number, {})
+        from_step = event.get("from_step") or 0
+        at_failure = failure.get("step") if failure else None
+        reached = max([from_step, *done, *([at_failure] if _is_number(at_failure) else [])])
+        reason, began = event.get("reason", "start"), event.get("time", 0.0)
+        generations.append(Generation(number, reason, began, from_step, reached, done, failure))
+    return generations
+
+
+def _named(events: Iterable[Record], name: str) -> Iterator[Record]:
+    return (event for event in events if event.get("event") == name)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def build_report(
+    events: Sequence[Record], steps: Sequence[Record], *, invocations: Sequence[tuple[float, float | None]]
+) -> dict[str, Any]:
+    """The part of the end report that the ledger tells.
+
+    Args:
+        events: lines of events.jsonl, in their order.
+        steps: lines of steps.jsonl, in their order.
+        invocations: unix times at which each `kdist run` began and ended; None where it was killed or is at work.
+    """
+    generations = read_generations(events, steps)
+    ends = [later.from_step for later in generations[1:]] + [math.inf]
+    for index in range(len(ends) - 2, -1, -1):
+        ends[index] = min(ends[index], ends[index + 1])  # an even later generation may have gone further back
+    productive = sum(generation.kept(limit) for generation, limit in zip(generations, ends, strict=True))
+    elapsed = _elapsed(events, invocations)
+    commits = list(_named(events, "commit"))
+    return {
+        "steps": _count_steps(generations, commits, steps),
+        "restarts": _count_restarts(generations),
+        "recoverySeconds": [round(seconds, 3) for seconds in _recoveries(generations, events)],
+        "productiveSeconds": round(productive, 3),
+        "elapsedSeconds": round(elapsed, 3),
+        "goodput": round(min(productive / elapsed, 1.0), 4) if elapsed > 0 else None,
+        "checkpoints": _sum_checkpoints(commits, events),
+        "loss": _last_loss(steps),
+        "metrics": dict(next((event["metrics"] for event in reversed([*_named(events, "done")]) if event.get("metrics")), {})),
+    }
+
+
+def _count_steps(generations: Sequence[Generation], commits: Sequence[Record], steps: Sequence[Record]) -> dict[str, Any]:
+    lost = sum(max(0, before.reached - after.from_step) for before, after in pairwise(generations))
+    samples = steps[-1].get("last") if steps else None
+    return {
+        "reached": generations[-1].reached if generations else 0,
+        "committed": max((commit["step"] for commit in commits if _is_number(commit.get("step"))), default=0),
+        "lost": lost,
+        "samples": samples,
+    }
+
+
+def _count_restarts(generations: Sequence[Generation]) -> dict[str, Any]:
+    causes: Counter[str] = Counter()
+    for before, after in zip([None, *generations], generations, strict=False):
+        if after.reason == "failure":
+            failure = before.failure if before else None
+            causes[str(failure["cause"]) if failure and failure.get("cause") else "unknown"] += 1
+    joins = sum(generation.reason == "join" for generation in generations)
+    return {"total": sum(causes.values()), "byCause": dict(causes.most_common()), "joins": joins, "generations": len(generations)}
+
+
+def _recoveries(generations: Sequence[Generation], events: Sequence[Record]) -> Iterator[float]:
+    """Seconds from each failure to the first step after it. Failures on the way to that step are part of the same recovery."""
+    waiting: float | None = None
+    for before, after in zip([None, *generations], generations, strict=False):
+        if after.reason == "failure" and waiting is None:
+            waiting = before.failure.get("time") if before and before.failure else after.began
+        elif after.reason != "failure":
+            waiting = None
+        first = [
+            event["time"] for event in _named(events, "first_step") if event.get("generation") == after.number and "time" in event
+        ]
+        if first and waiting is not None:
+            yield max(0.0, first[0] - waiting)
+            waiting = None
+
+
+def _elapsed(events: Sequence[Record], invocations: Sequence[tuple[float, float | None]]) -> float:
+    """Seconds in which some `kdist run` was at work; one that was killed ended with the last that it wrote."""
+    times = [event["time"] for event in events if _is_number(event.get("time"))]
+    total = 0.0
+    for index, (began, ended) in enumerate(invocations):
+        next_began = invocations[index + 1][0] if index + 1 < len(invocations) else math.inf
+        last_seen = max((time for time in times if began <= time < next_began), default=began)
+        total += max(0.0, (last_seen if ended is None else ended) - began)
+    return total
+
+
+def _sum_checkpoints(commits: Sequence[Record], events: Sequence[Record]) -> dict[str, Any]:
+    visible = [commit["visible_seconds"] for commit in commits if _is_number(commit.get("visible_seconds"))]
+    total = [commit["seconds"] for commit in commits if _is_number(commit.get("seconds"))]
+    return {
+        "committed": len(commits),
+        "fellBack": sum(1 for _ in _named(events, "fallback")),
+        "seconds": round(sum(total), 3),
+        "visibleSeconds": round(sum(visible), 3),
+        "bytes": commits[-1].get("bytes") if commits else None,
+    }
+
+
+def _last_loss(steps: Sequence[Record]) -> float | None:
+    """Loss of the last step; the ledger keeps it as `float.hex`, so that no bit is lost."""
+    for line in reversed(steps):
+        try:
+            loss = float.fromhex(line["loss"])
+        except (KeyError, TypeError, ValueError):
+            continue
+        return loss if math.isfinite(loss) else None
+    return None

@@ -1,0 +1,112 @@
+"""One invocation of a job on this machine: agents kept going, logs followed, signals obeyed, until all is over."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Protocol
+
+from kdist.local.follow import Entry, LogTail
+from kdist.local.interrupts import Interrupts
+from kdist.local.kubelet import AgentCommand, Kubelet, Outcome
+from kdist.local.lifeline import Lifeline
+from kdist.local.narrate import Narrator
+from kdist.local.poll import StatusPoller
+from kdist.local.progress import Progress
+
+TICK = 0.25  # seconds between two looks at logs and agents; a signal or the end of an agent shortens it
+_WAITING_AGAIN = 30.0  # seconds after which a line off the terminal says the same once more
+
+
+class Screen(Protocol):
+    """Where the session shows itself: a live view, or plain lines."""
+
+    def show(self, entry: Entry) -> None:
+        """One line that stays."""
+
+    def draw(self, progress: Progress) -> None:
+        """The state of now, which replaces the one before."""
+
+
+@dataclass
+class Session:
+    """What `run` needs. `stopped_by` is the signal that asked for the end, if one did."""
+
+    commands: Sequence[AgentCommand]
+    kubelet: Kubelet
+    progress: Progress
+    lifeline: Lifeline
+    poller: StatusPoller
+    narrator: Narrator
+    screen: Screen
+    stopped_by: signal.Signals | None = None
+    _tails: list[LogTail] = field(init=False)
+    _waiting: tuple[str, float] = field(init=False, default=("", 0.0))
+
+    def __post_init__(self) -> None:
+        self._tails = [LogTail(command.node, command.log) for command in self.commands]
+
+    def run(self) -> Outcome:
+        """Start the agents and see them to their end. Raises `OSError` when they cannot be started."""
+        with Interrupts() as interrupts:
+            try:
+                self.poller.start()
+                self.kubelet.start()
+                while self.kubelet.poll():
+                    self._obey(interrupts.received)
+                    self._look()
+                    interrupts.wait(TICK)
+                self._look(last=True)
+            finally:
+                self.poller.close()
+                self.kubelet.close()
+                self.lifeline.close()
+        return self.kubelet.outcome
+
+    def tell(self, node: str, event: str, /, **fields: object) -> None:
+        """Take an event of kdist's own, in the form of the trainer's."""
+        stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        self._take(Entry(node, {"time": stamp, "event": event, "level": "info", **fields}, ""))
+
+    def _obey(self, received: list[signal.Signals]) -> None:
+        while received:
+            number = received.pop(0)
+            if self.stopped_by is None:
+                self.stopped_by = number
+                self.tell("kdist", "stopping", reason=f"{number.name}; once more ends it now, without saving")
+                self.kubelet.stop()
+            else:
+                self.tell("kdist", "killing", message=f"{number.name} again: ends now, without saving")
+                self.kubelet.kill()
+
+    def _look(self, *, last: bool = False) -> None:
+        for tail in self._tails:
+            for entry in tail.read(last=last):
+                self._take(entry)
+        for node, answer in self.poller.answers().items():
+            self.progress.observe_answer(node, answer)
+        self._tell_what_it_waits_for()
+        self.screen.draw(self.progress)
+
+    def _take(self, entry: Entry) -> None:
+        if entry.event is not None:
+            before = self.progress.step
+            self.progress.observe(entry.node, entry.event)
+            if self.progress.step > before or entry.event["event"] == "checkpoint-committed":
+                self.kubelet.note_progress()
+            if not self.narrator.is_news(entry.event):
+                return
+        self.screen.show(entry)
+
+    def _tell_what_it_waits_for(self) -> None:
+        sentence = self.progress.waiting_for()
+        words = re.sub(r"no step for.*", "no step", sentence or "")
+        said, at = self._waiting
+        now = self.progress.clock()
+        if words != said or (words and now - at > _WAITING_AGAIN):
+            self._waiting = (words, now)
+            if sentence:
+                self.tell("kdist", "waiting", message=sentence)

@@ -1,0 +1,93 @@
+"""The end of a run in words: the report as rows of a table, and the one sentence to know after it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kdist.errors import Code, KdistError
+from kdist.local.job import Ended
+from kdist.local.narrate import number, seconds, size
+
+Report = Mapping[str, Any]
+
+
+def rows(report: Report) -> list[tuple[str, str]]:
+    """(name, value) of everything that is known."""
+    return list(_rows(report))
+
+
+def _rows(report: Report) -> Iterator[tuple[str, str]]:
+    steps, restarts, checkpoints = report["steps"], report["restarts"], report["checkpoints"]
+    yield "outcome", str(report["outcome"])
+    yield "steps", f"{steps['reached']:,}"
+    yield "lost steps", f"{steps['lost']:,}"
+    if steps["samples"] is not None:
+        yield "samples", number(steps["samples"])
+    causes = ", ".join(f"{cause} {count}" for cause, count in restarts["byCause"].items())
+    yield "restarts", f"{restarts['total']}" + (f" ({causes})" if causes else "")
+    if restarts["joins"]:
+        yield "joins", str(restarts["joins"])
+    if report["recoverySeconds"]:
+        yield "recovery", ", ".join(seconds(each) for each in report["recoverySeconds"])
+    if report["goodput"] is not None and report["productiveSeconds"]:
+        yield (
+            "goodput",
+            f"{report['goodput']:.1%} ({seconds(report['productiveSeconds'])} of {seconds(report['elapsedSeconds'])})",
+        )
+    if checkpoints["committed"]:
+        waited = f"the training waited {seconds(checkpoints['visibleSeconds'])} of {seconds(checkpoints['seconds'])}"
+        yield "checkpoints", f"{checkpoints['committed']}, last {size(checkpoints['bytes'])}; {waited}"
+    if checkpoints["fellBack"]:
+        yield "damaged checkpoints", f"{checkpoints['fellBack']}, passed over"
+    if report["loss"] is not None:
+        yield "final loss", number(report["loss"])
+    for name, value in report["metrics"].items():
+        yield str(name), f"{value:.2%}" if name == "accuracy" and isinstance(value, float) else number(value)
+    yield (
+        "wall time",
+        seconds(report["wallSeconds"]) + (f" (invocation {report['invocation']})" if report["invocation"] > 1 else ""),
+    )
+    yield "folder", str(report["folder"])
+
+
+def conclude(ended: Ended, again: str) -> str | KdistError:
+    """What to know and what to type next. `again` is what `kdist run` was given."""
+    report, kind = ended.report, ended.outcome.kind
+    saved = report["steps"]["committed"]
+    kept = f"step {saved:,} is saved" if saved else "nothing was saved yet"
+    if ended.already:
+        return f"{report['job']} is done already. Next: kdist run --fresh {again}   trains it anew and keeps this run aside"
+    if kind == "done":
+        return f"{report['job']} is done."
+    if kind == "failed":
+        return _failed(ended, again)
+    if ended.save_failed:
+        return KdistError(
+            f"{report['job']} stopped, but its state could not be saved; {kept}",
+            next_command=f"kdist run {again}",
+            code=Code.JOB_FAILED,
+        )
+    how = "was ended at once" if kind == "killed" else "stopped"
+    return f"{report['job']} {how}; {kept}. Next: kdist run {again}   goes on from there"
+
+
+def _failed(ended: Ended, again: str) -> KdistError:
+    failure = ended.report["failure"] or {}
+    where = " ".join(
+        part
+        for part in (
+            f"rank {failure['rank']}" if failure.get("rank") is not None else "",
+            f"on {failure.get('node') or failure.get('agent')}",
+            f"at step {failure['step']}" if failure.get("step") is not None else "",
+        )
+        if part
+    )
+    cause = failure.get("cause") or f"exit code {ended.outcome.code}"
+    place = [line.strip() for line in failure.get("traceback") or () if line.strip().startswith('File "')]
+    return KdistError(
+        f"{ended.report['job']} failed ({cause}), {where}: {failure.get('message') or 'see its log'}",
+        hint="; ".join([*place[-1:], f"everything it said is in {failure.get('log')}"]),
+        next_command=f"kdist run {again}",
+        code=Code.JOB_FAILED,
+    )

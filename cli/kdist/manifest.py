@@ -1,0 +1,63 @@
+"""One Kubernetes object as kdist sends it: its document, who it is, and its place in the order of sending."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+# What others lean on goes first: a pod that starts before its ConfigMap or Role exists waits for a retry of the kubelet.
+_FIRST = ("Namespace", "ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim", "ConfigMap", "Secret", "Service")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A Kubernetes object. `document` is the whole of it in plain values, as it was parsed back from the rendered text."""
+
+    document: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` where the document lacks what makes it an object."""
+        metadata = self.document.get("metadata")
+        name = metadata.get("name") if isinstance(metadata, dict) else None
+        for what, value in (("apiVersion", self.document.get("apiVersion")), ("kind", self.document.get("kind")), ("name", name)):
+            if not (isinstance(value, str) and value):
+                raise ValueError(f"a manifest needs its {what}")
+
+    @property
+    def api_version(self) -> str:
+        return str(self.document["apiVersion"])
+
+    @property
+    def kind(self) -> str:
+        return str(self.document["kind"])
+
+    @property
+    def name(self) -> str:
+        return str(self.document["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str | None:
+        """Namespace written in the object, or None where the caller's own is meant."""
+        namespace = self.document["metadata"].get("namespace")
+        return None if namespace is None else str(namespace)
+
+    @property
+    def identity(self) -> tuple[str, str, str, str]:
+        """(API version, kind, namespace or "", name): equal for two documents that describe the same object."""
+        return self.api_version, self.kind, self.namespace or "", self.name
+
+    @property
+    def order(self) -> int:
+        """Place in the order of sending; deletion goes the other way."""
+        return _FIRST.index(self.kind) if self.kind in _FIRST else len(_FIRST)
+
+
+def sort(manifests: Iterable[Manifest]) -> list[Manifest]:
+    """The manifests in the order of sending, ties kept. Raises `ValueError` if one object is described twice."""
+    ordered = sorted(manifests, key=lambda manifest: manifest.order)
+    identities = [manifest.identity for manifest in ordered]
+    for identity in identities:
+        if identities.count(identity) > 1:
+            raise ValueError(f"{identity[1]}/{identity[3]} is described twice")
+    return ordered

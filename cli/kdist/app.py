@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from kdist import __version__, console
-from kdist.errors import Code, KdistError, UsageProblem
+from kdist.errors import Code, KdistError, UsageError
 
 # section -> command -> its line in `kdist --help`. The command's code is `kdist.commands.<name>:command`.
 COMMANDS: dict[str, dict[str, str]] = {
@@ -56,7 +56,7 @@ class Commands(click.Group):
 
             near = get_close_matches(args[0], self.list_commands(ctx), n=1)
             hint = f"did you mean `kdist {near[0]}`?" if near else ""
-            raise UsageProblem(f"there is no command `{args[0]}`", hint=hint, next_command="kdist --help")
+            raise UsageError(f"there is no command `{args[0]}`", hint=hint, next_command="kdist --help")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -119,7 +119,7 @@ def report(error: Exception) -> int:
 )
 @click.version_option(__version__, message="kdist %(version)s")
 def cli() -> None:
-    """One job.yaml becomes a distributed PyTorch training, here or on any Kubernetes.
+    r"""One job.yaml becomes a distributed PyTorch training, here or on any Kubernetes.
 
     \b
     Examples:

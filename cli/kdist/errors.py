@@ -43,13 +43,13 @@ class KdistError(Exception):
             self.code = code
 
 
-class UsageProblem(KdistError):
+class UsageError(KdistError):
     """The command line or a file it names cannot be used as it is."""
 
     code = Code.USAGE
 
 
-class NotFound(KdistError):
+class NotFoundError(KdistError):
     """The thing that was asked for does not exist."""
 
     code = Code.NOT_FOUND
@@ -79,11 +79,18 @@ class Problem(NamedTuple):
         reason = f"{self.path}: {self.message}" if self.path else self.message
         return f"{reason}; did you mean `{self.suggestion}`?" if self.suggestion else reason
 
+    def with_excerpt(self, lines: Sequence[str]) -> Problem:
+        """The same with the line of the file that it is about, if that can be shown on a terminal."""
+        line = lines[self.line - 1] if 0 < self.line <= len(lines) else ""
+        if not line.strip() or len(line) > 160 or not line.replace("\t", " ").isprintable():
+            return self
+        return self._replace(excerpt=line.replace("\t", " "), width=max(1, min(self.width, len(line) + 1 - self.column)))
+
     def __str__(self) -> str:
         return f"{self.where}: {self.sentence}"
 
 
-class InvalidJob(KdistError):
+class InvalidJobError(KdistError):
     """A job file with problems: all of them, in the order of their places."""
 
     code = Code.USAGE

@@ -14,7 +14,7 @@ from kdist import console
 @click.command
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", help="Format of the answer.")
 def command(output: str) -> None:
-    """Show the versions of kdist and what it runs on.
+    r"""Show the versions of kdist and what it runs on.
 
     \b
     Examples:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from kdist.spec.parts import Checkpoints, Data, EnvVar, Resources, Toleration
-from kdist.spec.rules import check, refuse_all
+from kdist.spec.rules import check, refuse
 from kdist.spec.words import FolderPath, ImageReference, JobName, Label, LabelKey, LabelValue, ObjectName
 from kdist_trainer.config import Model, Nodes, PositiveSeconds, Script, Seconds, TrainConfig, Training
 
@@ -87,7 +87,7 @@ class Spec(Model):
 
     @model_validator(mode="after")
     def _rules(self) -> Spec:
-        refuse_all(check(self))
+        refuse(check(self))
         return self
 
 

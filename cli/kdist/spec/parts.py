@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from kdist.spec.rules import refuse
+from kdist.spec.rules import Violation, check_mount, check_variable, refuse
 from kdist.spec.words import (
     CpuText,
     EnvName,
@@ -21,12 +22,19 @@ from kdist.spec.words import (
 )
 from kdist_trainer.config import Model, Seconds
 
+CoreCount = Annotated[float, Field(gt=0, le=4096)]
+
+
+def _text_of_cores(value: Any) -> Any:
+    """`cpu: 2` means `cpu: "2"`, as Kubernetes reads it."""
+    return str(value) if type(value) in (int, float) else value
+
 
 class Resources(Model):
     """What each pod asks for, as requests and as limits."""
 
-    cpu: Annotated[int, Field(ge=1, le=4096)] | Annotated[float, Field(gt=0, le=4096)] | CpuText = Field(
-        1, description="cpu cores of each pod: a number, or millicores such as 500m."
+    cpu: Annotated[CpuText, BeforeValidator(_text_of_cores, json_schema_input_type=CoreCount | CpuText)] = Field(
+        "1", description="cpu cores of each pod: a number, or millicores such as 500m."
     )
     memory: Storage = Field("4Gi", description="memory of each pod, with a unit such as Gi; shared memory counts too.")
     gpu: int = Field(0, ge=0, le=1024, description="gpu: GPUs of each pod.")
@@ -41,9 +49,13 @@ class Data(Model):
 
     @model_validator(mode="after")
     def _somewhere(self) -> Data:
-        if self.claim is None and self.path is None:
-            refuse("needs a claim (on a cluster), a path (on this machine), or both", "claim", "path")
+        refuse(self._violations())
         return self
+
+    def _violations(self) -> Iterator[Violation]:
+        if self.claim is None and self.path is None:
+            yield Violation("needs a claim (on a cluster), a path (on this machine), or both", "", ("claim", "path"))
+        yield from check_mount(self.mount_path)
 
 
 class Checkpoints(Model):
@@ -59,15 +71,19 @@ class Checkpoints(Model):
 
     @model_validator(mode="after")
     def _one_form(self) -> Checkpoints:
-        given = [name for name in ("claim", "size", "path") if getattr(self, name) is not None]
+        refuse(self._violations())
+        return self
+
+    def _violations(self) -> Iterator[Violation]:
+        forms = ("claim", "size", "path")
+        given = [name for name in forms if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(given) if given else "none"
-            refuse(f"needs exactly one of claim, size and path, found {found}", "claim", "size", "path")
+            yield Violation(f"needs exactly one of claim, size and path, found {found}", "", forms)
         if self.size is None:
-            for name, alias in (("class_", "class"), ("access_mode", "accessMode")):
-                if getattr(self, name) is not None:
-                    refuse(f"{alias} belongs to a claim that is made: it needs size", alias, "size")
-        return self
+            for value, name in ((self.class_, "class"), (self.access_mode, "accessMode")):
+                if value is not None:
+                    yield Violation("belongs to a claim that is made for the job: it needs size", name, ("size", name))
 
 
 class SecretKey(Model):
@@ -88,9 +104,13 @@ class EnvVar(Model):
 
     @model_validator(mode="after")
     def _one_origin(self) -> EnvVar:
-        if (self.value is None) == (self.secret is None):
-            refuse("needs exactly one of value and secret", "value", "secret")
+        refuse(self._violations())
         return self
+
+    def _violations(self) -> Iterator[Violation]:
+        if (self.value is None) == (self.secret is None):
+            yield Violation("needs exactly one of value and secret", "", ("value", "secret"))
+        yield from check_variable(self.name)
 
 
 class Toleration(Model):
@@ -106,8 +126,11 @@ class Toleration(Model):
 
     @model_validator(mode="after")
     def _sensible(self) -> Toleration:
-        if self.key is None and self.operator != "Exists":
-            refuse("without a key the operator must be Exists", "key", "operator")
-        if self.operator == "Exists" and self.value is not None:
-            refuse("operator Exists takes no value", "operator", "value")
+        refuse(self._violations())
         return self
+
+    def _violations(self) -> Iterator[Violation]:
+        if self.key is None and self.operator != "Exists":
+            yield Violation("must be Exists where no key is given", "operator", ("key", "operator"))
+        if self.operator == "Exists" and self.value is not None:
+            yield Violation("cannot be compared by the operator Exists", "value", ("operator", "value"))

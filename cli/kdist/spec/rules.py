@@ -7,7 +7,7 @@ fields is itself wrong.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic_core import PydanticCustomError
 
@@ -19,24 +19,19 @@ SHIPPED_WORKLOADS = ("digits", "gpt")
 
 
 class Violation(NamedTuple):
-    """One broken rule: the sentence, and the fields it looked at (dotted, relative to the model), the guilty one first."""
+    """One broken rule. Fields are dotted names relative to the model that the rule belongs to."""
 
     message: str
-    fields: tuple[str, ...]
+    at: str  # the field to blame; empty for the model itself
+    judged: tuple[str, ...]  # the fields that the rule looked at
     suggestion: str = ""
 
 
-def refuse_all(violations: Iterable[Violation]) -> None:
+def refuse(violations: Iterable[Violation]) -> None:
     """Raise one error that carries every violation, if there is any. Raises `PydanticCustomError`."""
     found = [tuple(violation) for violation in violations]
     if found:
         raise PydanticCustomError(RULE, "{text}", {"text": "; ".join(str(each[0]) for each in found), "violations": found})
-
-
-def refuse(message: str, *fields: str) -> NoReturn:
-    """Raise an error for one broken rule. Raises `PydanticCustomError`."""
-    refuse_all([Violation(message, fields)])
-    raise AssertionError("unreachable")
 
 
 def check(spec: Spec) -> Iterator[Violation]:
@@ -44,16 +39,15 @@ def check(spec: Spec) -> Iterator[Violation]:
     yield from _one_kind(spec)
     yield from _shards(spec)
     yield from _devices(spec)
-    yield from _environment(spec)
-    yield from _mounts(spec)
+    yield from _unique(spec)
     yield from _workload(spec)
 
 
 def _one_kind(spec: Spec) -> Iterator[Violation]:
     if spec.train is not None and spec.script is not None:
-        yield Violation("train and script exclude each other; keep one", ("script", "train"))
+        yield Violation("train and script exclude each other; keep one", "script", ("script", "train"))
     if spec.train is None and spec.script is None:
-        yield Violation("needs train (the managed loop) or script (a torchrun script)", ("train", "script"))
+        yield Violation("needs train (the managed loop) or script (a torchrun script)", "", ("train", "script"))
 
 
 def _shards(spec: Spec) -> Iterator[Violation]:
@@ -63,61 +57,49 @@ def _shards(spec: Spec) -> Iterator[Violation]:
         return
     per_node = 1 if spec.procs_per_node == "auto" else spec.procs_per_node
     world = spec.nodes.max * per_node
-    looked_at = ("nodes", "procsPerNode", "train.virtualShards")
+    world_fields = ("nodes.max", "procsPerNode")
     if train.virtual_shards is not None and train.virtual_shards < world:
         yield Violation(
-            f"must be at least {world}: {spec.nodes.max} nodes with {per_node} ranks each need a shard per rank",
-            ("train.virtualShards", *looked_at),
+            f"must be at least {world}, a shard for each of {spec.nodes.max} x {per_node} ranks, found {train.virtual_shards}",
+            "train.virtualShards",
+            ("train.virtualShards", *world_fields),
         )
-    shards = train.virtual_shards or world
-    if train.global_batch < shards:
-        reason = "virtual shards" if train.virtual_shards else "ranks of the largest group"
-        yield Violation(f"must be at least {shards}, the number of {reason}", ("train.globalBatch", *looked_at))
+    if train.virtual_shards is not None and train.global_batch < train.virtual_shards:
+        yield Violation(
+            f"must be at least {train.virtual_shards}, a sample for each virtual shard, found {train.global_batch}",
+            "train.globalBatch",
+            ("train.globalBatch", "train.virtualShards"),
+        )
+    elif train.global_batch < world:
+        yield Violation(
+            f"must be at least {world}, a sample for each of {spec.nodes.max} x {per_node} ranks, found {train.global_batch}",
+            "train.globalBatch",
+            ("train.globalBatch", *world_fields),
+        )
 
 
 def _devices(spec: Spec) -> Iterator[Violation]:
     gpus, procs = spec.resources.gpu, spec.procs_per_node
     if gpus and procs != "auto" and procs > gpus:
-        yield Violation(
-            f"must be at most {gpus}, the GPUs of a node: NCCL takes one rank per GPU", ("procsPerNode", "resources.gpu")
-        )
+        message = f"must be at most {gpus}, the GPUs of a node, as NCCL takes one rank per GPU, found {procs}"
+        yield Violation(message, "procsPerNode", ("procsPerNode", "resources.gpu"))
 
 
-# What torch's elastic agent and kdist tell the ranks; a job that sets them would break its own rendezvous.
-_RESERVED_NAMES = frozenset(
-    ["RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"]
-    + ["MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"]
-)
-_RESERVED_PREFIXES = ("KDIST_", "TORCHELASTIC_")
-
-
-def _environment(spec: Spec) -> Iterator[Violation]:
-    seen: dict[str, int] = {}
+def _unique(spec: Spec) -> Iterator[Violation]:
+    """Names of variables are unique, and no data set is mounted over another one."""
+    names: dict[str, int] = {}
     for index, variable in enumerate(spec.env):
         field = f"env.{index}.name"
-        if variable.name in _RESERVED_NAMES or variable.name.startswith(_RESERVED_PREFIXES):
-            yield Violation(f"`{variable.name}` is set by kdist itself and cannot be changed", (field,))
-        if variable.name in seen:
-            yield Violation(f"`{variable.name}` is already given at spec.env[{seen[variable.name]}]", (field,))
-        seen.setdefault(variable.name, index)
-
-
-# The image's own folders, and those that kdist mounts.
-_SYSTEM_FOLDERS = ("/bin", "/boot", "/dev", "/etc", "/lib", "/proc", "/run", "/sbin", "/sys", "/usr", "/kdist", "/tmp")  # noqa: S108
-
-
-def _mounts(spec: Spec) -> Iterator[Violation]:
-    seen: dict[str, int] = {}
+        if variable.name in names:
+            yield Violation(f"`{variable.name}` is already given at spec.env[{names[variable.name]}]", field, (field,))
+        names.setdefault(variable.name, index)
+    paths: dict[str, int] = {}
     for index, data in enumerate(spec.data):
         field, path = f"data.{index}.mountPath", data.mount_path
-        if {"..", ".", ""} & set(path.split("/")[1:]):
-            yield Violation("must not hold `.`, `..` or `//`", (field,))
-        elif any(path == folder or path.startswith(f"{folder}/") for folder in _SYSTEM_FOLDERS):
-            yield Violation(f"must not lie in `{'/'.join(path.split('/')[:2])}`, which belongs to the system", (field,))
-        for other, first in seen.items():
-            if path == other or path.startswith(f"{other}/") or other.startswith(f"{path}/"):
-                yield Violation(f"overlaps `{other}` of spec.data[{first}]", (field,))
-        seen.setdefault(path, index)
+        for other, first in paths.items():
+            if f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/"):
+                yield Violation(f"`{path}` overlaps `{other}` of spec.data[{first}]", field, (field,))
+        paths.setdefault(path, index)
 
 
 def _workload(spec: Spec) -> Iterator[Violation]:
@@ -128,9 +110,35 @@ def _workload(spec: Spec) -> Iterator[Violation]:
         return
     from difflib import get_close_matches
 
-    near = get_close_matches(spec.train.workload.lower(), SHIPPED_WORKLOADS, n=1)
+    near = get_close_matches(spec.train.workload[:64].lower(), SHIPPED_WORKLOADS, n=1)
     yield Violation(
-        f"must be {', '.join(SHIPPED_WORKLOADS)} or module:Class, found `{spec.train.workload[:80]}`",
+        f"must be {' or '.join(SHIPPED_WORKLOADS)}, or module:Class",
+        "train.workload",
         ("train.workload",),
         near[0] if near else "",
     )
+
+
+# What torch's elastic agent and kdist tell the ranks; a job that sets them would break its own rendezvous.
+_RESERVED_RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT")
+_RESERVED_SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
+_RESERVED_PREFIXES = ("KDIST_", "TORCHELASTIC_")
+
+
+def check_variable(name: str) -> Iterator[Violation]:
+    """A variable's name must not be one that kdist sets."""
+    if name in _RESERVED_RANKS + _RESERVED_SIZES or name.startswith(_RESERVED_PREFIXES):
+        yield Violation(f"`{name}` is set by kdist itself and cannot be changed", "name", ("name",))
+
+
+# Folders of the image itself, and those that kdist mounts.
+_SYSTEM_FOLDERS = ("bin", "boot", "dev", "etc", "kdist", "lib", "lib64", "proc", "run", "sbin", "sys", "tmp", "usr")
+
+
+def check_mount(path: str) -> Iterator[Violation]:
+    """A mount must not lie in the system's folders, nor leave its own."""
+    parts = path.split("/")[1:]
+    if {"..", ".", ""} & set(parts):
+        yield Violation("must not hold `.`, `..` or `//`", "mountPath", ("mountPath",))
+    elif parts[0] in _SYSTEM_FOLDERS:
+        yield Violation(f"must not lie in /{parts[0]}, which belongs to the system", "mountPath", ("mountPath",))

@@ -15,7 +15,7 @@ _SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-
 _LABEL_KEY: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 _LABEL_VALUE: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 _ENV_NAME: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
-_SECRET_KEY: Final = r"^[-._a-zA-Z0-9]+$"
+_DATA_KEY: Final = r"^[-._a-zA-Z0-9]+$"
 _IMAGE: Final = r"^[a-zA-Z0-9][-a-zA-Z0-9_.:/@]*$"
 _STORAGE: Final = r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)$"
 _CPU: Final = r"^([1-9][0-9]*m|[0-9]+(\.[0-9]+)?)$"
@@ -30,12 +30,12 @@ SAYS: Final[dict[str, str]] = {
     _LABEL_KEY: "must be a label key such as `disk` or `example.com/disk`",
     _LABEL_VALUE: "must be letters, digits, `-`, `_` and `.`, beginning and ending with a letter or digit",
     _ENV_NAME: "must be letters, digits and `_`, not beginning with a digit",
-    _SECRET_KEY: "must be letters, digits, `-`, `_` and `.`",
+    _DATA_KEY: "must be letters, digits, `-`, `_` and `.`",
     _IMAGE: "must be an image reference such as `registry.example.com/team/trainer:1.0`",
     _STORAGE: "must be a whole number with a unit such as `4Gi` or `500Mi`",
-    _CPU: "must be a number of cores such as `2` or `0.5`, or millicores such as `500m`",
+    _CPU: "must be millicores such as `500m`",
     _MOUNT_PATH: "must be an absolute path such as `/data`, without `:` and without `/` at its end",
-    _ONE_LINE: "must be one line of text without control characters",
+    _ONE_LINE: "must be a path: one line without control characters",
     _NO_NUL: "must not hold a NUL character",
 }
 
@@ -47,7 +47,7 @@ LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=_LABEL_KEY
 LabelValue = Annotated[str, Field(max_length=63, pattern=_LABEL_VALUE)]
 EnvName = Annotated[str, Field(min_length=1, max_length=256, pattern=_ENV_NAME)]
 EnvValue = Annotated[str, Field(max_length=32_768, pattern=_NO_NUL)]
-SecretKeyName = Annotated[str, Field(min_length=1, max_length=253, pattern=_SECRET_KEY)]
+SecretKeyName = Annotated[str, Field(min_length=1, max_length=253, pattern=_DATA_KEY)]
 ImageReference = Annotated[str, Field(min_length=1, max_length=512, pattern=_IMAGE)]
 Storage = Annotated[str, Field(max_length=32, pattern=_STORAGE)]
 CpuText = Annotated[str, Field(max_length=32, pattern=_CPU)]

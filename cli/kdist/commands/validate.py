@@ -1,0 +1,96 @@
+"""`kdist validate`: every problem of job files at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from kdist import console
+from kdist.errors import Code, InvalidJobError, Problem
+
+
+@click.command
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Lay a value over the file; may be repeated.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json", "github"]),
+    default="text",
+    help="github annotates a pull request.",
+)
+@click.pass_context
+def command(context: click.Context, files: tuple[str, ...], overrides: tuple[str, ...], output: str) -> None:
+    r"""Check job files and show every problem at once. FILE may be `-` for stdin.
+
+    \b
+    Examples:
+      kdist validate job.yaml
+      kdist validate jobs/*.yaml -o github
+      kdist validate job.yaml --set spec.nodes=4
+
+    Exits with 0 if all files are valid, else with 2.
+    """
+    from kdist.load import load_file
+
+    reports: list[dict[str, Any]] = []
+    failed = False
+    for file in files:
+        problems: tuple[Problem, ...] = ()
+        try:
+            job = load_file(file, overrides=overrides)
+        except InvalidJobError as error:
+            failed, problems = True, error.problems
+            if output == "text":
+                error.next_command = _next(problems)
+                console.error(error)
+        else:
+            if output == "text":
+                console.result(f"{file}: valid, {_summary(job)}")
+        if output == "github":
+            for problem in problems:
+                console.result(_annotation(problem))
+        reports.append({"file": file, "valid": not problems, "problems": [_document(problem) for problem in problems]})
+    if output == "json":
+        console.emit({"apiVersion": "cli.kdist.dev/v1", "kind": "Validation", "files": reports}, output="json")
+    if failed:
+        context.exit(Code.USAGE)
+
+
+def _summary(job: Any) -> str:
+    """What a valid job would run, in a few words."""
+    nodes, procs = job.spec.nodes, job.spec.procs_per_node
+    count = str(nodes.max) if nodes.min == nodes.max else f"{nodes.min} to {nodes.max}"
+    what = f"trains {job.spec.train.workload}" if job.spec.train else f"runs {job.spec.script.path}"
+    ranks = "" if procs == 1 else ", a rank per GPU" if procs == "auto" else f" with {procs} ranks each"
+    return f"{job.metadata.name} {what} on {count} {'node' if count == '1' else 'nodes'}{ranks}"
+
+
+def _next(problems: tuple[Problem, ...]) -> str:
+    """The field to read about: the first that the model knows, of the problems."""
+    from kdist.spec import fields
+    from kdist.spec.paths import parse
+
+    for problem in problems:
+        path = parse(problem.path) or ()
+        while path:
+            field = fields.find(path)
+            if field is not None and field.path and "*" not in field.path:
+                return f"kdist explain {field.path.replace('[]', '')}"
+            path = path[:-1]
+    return ""
+
+
+def _document(problem: Problem) -> dict[str, Any]:
+    keys = ("source", "line", "column", "path", "message", "suggestion", "hint")
+    return {"file" if key == "source" else key: getattr(problem, key) for key in keys}
+
+
+def _annotation(problem: Problem) -> str:
+    """A workflow command of GitHub Actions."""
+    text = f"{problem.sentence}. {problem.hint}" if problem.hint else problem.sentence
+    escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    place = problem.source.replace("%", "%25").replace(",", "%2C").replace(":", "%3A")
+    position = f",line={problem.line},col={problem.column}" if problem.line else ""
+    return f"::error file={place}{position}::{escaped}"

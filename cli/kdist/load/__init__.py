@@ -1,0 +1,67 @@
+"""Text to `TrainingJob`, or every problem at once with its place.
+
+The YAML read here is YAML 1.2's core schema with fewer features: one document, no tags, no merge keys `<<`, no duplicate
+keys; anchors and aliases within limits. `no`, `on`, `1:30`, `1_000` and dates are text and `012` is twelve.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kdist.errors import InvalidJobError, UsageError
+from kdist.load.overrides import override
+from kdist.load.problems import validate
+from kdist.load.text import MAX_BYTES, decode, split_lines
+from kdist.load.tree import read
+from kdist.spec import TrainingJob
+
+
+def load_text(text: str | bytes, *, source: str, overrides: Sequence[str] = ()) -> TrainingJob:
+    """Read a job from text. `source` names it in problems; `overrides` are `path=value` as given to `--set`.
+
+    Raises `InvalidJobError` with every problem, sorted by place.
+    """
+    decoded, problems = decode(text, source=source)
+    job = None
+    if not problems:
+        tree, problems = read(decoded, source=source)
+        if tree is not None:
+            tree, unusable = override(tree, overrides)
+            job, invalid = validate(tree)
+            told = {(each.line, each.column) for each in problems if each.line}
+            problems += [*unusable, *(each for each in invalid if (each.line, each.column) not in told)]
+    if problems or job is None:
+        lines = split_lines(decoded)
+        ordered = sorted(dict.fromkeys(problems), key=lambda each: (each.line == 0, each.line, each.column, each.path))
+        raise InvalidJobError(source, [each.with_excerpt(lines) for each in ordered])
+    return job
+
+
+def load_file(path: str | Path, *, overrides: Sequence[str] = ()) -> TrainingJob:
+    """Read a job from a file; `-` is stdin. Raises `UsageError` if it cannot be read, else as `load_text`."""
+    if str(path) == "-":
+        return load_text(sys.stdin.buffer.read(MAX_BYTES + 1), source="stdin", overrides=overrides)
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise UsageError(f"there is no file `{path}`", hint=_near(Path(path))) from None
+    except IsADirectoryError:
+        raise UsageError(f"`{path}` is a folder, not a file", hint=f"name the file in it: {Path(path) / 'job.yaml'}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read `{path}`: {error.strerror}") from None
+    return load_text(data, source=str(path), overrides=overrides)
+
+
+def _near(path: Path) -> str:
+    """A hint at a file whose name is close to one that does not exist."""
+    from difflib import get_close_matches
+
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix in (".yaml", ".yml")]
+    except OSError:
+        return ""
+    near = get_close_matches(path.name, names, n=1, cutoff=0.5)
+    return f"did you mean `{path.with_name(near[0])}`?" if near else "`kdist init` writes one to start from"

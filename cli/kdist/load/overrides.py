@@ -1,0 +1,88 @@
+"""`--set path=value`: values from the command line laid over the tree of a job file, typed by the model.
+
+`spec.env[0].value` names a list's item (one past the end appends), `spec.nodeSelector["example.com/disk"]` a key with dots.
+The value is YAML (`{min: 1, max: 4}`) except where the field takes only text, which is taken as it is. `null` takes the
+field away, so that its default holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from kdist.errors import Problem
+from kdist.load.text import shown
+from kdist.load.tree import Mark, Node, read_value
+from kdist.spec import fields
+from kdist.spec.paths import Path, near_path, parse, show
+
+
+def override(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]:
+    """The tree with every override laid over it in order, and the problems of those that cannot be."""
+    problems: list[Problem] = []
+    for option in overrides:
+        source = f"--set {shown(option, 120)}"
+        text, equals, value = _split(option)
+        path = parse(text)
+        if not equals or path is None:
+            hint = "for example --set spec.nodes=2"
+            problems.append(Problem(source, 0, 0, "", "must be path=value", hint=hint))
+            continue
+        field = fields.find(path)
+        if field is None or not path:
+            near = near_path(path)
+            problems.append(Problem(source, 0, 0, show(path), "there is no such field", suggestion=near))
+            continue
+        node, found = _value(value, field, source)
+        problems.extend(found)
+        if not found:
+            changed = _put(tree, path, node, Mark(source, 0, 0))
+            if changed is None:
+                problems.append(Problem(source, 0, 0, show(path), "the list has no such item", hint="one past its end appends"))
+            else:
+                tree = changed
+    return tree, problems
+
+
+def _split(option: str) -> tuple[str, str, str]:
+    """Path, `=` and value; a quoted key may hold `=`."""
+    bracket = option.rfind("]", 0, option.find("=") + 1)
+    quoted = re.match(r"""[^="']*(\[["'][^"']+["']\][^="']*)*""", option)
+    end = option.find("=", quoted.end() if quoted else max(bracket, 0))
+    return (option[:end], "=", option[end + 1 :]) if end >= 0 else (option, "", "")
+
+
+def _value(text: str, field: fields.Field, source: str) -> tuple[Node | None, list[Problem]]:
+    """The node of a value, or None to take the field away."""
+    if text.strip() == "null":
+        return None, []
+    if field.takes_only_text:
+        return Node("scalar", Mark(source, 0, 0), scalar=text, text=text), []
+    node, problems = read_value(text, source=source)
+    if node is None and not problems:
+        problems = [Problem(source, 0, 0, field.path, "the value is empty", hint="null takes a field away")]
+    return node, problems
+
+
+def _put(node: Node | None, path: Path, value: Node | None, mark: Mark) -> Node | None:
+    """A copy of `node` with the value at `path`; None where a list has no such item."""
+    if not path:
+        return value
+    head, rest = path[0], path[1:]
+    if isinstance(head, int):
+        items = list(node.items) if node is not None and node.kind == "list" else []
+        if head > len(items):
+            return None
+        item = _put(items[head] if head < len(items) else None, rest, value, mark)
+        items[head : head + 1] = [] if item is None and not rest else [item] if item is not None else items[head : head + 1]
+        return Node("list", node.mark if node is not None else mark, items=items)
+    entries = dict(node.entries) if node is not None and node.kind == "mapping" else {}
+    if not rest and value is None:
+        entries.pop(head, None)
+    else:
+        key_mark, child = entries.get(head, (mark, None))
+        changed = _put(child, rest, value, mark)
+        if changed is None:
+            return None
+        entries[head] = (key_mark if child is not None and rest else mark, changed)
+    return Node("mapping", node.mark if node is not None else mark, entries=entries)

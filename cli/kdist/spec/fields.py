@@ -1,0 +1,190 @@
+"""The fields of job.yaml as data: the JSON Schema, and each field's type in words, default, limits and sentence.
+
+Everything that tells a person about fields (`kdist explain`, `kdist init`, the documentation, the problems of a file) reads
+them here, so it cannot say anything else than the model does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache, cached_property
+from typing import Any, Final
+
+from kdist.spec.job import TrainingJob
+from kdist.spec.words import SAYS
+
+SCHEMA_ID: Final = "https://kdist.dev/schemas/v1alpha1/job.schema.json"
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of job.yaml. Shared: do not change it."""
+    document = TrainingJob.model_json_schema(by_alias=True)
+    _tidy(document)
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, "title": "TrainingJob of kdist"}
+    return head | document
+
+
+def _tidy(node: Any) -> None:
+    """Drop pydantic's generated titles, which only repeat names, and close the mappings whose keys follow a pattern."""
+    if isinstance(node, dict):
+        if isinstance(node.get("title"), str):
+            del node["title"]
+        if "patternProperties" in node:
+            node["additionalProperties"] = False
+        for each in node.values():
+            _tidy(each)
+    elif isinstance(node, list):
+        for each in node:
+            _tidy(each)
+
+
+class Field:
+    """One field with its references resolved. `path` is dotted, with `[]` for a list's items: `spec.env[].name`."""
+
+    def __init__(self, path: str, node: dict[str, Any], *, required: bool) -> None:
+        self.path = path
+        self.required = required
+        self._node = node
+        forms = [_resolved(form) for form in _resolved(node).get("anyOf", [_resolved(node)])]
+        self.forms = [form for form in forms if form.get("type") != "null"]
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rsplit(".", 1)[-1]
+
+    @property
+    def sentence(self) -> str:
+        """What the field is for."""
+        return str(self._node.get("description", ""))
+
+    @property
+    def default(self) -> Any:
+        """The default as it would be written in the file; None where leaving it out means something no value can say."""
+        return self._node.get("default")
+
+    @property
+    def words(self) -> str:
+        """The type and its limits, as the end of a sentence that begins with "must be"."""
+        return " or ".join(dict.fromkeys(describe(form) for form in self.forms))
+
+    @property
+    def choices(self) -> list[str]:
+        """The allowed words, where the field is chosen from a list."""
+        return [str(word) for form in self.forms for word in _choices(form)]
+
+    @property
+    def takes_text(self) -> bool:
+        """True where text may stand."""
+        return any(form.get("type") == "string" for form in self.forms)
+
+    @property
+    def takes_only_text(self) -> bool:
+        """True where nothing but text may stand, so that a plain 012 has to be quoted."""
+        return all(form.get("type") == "string" for form in self.forms)
+
+    @property
+    def is_free(self) -> bool:
+        """True where any JSON value may stand, with anything below it."""
+        return self.forms == [{}]
+
+    @cached_property
+    def children(self) -> dict[str, Field]:
+        """The fields of a section, in the order of the model; empty for values, lists and free mappings."""
+        return {
+            name: Field(f"{self.path}.{name}" if self.path else name, node, required=name in form.get("required", []))
+            for form in self.forms
+            for name, node in form.get("properties", {}).items()
+        }
+
+    @cached_property
+    def item(self) -> Field | None:
+        """The field that a list's items are, if this is a list."""
+        for form in self.forms:
+            if form.get("type") == "array" and "items" in form:
+                return Field(f"{self.path}[]", form["items"], required=False)
+        return self.entry if self.is_free else None
+
+    @cached_property
+    def entry(self) -> Field | None:
+        """The field that the values of a free mapping are, if this is one."""
+        if self.is_free:
+            return Field(f"{self.path}.*", {}, required=False)
+        for form in self.forms:
+            if form.get("type") == "object" and "properties" not in form:
+                free = next(iter(form.get("patternProperties", {}).values()), form.get("additionalProperties", {}))
+                return Field(f"{self.path}.*", free if isinstance(free, dict) else {}, required=False)
+        return None
+
+    def walk(self) -> Iterator[Field]:
+        """This field's descendants, each before its own."""
+        for child in self.children.values():
+            yield child
+            yield from child.walk()
+        if self.item is not None:
+            yield from self.item.walk()
+
+
+@cache
+def root() -> Field:
+    """The whole file as a field without a path."""
+    return Field("", schema(), required=True)
+
+
+def find(path: Sequence[str | int]) -> Field | None:
+    """The field at a path of names and list positions; None if the model has none there."""
+    field: Field | None = root()
+    for part in path:
+        if field is None:
+            return None
+        field = field.item if isinstance(part, int) else field.children.get(part, field.entry)
+    return field
+
+
+def describe(form: dict[str, Any]) -> str:
+    """One form of a field in words."""
+    choices = _choices(form)
+    if choices:
+        return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
+    kind = form.get("type")
+    if kind == "integer":
+        return "a whole number" + _limits(form)
+    if kind == "number":
+        return "a number" + _limits(form)
+    if kind == "string":
+        says = SAYS.get(form.get("pattern", ""), "")
+        return says.removeprefix("must be ") if says.startswith("must be ") else "text"
+    if kind == "array":
+        return f"a list of {len(form['prefixItems'])} numbers" if "prefixItems" in form else "a list"
+    if kind == "boolean":
+        return "true or false"
+    if kind == "object":
+        names = list(form.get("properties", {}))
+        return "{" + ", ".join(names) + "}" if 0 < len(names) <= 5 else "a mapping"
+    return "a value"
+
+
+def _limits(form: dict[str, Any]) -> str:
+    low, above = form.get("minimum"), form.get("exclusiveMinimum")
+    high, below = form.get("maximum"), form.get("exclusiveMaximum")
+    if low is not None and high is not None:
+        return f" from {_number(low)} to {_number(high)}"
+    parts = [(" greater than", above), (" at least", low), (" at most", high), (" less than", below)]
+    return " and".join(f"{word} {_number(limit)}" for word, limit in parts if limit is not None)
+
+
+def _number(limit: float) -> str:
+    return f"{limit:g}" if isinstance(limit, float) else str(limit)
+
+
+def _choices(form: dict[str, Any]) -> list[Any]:
+    return form.get("enum", [form["const"]] if "const" in form else [])
+
+
+def _resolved(node: dict[str, Any]) -> dict[str, Any]:
+    reference = node.get("$ref")
+    if reference is None:
+        return node
+    definition: dict[str, Any] = schema()["$defs"][str(reference).rsplit("/", 1)[-1]]
+    return definition

@@ -60,7 +60,7 @@ def render(level: str, name: str, fields: Mapping[str, Any], *, now: datetime) -
     line.update({key: value for key, value in _bound_fields().items() if key not in fields})
     line.update({key: value for key, value in fields.items() if value is not None})
     line = {key: line[key] for key in (*_IDENTITY, *line) if key in line}
-    text = _encode({key: _plain(value) for key, value in line.items()})
+    text = _encode({key: plain(value) for key, value in line.items()})
     if len(text) <= MAX_LINE:
         return text
     text = _encode({key: _shortened(value, _SHORT_TEXT) for key, value in line.items()})
@@ -90,21 +90,21 @@ def _encode(line: Mapping[str, Any]) -> bytes:
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The value as JSON can hold it: NaN and infinities as words, the unknown as its text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return str(value)
 
 
 def _shortened(value: Any, limit: int) -> Any:
-    value = _plain(value)
+    value = plain(value)
     if isinstance(value, str) and len(value) > limit:
         return value[:limit] + "…"
     if isinstance(value, list):

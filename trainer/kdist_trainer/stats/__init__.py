@@ -3,12 +3,25 @@
 from kdist_trainer.stats.agent import AGENT_METRICS, STATES
 from kdist_trainer.stats.metric import Kind, Metric, Scope
 from kdist_trainer.stats.record import WALL_CATEGORIES, StepPhase, StepStats, Wall
-from kdist_trainer.stats.wire import MAX_RECORD, RECORDED, MalformedRecordError, Record, pack, unpack
+from kdist_trainer.stats.wire import (
+    COUNTER_SLOTS,
+    GAUGES,
+    MAX_RECORD,
+    RECORDED,
+    SLOTS,
+    MalformedRecordError,
+    Record,
+    pack,
+    unpack,
+)
 
 __all__ = [
     "AGENT_METRICS",
+    "COUNTER_SLOTS",
+    "GAUGES",
     "MAX_RECORD",
     "RECORDED",
+    "SLOTS",
     "STATES",
     "WALL_CATEGORIES",
     "Kind",

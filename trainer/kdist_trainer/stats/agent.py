@@ -82,9 +82,6 @@ RECORDS = _counter(
     labels=("outcome",),
     series=(("accepted",), ("stale",), ("malformed",)),
 )
-RECORDS_DROPPED = _counter(
-    "kdist_exporter_records_dropped_total", "Records that a worker could not send", labels=("rank",), series=(), quiet=True
-)
 SCRAPE_DURATION = _gauge("kdist_exporter_scrape_duration_seconds", "Time to render the last scrape", unit="seconds")
 
 AGENT_METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -66,13 +66,14 @@ class StepStats:
 
     rank: int = 0
     generation: int = 0
-    dropped: int = 0
-    """Records that could not be sent."""
     sequence: int = 0
     """Number of the latest packed record."""
     started_ns: int = field(default_factory=time.time_ns)
     """Unix time of the rank's start: a later one in the same generation supersedes."""
 
+    dropped: float = counter(
+        "kdist_exporter_records_dropped_total", "Records that a worker could not send", scope=Scope.RANK, quiet=True
+    )
     steps: float = counter("kdist_steps_total", "Optimizer steps completed, repeats after a restart included", scope=Scope.RANK)
     samples: float = counter("kdist_samples_total", "Samples consumed", scope=Scope.RANK)
     tokens: float = counter("kdist_tokens_total", "Tokens consumed (absent if not a token model)", scope=Scope.RANK, quiet=True)

@@ -37,7 +37,7 @@ COUNTER_SLOTS = sum(_METRICS[name].slots for name in _COUNTERS)
 _SLOTS = COUNTER_SLOTS + len(_GAUGES)
 _MAGIC = b"kdst"
 _LAYOUT = zlib.crc32(repr([_METRICS[name] for name in (*_SINGLE, *_SEVERAL, *_GAUGES)]).encode())
-_PACKED = struct.Struct(f"<4sIIHHQQQQ{_SLOTS}d")
+_PACKED = struct.Struct(f"<4sIIHHQQQ{_SLOTS}d")
 assert _PACKED.size <= MAX_RECORD, f"a record would take {_PACKED.size} bytes"  # noqa: S101  found at the first import
 
 
@@ -66,7 +66,6 @@ class Record:
     rank: int
     generation: int
     sequence: int
-    dropped: int
     started_ns: int
     counters: tuple[float, ...]
     gauges: tuple[float | None, ...]
@@ -86,20 +85,18 @@ def pack(stats: StepStats) -> bytes:
         else:
             present |= 1 << index
             numbers.append(value)
-    return _PACKED.pack(
-        _MAGIC, _LAYOUT, stats.rank, present, 0, stats.generation, stats.sequence, stats.dropped, stats.started_ns, *numbers
-    )
+    return _PACKED.pack(_MAGIC, _LAYOUT, stats.rank, present, 0, stats.generation, stats.sequence, stats.started_ns, *numbers)
 
 
 def unpack(datagram: bytes) -> Record:
     """The record in a datagram. Raises `MalformedRecordError`."""
     if len(datagram) != _PACKED.size:
         raise MalformedRecordError(f"{len(datagram)} bytes, not {_PACKED.size}")
-    magic, layout, rank, present, _, generation, sequence, dropped, started_ns, *numbers = _PACKED.unpack(datagram)
+    magic, layout, rank, present, _, generation, sequence, started_ns, *numbers = _PACKED.unpack(datagram)
     if magic != _MAGIC or layout != _LAYOUT:
         raise MalformedRecordError("other magic or layout")
     counters = tuple(numbers[:COUNTER_SLOTS])
-    if not all(0 <= value < math.inf for value in counters):
-        raise MalformedRecordError("a counter is negative or not finite")
+    if not math.isfinite(sum(counters)):
+        raise MalformedRecordError("a counter is not finite")
     gauges = tuple(value if present >> index & 1 else None for index, value in enumerate(numbers[COUNTER_SLOTS:]))
-    return Record(rank, generation, sequence, dropped, started_ns, counters, gauges)
+    return Record(rank, generation, sequence, started_ns, counters, gauges)

@@ -1,0 +1,5 @@
+"""The agent's metrics: receives the records of its ranks, answers Prometheus, probes and `kdist status`."""
+
+from kdist_trainer.exporter.exporter import Exporter
+
+__all__ = ["Exporter"]

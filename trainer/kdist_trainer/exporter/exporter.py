@@ -1,0 +1,238 @@
+"""`Exporter`: what the agent tells, what the ranks report, and the endpoint that shows both."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.exposition import choose_encoder, generate_latest
+
+from kdist_trainer import __version__, log
+from kdist_trainer.exporter import status
+from kdist_trainer.exporter.exposition import Exposition, Series, reported_series
+from kdist_trainer.exporter.receiver import Receiver
+from kdist_trainer.exporter.server import Answer, Server
+from kdist_trainer.exporter.told import Told
+from kdist_trainer.exporter.totals import ACCEPTED, Totals
+from kdist_trainer.exporter.wall import WallClock
+from kdist_trainer.stats import GAUGES, SLOTS, STATES, MalformedRecordError, agent, unpack
+
+_READY_STATES = {"running", "checkpointing"}
+_SAMPLES = SLOTS["kdist_samples_total"].start
+_EWMA = GAUGES["kdist_step_duration_ewma_seconds"]
+_STEP_TIME = GAUGES["kdist_last_step_timestamp_seconds"]
+
+
+class Exporter:
+    """The metrics of one agent and its ranks. All methods may be called from any thread, none waits for a rank or a client.
+
+    `info` holds labels of `kdist_job_info` and `kdist_build_info` (`framework`, `workload_kind`, `world_size_min`,
+    `world_size_max`, `backend`) and may hold `node`. Numbers that belong to the job rather than to this agent (lost steps,
+    time to recover) are to be told by the agent that has rank 0 only, so that a sum over the agents is right.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        run_id: str,
+        socket_path: Path,
+        port: int,
+        host: str,
+        info: Mapping[str, str],
+        healthy: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.port = port
+        self.socket_path = socket_path
+        self._job, self._run_id, self._host, self._node = job, run_id, host, info.get("node", "")
+        self._healthy = healthy
+        self._lock = threading.Lock()
+        self._state = STATES[0]
+        self._told = Told()
+        self._totals = Totals()
+        self._throughput = status.Throughput()
+        self._clock = WallClock(time.monotonic())
+        self._failed_at: float | None = None
+        self._scrape_seconds = 0.0
+        self._exposition = Exposition(job, self._read)
+        self._receiver: Receiver | None = None
+        self._server: Server | None = None
+        self._set_info(info)
+
+    def start(self) -> None:
+        """Bind the socket and the port, a free one where it is 0 or taken. Raises `OSError` if not even that can be had."""
+        self._receiver = Receiver(self.socket_path, take=self._take, lock=self._lock)
+        routes = {"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._ready, "/status": self._status}
+        try:
+            self._server = Server(routes, host=self._host, port=self.port)
+        except OSError as error:
+            if self.port == 0:
+                self._receiver.close()
+                raise
+            self._server = Server(routes, host=self._host, port=0)
+            message = f"port {self.port} for metrics cannot be had ({error.strerror}); using {self._server.port}"
+            log.warn("metrics-port-taken", port=self.port, used=self._server.port, message=message)
+        self.port = self._server.port
+
+    def close(self) -> None:
+        """Take in what the ranks sent last, then stop answering. `expose` and `status` still work."""
+        if self._receiver:
+            self._receiver.close()
+            self._receiver = None
+        if self._server:
+            self._server.close()
+            self._server = None
+
+    def set_state(self, state: str) -> None:
+        """What the agent is doing, one of `STATES`. Raises `ValueError` for another word."""
+        if state not in STATES:
+            raise ValueError(f"no such state: {state}")
+        with self._lock:
+            self._state = state
+            self._clock.enter(state, now=time.monotonic())
+
+    def set_group(self, *, generation: int, world_size: int, local_ranks: Iterable[int]) -> None:
+        """A group has formed, its ranks not started yet. Earlier sums become the base; ranks that left are shown no more."""
+        with self._lock:
+            if self._receiver:
+                self._receiver.drain()
+            self._totals.form(generation=generation, world_size=world_size, local_ranks=local_ranks)
+            self._told.set(agent.GENERATION, generation)
+            self._told.set(agent.WORLD_SIZE, world_size)
+            self._clock.report(self._totals.witness_wall(), has_stepped=False, now=time.monotonic())
+
+    def add_restart(self, cause: str) -> None:
+        """The worker group failed and starts again, the budget allowing: `cause` is a `Cause`."""
+        with self._lock:
+            self._told.count(agent.RESTARTS, (str(cause),))
+            self._failed_at = time.monotonic()
+
+    def add_worker_exit(self, cause: str, signal: str | None = None) -> None:
+        """A worker ended: a `Cause`, or `done` or `stopped`; the signal's name (`SIGKILL`) if one killed it."""
+        with self._lock:
+            self._told.count(agent.WORKER_EXITS, (str(cause), signal or "none"))
+
+    def add_wall(self, category: str, seconds: float) -> None:
+        """The agent accounts for time itself; time that its states account for already is not counted twice."""
+        with self._lock:
+            self._clock.claim(category, seconds)
+
+    def observe_rendezvous(self, seconds: float, outcome: str) -> None:
+        """A rendezvous ended after `seconds`: `formed`, `timeout` or `failed`."""
+        with self._lock:
+            self._told.observe(agent.RENDEZVOUS_DURATION, seconds, (outcome,))
+
+    def add_lost_steps(self, steps: int) -> None:
+        """So many steps are done again; their time is taken as that of the last steps before."""
+        with self._lock:
+            self._told.count(agent.LOST_STEPS, amount=steps)
+            self._told.count(agent.LOST_PROGRESS, amount=steps * (self._totals.gauges()[_EWMA] or 0.0))
+
+    def set_restarts_remaining(self, restarts: int) -> None:
+        """What is left of the job's budget."""
+        with self._lock:
+            self._told.set(agent.RESTARTS_REMAINING, restarts)
+
+    def expose(self) -> str:
+        """The metrics as of now, in Prometheus' text format."""
+        return generate_latest(self._exposition.registry).decode()
+
+    def status(self) -> dict[str, Any]:
+        """The `/status` document."""
+        now = time.monotonic()
+        with self._lock:
+            snapshot, wall = self._totals.snapshot(), self._clock.read(now)
+            ranks = status.ranks(snapshot, self.socket_path.parent, now=now)
+            rate = self._throughput.rate(self._totals.total(_SAMPLES), now=now)
+            remaining = self._told.get(agent.RESTARTS_REMAINING)
+            return {
+                "job": self._job,
+                "run_id": self._run_id,
+                "node": self._node,
+                "state": self._state,
+                "phase": ranks[0]["phase"] if ranks else None,
+                "generation": snapshot.generation,
+                "world_size": snapshot.world_size,
+                **status.shown_gauges(snapshot),
+                "samples_per_second": rate,
+                "restarts": int(self._told.total(agent.RESTARTS)),
+                "restarts_remaining": None if remaining is None else int(remaining),
+                "lost_steps": int(self._told.total(agent.LOST_STEPS)),
+                "wall_seconds": wall,
+                "ranks": ranks,
+                "pid": os.getpid(),
+            }
+
+    def _set_info(self, info: Mapping[str, str]) -> None:
+        try:
+            torch_version = importlib.metadata.version("torch")
+        except importlib.metadata.PackageNotFoundError:
+            torch_version = ""
+        found = {"framework": "ddp", "version": __version__, "torch_version": torch_version, "run_id": self._run_id}
+        found |= {"python_version": platform.python_version(), **info}
+        for metric in (agent.BUILD_INFO, agent.JOB_INFO):
+            self._told.set(metric, 1, tuple(str(found.get(label, "")) for label in metric.labels))
+
+    def _take(self, datagram: bytes) -> None:
+        """One datagram, the lock held."""
+        try:
+            record = unpack(datagram)
+        except MalformedRecordError:
+            self._totals.reject()
+            return
+        had_stepped = self._totals.has_stepped
+        if self._totals.accept(record, now=time.time()) != ACCEPTED or record.rank not in self._totals.local_ranks[:1]:
+            return
+        now = time.monotonic()
+        self._throughput.add(self._totals.total(_SAMPLES), now=now)
+        self._clock.report(self._totals.witness_wall(), has_stepped=self._totals.has_stepped, now=now)
+        if self._totals.has_stepped and not had_stepped:
+            self._first_step(record.started_ns, record.gauges[_STEP_TIME], now)
+
+    def _first_step(self, started_ns: int, stepped_at: float | None, now: float) -> None:
+        if stepped_at is not None:
+            self._told.set(agent.TIME_TO_FIRST_STEP, max(0.0, stepped_at - started_ns / 1e9))
+        if self._failed_at is not None:
+            self._told.set(agent.TIME_TO_RECOVER, now - self._failed_at)
+            self._failed_at = None
+
+    def _read(self) -> dict[str, Series]:
+        """All series as of now; the lock is held for the copying only."""
+        now = time.monotonic()
+        with self._lock:
+            snapshot, told, wall, state = self._totals.snapshot(), self._told.snapshot(), self._clock.read(now), self._state
+        numbers: dict[str, Series] = {**told, **reported_series(snapshot, wall)}
+        numbers[agent.JOB_STATE.name] = {(word,): [float(word == state)] for word in STATES}
+        numbers[agent.HEARTBEAT.name] = {(str(rank),): [heard] for rank, heard in snapshot.heard.items()}
+        numbers[agent.RECORDS.name] = {(outcome,): [float(count)] for outcome, count in snapshot.received.items()}
+        numbers[agent.SCRAPE_DURATION.name] = {(): [self._scrape_seconds]}
+        return numbers
+
+    def _metrics(self, accept: str) -> Answer:
+        started = time.perf_counter()
+        encoder, media_type = choose_encoder(accept)
+        body = encoder(self._exposition.registry)
+        self._scrape_seconds = time.perf_counter() - started
+        return Answer(HTTPStatus.OK, body, media_type)
+
+    def _health(self, _: str) -> Answer:
+        return _word("ok", HTTPStatus.OK) if self._healthy() else _word("the agent is stuck", HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _ready(self, _: str) -> Answer:
+        state = self._state
+        return _word(state, HTTPStatus.OK if state in _READY_STATES else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _status(self, _: str) -> Answer:
+        return Answer(HTTPStatus.OK, json.dumps(self.status()).encode() + b"\n", "application/json")
+
+
+def _word(word: str, code: HTTPStatus) -> Answer:
+    return Answer(code, f"{word}\n".encode())

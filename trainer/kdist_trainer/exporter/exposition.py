@@ -1,0 +1,97 @@
+"""From a snapshot of all numbers to the text that Prometheus reads. Pure: what is shown follows from the declarations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from kdist_trainer.exporter.totals import Snapshot, add
+from kdist_trainer.stats import AGENT_METRICS, COUNTER_SLOTS, GAUGES, RECORDED, SLOTS, Kind, Metric, Scope
+
+Labels = tuple[str, ...]
+Series = dict[Labels, list[float]]
+"""Label values (those of `Metric.labels`, after `rank` where the scope is RANK) to one number, or a histogram's slots."""
+
+JOB_LABEL = "kdist_job"
+CATALOGUE: tuple[Metric, ...] = (*AGENT_METRICS, *RECORDED)
+"""Every metric there is, in the order of the exposition."""
+
+
+class Exposition(Collector):
+    """A registry's collector that shows whatever `read` returns at each scrape: all series by the metric's name."""
+
+    def __init__(self, job: str, read: Callable[[], Mapping[str, Series]]) -> None:
+        self._job = job
+        self._read = read
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
+
+    def describe(self) -> Iterator[Family]:
+        """Nothing: no other collector shares the registry, so there is no name to guard."""
+        return iter(())
+
+    def collect(self) -> Iterator[Family]:
+        """The families that have a series, in the order of `CATALOGUE`."""
+        numbers = self._read()
+        for metric in CATALOGUE:
+            if series := numbers.get(metric.name):
+                yield _family(metric, series, self._job)
+
+
+def label_names(metric: Metric) -> Labels:
+    """Labels of a metric's series, `kdist_job` first."""
+    return (JOB_LABEL, *(("rank",) if metric.scope is Scope.RANK else ()), *metric.labels)
+
+
+def reported_series(snapshot: Snapshot, wall: Mapping[str, float]) -> dict[str, Series]:
+    """The series of all recorded metrics by name; `wall` is the shown partition of wall time."""
+    node = [0.0] * COUNTER_SLOTS
+    for counters in snapshot.by_rank.values():
+        node = add(node, counters)
+    found: dict[str, Series] = {}
+    for metric in RECORDED:
+        if metric.scope is Scope.WITNESS:
+            found[metric.name] = {(category,): [seconds] for category, seconds in wall.items()}
+        elif metric.kind is Kind.GAUGE:
+            value = snapshot.gauges[GAUGES[metric.name]]
+            found[metric.name] = {} if value is None else {(): [value]}
+        elif metric.scope is Scope.RANK:
+            found[metric.name] = {
+                (str(rank), *labels): slots
+                for rank, counters in snapshot.by_rank.items()
+                for labels, slots in _split(metric, counters).items()
+            }
+        else:
+            leads = metric.scope is not Scope.LEADER or 0 in snapshot.local_ranks or any(snapshot.leader[SLOTS[metric.name]])
+            found[metric.name] = _split(metric, node if metric.scope is Scope.NODE else snapshot.leader) if leads else {}
+    return found
+
+
+def _split(metric: Metric, counters: list[float]) -> Series:
+    start = SLOTS[metric.name].start
+    size = metric.slots // len(metric.series)
+    parts = {labels: counters[start + i * size : start + (i + 1) * size] for i, labels in enumerate(metric.series)}
+    return {labels: slots for labels, slots in parts.items() if any(slots)} if metric.quiet else parts
+
+
+def _family(metric: Metric, series: Series, job: str) -> Family:
+    names = label_names(metric)
+    if metric.kind is Kind.HISTOGRAM:
+        histogram = HistogramMetricFamily(metric.name, metric.help, labels=names, unit=metric.unit)
+        for labels, slots in series.items():
+            counts, cumulative = [], 0.0
+            for bound, count in zip((*metric.buckets, float("inf")), slots, strict=False):
+                cumulative += count
+                counts.append((floatToGoString(bound), cumulative))
+            histogram.add_metric((job, *labels), counts, slots[-1])
+        return histogram
+    kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    family: CounterMetricFamily | GaugeMetricFamily = kind(metric.name, metric.help, labels=names, unit=metric.unit)
+    for labels, slots in series.items():
+        family.add_metric((job, *labels), slots[0])
+    return family

@@ -1,0 +1,141 @@
+"""A small HTTP server for scrapes and probes that no client can hold up.
+
+GET and HEAD only, a handful of fixed paths, no request body, one request per connection. Head and answer are bounded in
+bytes and in time, connections in number: the oldest one that has not sent its request makes room for a newcomer. It runs
+in one thread of its own, on an event loop, so a slow client costs a few kilobytes and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+
+MAX_HEAD = 8192
+"""Most bytes of a request's line and headers."""
+MAX_CONNECTIONS = 128
+DEADLINE_SECONDS = 5.0
+"""Longest time a client may take to send its request, and again to read the answer."""
+
+_BACKLOG = 256
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response: status, body, and the media type of the body."""
+
+    status: HTTPStatus
+    body: bytes
+    media_type: str = "text/plain; charset=utf-8"
+
+
+Route = Callable[[str], Answer]
+"""Answers a path; the argument is the request's Accept header."""
+
+
+class Server:
+    """Serves `routes` (path to Route) on `host`:`port` (0: a free one). Raises `OSError` if it cannot listen there."""
+
+    def __init__(self, routes: Mapping[str, Route], *, host: str, port: int) -> None:
+        self._routes = routes
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        self.port: int = self._listener.getsockname()[1]
+        self._waiting: dict[asyncio.Task[None], None] = {}
+        self._connections: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="kdist-metrics-http", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and drop what is still open."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._connected, sock=self._listener, limit=MAX_HEAD, backlog=_BACKLOG)
+        await self._stop.wait()
+        server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  for the type checker: start_server made one
+        if len(self._connections) >= MAX_CONNECTIONS:
+            victim = next(iter(self._waiting), task)
+            self._waiting.pop(victim, None)
+            victim.cancel()
+        self._connections.add(task)
+        self._waiting[task] = None
+        try:
+            with contextlib.suppress(OSError, TimeoutError, asyncio.CancelledError):
+                await self._exchange(task, reader, writer)
+        finally:
+            self._waiting.pop(task, None)
+            self._connections.discard(task)
+            writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
+
+    async def _exchange(self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            return
+        except asyncio.LimitOverrunError:
+            answer, method = _plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), "GET"
+        else:
+            self._waiting.pop(task, None)
+            answer, method = self._answer(head)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            writer.transport.set_write_buffer_limits(0)  # so that drain waits until the client has taken all of it
+            writer.write(_encode(answer, with_body=method != "HEAD"))
+            await writer.drain()
+
+    def _answer(self, head: bytes) -> tuple[Answer, str]:
+        """The answer to a request's head, and the request's method."""
+        line, *headers = head.decode("latin-1").split("\r\n")
+        words = line.split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[1].startswith("/"):
+            return _plain(HTTPStatus.BAD_REQUEST), "GET"
+        method, target, _ = words
+        route = self._routes.get(target.partition("?")[0])
+        if method not in {"GET", "HEAD"}:
+            return _plain(HTTPStatus.METHOD_NOT_ALLOWED), method
+        if route is None:
+            return _plain(HTTPStatus.NOT_FOUND), method
+        fields = (header.partition(":") for header in headers)
+        accept = next((value.strip() for name, _, value in fields if name.lower() == "accept"), "")
+        try:
+            return route(accept), method
+        except Exception:  # noqa: BLE001  a fault of ours is one failed answer, not the end of the server
+            return _plain(HTTPStatus.INTERNAL_SERVER_ERROR), method
+
+
+def _plain(status: HTTPStatus) -> Answer:
+    return Answer(status, f"{status.phrase.lower()}\n".encode())
+
+
+def _encode(answer: Answer, *, with_body: bool) -> bytes:
+    lines = [
+        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
+        f"Content-Type: {answer.media_type}",
+        f"Content-Length: {len(answer.body)}",
+        "Cache-Control: no-store",
+        "X-Content-Type-Options: nosniff",
+        *(["Allow: GET, HEAD"] if answer.status is HTTPStatus.METHOD_NOT_ALLOWED else []),
+        "Connection: close",
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + (answer.body if with_body else b"")

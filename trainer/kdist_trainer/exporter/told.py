@@ -1,0 +1,51 @@
+"""The agent's own numbers: counted and set as the agent tells them, kept by metric and label values."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from kdist_trainer.stats import AGENT_METRICS, Kind, Metric
+
+Labels = tuple[str, ...]
+
+
+class Told:
+    """Values of `AGENT_METRICS` by the metric's name and label values. Not thread-safe: the caller holds a lock."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[Labels, float]] = {metric.name: {} for metric in AGENT_METRICS}
+        self._observed: dict[str, dict[Labels, list[float]]] = {metric.name: {} for metric in AGENT_METRICS}
+        for metric in AGENT_METRICS:
+            if metric.kind is Kind.COUNTER:
+                self._values[metric.name] = dict.fromkeys(metric.series, 0.0)
+
+    def count(self, metric: Metric, labels: Labels = (), amount: float = 1.0) -> None:
+        """Let a counter grow. Raises `ValueError` if it would shrink."""
+        if not amount >= 0:
+            raise ValueError(f"{metric.name} cannot grow by {amount}")
+        values = self._values[metric.name]
+        values[labels] = values.get(labels, 0.0) + amount
+
+    def set(self, metric: Metric, value: float, labels: Labels = ()) -> None:
+        """Let a gauge show a value."""
+        self._values[metric.name][labels] = value
+
+    def observe(self, metric: Metric, seconds: float, labels: Labels = ()) -> None:
+        """Let a histogram count an observation."""
+        counts = self._observed[metric.name].setdefault(labels, [0.0] * (len(metric.buckets) + 2))
+        counts[bisect_left(metric.buckets, seconds)] += 1
+        counts[-1] += seconds
+
+    def get(self, metric: Metric, labels: Labels = ()) -> float | None:
+        """One value; None if it was never told."""
+        return self._values[metric.name].get(labels)
+
+    def total(self, metric: Metric) -> float:
+        """Sum of a counter's series."""
+        return sum(self._values[metric.name].values())
+
+    def snapshot(self) -> dict[str, dict[Labels, list[float]]]:
+        """All series by the metric's name, detached: one number each, or a histogram's slots."""
+        single = {name: {labels: [value] for labels, value in series.items()} for name, series in self._values.items()}
+        several = {name: {labels: list(slots) for labels, slots in series.items()} for name, series in self._observed.items()}
+        return {name: single[name] or several[name] for name in single}

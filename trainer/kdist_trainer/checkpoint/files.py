@@ -97,7 +97,12 @@ class DurableFile:
         return self._file.fileno()
 
     def close(self) -> Digest:
-        """Flush, fsync and close. Returns the digest of all that was written. Raises `OSError`; the file is closed either way."""
+        """Flush, fsync and close; again is no harm. Returns the digest of all that was written.
+
+        Raises `OSError`; the file is closed either way.
+        """
+        if self._file.closed:
+            return self.digest
         try:
             self._file.flush()
             _show("fsync", self.path)

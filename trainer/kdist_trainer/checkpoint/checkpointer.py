@@ -1,0 +1,239 @@
+"""The one door to checkpoints: what a training loop uses to resume, to save beside the training, and to end a run."""
+
+from __future__ import annotations
+
+import platform
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kdist_trainer
+from kdist_trainer import log
+from kdist_trainer.checkpoint import retention, storage
+from kdist_trainer.checkpoint.background import Background
+from kdist_trainer.checkpoint.commit import Request, SaveResult
+from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
+from kdist_trainer.checkpoint.lock import Lock, Superseded
+from kdist_trainer.checkpoint.manifest import Manifest
+from kdist_trainer.checkpoint.peers import Peers, Ranks
+from kdist_trainer.checkpoint.restore import Fallback, Restore
+from kdist_trainer.checkpoint.staging import Paths, Stager
+from kdist_trainer.checkpoint.writer import Writer
+from kdist_trainer.config import Checkpointing
+from kdist_trainer.failure import Mismatch, StorageProblem
+
+__all__ = ["CheckpointStore", "Fallback", "Save", "SaveResult"]
+
+
+@dataclass(frozen=True)
+class Save:
+    """A save that was begun: how long the training stood still for it, and whether it had to wait for the one before."""
+
+    step: int
+    visible_seconds: float
+    waited: bool
+
+
+class CheckpointStore:
+    """Checkpoints of one group of ranks in one folder.
+
+    Collective: every rank calls the same methods in the same order. Logs and the run ledger are written here; `on_result` is
+    for counting. Rank 0 of the group holds the folder's lock until `close`.
+    """
+
+    on_result: Callable[[SaveResult], None] | None = None
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        world: Ranks,
+        run_id: str,
+        config: Checkpointing,
+        config_digest: str,
+        take_over: bool = False,
+        sharded: bool = False,
+    ) -> None:
+        """Find out whether all ranks share `root`, and lock it for this run at the world's generation.
+
+        `sharded`: ranks hold parts of tensors, which only a shared folder can take. Raises `Mismatch` when the folder belongs
+        to another run or cannot serve, `Superseded` when a later group of this run has it, `StorageProblem` when it cannot
+        be written.
+        """
+        self.directory = CheckpointDirectory(root)
+        self.resumed: Checkpoint | None = None
+        self._peers = Peers(world)
+        self._lock = Lock(root)
+        self._run_id = run_id
+        self._blocking = config.mode == "blocking"
+        self._config_digest = config_digest
+        seen = storage.probe(root, self._peers)
+        self.shared = all(seen)
+        self._sees_leader = seen[self._peers.rank]
+        self._say_if_not_shared(sharded)
+        self.epoch = self._acquire(world.generation, take_over)
+        self._restore = Restore(self.directory, peers=self._peers, lock=self._lock, shared=self.shared)
+        self._writer = Writer(self.directory, peers=self._peers, lock=self._lock, keep=config.keep, shared=self.shared)
+        alone = 1 if self._peers.is_leader else 0
+        self._stager = Stager(rank=self._peers.rank, size=self._peers.size if self.shared else alone)
+        self._id = self._peers.broadcast(secrets.token_hex(4))
+        self._saves = 0
+        self._background = Background[SaveResult]()
+
+    @property
+    def fallbacks(self) -> list[Fallback]:
+        """Checkpoints that `load` passed over, newest first."""
+        return self._restore.fallbacks
+
+    def load(self, model_and_optimizer: dict[str, Any], *, fingerprint: str) -> dict[str, Any] | None:
+        """Fill the tensors in place from the newest checkpoint that verifies, and return the state saved with it.
+
+        None when there is no checkpoint. Raises `Mismatch` when it is of other data (`fingerprint`) or of another model, or
+        when none of the checkpoints can be read.
+        """
+        found = self._restore.load(model_and_optimizer, fingerprint=fingerprint)
+        if found is not None:
+            manifest = found.manifest
+            self.resumed = Checkpoint(manifest.step, manifest.epoch, self.directory.root / manifest.name)
+        self._peers.on_leader(lambda: self._lock.set_base(self.resumed))
+        return found.state if found is not None else None
+
+    def save(
+        self,
+        tensors: dict[str, Any],
+        state: dict[str, Any],
+        *,
+        step: int,
+        before_commit: Callable[[], None] | None = None,
+        final: dict[str, Any] | None = None,
+        required: bool = False,
+    ) -> Save:
+        """Save `tensors` (model and optimizer) and `state` (JSON) as of `step`.
+
+        When this returns, the tensors may change again; with mode `async` they are written meanwhile. A failure is told to
+        `on_result` and the training goes on. `before_commit` runs on rank 0, on the writing thread, before the commit.
+        `required`: wait until it is committed, try a second time, then raise `StorageProblem`. `final`: the same, and then
+        write this document to DONE: the run has ended.
+        """
+        started = time.monotonic()
+        waited = self._background.busy
+        self.wait()
+        staged, paths = self._stager.stage(tensors)
+        insist = required or final is not None
+        request = Request(
+            manifest=self._describe(step, state),
+            state=state,
+            temporary=Path(),
+            started=started,
+            visible_seconds=None if self._blocking or insist else time.monotonic() - started,
+            before_commit=before_commit,
+        )
+        self._start(request, staged, paths)
+        if insist:
+            self._insist(request, staged, paths)
+        elif self._blocking:
+            self.wait()
+        if final is not None:
+            self._write_done({"run_id": self._run_id, "step": step, "checkpoint": request.manifest.name, **final})
+        return Save(step, time.monotonic() - started, waited)
+
+    def poll(self) -> None:
+        """Tell `on_result` of a save that has ended meanwhile. Raises `Superseded` if it found the lock lost."""
+        if not self._background.busy:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the save under way, if any, and tell `on_result`. Raises `Superseded` if it found the lock lost."""
+        if self._background.pending:
+            self._take()
+
+    def close(self) -> None:
+        """Wait for the save under way and release the lock, so that any run may use the folder. It may be called twice.
+
+        Not for a rank that fails: its peers may be gone. Ending the process is enough then.
+        """
+        self.wait()
+        if self._peers.is_leader:
+            self._lock.release()
+
+    def _acquire(self, generation: int, take_over: bool) -> int:
+        """Lock the folder on rank 0. Epochs must grow over all folders: where each node has its own, they may have parted."""
+        known = self._peers.gather(max((one.epoch for one in self.directory.committed()), default=0))
+        epoch = generation if self.shared else max(generation, max(known) + 1)
+        claim = self._peers.on_leader(lambda: self._lock.acquire(run_id=self._run_id, epoch=epoch, take_over=take_over))
+        if self._peers.is_leader:
+            retention.sweep(self.directory, epoch=claim.epoch)
+        return claim.epoch
+
+    def _say_if_not_shared(self, sharded: bool) -> None:
+        if self.shared:
+            return
+        if sharded:
+            raise Mismatch(
+                f"the ranks do not share the checkpoint folder {self.directory.root}, and each holds a part of the model: "
+                "use a volume that all nodes mount (ReadWriteMany), or strategy ddp"
+            )
+        if self._peers.is_leader:
+            log.warn(
+                "storage-not-shared",
+                message=f"{self.directory.root} is not one folder for all ranks: rank 0 writes everything and broadcasts on load",
+            )
+
+    def _describe(self, step: int, state: dict[str, Any]) -> Manifest:
+        acknowledged = self._writer.acknowledged
+        parent = acknowledged.path if acknowledged is not None else self.resumed.path if self.resumed else None
+        return Manifest(
+            step=step,
+            epoch=self.epoch,
+            samples_seen=int(state.get("samples_seen", 0)),
+            world_size=self._peers.size,
+            run_id=self._run_id,
+            parent=parent.name if parent is not None else None,
+            config_digest=self._config_digest,
+            versions={"kdist": kdist_trainer.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        )
+
+    def _start(self, request: Request, staged: dict[str, Any], paths: Paths) -> None:
+        """Begin one attempt, in a folder of its own: files that were once refused are not touched again."""
+        self._saves += 1
+        temporary = self.directory.root / f"{request.manifest.name}.tmp-{self._id}-{self._saves}"
+        attempt = replace(request, temporary=temporary)
+        self._background.start(lambda: self._writer.write(attempt, staged, paths))
+
+    def _take(self) -> SaveResult:
+        result = self._background.take()
+        if self.on_result is not None:
+            self.on_result(result)
+        if result.cause == "superseded":
+            raise Superseded(result.error)
+        return result
+
+    def _insist(self, request: Request, staged: dict[str, Any], paths: Paths) -> None:
+        """Wait for the attempt under way and make a second one if it failed. Raises `StorageProblem` if that fails too."""
+        if self._take().ok:
+            return
+        self._start(request, staged, paths)
+        result = self._take()
+        if not result.ok:
+            raise StorageProblem(f"the state of step {result.step} could not be saved: {result.error}")
+
+    def _write_done(self, document: dict[str, Any]) -> None:
+        """Say that the run has ended in every folder that ranks look at. Raises `StorageProblem` after a second try."""
+
+        def write() -> None:
+            if self._peers.is_leader or not self._sees_leader:
+                self.directory.write_done(document)
+
+        for attempt in (1, 2):
+            try:
+                self._peers.everywhere(write)
+            except OSError as error:
+                if attempt == 2:
+                    raise StorageProblem(f"the end of the run could not be noted in {self.directory.root}: {error}") from error
+            else:
+                return

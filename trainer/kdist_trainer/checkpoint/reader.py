@@ -1,0 +1,113 @@
+"""Reading one checkpoint's content: torch's DCP, with everything that it would unpickle checked or restricted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+
+from kdist_trainer.checkpoint.layout import STATE
+from kdist_trainer.checkpoint.manifest import Damaged, Manifest, read_checked, read_manifest
+from kdist_trainer.checkpoint.peers import Peers
+from kdist_trainer.checkpoint.unpickler import METADATA, read_metadata
+from kdist_trainer.failure import Mismatch
+
+_TOLD = 3
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint whose manifest, state and index are sound; its digests are checked apart, since that takes long."""
+
+    manifest: Manifest
+    state: dict[str, Any]
+
+
+class _Reader(FileSystemReader):
+    """DCP's reader, with the index compared with its digest and read by the restricted unpickler."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        super().__init__(path)
+        self._manifest = manifest
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002 - DCP's signature
+        metadata = load_metadata(Path(self.path), self._manifest)
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
+
+
+class _Planner(DefaultLoadPlanner):
+    """DCP's plan of a flat state, with small values read by `weights_only`, which DCP's own does not do."""
+
+    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
+        self.original_state_dict[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
+
+
+def load_metadata(folder: Path, manifest: Manifest) -> Metadata:
+    """DCP's index of a checkpoint, verified. Raises `Damaged` or `OSError`."""
+    return read_metadata(read_checked(folder, METADATA, manifest), manifest.files)
+
+
+def inspect(folder: Path) -> Found:
+    """Check all of a checkpoint but its files' digests. Raises `Damaged` or `OSError`; runs nothing that lies in it."""
+    manifest = read_manifest(folder)
+    load_metadata(folder, manifest)
+    try:
+        state = json.loads(read_checked(folder, STATE, manifest))["state"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"{STATE} holds no state") from error
+    if not isinstance(state, dict):
+        raise Damaged(f"{STATE} holds no state")
+    return Found(manifest, state)
+
+
+def check_fit(folder: Path, found: Found, flat: Mapping[str, Any], *, fingerprint: str) -> None:
+    """Compare a checkpoint with the data and the model that it is to be loaded into. Raises `Mismatch`, saying what differs.
+
+    Without a `fingerprint` the data are not compared. Raises `Damaged` or `OSError` when the index cannot be read any more.
+    """
+    theirs = found.state.get("fingerprint", "")
+    if fingerprint and theirs != fingerprint:
+        raise Mismatch(
+            f"checkpoint {folder} was trained on other data, of fingerprint {theirs!r} instead of {fingerprint!r}; "
+            "give the job a checkpoint folder of its own, or --fresh"
+        )
+    saved = load_metadata(folder, found.manifest).state_dict_metadata
+    problems = [f"{name} is missing" for name in flat if name not in saved]
+    problems += [f"{name} is not in the model" for name in saved if name not in flat]
+    for name, value in flat.items():
+        entry = saved.get(name)
+        if isinstance(value, Tensor) and isinstance(entry, TensorStorageMetadata) and entry.size != value.shape:
+            problems.append(f"{name} is {tuple(entry.size)} instead of {tuple(value.shape)}")
+        elif entry is not None and isinstance(value, Tensor) != isinstance(entry, TensorStorageMetadata):
+            problems.append(f"{name} is of another kind")
+    if problems:
+        more = f" and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
+        raise Mismatch(f"checkpoint {folder} is of another model or optimizer: {'; '.join(problems[:_TOLD])}{more}")
+
+
+def load_tensors(folder: Path, manifest: Manifest, flat: dict[str, Any], peers: Peers | None) -> None:
+    """Read the flat state in place, all ranks together, or without `peers` this rank alone.
+
+    Raises `Damaged` when the content cannot be read, `OSError` when the disk did not answer; the state may be half read then.
+    """
+    group = peers.group if peers is not None else None
+    reader = _Reader(folder, manifest)
+    try:
+        dcp.load(flat, storage_reader=reader, planner=_Planner(), process_group=group, no_dist=group is None)
+    except CheckpointException as error:
+        errors = [wrapped[0] for wrapped in error.failures.values()]
+        root = next((one for one in errors if isinstance(one, OSError)), errors[0])
+        if isinstance(root, OSError | Damaged):
+            raise root from None
+        raise Damaged(f"its content cannot be read: {type(root).__name__}: {root}") from None

@@ -1,0 +1,156 @@
+"""Choosing what to resume from: the newest checkpoint that verifies, the same one on every rank.
+
+A checkpoint that is not what its manifest says is passed over: counted, told, and set aside as evidence; the one before it
+is next. Where checkpoints exist and none can be read, the training does not quietly begin anew: that is for a person to say.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint._traverse import set_element
+
+from kdist_trainer import log
+from kdist_trainer.checkpoint import retention
+from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
+from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.lock import Lock
+from kdist_trainer.checkpoint.manifest import Damaged, check_digests
+from kdist_trainer.checkpoint.peers import Peers
+from kdist_trainer.checkpoint.reader import Found, check_fit, inspect, load_tensors
+from kdist_trainer.checkpoint.storage import broadcast_state
+from kdist_trainer.failure import Mismatch
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """A checkpoint that was passed over; `cause` is corrupt (it is damaged) or eio (the disk did not give it)."""
+
+    step: int
+    name: str
+    cause: str
+    reason: str
+
+
+class Restore:
+    """Restores a state from a checkpoint folder. Collective over `peers`; `fallbacks` is the same on every rank."""
+
+    def __init__(self, directory: CheckpointDirectory, *, peers: Peers, lock: Lock, shared: bool) -> None:
+        self._directory = directory
+        self._peers = peers
+        self._lock = lock
+        self._shared = shared
+        self.fallbacks: list[Fallback] = []
+
+    def load(self, tensors: dict[str, Any], *, fingerprint: str) -> Found | None:
+        """Load the newest checkpoint that verifies into `tensors`, in place; None when there is none at all.
+
+        Raises `Mismatch` when it belongs to other data or another model, or when there are checkpoints but none is readable.
+        """
+        flat, paths = flatten_state_dict(tensors)
+        found = self._load_shared(flat, fingerprint) if self._shared else self._load_apart(flat, fingerprint)
+        if found is None:
+            self._refuse_to_begin_anew()
+            return None
+        for name, value in flat.items():
+            if not isinstance(value, Tensor):
+                set_element(tensors, paths[name], value)
+        return found
+
+    def _load_shared(self, flat: dict[str, Any], fingerprint: str) -> Found | None:
+        """All ranks see one folder: rank 0 chooses, the digests are checked by all, each its share."""
+        for one in self._peers.on_leader(self._candidates):
+            folder = self._directory.root / one.name
+            try:
+                found = self._peers.on_leader(lambda folder=folder: inspect(folder))
+                share = sorted(found.manifest.files.items())[self._peers.rank :: self._peers.size]
+                self._peers.everywhere(lambda folder=folder, share=share: check_digests(folder, share))
+                self._peers.on_leader(lambda folder=folder, found=found: check_fit(folder, found, flat, fingerprint=fingerprint))
+                load_tensors(folder, found.manifest, flat, self._peers)
+            except (Damaged, OSError) as error:
+                self._pass_over([_fallback(one, error)])
+            else:
+                return found
+        return None
+
+    def _load_apart(self, flat: dict[str, Any], fingerprint: str) -> Found | None:
+        """Each node has a folder of its own: the rank that holds the newest sound checkpoint reads it for all."""
+        bad: list[Fallback] = []
+        while True:
+            own = self._newest_of_mine(bad)
+            answers = self._peers.gather((own, bad))
+            self._pass_over(sorted({one for _, theirs in answers for one in theirs}, key=lambda one: one.name))
+            orders = [(found.manifest.epoch, found.manifest.step) if found else (-1, -1) for found, _ in answers]
+            source = orders.index(max(orders))
+            chosen = answers[source][0]
+            if chosen is None:
+                return None
+            try:
+                self._peers.everywhere(lambda chosen=chosen, source=source: self._read(chosen, flat, fingerprint, source))
+            except (Damaged, OSError) as error:
+                bad.append(_fallback(Checkpoint(chosen.manifest.step, chosen.manifest.epoch, self._directory.root), error))
+            else:
+                broadcast_state(flat, self._peers, source=source)
+                return chosen
+
+    def _read(self, chosen: Found, flat: dict[str, Any], fingerprint: str, source: int) -> None:
+        if self._peers.rank == source:
+            folder = self._directory.root / chosen.manifest.name
+            check_fit(folder, chosen, flat, fingerprint=fingerprint)
+            load_tensors(folder, chosen.manifest, flat, None)
+
+    def _newest_of_mine(self, bad: list[Fallback]) -> Found | None:
+        """The newest checkpoint of this rank's own folder that verifies; those that do not are added to `bad`."""
+        for one in self._candidates():
+            if any(one.name == other.name for other in bad):
+                continue
+            try:
+                found = inspect(one.path)
+                check_digests(one.path, found.manifest.files.items())
+            except (Damaged, OSError) as error:
+                bad.append(_fallback(one, error))
+            else:
+                return found
+        return None
+
+    def _candidates(self) -> list[Checkpoint]:
+        return self._lock.valid(self._directory.committed())
+
+    def _pass_over(self, fallbacks: list[Fallback]) -> None:
+        """Count and tell what was passed over, and set aside what is damaged; what only could not be read stays in place."""
+        new = [one for one in fallbacks if one not in self.fallbacks]
+        self.fallbacks += new
+        if self._peers.is_leader:
+            for one in new:
+                log.warn("checkpoint-fell-back", step=one.step, cause=one.cause, reason=f"{one.name}: {one.reason}")
+                with suppress(OSError):
+                    RunLedger(self._directory.root).append("fallback", step=one.step, cause=one.cause, reason=one.reason)
+                if one.cause == "corrupt":
+                    self._set_aside(one.name)
+        self._peers.gather(None)  # nobody goes on before the folder is as it will be
+
+    def _set_aside(self, name: str) -> None:
+        for one in self._directory.committed():
+            if one.name == name:
+                with suppress(OSError):
+                    retention.set_aside(one)
+
+    def _refuse_to_begin_anew(self) -> None:
+        def look() -> None:
+            left = [*self._candidates(), *self._directory.damaged()]
+            if self.fallbacks or left:
+                reasons = "; ".join(f"{one.name}: {one.reason}" for one in self.fallbacks[:3])
+                raise Mismatch(
+                    f"no checkpoint in {self._directory.root} can be read ({reasons or 'all were set aside as damaged'}); "
+                    "put a sound copy back, or begin anew with --fresh or another folder"
+                )
+
+        self._peers.on_leader(look)
+
+
+def _fallback(checkpoint: Checkpoint, error: Exception) -> Fallback:
+    return Fallback(checkpoint.step, checkpoint.name, "corrupt" if isinstance(error, Damaged) else "eio", str(error))

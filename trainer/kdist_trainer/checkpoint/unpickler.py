@@ -1,0 +1,87 @@
+"""Reading torch's checkpoint files without running anything that lies in them.
+
+DCP keeps its index, `.metadata`, as a pickle and reads it with `pickle.load`, which runs whatever the file says; its small
+values are pickles too and are read with `weights_only=False`. Here the index may only name an allow-list of torch's plain
+record types, and is then checked against the manifest: no path outside of the checkpoint, no range outside of a file.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+
+from kdist_trainer.checkpoint.files import Digest
+from kdist_trainer.checkpoint.manifest import Damaged
+
+METADATA = ".metadata"
+_RECORDS = "torch.distributed.checkpoint.metadata"
+_ALLOWED = {
+    (_RECORDS, "Metadata"),
+    (_RECORDS, "MetadataIndex"),
+    (_RECORDS, "StorageMeta"),
+    (_RECORDS, "TensorProperties"),
+    (_RECORDS, "TensorStorageMetadata"),
+    (_RECORDS, "ChunkStorageMetadata"),
+    (_RECORDS, "BytesStorageMetadata"),
+    (_RECORDS, "_MEM_FORMAT_ENCODING"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),  # looks a layout up by its name
+    *(("torch", name) for name, value in vars(torch).items() if isinstance(value, torch.dtype)),
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        if (module_name, global_name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"{METADATA} names {module_name}.{global_name}, which is not on the allow-list")
+        return super().find_class(module_name, global_name)
+
+
+def read_metadata(data: bytes, files: Mapping[str, Digest]) -> Metadata:
+    """DCP's index from its bytes, checked against the manifest's files. Raises `Damaged`; runs nothing that `data` names."""
+    try:
+        metadata = _Unpickler(io.BytesIO(data)).load()
+    except Exception as error:
+        # What a broken pickle raises is not limited to UnpicklingError: the records' constructors see its arguments.
+        raise Damaged(f"{METADATA} cannot be read safely: {error}") from error
+    _check(metadata, files)
+    assert isinstance(metadata, Metadata)  # noqa: S101 - _check raised otherwise
+    return metadata
+
+
+def _check(metadata: Any, files: Mapping[str, Digest]) -> None:
+    if not isinstance(metadata, Metadata) or not isinstance(metadata.state_dict_metadata, dict):
+        raise Damaged(f"{METADATA} is no index")
+    if not isinstance(metadata.storage_data, dict) or not all(map(_is_value, metadata.state_dict_metadata.items())):
+        raise Damaged(f"{METADATA} is no index of tensors and values")
+    for index, info in metadata.storage_data.items():
+        if not isinstance(index, MetadataIndex) or not isinstance(info, _StorageInfo):
+            raise Damaged(f"{METADATA} is no index of files")
+        if info.relative_path not in files:
+            raise Damaged(f"{METADATA} leads to {info.relative_path!r}, which is not in the manifest")
+        numbers = (info.offset, info.length)
+        inside = all(type(number) is int and number >= 0 for number in numbers)
+        if not inside or sum(numbers) > files[info.relative_path].size:
+            raise Damaged(f"{METADATA} leads beyond the end of {info.relative_path}")
+        if info.transform_descriptors:
+            raise Damaged(f"{METADATA} asks for transformations, which kdist never writes")
+
+
+def _is_value(item: tuple[Any, Any]) -> bool:
+    name, value = item
+    if isinstance(value, TensorStorageMetadata):
+        return isinstance(name, str) and all(isinstance(chunk, ChunkStorageMetadata) for chunk in value.chunks)
+    return isinstance(name, str) and isinstance(value, BytesStorageMetadata)

@@ -56,7 +56,7 @@ class _Agent:
     process: subprocess.Popen[bytes] | None = None
     due: float | None = None  # when it is to be started again
     code: int | None = None  # its last exit code
-    pause: float = FIRST_PAUSE
+    pause: float = field(default_factory=lambda: FIRST_PAUSE)
     fruitless: int = 0  # restarts since the training last made progress
 
     @property

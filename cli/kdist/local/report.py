@@ -6,11 +6,11 @@ Lines of the ledger may be torn, missing or out of place after a crash; the repo
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,24 @@ def parse_lines(data: bytes) -> Iterator[Record]:
             yield record
 
 
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("generation", "step", "from_step", "last", "bytes"), int),
+    **dict.fromkeys(("time", "seconds", "visible_seconds"), (int, float)),
+    **dict.fromkeys(("event", "cause", "reason", "loss"), str),
+    "metrics": dict,
+}
+
+
+def _clean(record: Record) -> Record:
+    """The fields that the report uses, where they are of their kind: what comes after may trust them."""
+    found = {name: record[name] for name, kind in _KINDS.items() if isinstance(record.get(name), kind)}
+    return {
+        name: value
+        for name, value in found.items()
+        if not isinstance(value, bool) and not (isinstance(value, float) and not isfinite(value))
+    }
+
+
 @dataclass(frozen=True)
 class Generation:
     """One group of ranks in the life of a run: `began` in unix time, `reached` is its last step, `productive` seconds by step."""
@@ -61,21 +79,19 @@ def read_generations(events: Sequence[Record], steps: Sequence[Record]) -> list[
     """The generations in their order."""
     by_generation: dict[int, dict[int, float]] = {}
     for line in steps:
-        if _is_number(line.get("generation")) and _is_number(line.get("step")):
-            seconds = line.get("seconds")
-            by_generation.setdefault(line["generation"], {})[line["step"]] = seconds if _is_number(seconds) else 0.0
+        if "generation" in line and "step" in line:
+            by_generation.setdefault(line["generation"], {})[line["step"]] = line.get("seconds", 0.0)
     failures: dict[int, Record] = {}
     for event in _named(events, "failure"):
         known = failures.get(event.get("generation", 0))
-        if known is None or event.get("time", math.inf) < known.get("time", math.inf):
+        if known is None or event.get("time", inf) < known.get("time", inf):
             failures[event.get("generation", 0)] = event
     generations = []
     for event in sorted(_named(events, "generation"), key=lambda event: event.get("generation", 0)):
         number, failure = event.get("generation", 0), failures.get(event.get("generation", 0))
         done = by_generation.get(number, {})
-        from_step = event.get("from_step") or 0
-        at_failure = failure.get("step") if failure else None
-        reached = max([from_step, *done, *([at_failure] if _is_number(at_failure) else [])])
+        from_step = event.get("from_step", 0)
+        reached = max([from_step, *done, failure.get("step", 0) if failure else 0])
         reason, began = event.get("reason", "start"), event.get("time", 0.0)
         generations.append(Generation(number, reason, began, from_step, reached, done, failure))
     return generations
@@ -83,10 +99,6 @@ def read_generations(events: Sequence[Record], steps: Sequence[Record]) -> list[
 
 def _named(events: Iterable[Record], name: str) -> Iterator[Record]:
     return (event for event in events if event.get("event") == name)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def build_report(
@@ -99,8 +111,9 @@ def build_report(
         steps: lines of steps.jsonl, in their order.
         invocations: unix times at which each `kdist run` began and ended; None where it was killed or is at work.
     """
+    events, steps = [_clean(event) for event in events], [_clean(step) for step in steps]
     generations = read_generations(events, steps)
-    ends = [later.from_step for later in generations[1:]] + [math.inf]
+    ends = [*(later.from_step for later in generations[1:]), inf][: len(generations)]
     for index in range(len(ends) - 2, -1, -1):
         ends[index] = min(ends[index], ends[index + 1])  # an even later generation may have gone further back
     productive = sum(generation.kept(limit) for generation, limit in zip(generations, ends, strict=True))
@@ -124,7 +137,7 @@ def _count_steps(generations: Sequence[Generation], commits: Sequence[Record], s
     samples = steps[-1].get("last") if steps else None
     return {
         "reached": generations[-1].reached if generations else 0,
-        "committed": max((commit["step"] for commit in commits if _is_number(commit.get("step"))), default=0),
+        "committed": max((commit.get("step", 0) for commit in commits), default=0),
         "lost": lost,
         "samples": samples,
     }
@@ -135,7 +148,7 @@ def _count_restarts(generations: Sequence[Generation]) -> dict[str, Any]:
     for before, after in zip([None, *generations], generations, strict=False):
         if after.reason == "failure":
             failure = before.failure if before else None
-            causes[str(failure["cause"]) if failure and failure.get("cause") else "unknown"] += 1
+            causes[failure.get("cause", "unknown") if failure else "unknown"] += 1
     joins = sum(generation.reason == "join" for generation in generations)
     return {"total": sum(causes.values()), "byCause": dict(causes.most_common()), "joins": joins, "generations": len(generations)}
 
@@ -145,7 +158,7 @@ def _recoveries(generations: Sequence[Generation], events: Sequence[Record]) -> 
     waiting: float | None = None
     for before, after in zip([None, *generations], generations, strict=False):
         if after.reason == "failure" and waiting is None:
-            waiting = before.failure.get("time") if before and before.failure else after.began
+            waiting = before.failure.get("time", after.began) if before and before.failure else after.began
         elif after.reason != "failure":
             waiting = None
         first = [
@@ -158,23 +171,21 @@ def _recoveries(generations: Sequence[Generation], events: Sequence[Record]) -> 
 
 def _elapsed(events: Sequence[Record], invocations: Sequence[tuple[float, float | None]]) -> float:
     """Seconds in which some `kdist run` was at work; one that was killed ended with the last that it wrote."""
-    times = [event["time"] for event in events if _is_number(event.get("time"))]
+    times = [event["time"] for event in events if "time" in event]
     total = 0.0
     for index, (began, ended) in enumerate(invocations):
-        next_began = invocations[index + 1][0] if index + 1 < len(invocations) else math.inf
+        next_began = invocations[index + 1][0] if index + 1 < len(invocations) else inf
         last_seen = max((time for time in times if began <= time < next_began), default=began)
         total += max(0.0, (last_seen if ended is None else ended) - began)
     return total
 
 
 def _sum_checkpoints(commits: Sequence[Record], events: Sequence[Record]) -> dict[str, Any]:
-    visible = [commit["visible_seconds"] for commit in commits if _is_number(commit.get("visible_seconds"))]
-    total = [commit["seconds"] for commit in commits if _is_number(commit.get("seconds"))]
     return {
         "committed": len(commits),
         "fellBack": sum(1 for _ in _named(events, "fallback")),
-        "seconds": round(sum(total), 3),
-        "visibleSeconds": round(sum(visible), 3),
+        "seconds": round(sum(commit.get("seconds", 0.0) for commit in commits), 3),
+        "visibleSeconds": round(sum(commit.get("visible_seconds", 0.0) for commit in commits), 3),
         "bytes": commits[-1].get("bytes") if commits else None,
     }
 
@@ -186,5 +197,5 @@ def _last_loss(steps: Sequence[Record]) -> float | None:
             loss = float.fromhex(line["loss"])
         except (KeyError, TypeError, ValueError):
             continue
-        return loss if math.isfinite(loss) else None
+        return loss if isfinite(loss) else None
     return None

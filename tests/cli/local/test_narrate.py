@@ -1,0 +1,130 @@
+"""The lines that tell a job's events off the terminal, and which events become lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kdist.local.follow import Entry
+from kdist.local.narrate import Narrator, describe, line, number, seconds, size
+
+TIME = "2026-01-31T12:00:01.123Z"
+
+
+def told(name: str, node: str = "node-0", **fields: Any) -> str:
+    return line(Entry(node, {"time": TIME, "event": name, "level": "info", **fields}, ""))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "sentence"),
+    [
+        (
+            "group-formed",
+            {"world_size": 2, "nodes": 2, "generation": 1, "reason": "start"},
+            "2 ranks on 2 nodes, generation 1 (start)",
+        ),
+        (
+            "group-formed",
+            {"world_size": 1, "nodes": 1, "generation": 3, "reason": "failure"},
+            "1 rank on 1 node, generation 3 (failure)",
+        ),
+        ("resumed", {"step": 100, "samples_seen": 25600}, "resumed after step 100, 25,600 samples seen"),
+        (
+            "progress",
+            {"step": 10, "target": 100, "loss": 0.123456, "learning_rate": 1e-3, "samples_per_second": 1234.5},
+            "step 10/100, loss 0.1235, 1,234 samples/s, learning rate 0.001",
+        ),
+        ("progress", {"step": 10, "loss": "nan"}, "step 10, loss nan"),
+        (
+            "checkpoint-committed",
+            {"step": 50, "seconds": 0.213, "visible_seconds": 0.0031, "bytes": 1_258_291},
+            "step 50 committed in 0.21 s, the training waited 3 ms (1.2 MiB)",
+        ),
+        ("worker-failed", {"rank": 1, "cause": "signal", "signal": 9}, "rank 1 ended by signal 9 (signal)"),
+        (
+            "worker-failed",
+            {"rank": 0, "cause": "user_code", "code": 1, "message": "ValueError: x"},
+            "rank 0 ended with code 1 (user_code): ValueError: x",
+        ),
+        ("restarting", {"restarts": 1, "budget": 10, "cause": "signal"}, "starts again, restart 1 of 10 (signal)"),
+        ("stopped", {"step": 7}, "stopped after step 7, state saved"),
+        ("evaluated", {"metrics": {"accuracy": 0.975}}, "accuracy 0.975"),
+        ("agent-ended", {"code": -9}, "agent ended by signal 9"),
+        ("hang", {"rank": 1, "phase": "step", "collective": "all_reduce"}, "rank 1 hangs in step, inside all_reduce"),
+    ],
+)  # fmt: skip
+def test_an_event_is_told_in_a_sentence(name: str, fields: dict[str, Any], sentence: str) -> None:
+    assert describe({"event": name, **fields}) == sentence
+
+
+def test_a_line_has_time_node_and_name_in_fixed_columns() -> None:
+    assert told("stopped", step=7) == "2026-01-31T12:00:01Z node-0 stopped               stopped after step 7, state saved"
+
+
+def test_what_a_rank_prints_carries_its_node() -> None:
+    assert line(Entry("node-1", None, "hello")) == "[node-1] hello"
+
+
+def test_an_event_without_a_sentence_is_told_by_its_fields() -> None:
+    assert (
+        describe({"event": "new-thing", "level": "info", "message": "Look.", "size": 3, "words": ["a"]})
+        == 'Look. size=3 words=["a"]'
+    )
+
+
+def test_an_event_that_lacks_its_fields_is_still_told() -> None:
+    assert describe({"event": "checkpoint-committed", "step": 5}) == "step=5"
+
+
+def test_what_every_agent_says_is_told_once() -> None:
+    narrator = Narrator(lines_only=True)
+    formed = {"event": "group-formed", "world_size": 2, "nodes": 2, "generation": 1}
+    assert [narrator.is_news(event) for event in (formed, dict(formed), {**formed, "generation": 2})] == [True, False, True]
+
+
+def test_ranks_beside_rank_0_are_quiet_unless_they_fail() -> None:
+    narrator = Narrator(lines_only=True)
+    assert not narrator.is_news({"event": "resumed", "rank": 1, "step": 3})
+    assert narrator.is_news({"event": "worker-failed", "rank": 1, "cause": "hang"})
+
+
+def test_progress_is_told_less_often_the_longer_it_lasts() -> None:
+    now = 0.0
+    narrator = Narrator(lines_only=True, clock=lambda: now)
+    heard = []
+    for second in range(1, 1801):
+        now = float(second)
+        if narrator.is_news({"event": "progress", "step": second, "loss": 1.0}):
+            heard.append(second)
+    assert len([at for at in heard if at <= 60]) == 30
+    assert len([at for at in heard if 600 < at <= 1800]) == 20
+
+
+def test_the_live_view_shows_progress_itself() -> None:
+    narrator = Narrator(lines_only=False)
+    assert not narrator.is_news({"event": "progress", "step": 1, "loss": 1.0})
+    assert not narrator.is_news({"event": "waiting", "message": "x"})
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0 ms"), (0.0031, "3 ms"), (0.213, "0.21 s"), (1.25, "1.2 s"), (9.94, "9.9 s"), (12.4, "12 s"), (59.6, "1:00"),
+     (125, "2:05"), (3600, "1:00:00"), ("nan", "nan")],
+)  # fmt: skip
+def test_durations_read_easily(value: object, text: str) -> None:
+    assert seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_258_291, "1.2 MiB"), (None, "None")]
+)
+def test_sizes_read_easily(value: object, text: str) -> None:
+    assert size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.123456, "0.1235"), (12345, "12,345"), (12345.6, "12,345.6"), ("nan", "nan"), (True, "True")]
+)
+def test_numbers_read_easily(value: object, text: str) -> None:
+    assert number(value) == text

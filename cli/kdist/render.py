@@ -49,7 +49,7 @@ def as_json(value: object) -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
         finalize=as_json,
@@ -58,6 +58,8 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - the output is YAML; as_json is what keeps values in their place
     )
+    environment.globals.clear()  # Jinja brings a function `namespace`, which must not stand in for a value that is missing
+    return environment
 
 
 def render_template(name: str, values: Mapping[str, Any]) -> list[Manifest]:

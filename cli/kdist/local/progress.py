@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -116,7 +117,7 @@ class Progress:
         self.step, self.moved_at = step, self.clock()
         if loss is not None and step > 0:
             self.loss = loss
-            self.losses.append(loss)
+            self.losses.extend([loss] if math.isfinite(loss) else [])
 
     def seconds_left(self) -> float | None:
         """Estimate from the pace since the start; None while there is no pace."""
@@ -153,12 +154,14 @@ class Progress:
 
 
 def _number(value: object) -> float | None:
+    if value in ("nan", "inf", "-inf"):  # what JSON has no number for comes as a word
+        return float(str(value))
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _integer(value: object) -> int | None:
     found = _number(value)
-    return None if found is None else int(found)
+    return None if found is None or not math.isfinite(found) else int(found)
 
 
 def _or(value: float | None, otherwise: float | None) -> float | None:

@@ -1,0 +1,144 @@
+"""The live view, drawn from what is known at one moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from kdist.local.follow import Entry
+from kdist.local.poll import Answer
+from kdist.local.progress import Node, Progress
+from kdist.local.view import draw, draw_entry, sparkline
+
+
+class Clock:
+    """Time that only the test moves."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def progress(clock: Clock) -> Progress:
+    return Progress("digits", {name: Node(name) for name in ("node-0", "node-1")}, needed=2, clock=clock)
+
+
+def drawn(renderable: RenderableType, width: int = 120) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"), color_system=None)  # noqa: PTH123, SIM115
+    console.print(renderable)
+    return console.export_text()
+
+
+def observe(progress: Progress, name: str, node: str = "node-0", **fields: Any) -> None:
+    progress.observe(node, {"event": name, **fields})
+
+
+def answer(clock: Clock, **status: Any) -> Answer:
+    return Answer(status, clock.now, clock.now)
+
+
+def test_a_training_shows_step_loss_rate_and_what_is_left(progress: Progress, clock: Clock) -> None:
+    clock.now = 110.0
+    observe(progress, "progress", step=25, target=100, loss=0.5, learning_rate=0.001, samples_per_second=1234.0)
+    text = drawn(draw(progress))
+    for part in ("digits", "step 25/100  25%", "30 s left", "10 s so far", "loss 0.5", "1,234 samples/s", "learning rate 0.001"):
+        assert part in text
+
+
+def test_ranks_are_listed_with_their_state_and_heartbeat(progress: Progress, clock: Clock) -> None:
+    observe(progress, "first-step", step=1)
+    rank = {"rank": 0, "local_rank": 0, "step": 7, "step_seconds": 0.02, "busy_seconds": 0.004, "heartbeat_age": 0.5}
+    progress.observe_answer("node-0", answer(clock, ranks=[rank], generation=1, step=7))
+    lines = drawn(draw(progress)).splitlines()
+    (row,) = [line.split() for line in lines if line.startswith("node-0")]
+    assert row == ["node-0", "0", "training", "7", "20", "ms", "4", "ms", "0.5", "s"]
+
+
+def test_an_agent_that_does_not_answer_is_shown_as_such(progress: Progress, clock: Clock) -> None:
+    observe(progress, "first-step", step=1)
+    progress.observe_answer("node-0", answer(clock, ranks=[]))
+    clock.now += 8
+    assert "no answer for 8 s" in drawn(draw(progress))
+
+
+@pytest.mark.parametrize(
+    ("events", "sentence"),
+    [
+        ([], "starting: 2 of 2 agents load torch"),
+        (["rendezvous-started"], "starting: 1 of 2 agents load torch"),
+        (["rendezvous-started", "rendezvous-started"], "rendezvous: 2 of 2 nodes are there, 2 needed"),
+        (["group-formed", "group-formed"], "the ranks start and load the workload"),
+        (["first-step", "agent-restarting"], "an agent ended and starts again"),
+        (["first-step", "stopping"], "the ranks save their state and stop"),
+    ],
+)
+def test_a_job_that_is_quiet_for_a_second_says_what_it_waits_for(
+    progress: Progress, clock: Clock, events: list[str], sentence: str
+) -> None:
+    for node, event in zip(("node-0", "node-1"), events, strict=False):
+        observe(progress, event, node)
+    assert progress.waiting_for() is None
+    clock.now += 1.1
+    assert progress.waiting_for() == sentence
+    assert f"… {sentence}" in drawn(draw(progress))
+
+
+def test_a_training_that_moves_waits_for_nothing(progress: Progress, clock: Clock) -> None:
+    observe(progress, "first-step", step=1)
+    clock.now += 10
+    observe(progress, "progress", step=2, loss=1.0)
+    assert progress.waiting_for() is None
+    assert "Ctrl-C" in drawn(draw(progress, hint="Ctrl-C saves"))
+
+
+def test_a_script_that_tells_no_steps_is_not_called_stuck(clock: Clock) -> None:
+    progress = Progress("script", {"node-0": Node("node-0")}, needed=1, managed=False, clock=clock)
+    observe(progress, "group-formed", world_size=1)
+    clock.now += 60
+    assert progress.waiting_for() is None
+
+
+def test_the_age_of_the_last_checkpoint_is_shown(progress: Progress) -> None:
+    assert "no checkpoint yet" in drawn(draw(progress))
+    observe(progress, "checkpoint-committed", step=50)
+    assert "last checkpoint step 50, 0 ms ago" in drawn(draw(progress)).replace("1 ms", "0 ms")
+
+
+def test_restarts_and_the_rest_of_the_budget_are_shown(progress: Progress) -> None:
+    observe(progress, "restarting", restarts=2, budget=10)
+    assert "2 restarts (8 left)" in drawn(draw(progress))
+
+
+def test_of_many_ranks_only_a_screenful_is_listed(clock: Clock) -> None:
+    progress = Progress("big", {f"node-{n}": Node(f"node-{n}") for n in range(64)}, needed=64, clock=clock)
+    text = drawn(draw(progress))
+    assert text.count("node-") == 16
+    assert "48 more" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "bars"),
+    [([], 10, ""), ([1.0], 10, "▁"), ([1.0, 1.0], 10, "▁▁"), ([0.0, 7.0], 10, "▁█"), ([7.0, 0.0], 10, "█▁"),
+     ([1.0] * 100, 10, "▁" * 10), ([float(n) for n in range(8)], 8, "▁▂▃▄▅▆▇█")],
+)  # fmt: skip
+def test_a_sparkline_goes_with_its_values(values: list[float], width: int, bars: str) -> None:
+    assert sparkline(values, width) == bars
+
+
+def test_square_brackets_that_a_rank_prints_are_no_markup() -> None:
+    assert drawn(draw_entry(Entry("node-0", None, "[red]loss[/red] [/]"))).rstrip() == "[node-0] [red]loss[/red] [/]"
+
+
+@pytest.mark.parametrize("width", [20, 60, 200])
+def test_the_view_can_be_drawn_on_any_terminal(progress: Progress, width: int) -> None:
+    observe(progress, "progress", step=25, target=100, loss="nan")
+    assert max(len(line) for line in drawn(draw(progress), width).splitlines()) <= width

@@ -22,7 +22,7 @@ from kdist.errors import Code, InvalidJobError, Problem
 )
 @click.pass_context
 def command(context: click.Context, files: tuple[str, ...], overrides: tuple[str, ...], output: str) -> None:
-    r"""Check job files and show every problem at once. FILE may be `-` for stdin.
+    r"""Check job files and show every problem at once.
 
     \b
     Examples:
@@ -30,7 +30,7 @@ def command(context: click.Context, files: tuple[str, ...], overrides: tuple[str
       kdist validate jobs/*.yaml -o github
       kdist validate job.yaml --set spec.nodes=4
 
-    Exits with 0 if all files are valid, else with 2.
+    FILE may be `-` for stdin. Exits with 0 if all files are valid, else with 2.
     """
     from kdist.load import load_file
 

@@ -6,6 +6,7 @@ the text that was written, and several mistakes are found in one pass.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +19,7 @@ from kdist.load.text import shown
 
 MAX_DEPTH: Final = 50
 MAX_NODES: Final = 20_000
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _START: Final = "`kdist init` writes one to start from"
 
 
@@ -152,10 +154,13 @@ class _Reader:
     def _scalar(self, event: yaml.ScalarEvent) -> None:
         self._check_properties(event)
         plain = event.style is None
-        node = Node("scalar", self._mark(event), text=event.value, plain=plain)
+        text = event.value
+        if _SURROGATE.search(text):  # JSON's way to write 😀 is two escapes, each half a character to YAML
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        node = Node("scalar", self._mark(event), text=text, plain=plain)
         waits_for_key = self._open and self._open[-1].kind == "mapping" and self._keys[-1] is None
         try:
-            node.scalar = resolve(event.value) if plain and not waits_for_key else event.value
+            node.scalar = resolve(text) if plain and not waits_for_key else text
         except ValueError as error:
             self.problems.append(self._problem(event, str(error)))
         if event.anchor is not None:

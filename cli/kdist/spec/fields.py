@@ -6,6 +6,8 @@ them here, so it cannot say anything else than the model does.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 from typing import Any, Final
@@ -140,6 +142,22 @@ def find(path: Sequence[str | int]) -> Field | None:
             return None
         field = field.item if isinstance(part, int) else field.children.get(part, field.entry)
     return field
+
+
+def look_up(dotted: str) -> Field | None:
+    """The field that a person names: `spec.env[].name`, `spec.env[0].name` and `spec.env.name` are the same."""
+    field: Field | None = root()
+    for part in re.sub(r"\[[0-9]*\]", "", dotted.strip(".")).split(".") if dotted.strip(".") else ():
+        if field is None:
+            return None
+        inner = field.item
+        field = field.children.get(part) or (inner.children.get(part) if inner is not None else None)
+    return field
+
+
+def schema_text() -> str:
+    """The JSON Schema as a file."""
+    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def describe(form: dict[str, Any]) -> str:

@@ -1,0 +1,49 @@
+"""`kdist explain`: what a field of job.yaml is."""
+
+from __future__ import annotations
+
+import click
+
+from kdist import console
+from kdist.errors import NotFoundError
+
+
+@click.command
+@click.argument("field", default="", metavar="[FIELD]")
+@click.option("-r", "--recursive", is_flag=True, help="Show the fields below it at every depth.")
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "json", "yaml", "markdown"]), default="text", help="Format of the answer."
+)
+def command(field: str, recursive: bool, output: str) -> None:
+    r"""Describe a field of job.yaml.
+
+    \b
+    Examples:
+      kdist explain spec
+      kdist explain spec.train.checkpoint.every
+      kdist explain --recursive | less
+
+    Exits with 4 if there is no such field.
+    """
+    from kdist.spec import fields, manual
+
+    found = fields.look_up(field)
+    if found is None:
+        raise _unknown(field)
+    if output == "text":
+        console.result(manual.describe(found, recursive=recursive))
+    elif output == "markdown":
+        console.result(manual.table(found))
+    else:
+        answer = manual.document(found, recursive=recursive)
+        console.emit({"apiVersion": "cli.kdist.dev/v1", "kind": "Field", **answer}, output=output)
+
+
+def _unknown(field: str) -> NotFoundError:
+    from kdist.spec import paths
+
+    near = paths.near_path(paths.parse(field.replace("[]", "[0]")) or (field,)).replace("[0]", "[]")
+    hint = f"did you mean `{near}`?" if near else ""
+    return NotFoundError(
+        f"job.yaml has no field `{field}`", hint=hint, next_command=f"kdist explain {near}" if near else "kdist explain -r"
+    )

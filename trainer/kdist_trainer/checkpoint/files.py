@@ -155,14 +155,16 @@ def replace(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
-def make_folder(path: Path, *, parents: bool = False) -> None:
-    """Make a folder, mode 0700; it may be there already. Raises `OSError`."""
+def make_folder(path: Path, *, durable: bool = False) -> None:
+    """Make a folder, mode 0700; it may be there already. `durable`: with its parents, and its name synced. Raises `OSError`."""
     if path.is_dir() and not path.is_symlink():
         return
-    if parents:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    if durable and not path.parent.is_dir():
+        make_folder(path.parent, durable=True)
     _show("make_folder", path)
     path.mkdir(mode=FOLDER_MODE, exist_ok=True)
+    if durable:
+        sync_folder(path.parent)
 
 
 def rename(path: Path, target: Path) -> None:

@@ -102,7 +102,7 @@ class CheckpointDirectory:
 
     def write_done(self, document: dict[str, Any]) -> None:
         """Say that the run has ended, atomically. Raises `OSError`."""
-        files.make_folder(self.root, parents=True)
+        files.make_folder(self.root, durable=True)
         files.replace(self.root / "DONE", json.dumps(document, indent=2).encode() + b"\n")
 
     def _listed(self, pattern: re.Pattern[str]) -> list[Checkpoint]:

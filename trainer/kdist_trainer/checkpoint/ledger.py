@@ -24,7 +24,7 @@ EVENTS = "events.jsonl"
 
 def _open_for_append(path: Path) -> int:
     """Open a ledger file, ending a line that a dead writer left torn. Raises `OSError`."""
-    files.make_folder(path.parent, parents=True)
+    files.make_folder(path.parent, durable=True)
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, files.FILE_MODE)
     size = os.fstat(handle).st_size
     if size and os.pread(handle, 1, size - 1) != b"\n":

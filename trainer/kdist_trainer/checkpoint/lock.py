@@ -138,7 +138,7 @@ class Lock:
         return self.folder / f"e{epoch:08d}.json"
 
     def _create(self, claim: Claim) -> None:
-        files.make_folder(self.folder, parents=True)
+        files.make_folder(self.folder, durable=True)
         try:
             files.write_new(self._path(claim.epoch), _to_bytes(claim), exclusive=True)
         except FileExistsError as error:

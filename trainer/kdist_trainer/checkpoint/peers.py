@@ -85,7 +85,7 @@ class Peers:
         except Exception as raised:  # noqa: BLE001 - whatever it is, all ranks must learn of it
             error = raised
         outcomes = self.gather((result, error))
-        for _, raised in outcomes:
-            if raised is not None:
-                raise raised
+        for _, problem in outcomes:
+            if problem is not None:
+                raise problem
         return [value for value, _ in outcomes]  # type: ignore[misc]  # no error, so all are results

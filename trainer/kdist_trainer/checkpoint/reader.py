@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
+from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
@@ -104,7 +105,7 @@ def load_tensors(folder: Path, manifest: Manifest, flat: dict[str, Any], peers: 
     group = peers.group if peers is not None else None
     reader = _Reader(folder, manifest)
     try:
-        dcp.load(flat, storage_reader=reader, planner=_Planner(), process_group=group, no_dist=group is None)
+        state_dict_loader.load(flat, storage_reader=reader, planner=_Planner(), process_group=group, no_dist=group is None)
     except CheckpointException as error:
         errors = [wrapped[0] for wrapped in error.failures.values()]
         root = next((one for one in errors if isinstance(one, OSError)), errors[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -66,10 +67,10 @@ class Restore:
         for one in self._peers.on_leader(self._candidates):
             folder = self._directory.root / one.name
             try:
-                found = self._peers.on_leader(lambda folder=folder: inspect(folder))
+                found = self._peers.on_leader(partial(inspect, folder))
                 share = sorted(found.manifest.files.items())[self._peers.rank :: self._peers.size]
-                self._peers.everywhere(lambda folder=folder, share=share: check_digests(folder, share))
-                self._peers.on_leader(lambda folder=folder, found=found: check_fit(folder, found, flat, fingerprint=fingerprint))
+                self._peers.everywhere(partial(check_digests, folder, share))
+                self._peers.on_leader(partial(check_fit, folder, found, flat, fingerprint=fingerprint))
                 load_tensors(folder, found.manifest, flat, self._peers)
             except (Damaged, OSError) as error:
                 self._pass_over([_fallback(one, error)])
@@ -90,7 +91,7 @@ class Restore:
             if chosen is None:
                 return None
             try:
-                self._peers.everywhere(lambda chosen=chosen, source=source: self._read(chosen, flat, fingerprint, source))
+                self._peers.everywhere(partial(self._read, chosen, flat, fingerprint, source))
             except (Damaged, OSError) as error:
                 bad.append(_fallback(Checkpoint(chosen.manifest.step, chosen.manifest.epoch, self._directory.root), error))
             else:

@@ -54,4 +54,5 @@ def _discard(checkpoint: Checkpoint) -> None:
         litter = checkpoint.path.with_name(f"{checkpoint.name}.tmp-pruned")
         files.remove_tree(litter)
         files.rename(checkpoint.path, litter)
+        files.sync_folder(litter.parent)
         files.remove_tree(litter)

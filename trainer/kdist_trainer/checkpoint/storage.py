@@ -37,7 +37,7 @@ def probe(root: Path, peers: Peers) -> list[bool]:
 def _write_token(root: Path) -> tuple[str, str]:
     name, token = f"probe-{secrets.token_hex(8)}", secrets.token_hex(16)
     try:
-        files.make_folder(root, parents=True)
+        files.make_folder(root, durable=True)
         files.write_new(root / name, token.encode(), exclusive=True)
     except OSError as error:
         raise StorageProblem(f"cannot write to the checkpoint folder {root}: {error}") from error
@@ -66,9 +66,10 @@ def broadcast_state(state: dict[str, Any], peers: Peers, *, source: int) -> None
             else:
                 flat = torch.empty(sum(tensor.numel() for tensor in bucket), dtype=bucket[0].dtype)
             dist.broadcast(flat, src=source, group=peers.group)
-            pieces = flat.split([tensor.numel() for tensor in bucket])
-            for tensor, piece in zip(bucket, pieces, strict=True):
-                tensor.copy_(piece.view(tensor.shape))
+            start = 0
+            for tensor in bucket:
+                tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
+                start += tensor.numel()
 
 
 def _buckets(tensors: Mapping[str, Tensor]) -> Iterator[list[Tensor]]:

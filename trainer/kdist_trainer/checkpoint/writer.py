@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystem
-from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE, StorageMeta
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.metadata import StorageMeta
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import files, retention
@@ -80,7 +80,7 @@ class _Planner(DefaultSavePlanner):
         self._paths = paths
 
     def set_up_planner(
-        self, state_dict: STATE_DICT_TYPE, storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+        self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
         self.mappings = dict(self._paths)
@@ -104,7 +104,7 @@ class Writer:
         Never raises `Exception`: what went wrong is in the result, which is the same on every rank.
         """
         if self.acknowledged is not None and self.acknowledged.step == request.manifest.step:
-            return replace(self.acknowledged, **_seconds(request))
+            return _timed(self.acknowledged, request)
         result: SaveResult | None = None
         try:
             digests = self._write_tensors(request, staged, paths)
@@ -128,20 +128,15 @@ class Writer:
             return {}
         writer = _Writer(request.temporary, request.manifest.name)
         planner = _Planner(paths)
-        dcp.save(staged, storage_writer=writer, planner=planner, process_group=self._peers.group, no_dist=alone)
+        state_dict_saver.save(staged, storage_writer=writer, planner=planner, process_group=self._peers.group, no_dist=alone)
         own = cast(_DurableFileSystem, writer.fs).digests
         shares = [own] if alone else self._peers.gather(own)
         return {name: digest for share in shares for name, digest in share.items()}
 
     def _commit(self, request: Request, digests: dict[str, Digest]) -> SaveResult:
         manifest = commit(self._directory, self._lock, request, digests)
-        result = SaveResult(
-            step=manifest.step,
-            ok=True,
-            **_seconds(request),
-            nbytes=manifest.nbytes,
-            path=self._directory.root / manifest.name,
-        )
+        path = self._directory.root / manifest.name
+        result = _timed(SaveResult(manifest.step, ok=True, nbytes=manifest.nbytes, path=path), request)
         self._note(result)
         retention.prune(self._directory, self._lock, keep=self._keep)
         return result
@@ -163,23 +158,18 @@ class Writer:
 
     def _failed(self, request: Request, error: BaseException) -> SaveResult:
         root = _root_of(error)
-        result = SaveResult(
-            step=request.manifest.step,
-            ok=False,
-            cause=cause_of(root),
-            error=f"{type(root).__name__}: {root}",
-            **_seconds(request),
-        )
+        told = f"{type(root).__name__}: {root}"
+        result = _timed(SaveResult(request.manifest.step, ok=False, cause=cause_of(root), error=told), request)
         if self._peers.is_leader:
             discard(request)
             log.warn("checkpoint-failed", step=result.step, cause=result.cause, error=result.error)
         return result
 
 
-def _seconds(request: Request) -> dict[str, float]:
+def _timed(result: SaveResult, request: Request) -> SaveResult:
     total = time.monotonic() - request.started
     visible = total if request.visible_seconds is None else request.visible_seconds
-    return {"visible_seconds": visible, "total_seconds": total}
+    return replace(result, visible_seconds=visible, total_seconds=total)
 
 
 def _root_of(error: BaseException) -> BaseException:

@@ -1,0 +1,185 @@
+"""Checkpoints for a torch.distributed script of your own: `kdist_trainer.Checkpointer`.
+
+    with Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler) as checkpointer:
+        for step in range(checkpointer.resume(), steps):
+            ...
+            checkpointer.maybe_save(step + 1)
+            if checkpointer.stop_requested:
+                break
+
+Every rank calls the same methods in the same order, after `init_process_group`. Outside kdist nothing is saved, and one line
+says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Literal
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from kdist_trainer import log
+from kdist_trainer.checkpoint.checkpointer import CheckpointStore
+from kdist_trainer.checkpoint.peers import Peers
+from kdist_trainer.config import Checkpointing, Every
+
+_AGREE_SECONDS = 0.5
+_MOST_CALLS = 1000
+
+
+@dataclass(frozen=True)
+class _World:
+    rank: int
+    size: int
+    generation: int
+
+
+class Checkpointer:
+    """Saves and restores model, optimizer, scheduler and `state`, a dict of your own that must be JSON.
+
+    `every_seconds` and `every_steps` are for `maybe_save`; `keep` so many checkpoints; with mode `async` the script goes on
+    while they are written. SIGTERM becomes `stop_requested` on all ranks at the same step, with the state saved; a second
+    SIGTERM ends the process at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None = None,
+        every_seconds: int = 300,
+        every_steps: int | None = None,
+        mode: Literal["async", "blocking"] = "async",
+        keep: int = 3,
+    ) -> None:
+        """Lock the job's checkpoint folder. Raises `Mismatch` when it belongs to another run, `StorageProblem` if it fails."""
+        self.state: dict[str, Any] = {}
+        self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
+        self._every_steps, self._every_seconds = every_steps, every_seconds
+        self._store = _open_store(Checkpointing(every=Every(seconds=every_seconds), mode=mode, keep=keep))
+        self._peers = Peers(_world()) if self._store is not None else None
+        self._stop = False  # this rank was asked to
+        self._stopping = False  # all ranks have agreed to
+        self._calls, self._agree_at, self._agreed_calls = 0, 1, 0
+        self._agreed_time = self._saved_time = time.monotonic()
+        if self._store is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_signal)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether all ranks have agreed to stop; what they had done up to the last `maybe_save` is saved."""
+        return self._stopping
+
+    def resume(self) -> int:
+        """Restore everything from the newest checkpoint that verifies. Returns its step, 0 when there is none.
+
+        Raises `Mismatch` when it is of another model, or when there are checkpoints but none can be read.
+        """
+        if self._store is None:
+            return 0
+        fresh = not self._optimizer.state
+        tensors = self._tensors()
+        state = self._store.load(tensors, fingerprint="")
+        if state is None:
+            if fresh:
+                self._optimizer.state.clear()  # asking for its tensors made the optimizer take an empty step
+            return 0
+        set_state_dict(self._model, self._optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(tensors["scheduler"][0])
+        self.state = state["state"]
+        log.event("resumed", step=state["step"], checkpoint=self._store.resumed.name if self._store.resumed else None)
+        return int(state["step"])
+
+    def save(self, step: int, *, required: bool = False) -> None:
+        """Save now: `step` steps are done. A failure is logged and training goes on, unless `required`: `StorageProblem`."""
+        if self._store is None:
+            return
+        self._saved_time = time.monotonic()
+        self._store.save(self._tensors(), {"step": step, "state": self.state}, step=step, required=required)
+
+    def maybe_save(self, step: int) -> bool:
+        """Save if it is time to, or if a stop was requested on any rank. Call it after every step; returns whether it saved."""
+        if self._store is None or self._peers is None or self._stopping:
+            return False
+        self._store.poll()
+        due = self._every_steps is not None and step % self._every_steps == 0
+        self._calls += 1
+        if self._calls >= self._agree_at:
+            due |= self._agree(self._peers)
+        if due or self._stopping:
+            self.save(step, required=self._stopping)
+        return due or self._stopping
+
+    def finish(self, step: int, **outcome: Any) -> None:
+        """Save for the last time and note that the run has ended: whoever starts it again finds it done."""
+        if self._store is not None:
+            document = {"outcome": "done", **outcome}
+            self._store.save(self._tensors(), {"step": step, "state": self.state}, step=step, final=document)
+
+    def close(self) -> None:
+        """Wait for the save under way and release the folder; before `destroy_process_group`."""
+        if self._store is not None:
+            self._store.close()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+
+    def _agree(self, peers: Peers) -> bool:
+        """Share with all ranks who was asked to stop, and whether rank 0's clock says save; about twice a second."""
+        now = time.monotonic()
+        pace = (now - self._agreed_time) / (self._calls - self._agreed_calls)
+        answers = peers.gather((self._stop, now - self._saved_time >= self._every_seconds, pace))
+        self._stopping = any(stop for stop, _, _ in answers)
+        slowest = max(pace for _, _, pace in answers)
+        self._agreed_time, self._agreed_calls = now, self._calls
+        self._agree_at = self._calls + max(1, min(_MOST_CALLS, int(_AGREE_SECONDS / max(slowest, 1e-6))))
+        return answers[0][1]
+
+    def _tensors(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self._model, self._optimizer)
+        tensors: dict[str, Any] = {"model": model, "optimizer": optimizer}
+        if self._scheduler is not None:
+            tensors["scheduler"] = (self._scheduler.state_dict(),)  # a tuple is kept whole: its keys need not be texts
+        return tensors
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._stop:
+            os._exit(128 + number)
+        self._stop = True
+
+
+def _world() -> _World:
+    generation = int(os.environ.get("KDIST_GENERATION", "1"))
+    if dist.is_available() and dist.is_initialized():
+        return _World(dist.get_rank(), dist.get_world_size(), generation)
+    return _World(0, 1, generation)
+
+
+def _open_store(config: Checkpointing) -> CheckpointStore | None:
+    root, run_id = os.environ.get("KDIST_CHECKPOINTS"), os.environ.get("KDIST_RUN_ID")
+    if not root or not run_id:
+        if _world().rank == 0:
+            log.warn("checkpoints-off", message="not started by kdist, or without a folder for checkpoints: nothing is saved")
+        return None
+    digest = ""
+    with suppress(OSError, KeyError):
+        digest = hashlib.sha256(Path(os.environ["KDIST_CONFIG"]).read_bytes()).hexdigest()
+    return CheckpointStore(Path(root), world=_world(), run_id=run_id, config=config, config_digest=digest)

@@ -72,7 +72,7 @@ def ask(port: object) -> dict[str, Any] | None:
         connection.request("GET", "/status")
         response = connection.getresponse()
         status = json.loads(response.read(1 << 20)) if response.status == 200 else None
-    except (OSError, http.client.HTTPException, ValueError):
+    except (OSError, OverflowError, http.client.HTTPException, ValueError):
         return None
     finally:
         connection.close()

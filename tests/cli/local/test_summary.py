@@ -1,0 +1,111 @@
+"""The end of a run in words: the table's rows, and what is said and advised after every kind of end."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from kdist.errors import Code, KdistError
+from kdist.local import summary
+from kdist.local.job import Ended
+from kdist.local.kubelet import Kind, Outcome
+
+
+def make_report(**fields: Any) -> dict[str, Any]:
+    return {
+        "job": "digits",
+        "outcome": "done",
+        "failure": None,
+        "invocation": 1,
+        "wallSeconds": 61.0,
+        "steps": {"reached": 350, "committed": 350, "lost": 12, "samples": 44800},
+        "restarts": {"total": 1, "byCause": {"signal": 1}, "joins": 0, "generations": 2},
+        "recoverySeconds": [1.4],
+        "productiveSeconds": 50.0,
+        "elapsedSeconds": 61.0,
+        "goodput": 0.8197,
+        "checkpoints": {"committed": 7, "fellBack": 0, "seconds": 2.1, "visibleSeconds": 0.021, "bytes": 1_258_291},
+        "loss": 0.01234,
+        "metrics": {"accuracy": 0.9778},
+        "folder": "/home/me/.kdist/digits",
+        **fields,
+    }
+
+
+def ended(kind: Kind, code: int, **fields: Any) -> Ended:
+    return Ended(Outcome(kind, code, "node-0"), make_report(**fields), signal.SIGINT)
+
+
+def test_the_table_holds_what_the_run_cost_and_what_came_of_it() -> None:
+    assert summary.rows(make_report()) == [
+        ("outcome", "done"),
+        ("steps", "350"),
+        ("lost steps", "12"),
+        ("samples", "44,800"),
+        ("restarts", "1 (signal 1)"),
+        ("recovery", "1.4 s"),
+        ("goodput", "82.0% (50 s of 1:01)"),
+        ("checkpoints", "7, last 1.2 MiB; the training waited 21 ms of 2.1 s"),
+        ("final loss", "0.01234"),
+        ("accuracy", "97.78%"),
+        ("wall time", "1:01"),
+        ("folder", "/home/me/.kdist/digits"),
+    ]
+
+
+def test_what_is_not_known_has_no_row() -> None:
+    report = make_report(
+        steps={"reached": 0, "committed": 0, "lost": 0, "samples": None},
+        restarts={"total": 0, "byCause": {}, "joins": 0, "generations": 0},
+        checkpoints={"committed": 0, "fellBack": 0, "seconds": 0.0, "visibleSeconds": 0.0, "bytes": None},
+        recoverySeconds=[], productiveSeconds=0.0, goodput=0.0, loss=None, metrics={},
+    )  # fmt: skip
+    assert [name for name, _ in summary.rows(report)] == ["outcome", "steps", "lost steps", "restarts", "wall time", "folder"]
+
+
+def test_a_stopped_job_says_what_is_saved_and_how_to_go_on() -> None:
+    told = summary.conclude(ended("stopped", 200), "job.yaml")
+    assert told == "digits stopped; step 350 is saved. Next: kdist run job.yaml   goes on from there"
+
+
+def test_a_job_that_was_ended_at_once_does_not_claim_to_have_saved() -> None:
+    report = {"steps": {"reached": 9, "committed": 0, "lost": 0, "samples": 1}}
+    told = summary.conclude(ended("killed", -9, **report), "job.yaml")
+    assert told == "digits was ended at once; nothing was saved yet. Next: kdist run job.yaml   goes on from there"
+
+
+def test_a_stop_whose_save_failed_is_an_error() -> None:
+    told = summary.conclude(ended("stopped", 203), "job.yaml")
+    assert isinstance(told, KdistError)
+    assert told.code == Code.JOB_FAILED
+    assert told.message == "digits stopped, but its state could not be saved; step 350 is saved"
+
+
+def test_a_failure_says_who_where_and_why() -> None:
+    traceback = ["Traceback (most recent call last):", '  File "/src/model.py", line 12, in forward', "ValueError: boom"]
+    failure = {
+        "cause": "user_code",
+        "rank": 1,
+        "node": "node-1",
+        "step": 42,
+        "message": "ValueError: boom",
+        "traceback": traceback,
+    }
+    told = summary.conclude(ended("failed", 70, failure={**failure, "agent": "node-0", "log": "/x/log"}), "job.yaml")
+    assert isinstance(told, KdistError)
+    assert told.message == "digits failed (user_code), rank 1 on node-1 at step 42: ValueError: boom"
+    assert told.hint == 'File "/src/model.py", line 12, in forward; everything it said is in /x/log'
+
+
+@pytest.mark.parametrize("failure", [None, {"agent": "node-0", "log": "/x/log"}])
+def test_a_failure_without_a_record_still_says_what_is_known(failure: dict[str, Any] | None) -> None:
+    told = summary.conclude(ended("failed", 1, failure=failure), "job.yaml")
+    assert isinstance(told, KdistError)
+    assert "digits failed (exit code 1)" in told.message
+
+
+def test_a_run_that_was_done_before_says_how_to_begin_anew() -> None:
+    told = summary.conclude(Ended(Outcome("done", 0), make_report(), already=True), "job.yaml")
+    assert told == "digits is done already. Next: kdist run --fresh job.yaml   trains it anew and keeps this run aside"

@@ -6,6 +6,7 @@ in it are cumulative, so the next record that arrives says everything the lost o
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import math
@@ -18,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+from kdist_trainer import log
+from kdist_trainer.heartbeat import Heartbeat, Phase
 from kdist_trainer.stats import StepStats, Wall, pack
 
 MIN_INTERVAL_SECONDS = 0.02
@@ -28,6 +31,7 @@ CLOSE_SECONDS = 1.0
 _FULL = {errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS}
 _LONGEST_ADDRESS = 100  # a Unix socket's address holds 108 bytes on Linux and 104 on macOS, the final zero included
 _RECONNECT_SECONDS = 1.0
+_PROGRESS_SECONDS = 1.0
 
 
 @contextlib.contextmanager
@@ -61,10 +65,13 @@ class Reporter:
         path = environment.get("KDIST_METRICS_SOCKET")
         self._path = Path(path) if path else None
         self._min_interval = min_interval_seconds
+        self._made_at = time.perf_counter()
         self._socket: socket.socket | None = None
         self._next_connect = 0.0
         self._next_send = -math.inf
-        self._last_step_at = time.perf_counter()
+        self._script: _Script | None = None
+        if self._path is not None:
+            atexit.register(self.close)
 
     def send(self) -> None:
         """Send the sums as they are now, unless a record left less than the least interval ago. Never waits, never raises."""
@@ -90,6 +97,7 @@ class Reporter:
             poll.poll((deadline - now) * 1000)
         self._disconnect()
         self._path = None
+        atexit.unregister(self.close)
 
     def step(
         self,
@@ -103,26 +111,28 @@ class Reporter:
     ) -> None:
         """Report one finished step of a script: its time is the time since the last call. `step` counts from 1 if not given.
 
+        It is also the rank's heartbeat: a script that has reported once is held to be stuck when it reports no more.
         `loss`, `learning_rate` and `grad_norm` are numbers; a tensor is accepted and costs a device synchronisation.
         """
         if self._path is None:
             return
-        now = time.perf_counter()
-        seconds, self._last_step_at = now - self._last_step_at, now
+        if self._script is None:
+            self._script = _Script(self._made_at)
         stats = self.stats
         number = step if step is not None else int(stats.last_step or 0) + 1
+        seconds = self._script.lap()
         stats.add_step(seconds, samples, number)
         stats.add_wall(Wall.PRODUCTIVE_STEP, seconds)
-        if loss is not None:
-            stats.loss = float(loss)
-            if not math.isfinite(stats.loss):
-                stats.add_nonfinite("loss")
+        for name, value in (("loss", loss), ("grad_norm", grad_norm)):
+            if value is not None:
+                setattr(stats, name, float(value))
+                if not math.isfinite(value):
+                    stats.add_nonfinite("loss" if name == "loss" else "grad")
         if learning_rate is not None:
             stats.learning_rate = float(learning_rate)
-        if grad_norm is not None:
-            stats.grad_norm = float(grad_norm)
         if target_steps is not None:
             stats.target_steps = target_steps
+        self._script.tell(stats, number)
         self.send()
 
     def __enter__(self) -> Reporter:
@@ -164,3 +174,38 @@ class Reporter:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+class _Script:
+    """What `Reporter.step` does for a script besides metrics: the heartbeat, and rank 0's lines of progress."""
+
+    def __init__(self, started: float) -> None:
+        self._last = started
+        self._told_at = -math.inf
+        self._told_samples = 0.0
+        self._heartbeat: Heartbeat | None = None
+        folder, local_rank = os.environ.get("KDIST_SCRATCH"), os.environ.get("LOCAL_RANK", "0")
+        if folder:
+            with contextlib.suppress(OSError, ValueError):
+                self._heartbeat = Heartbeat.attach(Path(folder, f"rank-{local_rank}.heartbeat"))
+
+    def lap(self) -> float:
+        """Seconds since the last call."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        return seconds
+
+    def tell(self, stats: StepStats, step: int) -> None:
+        """Beat, and log the progress of rank 0 about once a second."""
+        if self._heartbeat is not None:
+            self._heartbeat.beat(Phase.STEP, step)
+        seconds = self._last - self._told_at
+        if stats.rank != 0 or seconds < _PROGRESS_SECONDS:
+            return
+        first = math.isinf(seconds)
+        rate = None if first else (stats.samples - self._told_samples) / seconds * int(os.environ.get("WORLD_SIZE", "1"))
+        self._told_at, self._told_samples = self._last, stats.samples
+        if first:
+            log.event("first-step", step=step)
+        progress = {"target": stats.target_steps, "loss": stats.loss, "learning_rate": stats.learning_rate}
+        log.event("progress", step=step, **progress, samples_per_second=rate)

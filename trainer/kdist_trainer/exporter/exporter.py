@@ -23,6 +23,7 @@ from kdist_trainer.exporter.server import Answer, Server
 from kdist_trainer.exporter.told import Told
 from kdist_trainer.exporter.totals import ACCEPTED, Totals
 from kdist_trainer.exporter.wall import WallClock
+from kdist_trainer.heartbeat import Phase
 from kdist_trainer.stats import GAUGES, SLOTS, STATES, MalformedRecordError, agent, unpack
 
 _READY_STATES = {"running", "checkpointing"}
@@ -149,7 +150,7 @@ class Exporter:
         """The `/status` document."""
         now = time.monotonic()
         with self._lock:
-            snapshot, wall = self._totals.snapshot(), self._clock.read(now)
+            snapshot, wall = self._totals.snapshot(), self._clock.read(now, doing=self._doing())
             ranks = status.ranks(snapshot, self.socket_path.parent, now=now)
             rate = self._throughput.rate(self._totals.total(_SAMPLES), now=now)
             remaining = self._told.get(agent.RESTARTS_REMAINING)
@@ -208,13 +209,19 @@ class Exporter:
         """All series as of now; the lock is held for the copying only."""
         now = time.monotonic()
         with self._lock:
-            snapshot, told, wall, state = self._totals.snapshot(), self._told.snapshot(), self._clock.read(now), self._state
+            snapshot, told, state = self._totals.snapshot(), self._told.snapshot(), self._state
+            wall = self._clock.read(now, doing=self._doing())
         numbers: dict[str, Series] = {**told, **reported_series(snapshot, wall)}
         numbers[agent.JOB_STATE.name] = {(word,): [float(word == state)] for word in STATES}
         numbers[agent.HEARTBEAT.name] = {(str(rank),): [heard] for rank, heard in snapshot.heard.items()}
         numbers[agent.RECORDS.name] = {(outcome,): [float(count)] for outcome, count in snapshot.received.items()}
         numbers[agent.SCRAPE_DURATION.name] = {(): [self._scrape_seconds]}
         return numbers
+
+    def _doing(self) -> Phase | None:
+        """What the first local rank is at in this generation."""
+        beat = status.read_beat(self.socket_path.parent, 0)
+        return beat.phase if beat and beat.generation == self._totals.generation else None
 
     def _metrics(self, accept: str) -> Answer:
         started = time.perf_counter()

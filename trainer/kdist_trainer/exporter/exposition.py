@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from kdist_trainer.exporter.totals import Snapshot, add
 from kdist_trainer.stats import AGENT_METRICS, COUNTER_SLOTS, GAUGES, RECORDED, SLOTS, Kind, Metric, Scope
@@ -85,9 +85,9 @@ def _family(metric: Metric, series: Series, job: str) -> Family:
         histogram = HistogramMetricFamily(metric.name, metric.help, labels=names, unit=metric.unit)
         for labels, slots in series.items():
             counts, cumulative = [], 0.0
-            for bound, count in zip((*metric.buckets, float("inf")), slots, strict=False):
+            for bound, count in zip((*metric.buckets, math.inf), slots, strict=False):
                 cumulative += count
-                counts.append((floatToGoString(bound), cumulative))
+                counts.append(("+Inf" if bound == math.inf else str(bound), cumulative))
             histogram.add_metric((job, *labels), counts, slots[-1])
         return histogram
     kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily

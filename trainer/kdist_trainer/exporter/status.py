@@ -9,7 +9,7 @@ from typing import Any
 
 from kdist_trainer import log
 from kdist_trainer.exporter.totals import Snapshot
-from kdist_trainer.heartbeat import Heartbeat
+from kdist_trainer.heartbeat import Beat, Heartbeat
 from kdist_trainer.stats import GAUGES, SLOTS, StepPhase
 
 _WINDOW_SECONDS = 10.0
@@ -74,11 +74,18 @@ def ranks(snapshot: Snapshot, scratch: Path, *, now: float) -> list[dict[str, An
             entry["step"] = None if step is None else int(step)
             entry["step_seconds"] = log.plain(seconds)
             entry["busy_seconds"] = sum(record.counters[slot] for slot in _BUSY) / steps if steps else None
-        with contextlib.suppress(OSError, ValueError):  # no heartbeat yet, or none at all
-            with contextlib.closing(Heartbeat(scratch / f"rank-{local_rank}.heartbeat")) as heartbeat:
-                beat = heartbeat.read()
-            if beat.count:
-                entry["phase"] = str(beat.phase)
-                entry["heartbeat_age"] = round(max(0.0, now - beat.time_ns / 1e9), 3)
+        if beat := read_beat(scratch, local_rank):
+            entry["phase"] = str(beat.phase)
+            entry["heartbeat_age"] = round(max(0.0, now - beat.time_ns / 1e9), 3)
         found.append(entry)
     return found
+
+
+def read_beat(scratch: Path, local_rank: int) -> Beat | None:
+    """The latest beat of a local rank; None if it never beat."""
+    try:
+        with contextlib.closing(Heartbeat(scratch / f"rank-{local_rank}.heartbeat")) as heartbeat:
+            beat = heartbeat.read()
+    except (OSError, ValueError):
+        return None
+    return beat if beat.count else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kdist_trainer.heartbeat import Phase
 from kdist_trainer.stats import WALL_CATEGORIES, Wall
 
 _OF_STATE = {
@@ -17,11 +18,24 @@ _OF_STATE = {
     "rendezvous": Wall.RENDEZVOUS,
     "initializing": Wall.INIT,
     "running": Wall.IDLE,
-    "checkpointing": Wall.CHECKPOINT_SAVE,
+    "checkpointing": Wall.IDLE,
     "restarting": Wall.RESTART,
     "hung": Wall.STALLED,
     "succeeded": Wall.IDLE,
     "failed": Wall.IDLE,
+}
+_RANKS_AT_WORK = {"initializing", "running", "checkpointing"}
+_OF_PHASE = {
+    Phase.START: Wall.INIT,
+    Phase.RENDEZVOUS: Wall.INIT,
+    Phase.INIT: Wall.INIT,
+    Phase.RESTORE: Wall.CHECKPOINT_RESTORE,
+    Phase.DATA: Wall.DATA_WAIT,
+    Phase.STEP: Wall.PRODUCTIVE_STEP,
+    Phase.SYNC: Wall.PRODUCTIVE_STEP,
+    Phase.SAVE: Wall.CHECKPOINT_SAVE,
+    Phase.EVALUATE: Wall.EVALUATION,
+    Phase.EXIT: Wall.IDLE,
 }
 _ZERO = [0.0] * len(WALL_CATEGORIES)
 
@@ -40,30 +54,39 @@ class WallClock:
 
     def enter(self, state: str, *, now: float) -> None:
         """The agent does something else from now on; what nobody reported until now was `state`'s category so far."""
-        self._settle(now, _OF_STATE[self._state] if self._has_stepped or self._state != "running" else Wall.INIT)
+        self._settle(now, self._leftover())
         self._state = state
 
     def report(self, reported: Sequence[float], *, has_stepped: bool, now: float) -> None:
         """The ranks' sums as of now; time before now that they do not account for was idle (before the first step: init)."""
         self._reported, self._has_stepped = reported, has_stepped
-        if self._state == "running":
-            self._settle(now, Wall.IDLE if has_stepped else Wall.INIT)
+        if self._state in _RANKS_AT_WORK:
+            self._settle(now, self._leftover())
 
     def claim(self, category: str, seconds: float) -> None:
         """The agent accounts for time itself; what its states already gave to the category is not counted twice."""
         self._claimed[WALL_CATEGORIES.index(category)] += seconds
 
-    def read(self, now: float) -> dict[str, float]:
-        """Seconds by category. They sum to the time since the start, and none is less than it was before."""
+    def read(self, now: float, *, doing: Phase | None = None) -> dict[str, float]:
+        """Seconds by category. They sum to the time since the start, and none is less than it was before.
+
+        `doing` is what the first local rank is at by its heartbeat: what it has not reported yet probably goes there.
+        """
         exact = self._exact()
-        running = Wall.PRODUCTIVE_STEP if self._has_stepped else Wall.INIT
-        going_on = running if self._state == "running" else _OF_STATE[self._state]
+        going_on = _OF_STATE[self._state]
+        if self._state in _RANKS_AT_WORK:
+            going_on = _OF_PHASE[doing] if doing else Wall.PRODUCTIVE_STEP if self._has_stepped else Wall.INIT
         exact[WALL_CATEGORIES.index(going_on)] += self._unaccounted(now)
         lags = [max(0.0, known - shown) for known, shown in zip(exact, self._shown, strict=True)]
         room = max(0.0, now - self._start - sum(self._shown))
         if (lag := sum(lags)) > 0:
             self._shown = [shown + part * room / lag for shown, part in zip(self._shown, lags, strict=True)]
         return dict(zip(WALL_CATEGORIES, self._shown, strict=True))
+
+    def _leftover(self) -> str:
+        """Where time goes that is over and that nobody accounted for."""
+        at_work = self._state in _RANKS_AT_WORK
+        return Wall.INIT if at_work and not self._has_stepped else _OF_STATE[self._state]
 
     def _exact(self) -> list[float]:
         parts = zip(self._reported, self._settled, self._claimed, strict=True)

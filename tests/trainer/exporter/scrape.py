@@ -1,0 +1,112 @@
+"""What tests of the exporter share: an exporter that listens, ranks that report to it, and a reader of its text."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from kdist_trainer.exporter import Exporter
+from kdist_trainer.stats import Record, StepPhase, StepStats, Wall, pack, unpack
+
+INFO = {
+    "framework": "ddp",
+    "workload_kind": "digits",
+    "world_size_min": "1",
+    "world_size_max": "8",
+    "backend": "gloo",
+    "node": "node-0",
+}
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@contextmanager
+def exporting(scratch: Path, *, port: int = 0) -> Iterator[Exporter]:
+    """An exporter that listens on a free port of this machine, its socket in `scratch`."""
+    exporter = make_exporter(scratch, port=port)
+    exporter.start()
+    try:
+        yield exporter
+    finally:
+        exporter.close()
+
+
+def make_exporter(scratch: Path, *, port: int = 0) -> Exporter:
+    """An exporter that has not started."""
+    return Exporter(job="digits", run_id="r1", socket_path=scratch / "metrics.sock", port=port, host="127.0.0.1", info=INFO)
+
+
+def read(text: str) -> Samples:
+    """Every sample of an exposition by name and labels, the job's label left out."""
+    found: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert labels.pop("kdist_job") == "digits"
+            found[sample.name, frozenset(labels.items())] = sample.value
+    return found
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
+    """One sample."""
+    return samples[name, frozenset(labels.items())]
+
+
+def total(samples: Samples, name: str, **labels: str) -> float:
+    """Sum of the samples of a name that have these labels."""
+    return sum(number for (found, have), number in samples.items() if found == name and labels.items() <= dict(have).items())
+
+
+def counters(samples: Samples) -> Samples:
+    """The samples that may only grow."""
+    return {key: number for key, number in samples.items() if key[0].endswith(("_total", "_bucket", "_count", "_sum"))}
+
+
+def fetch(port: int, path: str, *, method: str = "GET", accept: str = "") -> tuple[int, str, dict[str, str]]:
+    """Status, body and headers (lower case) of one request to this machine."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path, headers={"Accept": accept} if accept else {})
+        response = connection.getresponse()
+        headers = {name.lower(): text for name, text in response.getheaders()}
+        return response.status, response.read().decode(), headers
+    finally:
+        connection.close()
+
+
+def full_stats(rank: int, generation: int = 1) -> StepStats:
+    """A rank's sums in which every number has been touched."""
+    stats = StepStats(rank=rank, generation=generation)
+    stats.add_step(0.02, 8, 100)
+    stats.add_all_reduce(busy=0.004, exposed=0.001, nbytes=4096, count=2, durations=[0.001, 0.003])
+    for phase in StepPhase:
+        stats.phase[phase] += 0.003
+    for category in Wall:
+        stats.add_wall(category, 0.001)
+    for kind in ("loss", "grad"):
+        stats.add_nonfinite(kind)
+    stats.add_checkpoint("save", visible=0.01, total=0.5, nbytes=10_000, step=100)
+    stats.add_checkpoint("save", cause="enospc")
+    stats.add_checkpoint("restore", total=0.2)
+    stats.add_fallback("corrupt")
+    stats.loss, stats.grad_norm, stats.learning_rate, stats.target_steps = 0.5, 1.5, 0.001, 200
+    return stats
+
+
+def record_of(stats: StepStats) -> Record:
+    """The next record of a rank, as it arrives."""
+    return unpack(pack(stats))
+
+
+def tell_all(exporter: Exporter) -> None:
+    """Everything that an agent can tell, once."""
+    exporter.add_restart("signal")
+    exporter.add_worker_exit("signal", "SIGKILL")
+    exporter.add_worker_exit("done")
+    exporter.observe_rendezvous(1.5, "formed")
+    exporter.add_lost_steps(3)
+    exporter.set_restarts_remaining(9)

@@ -1,0 +1,118 @@
+"""The partition of wall time: it sums to the elapsed time, only grows, and tells the truth soon."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kdist_trainer.exporter.wall import WallClock
+from kdist_trainer.heartbeat import Phase
+from kdist_trainer.stats import STATES, WALL_CATEGORIES, Wall
+
+PRODUCTIVE = WALL_CATEGORIES.index(Wall.PRODUCTIVE_STEP)
+
+moves = st.one_of(
+    st.tuples(st.just("enter"), st.sampled_from(STATES)),
+    st.tuples(st.just("report"), st.lists(st.floats(0, 5), min_size=11, max_size=11)),
+    st.tuples(st.just("claim"), st.sampled_from(WALL_CATEGORIES)),
+    st.tuples(st.just("read"), st.none()),
+)
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), moves), max_size=40))
+def test_categories_sum_to_elapsed_and_none_shrinks_whatever_is_said(history: list[tuple[float, tuple[str, object]]]) -> None:
+    now, reported = 1000.0, [0.0] * 11
+    clock = WallClock(now)
+    before = clock.read(now)
+    for seconds, (move, argument) in history:
+        now += seconds
+        if move == "enter":
+            clock.enter(str(argument), now=now)
+        elif move == "report":
+            reported = [a + b for a, b in zip(reported, argument, strict=True)]  # type: ignore[call-overload]
+            clock.report(reported, has_stepped=True, now=now)
+        elif move == "claim":
+            clock.claim(str(argument), 1.5)
+        shown = clock.read(now)
+        assert sum(shown.values()) == pytest.approx(now - 1000, rel=0.01, abs=1e-6)
+        assert all(shown[category] >= before[category] for category in WALL_CATEGORIES)
+        before = shown
+
+
+PHASES = {
+    str(Wall.DATA_WAIT): Phase.DATA,
+    str(Wall.PRODUCTIVE_STEP): Phase.STEP,
+    str(Wall.CHECKPOINT_SAVE): Phase.SAVE,
+    str(Wall.CHECKPOINT_RESTORE): Phase.RESTORE,
+}
+
+
+class Life:
+    """A run told to a clock, second by second, scraped every three."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.clock = WallClock(0.0)
+        self.reported = [0.0] * len(WALL_CATEGORIES)
+
+    def spend(self, seconds: int, doing: Phase | None = None) -> None:
+        for _ in range(seconds):
+            self.now += 1.0
+            if self.now % 3 == 0:
+                self.clock.read(self.now, doing=doing)
+
+    def enter(self, state: str, seconds: int) -> None:
+        self.clock.enter(state, now=self.now)
+        self.spend(seconds)
+
+    def work(self, category: str, seconds: int) -> None:
+        self.spend(seconds, PHASES[category])
+        self.reported[WALL_CATEGORIES.index(category)] += seconds
+        self.clock.report(self.reported, has_stepped=self.reported[PRODUCTIVE] > 0, now=self.now)
+
+
+def test_a_run_with_a_restart_is_shown_as_it_was() -> None:
+    life = Life()
+    life.spend(2)
+    life.enter("rendezvous", 4)
+    life.enter("initializing", 5)
+    life.enter("running", 0)
+    for _ in range(10):
+        life.work(Wall.DATA_WAIT, 1)
+        life.work(Wall.PRODUCTIVE_STEP, 7)
+    life.work(Wall.CHECKPOINT_SAVE, 20)
+    life.spend(13, Phase.STEP)  # a step that is never reported: its rank dies
+    life.enter("restarting", 3)
+    life.enter("rendezvous", 6)
+    life.clock.report(life.reported, has_stepped=False, now=life.now)
+    life.enter("initializing", 1)
+    life.enter("running", 0)
+    life.work(Wall.CHECKPOINT_RESTORE, 8)
+    for _ in range(10):
+        life.work(Wall.PRODUCTIVE_STEP, 9)
+    life.enter("succeeded", 0)
+    truth = {"startup": 2, "rendezvous": 10, "init": 6, "data_wait": 10, "productive_step": 160, "checkpoint_save": 20}
+    truth |= {"idle": 13, "restart": 3, "checkpoint_restore": 8, "evaluation": 0, "stalled": 0}
+    assert sum(truth.values()) == life.now
+    shown = life.clock.read(life.now)
+    assert {name: round(seconds, 6) for name, seconds in shown.items()} == pytest.approx(truth, abs=1.0)
+
+
+def test_time_that_a_state_and_the_agent_both_account_for_counts_once() -> None:
+    clock = WallClock(0.0)
+    clock.enter("rendezvous", now=1.0)
+    clock.enter("initializing", now=4.0)
+    clock.claim("rendezvous", 3.0)
+    clock.enter("rendezvous", now=10.0)
+    clock.claim("rendezvous", 2.0)
+    clock.enter("initializing", now=12.0)
+    assert clock.read(13.0)["rendezvous"] == pytest.approx(5.0)
+
+
+def test_a_script_that_reports_nothing_spends_its_time_starting() -> None:
+    clock = WallClock(0.0)
+    clock.enter("running", now=1.0)
+    clock.read(50.0)
+    clock.enter("succeeded", now=100.0)
+    assert clock.read(100.0) == pytest.approx({**dict.fromkeys(WALL_CATEGORIES, 0.0), "startup": 1.0, "init": 99.0})

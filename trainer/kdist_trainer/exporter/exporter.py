@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
-import platform
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +13,7 @@ from typing import Any
 
 from prometheus_client.exposition import choose_encoder, generate_latest
 
-from kdist_trainer import __version__, log
+from kdist_trainer import log
 from kdist_trainer.exporter import status
 from kdist_trainer.exporter.exposition import Exposition, Series, reported_series
 from kdist_trainer.exporter.receiver import Receiver
@@ -66,7 +64,7 @@ class Exporter:
         self._exposition = Exposition(job, self._read)
         self._receiver: Receiver | None = None
         self._server: Server | None = None
-        self._set_info(info)
+        self._told.set_info({"run_id": run_id, **info})
 
     def start(self) -> None:
         """Bind the socket and the port, a free one where it is 0 or taken. Raises `OSError` if not even that can be had."""
@@ -103,8 +101,7 @@ class Exporter:
     def set_group(self, *, generation: int, world_size: int, local_ranks: Iterable[int]) -> None:
         """A group has formed, its ranks not started yet. Earlier sums become the base; ranks that left are shown no more."""
         with self._lock:
-            if self._receiver:
-                self._receiver.drain()
+            self._drain()
             self._totals.form(generation=generation, world_size=world_size, local_ranks=local_ranks)
             self._told.set(agent.GENERATION, generation)
             self._told.set(agent.WORLD_SIZE, world_size)
@@ -150,6 +147,7 @@ class Exporter:
         """The `/status` document."""
         now = time.monotonic()
         with self._lock:
+            self._drain()
             snapshot, wall = self._totals.snapshot(), self._clock.read(now, doing=self._doing())
             ranks = status.ranks(snapshot, self.socket_path.parent, now=now)
             rate = self._throughput.rate(self._totals.total(_SAMPLES), now=now)
@@ -172,15 +170,10 @@ class Exporter:
                 "pid": os.getpid(),
             }
 
-    def _set_info(self, info: Mapping[str, str]) -> None:
-        try:
-            torch_version = importlib.metadata.version("torch")
-        except importlib.metadata.PackageNotFoundError:
-            torch_version = ""
-        found = {"framework": "ddp", "version": __version__, "torch_version": torch_version, "run_id": self._run_id}
-        found |= {"python_version": platform.python_version(), **info}
-        for metric in (agent.BUILD_INFO, agent.JOB_INFO):
-            self._told.set(metric, 1, tuple(str(found.get(label, "")) for label in metric.labels))
+    def _drain(self) -> None:
+        """Take in what the ranks have sent so far, the lock held."""
+        if self._receiver:
+            self._receiver.drain()
 
     def _take(self, datagram: bytes) -> None:
         """One datagram, the lock held."""
@@ -209,6 +202,7 @@ class Exporter:
         """All series as of now; the lock is held for the copying only."""
         now = time.monotonic()
         with self._lock:
+            self._drain()
             snapshot, told, state = self._totals.snapshot(), self._told.snapshot(), self._state
             wall = self._clock.read(now, doing=self._doing())
         numbers: dict[str, Series] = {**told, **reported_series(snapshot, wall)}

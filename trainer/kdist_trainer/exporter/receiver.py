@@ -13,6 +13,7 @@ from kdist_trainer.reporter import reachable
 from kdist_trainer.stats import MAX_RECORD
 
 _MOST_AT_ONCE = 64
+_MOST_ROUNDS = 16
 
 
 class Receiver:
@@ -41,9 +42,10 @@ class Receiver:
         self._thread.start()
 
     def drain(self) -> None:
-        """Hand on what has arrived so far. The caller holds the lock."""
-        while self._drain_some():
-            pass
+        """Hand on what has arrived so far, a bounded number. The caller holds the lock."""
+        for _ in range(_MOST_ROUNDS):
+            if not self._drain_some():
+                return
 
     def close(self) -> None:
         """Hand on what has arrived, stop reading, and take the socket away."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
 from bisect import bisect_left
+from collections.abc import Mapping
 
+from kdist_trainer import __version__
 from kdist_trainer.stats import AGENT_METRICS, Kind, Metric
+from kdist_trainer.stats.agent import BUILD_INFO, JOB_INFO
 
 Labels = tuple[str, ...]
 
@@ -35,6 +40,16 @@ class Told:
         counts = self._observed[metric.name].setdefault(labels, [0.0] * (len(metric.buckets) + 2))
         counts[bisect_left(metric.buckets, seconds)] += 1
         counts[-1] += seconds
+
+    def set_info(self, info: Mapping[str, str]) -> None:
+        """Let the info metrics show these labels, and the versions at hand; a label that nobody knows is empty."""
+        try:
+            torch_version = importlib.metadata.version("torch")
+        except importlib.metadata.PackageNotFoundError:
+            torch_version = ""
+        found = {"version": __version__, "torch_version": torch_version, "python_version": platform.python_version(), **info}
+        for metric in (BUILD_INFO, JOB_INFO):
+            self.set(metric, 1, tuple(str(found.get(label, "")) for label in metric.labels))
 
     def get(self, metric: Metric, labels: Labels = ()) -> float | None:
         """One value; None if it was never told."""

@@ -45,7 +45,7 @@ class Wall(StrEnum):
 
 WALL_CATEGORIES = tuple(str(category) for category in Wall)
 STEP_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-ALL_REDUCE_BUCKETS = (0.0001, 0.0005, 0.002, 0.01, 0.05, 0.2, 1.0, 10.0)
+ALL_REDUCE_BUCKETS = (0.0002, 0.001, 0.005, 0.02, 0.1, 1.0, 10.0)
 SAVE_BUCKETS = (0.1, 1.0, 10.0, 1800.0)
 _SAVE_SERIES = len(SAVE_BUCKETS) + 2
 _EWMA_WEIGHT = 0.1

@@ -1,0 +1,57 @@
+"""Makes docs/metrics.md of the declared metrics: `python -m tests.trainer.metrics_page`; a test compares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kdist_trainer.exporter.exposition import CATALOGUE, label_names
+from kdist_trainer.stats import Kind, Metric
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+_INTRODUCTION = """# Metrics
+
+Every agent (one per node) answers `/metrics` on port 9401, or on a free port, which `kdist run` shows, where that one is
+taken. The table is made from the declarations in `trainer/kdist_trainer/stats`: to add a metric, add a field there and run
+`python -m tests.trainer.metrics_page`.
+
+- **From** says whose number it is. *rank*: one series for each local rank of the current group. *node*: counters and
+  histograms are the sum over the local ranks, gauges the largest. *witness*: the node's first local rank speaks for it.
+  *leader*: rank 0 speaks for the job, and only the agent that has it shows the metric. *agent*: the agent's own.
+- Counters never go back while an agent lives, not even when its workers are restarted, and a lost record costs no count:
+  records hold running sums. When a new group gives this node other ranks, what the old ones had counted goes on under the
+  labels of the new ones, so the sum over `rank` is right at any time; for one rank's behaviour take rates within a group.
+- A metric is absent while its value is unknown, and a series of *failures* and *fallbacks* while it is zero. A loss that is
+  NaN is shown as NaN.
+- `kdist_wall_seconds_total` always sums to the agent's age. A step's time is put into its category when the step is over;
+  until then the category is a guess by the rank's heartbeat, and a wrong guess is made up for in the following seconds.
+- Every series has the label `kdist_job`. At most 80 + 30 x local ranks series per agent.
+
+| metric | type | from | labels | unit | help |
+|---|---|---|---|---|---|
+"""
+
+
+def render() -> str:
+    """Text of the page."""
+    return _INTRODUCTION + "".join(_row(metric) + "\n" for metric in sorted(CATALOGUE, key=lambda metric: metric.name))
+
+
+def _row(metric: Metric) -> str:
+    labels = ", ".join(_label(metric, name) for name in label_names(metric)[1:])
+    buckets = f"; buckets {' '.join(f'{bound:g}' for bound in metric.buckets)}" if metric.kind is Kind.HISTOGRAM else ""
+    cells = [f"`{metric.name}`", metric.kind, metric.scope, labels or "-", metric.unit or "-", metric.help + buckets]
+    return f"| {' | '.join(cells)} |"
+
+
+def _label(metric: Metric, name: str) -> str:
+    if name not in metric.labels or not any(metric.series):
+        return f"`{name}`"
+    index = metric.labels.index(name)
+    values = dict.fromkeys(series[index] for series in metric.series)
+    return f"`{name}` = {', '.join(values)}"
+
+
+if __name__ == "__main__":
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(render())

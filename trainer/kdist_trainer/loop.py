@@ -2,59 +2,95 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import hashlib
+import math
+import time
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from kdist_trainer import log
-from kdist_trainer.data.loader import Batch, Piece
+from kdist_trainer.assembly import warm_up
+from kdist_trainer.data.loader import Piece
+from kdist_trainer.evaluation import evaluate
+from kdist_trainer.failure import NonFinite
+from kdist_trainer.heartbeat import Phase
 from kdist_trainer.randomness import STEP, derive
 from kdist_trainer.run import Run
-from kdist_trainer.signals import Interval
-from kdist_trainer.stats import StepPhase
+from kdist_trainer.signals import Interval, Row, StepRecord, interval_of
+from kdist_trainer.stats import StepPhase, Wall
+
+PROGRESS_SECONDS = 1.0
+"""Least time between two log lines of progress."""
 
 
 def train(run: Run) -> str:
-    """Train until the last step or until some rank is asked to stop; returns "done" or "stopped". Collective."""
+    """Train to the last step, or until some rank is asked to stop; returns "done" or "stopped". Collective.
+
+    Raises `NonFinite` when the loss is and the job says stop, `StorageProblem` when a state that must be kept cannot be,
+    and whatever the user's code raises.
+    """
+    begin(run)
     while run.state.step < run.target:
         step(run)
         if run.state.step < run.boundary:
             continue
-        said = exchange(run)
-        if said is not None and said.stop and run.state.step < run.target:
-            drain(run)
-            log.event("stopped", step=run.state.step)
-            return "stopped"
-    drain(run)
-    return "done"
+        said = confer(run)
+        if said.stop:
+            break
+        if said.save or run.saves.due(run.state.step):
+            save(run)
+    return finish(run) if run.state.step == run.target else stop(run)
+
+
+def begin(run: Run) -> None:
+    """Warm up, go on from the newest checkpoint if there is one, and open the stream of batches there."""
+    warm_up(run)
+    run.stats.add_wall(Wall.INIT, run.laps.skip())
+    run.beat(Phase.RESTORE, run.state.step)
+    resumed = run.saves.restore()
+    run.stats.add_wall(Wall.CHECKPOINT_RESTORE, run.laps.skip())
+    if run.world.is_leader:
+        if resumed:
+            log.event("resumed", step=run.state.step, samples_seen=run.state.samples_seen, checkpoint=run.saves.resumed_from)
+        else:
+            log.event("started-fresh", step=0)
+    run.first_step = run.boundary = run.state.step + 1
+    run.batches = run.loader.batches(step=run.state.step, position=run.state.samples_seen)
 
 
 def step(run: Run) -> None:
     """One optimizer step over the next `globalBatch` samples of the stream."""
+    run.beat(Phase.STEP, run.state.step + 1)
     lap = run.laps.lap
     lap(StepPhase.OTHER)
     batch = next(run.batches)
     lap(StepPhase.DATA_WAIT)
 
-    # Each forward pass adds its share of the step's mean loss: sums over samples, divided by the count of the whole step.
-    # Times the world size, because DDP averages over ranks what has to be added.
-    scale = run.world.size / batch.samples
+    # Every forward pass adds its share of the step's mean loss: a sum over samples, divided by the count of the whole step.
+    scale = run.weigh(batch)
     run.optimizer.zero_grad()
     *early, last = batch.pieces
-    total = None
+    loss: Tensor | None = None
     for piece in early:
-        with run.strategy.no_sync():  # gradients wait on this rank until the last backward pass
+        with run.strategy.no_sync():  # gradients add up on this rank until the last backward pass
             share = accumulate(run, piece, scale)
-            total = share if total is None else total + share
+        loss = share if loss is None else loss + share
     share = accumulate(run, last, scale)
-    run.losses.append(share if total is None else total + share)
+    run.losses.append(share if loss is None else loss + share)
+    run.timer.settle()
 
-    norm = run.precision.update(run.optimizer)
+    run.norm = run.precision.update(run.optimizer)
     run.move_rate()
     lap(StepPhase.OPTIMIZER)
 
-    run.state.step += 1
-    run.state.samples_seen += batch.samples
+    state, seconds = run.state, run.laps.end()
+    state.step += 1
+    run.records.append(StepRecord(state.step, state.samples_seen, state.samples_seen + batch.samples - 1, seconds))
+    state.samples_seen += batch.samples
+    run.stats.add_step(seconds, batch.own_samples, state.step)
+    run.report()
 
 
 def accumulate(run: Run, piece: Piece, scale: float) -> Tensor:
@@ -69,26 +105,124 @@ def accumulate(run: Run, piece: Piece, scale: float) -> Tensor:
     return share.detach()
 
 
-def exchange(run: Run) -> Interval | None:
-    """Post this interval's losses and flags, and read what all ranks said at the end of the one before."""
-    said = run.exchange.collect() if run.exchange.pending else None
-    run.exchange.post(
-        run.losses, last_step=run.state.step, stop=run.flag.requested, save_due=False, step_seconds=0.0
-    )
+def confer(run: Run) -> Interval:
+    """Post this interval's losses and flags, and learn what all ranks said at the end of the one before."""
+    if run.state.step == run.first_step:
+        announce(run)
+    said = note(run, run.exchange.collect()) if run.exchange.pending else Interval()
+    run.exchange.post(Row(tuple(run.records), tuple(run.losses), run.norm, run.flag.requested, run.saves.due_by_clock()))
+    run.records.clear()
     run.losses.clear()
-    run.boundary = min(run.state.step + run.settings.sync_every_steps, run.target)
-    if said is not None:
-        account(run, said)
+    run.saves.poll()
+    steps = [run.state.step + run.interval, run.target, run.saves.due_after(run.state.step)]
+    run.boundary = min(step for step in steps if step is not None)
     return said
 
 
+def announce(run: Run) -> None:
+    """The first step of this generation is done: whoever waits for the recovery can stop the clock."""
+    if run.world.is_leader:
+        log.event("first-step", step=run.state.step)
+        run.diary.add_event("first_step", step=run.state.step)
+
+
+def note(run: Run, said: Interval) -> Interval:
+    """Take note of an interval's losses: ledger, metrics, log. Raises `NonFinite`."""
+    run.diary.add_steps(said.records, said.losses)
+    run.interval = interval_of(said.step_seconds, run.settings.sync_every_steps)
+    run.stats.loss, run.stats.grad_norm = said.losses[-1], said.norm
+    run.stats.learning_rate = run.optimizer.param_groups[0]["lr"]
+    run.stats.tokens = run.stats.samples * run.workload.tokens_per_sample
+    for record, loss in zip(said.records, said.losses, strict=True):
+        if not math.isfinite(loss):
+            run.stats.add_nonfinite("loss")
+            refuse(run, f"the loss of step {record.step} is {loss}")
+    if run.world.is_leader and time.monotonic() - run.spoken_at >= PROGRESS_SECONDS:
+        speak(run, said)
+    return said
+
+
+def speak(run: Run, said: Interval) -> None:
+    """One log line on how far the training is."""
+    run.spoken_at = time.monotonic()
+    seconds = sum(record.seconds for record in said.records)
+    samples = said.records[-1].last - said.records[0].first + 1
+    log.event(
+        "progress",
+        step=said.records[-1].step,
+        target=run.target,
+        loss=said.losses[-1],
+        learning_rate=run.stats.learning_rate,
+        samples_per_second=round(samples / seconds, 1) if seconds else None,
+    )
+
+
+def refuse(run: Run, why: str) -> None:
+    """Stop at a number that is not finite, if the job says so: nothing after it is worth keeping."""
+    if run.settings.on_nonfinite == "stop":
+        raise NonFinite(f"{why}; the newest checkpoint is of step {max(0, run.saves.kept_step)}")
+
+
 def drain(run: Run) -> None:
-    """Wait for what was posted, so that every step's loss is known."""
+    """Learn every loss up to this step, and make sure that the state is worth keeping. Raises `NonFinite`."""
+    if run.records:
+        run.exchange.post(Row(tuple(run.records), tuple(run.losses), run.norm))
+        run.records.clear()
+        run.losses.clear()
     while run.exchange.pending:
-        account(run, run.exchange.collect())
+        note(run, run.exchange.collect())
+    if not run.saves.weights_are_finite():
+        refuse(run, f"a weight is NaN or infinite after step {run.state.step}")
 
 
-def account(run: Run, said: Interval) -> None:
-    """Take note of an interval's losses."""
-    if said.losses and run.world.is_leader:
-        log.event("progress", step=said.last_step, target=run.target, loss=said.losses[-1])
+def save(run: Run, *, required: bool = False, done: dict[str, Any] | None = None) -> None:
+    """Save the state of this step."""
+    run.laps.lap(StepPhase.OTHER)
+    drain(run)
+    run.beat(Phase.SAVE, run.state.step)
+    run.saves.save(required=required, done=done)
+    run.stats.add_wall(Wall.CHECKPOINT_SAVE, run.laps.skip())
+
+
+def stop(run: Run) -> str:
+    """Keep the state of this step and leave."""
+    save(run, required=True)
+    if run.world.is_leader:
+        log.event("stopped", step=run.state.step)
+    run.diary.add_event("stopped", step=run.state.step)
+    return "stopped"
+
+
+def finish(run: Run) -> str:
+    """Measure the model, and keep its last state with the word that the run has ended."""
+    drain(run)
+    run.laps.skip()
+    run.beat(Phase.EVALUATE, run.state.step)
+    metrics = evaluate(run) if run.settings.evaluate == "end" else {}
+    run.stats.add_wall(Wall.EVALUATION, run.laps.skip())
+    if run.world.is_leader:
+        log.event("evaluated", step=run.state.step, metrics=metrics)
+    done = {
+        "step": run.state.step,
+        "samples_seen": run.state.samples_seen,
+        "outcome": "done",
+        "metrics": metrics,
+        "weights": digest(run.module),
+    }
+    save(run, done=done)
+    run.diary.add_event("done", **done)
+    if run.world.is_leader:
+        log.event("done", **done)
+    return "done"
+
+
+def digest(module: nn.Module, most_bytes: int = 2**28) -> str | None:
+    """SHA-256 of all parameters and buffers in the order of their names; None for a model too large to hash in passing."""
+    state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+    if sum(value.nbytes for value in state.values()) > most_bytes:
+        return None
+    sha = hashlib.sha256()
+    for name in sorted(state):
+        sha.update(name.encode())
+        sha.update(state[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return sha.hexdigest()

@@ -17,6 +17,7 @@ WEIGHTS: Final = 1
 ORDER: Final = 2
 FETCH: Final = 3
 STEP: Final = 4
+EVALUATE: Final = 5
 
 _MASK: Final = (1 << 64) - 1
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kdist_trainer.config import Training
-from kdist_trainer.data.loader import Batch, Steps
+from kdist_trainer.data.loader import Batch, Loader
+from kdist_trainer.diary import Diary
+from kdist_trainer.heartbeat import Phase
 from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.precision import Precision
-from kdist_trainer.signals import Exchange, StopFlag
+from kdist_trainer.saves import Saves
+from kdist_trainer.signals import Exchange, StepRecord, StopFlag
 from kdist_trainer.state import TrainState
 from kdist_trainer.stats import StepStats
-from kdist_trainer.timing import Laps
-from kdist_trainer.workload import Samples, Workload
+from kdist_trainer.timing import Laps, Timer
+from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
 
 
@@ -28,25 +30,47 @@ class Run:
     settings: Training
     world: World
     workload: Workload
-    samples: Samples
-    strategy: Strategy
+    module: nn.Module
+    """The model as the workload made it: what is evaluated and saved."""
     model: nn.Module
-    """The wrapped model: calling it trains."""
+    """The same, wrapped by the strategy: what is trained."""
+    strategy: Strategy
     optimizer: Optimizer
-    move_rate: Callable[[], Any]
+    move_rate: Callable[[], object]
     """Moves the learning rate after a step."""
     precision: Precision
     set_generators: Callable[[int], None]
+    weigh: Callable[[Batch], float]
+    """What a step's losses are multiplied by: 1 / the count of the whole step, times the world size."""
+    loader: Loader
+    batches: Iterator[Batch]
+    evaluation_batch: int
+
     state: TrainState
-    steps: Steps
     target: int
     """The run's last step."""
-    batches: Iterator[Batch]
-    exchange: Exchange
+    saves: Saves
+    diary: Diary
+
     flag: StopFlag
+    exchange: Exchange
     stats: StepStats
     laps: Laps
-    losses: list[Tensor] = field(default_factory=list)
-    """This rank's share of the loss of each step since the last exchange, still on the device."""
+    timer: Timer
+    report: Callable[[], None]
+    beat: Callable[[Phase, int], None]
+
+    interval: int = 1
+    """Steps between two conferences of the ranks; the first one follows the first step."""
     boundary: int = 0
-    """The next step after which ranks exchange their losses and flags."""
+    """The next step after which the ranks confer."""
+    first_step: int = 1
+    """The first step of this generation."""
+    losses: list[Tensor] = field(default_factory=list)
+    """This rank's share of each step's loss since the last conference, still on the device."""
+    records: list[StepRecord] = field(default_factory=list)
+    """The same steps' samples and seconds."""
+    norm: Tensor | None = None
+    """Norm of the last step's gradient, where gradients are clipped."""
+    spoken_at: float = 0.0
+    """When the last line of progress was logged, on the monotonic clock."""

@@ -7,6 +7,7 @@ same, so they decide the same at the same step, and no step ever waits for it.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections import deque
@@ -21,9 +22,9 @@ from torch import Tensor
 from kdist_trainer.world import World
 
 AGREE_WITHIN_SECONDS: Final = 2.0
-"""A request is sent at the end of one interval and read at the end of the next: intervals last at most half of this."""
+"""How soon after a request all ranks should act on it."""
 
-_STOP, _DUE, _SECONDS, _FLAGS = 0, 1, 2, 3
+_STOP, _SAVE, _SECONDS, _NORM, _FLAGS = 0, 1, 2, 3, 4
 
 
 class StopFlag:
@@ -31,38 +32,60 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.requested = False
+        self._terminated = False
 
     def install(self) -> None:
         """Take over both signals. Main thread only."""
         signal.signal(signal.SIGTERM, self._terminate)
         signal.signal(signal.SIGINT, self._interrupt)
 
-    def _terminate(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+    def _terminate(self, number: int, _: FrameType | None) -> None:
+        if self._terminated:
             os._exit(128 + number)
-        self.requested = True
+        self.requested = self._terminated = True
 
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True  # the terminal's Ctrl-C reaches every process; how often is the launcher's business
+    def _interrupt(self, _number: int, _: FrameType | None) -> None:
+        self.requested = True  # Ctrl-C reaches every process of a terminal; what a second one means is the launcher's to say
+
+
+class StepRecord(NamedTuple):
+    """One step as every rank knows it: number, positions of its first and last sample, this rank's seconds."""
+
+    step: int
+    first: int
+    last: int
+    seconds: float
+
+
+class Row(NamedTuple):
+    """What one rank says about the steps of an interval."""
+
+    records: Sequence[StepRecord] = ()
+    losses: Sequence[Tensor] = ()
+    """This rank's share of each step's loss; the shares of all ranks, divided by their number, are the mean loss."""
+    norm: Tensor | None = None
+    """Norm of the last step's gradient, the same on every rank."""
+    stop: bool = False
+    save: bool = False
 
 
 class Interval(NamedTuple):
-    """What all ranks said about the steps of one interval; the same values on every rank."""
+    """What all ranks said about the steps of an interval; the same on every rank but for `records`' seconds."""
 
-    last_step: int
-    losses: list[float]
-    """Of the whole step, all ranks together: one for each step up to `last_step`."""
-    stop: bool
-    save_due: bool
-    slowest_step_seconds: float
+    records: Sequence[StepRecord] = ()
+    losses: Sequence[float] = ()
+    norm: float | None = None
+    stop: bool = False
+    save: bool = False
+    step_seconds: float = 0.0
+    """Mean step time of the slowest rank; 0 where nothing was said yet."""
 
 
 class _Posted(NamedTuple):
-    last_step: int
-    steps: int
+    row: Row
     work: Any
     table: Tensor
-    event: torch.cuda.Event | None
+    copied: torch.cuda.Event | None
 
 
 class Exchange:
@@ -74,23 +97,28 @@ class Exchange:
         self._posted: deque[_Posted] = deque()
         self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None
 
-    def post(self, losses: Sequence[Tensor], *, last_step: int, stop: bool, save_due: bool, step_seconds: float) -> None:
-        """Send this rank's row: its share of the loss of each step since the last post, and its flags."""
-        device = self._world.device
-        row = torch.zeros(self._width, dtype=torch.float64, device=device)
-        row[:_FLAGS] = torch.tensor((stop, save_due, step_seconds), dtype=torch.float64)
-        if losses:
-            row[_FLAGS : _FLAGS + len(losses)] = torch.stack(list(losses))
-        table = torch.empty(self._world.size * self._width, dtype=torch.float64, device=device)
-        work = dist.all_gather_into_tensor(table, row, async_op=True)
-        event = None
+    def post(self, row: Row) -> None:
+        """Send this rank's row. Does not wait."""
+        world, steps = self._world, len(row.losses)
+        # A slot per rank, summed by every rank in the same order when it is read: the sum of an all-reduce itself would
+        # depend on the order in which ranks are added.
+        table = torch.zeros(world.size, self._width, dtype=torch.float64, device=world.device)
+        seconds = sum(record.seconds for record in row.records) / max(1, steps)
+        own = table[world.rank]
+        own[:_FLAGS] = torch.tensor((row.stop, row.save, seconds, math.nan), dtype=torch.float64)
+        if row.norm is not None:
+            own[_NORM] = row.norm
+        if steps:
+            own[_FLAGS : _FLAGS + steps] = torch.stack(list(row.losses))
+        work = dist.all_reduce(table, async_op=True)
+        copied = None
         if self._stream is not None:  # wait and copy beside the training's stream, so that reading never stalls it
             with torch.cuda.stream(self._stream):
                 work.wait()
                 table = table.to("cpu", non_blocking=True)
-                event = torch.cuda.Event()
-                event.record()
-        self._posted.append(_Posted(last_step, len(losses), work, table, event))
+                copied = torch.cuda.Event()
+                copied.record()
+        self._posted.append(_Posted(row, work, table, copied))
 
     @property
     def pending(self) -> int:
@@ -99,18 +127,29 @@ class Exchange:
 
     def collect(self) -> Interval:
         """The oldest post of all ranks; waits for it where it is still under way."""
-        posted = self._posted.popleft()
-        if posted.event is not None:
-            posted.event.synchronize()
+        row, work, table, copied = self._posted.popleft()
+        if copied is not None:
+            copied.synchronize()
         else:
-            posted.work.wait()
-        rows = posted.table.view(self._world.size, self._width).tolist()
-        mean = 1 / self._world.size  # each rank's share was scaled up by the world size, as DDP averages gradients
-        losses = [sum(row[_FLAGS + index] for row in rows) * mean for index in range(posted.steps)]
+            work.wait()
+        said = table.tolist()
+        share = 1 / self._world.size
         return Interval(
-            last_step=posted.last_step,
-            losses=losses,
-            stop=any(row[_STOP] for row in rows),
-            save_due=bool(rows[0][_DUE]),
-            slowest_step_seconds=max(row[_SECONDS] for row in rows),
+            records=row.records,
+            losses=[sum(rank[_FLAGS + index] for rank in said) * share for index in range(len(row.losses))],
+            norm=None if row.norm is None else said[0][_NORM],
+            stop=any(rank[_STOP] for rank in said),
+            save=bool(said[0][_SAVE]),
+            step_seconds=max(rank[_SECONDS] for rank in said),
         )
+
+
+def interval_of(step_seconds: float, most: int) -> int:
+    """Steps in an interval: `most`, or fewer where steps are slow.
+
+    A request waits for the end of one interval to be sent and for the end of the next to be read: the two together should
+    last no longer than `AGREE_WITHIN_SECONDS`, where steps themselves are short enough for that.
+    """
+    if step_seconds <= 0:
+        return 1
+    return max(1, min(most, int(AGREE_WITHIN_SECONDS / 2 / step_seconds)))

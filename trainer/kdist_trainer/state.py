@@ -8,18 +8,18 @@ from typing import Any
 
 @dataclass
 class TrainState:
-    """The position of a training; `samples_seen` alone says which samples come next."""
+    """The position of a training; `samples_seen` and `seed` say which samples come next."""
 
     seed: int
     fingerprint: str
+    """Identity of the data set."""
+    world_size: int
+    environment: str
+    """What besides the world size must be the same for equal bits: versions, threads, device."""
     step: int = 0
     samples_seen: int = 0
-    world_size: int = 0
-    """Ranks of the group that wrote it: another number resumes correctly but not to the same bits."""
-    environment: str = ""
-    """Versions, threads and device of the writer, for the same reason."""
     extras: dict[str, Any] = field(default_factory=dict)
-    """States of scheduler and loss scaler, JSON-able."""
+    """States of scheduler and loss scaler; JSON-able."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -27,6 +27,10 @@ class TrainState:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> TrainState:
-        """Read back what `to_json` gave; unknown keys of a newer version are left out."""
-        known = {f.name for f in fields(cls)}
+        """Read back what `to_json` gave; what a newer version added is left out."""
+        known = {one.name for one in fields(cls)}
         return cls(**{key: value for key, value in document.items() if key in known})
+
+    def take_position(self, saved: TrainState) -> None:
+        """Go on where `saved` was."""
+        self.step, self.samples_seen = saved.step, saved.samples_seen

@@ -1,14 +1,23 @@
 """Where a step's time goes: its phases by the clock, and its all-reduces by a communication hook.
 
-The hook does what DDP would do without one - multiply by 1/world, all-reduce - so the weights stay the same to the bit,
-and reads the clock twice per bucket. Latencies of buckets overlap: their sum lies, so what is kept is the time with at
-least one all-reduce in flight (busy) and the tail between the last one's launch and its end, which no computation hides.
+The hook does what DDP does without one - multiply by 1/world, all-reduce - so the weights stay the same to the bit, and
+reads the clock twice per bucket. Latencies of buckets overlap: their sum lies, so what is kept is the time with at least
+one all-reduce in flight (busy) and the tail from the last one's launch to its end, which no computation hides (exposed).
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from time import perf_counter
+from typing import Protocol
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from kdist_trainer.heartbeat import Heartbeat
 from kdist_trainer.stats import StepPhase, StepStats
 
 
@@ -17,7 +26,7 @@ class Laps:
 
     def __init__(self, stats: StepStats) -> None:
         self._phase = stats.phase
-        self._last = perf_counter()
+        self._last = self._begun = perf_counter()
 
     def lap(self, phase: StepPhase) -> None:
         """The time since the last lap went to `phase`."""
@@ -25,8 +34,151 @@ class Laps:
         self._phase[phase] += now - self._last
         self._last = now
 
-    def skip(self) -> float:
-        """The time since the last lap belonged to no step (a save, an evaluation); it is returned, in seconds."""
-        now = perf_counter()
-        seconds, self._last = now - self._last, now
+    def end(self) -> float:
+        """The last lap ended a step: its seconds, all laps since the step before together."""
+        seconds, self._begun = self._last - self._begun, self._last
         return seconds
+
+    def skip(self) -> float:
+        """The time since the last lap belongs to no step (a save, an evaluation); it is returned, in seconds."""
+        now = perf_counter()
+        seconds = now - self._last
+        self._last, self._begun = now, self._begun + seconds
+        return seconds
+
+
+class Timer(Protocol):
+    """What the loop asks of a timer of all-reduces."""
+
+    def settle(self) -> None:
+        """The step's last backward pass has returned: count its all-reduces."""
+        ...
+
+    def forget(self) -> None:
+        """Count nothing of what was launched so far."""
+        ...
+
+
+class Launcher(Timer, Protocol):
+    """A timer that launches the all-reduces itself, as DDP's communication hook."""
+
+    def launch(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Average a bucket of gradients over the ranks; the future holds the bucket's tensor."""
+        ...
+
+
+class HostAllReduces:
+    """Times all-reduces that end when their futures do: gloo's. Callbacks run on its threads."""
+
+    def __init__(self, stats: StepStats, group: dist.ProcessGroup, heartbeat: Heartbeat | None = None) -> None:
+        self._stats, self._group, self._heartbeat = stats, group, heartbeat
+        self._share = 1 / group.size()
+        self._lock = threading.Lock()
+        self._launched = 0
+        self._spans: list[tuple[float, float]] = []
+        self._bytes = 0
+
+    def launch(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Multiply, launch, and note when it ends."""
+        gradients = bucket.buffer().mul_(self._share)  # a division would round differently from DDP's own reducer
+        self._bytes += gradients.nbytes
+        with self._lock:
+            self._launched += 1
+            if self._heartbeat is not None:
+                self._heartbeat.enter("all_reduce", gradients.numel(), str(gradients.dtype))
+        begun = perf_counter()
+
+        def ended(future: Future[list[Tensor]]) -> Tensor:
+            with self._lock:
+                self._spans.append((begun, perf_counter()))
+                if self._heartbeat is not None and len(self._spans) == self._launched:
+                    self._heartbeat.leave()
+            return future.value()[0]
+
+        return self._group.allreduce([gradients]).get_future().then(ended)
+
+    def settle(self) -> None:
+        """Add the step's all-reduces to the sums; every future has ended, or backward would not have returned."""
+        spans, nbytes = self._spans, self._bytes
+        self.forget()
+        add_spans(self._stats, spans, nbytes)
+
+    def forget(self) -> None:
+        """Start anew."""
+        self._spans, self._launched, self._bytes = [], 0, 0
+
+
+class DeviceAllReduces:
+    """Times all-reduces on a CUDA device by events that are read steps later: NCCL's futures end when they are enqueued."""
+
+    _READ_AFTER_STEPS = 2
+
+    def __init__(self, stats: StepStats, group: dist.ProcessGroup, heartbeat: Heartbeat | None = None) -> None:
+        self._stats, self._group, self._heartbeat = stats, group, heartbeat
+        self._share = 1 / group.size()
+        self._pool: list[torch.cuda.Event] = []
+        self._open: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._settled: list[tuple[list[tuple[torch.cuda.Event, torch.cuda.Event]], int]] = []
+        self._bytes = 0
+
+    def launch(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Multiply, launch between two events; the callback runs on a stream that waits for the all-reduce."""
+        gradients = bucket.buffer().mul_(self._share)
+        self._bytes += gradients.nbytes
+        if self._heartbeat is not None:
+            self._heartbeat.enter("all_reduce", gradients.numel(), str(gradients.dtype))
+        begin, end = self._event(), self._event()
+        begin.record()
+
+        def ended(future: Future[list[Tensor]]) -> Tensor:
+            end.record()
+            return future.value()[0]
+
+        self._open.append((begin, end))
+        return self._group.allreduce([gradients]).get_future().then(ended)
+
+    def settle(self) -> None:
+        """Put the step's events aside, and count those of an earlier step if the device has passed them."""
+        self._settled.append((self._open, self._bytes))
+        self._open, self._bytes = [], 0
+        while len(self._settled) > self._READ_AFTER_STEPS and self._settled[0][0][-1][1].query():
+            events, nbytes = self._settled.pop(0)
+            origin = events[0][0]
+            spans = [(origin.elapsed_time(begin) / 1e3, origin.elapsed_time(end) / 1e3) for begin, end in events]
+            add_spans(self._stats, spans, nbytes)
+            self._pool.extend(event for pair in events for event in pair)
+            if self._heartbeat is not None:
+                self._heartbeat.leave()
+
+    def forget(self) -> None:
+        """Start anew."""
+        self._open, self._settled, self._bytes = [], [], 0
+
+    def _event(self) -> torch.cuda.Event:
+        return self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)
+
+
+class Untimed:
+    """No hook: DDP averages as it does by itself."""
+
+    def settle(self) -> None:
+        """Nothing was measured."""
+
+    def forget(self) -> None:
+        """Nothing to forget."""
+
+
+def add_spans(stats: StepStats, spans: Sequence[tuple[float, float]], nbytes: int) -> None:
+    """Count one step's all-reduces, given when each was launched and when it ended, in seconds of one clock."""
+    if not spans:
+        return
+    busy, reached = 0.0, 0.0
+    ordered = sorted(spans)
+    for begun, ended in ordered:
+        busy += max(0.0, ended - max(begun, reached))
+        reached = max(reached, ended)
+    exposed = reached - ordered[-1][0]
+    stats.phase[StepPhase.BACKWARD] -= exposed  # it was waiting, inside of what the laps saw as backward
+    stats.add_all_reduce(
+        busy=busy, exposed=exposed, nbytes=nbytes, count=len(spans), durations=[ended - begun for begun, ended in spans]
+    )

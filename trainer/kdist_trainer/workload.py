@@ -73,8 +73,8 @@ class Workload(ABC):
         """The model, on the CPU. The generators are seeded: every process makes the same weights."""
 
     @abstractmethod
-    def dataset(self, split: Split) -> Samples:
-        """The samples of a split, the same in every process and every time."""
+    def dataset(self, split: Split) -> Samples | None:
+        """The samples of a split, the same in every process and every time; None where there is no test split."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
@@ -95,9 +95,7 @@ class Workload(ABC):
             return torch.optim.SGD(
                 parameters, lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
             )
-        return torch.optim.AdamW(
-            parameters, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
-        )
+        return torch.optim.AdamW(parameters, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay)
 
     def scheduler(self, optimizer: Optimizer, settings: config.Schedule, *, steps: int) -> LRScheduler | None:
         """What moves the learning rate after each of `steps` steps; None leaves it as it is."""

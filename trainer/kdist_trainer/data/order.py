@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kdist_trainer.failure import ConfigProblem
+from kdist_trainer.failure import ConfigProblem, DataProblem
 from kdist_trainer.randomness import ORDER, derive
 
 
@@ -23,7 +23,7 @@ class Order:
 
     def __init__(self, *, length: int, seed: int) -> None:
         if length < 1:
-            raise ConfigProblem("the data set is empty")
+            raise DataProblem("the data set is empty")
         self.length = length
         self._seed = seed
         self._cached: dict[int, Tensor] = {}
@@ -77,21 +77,42 @@ class Deal:
 
     def own_shards(self) -> range:
         """Shards of this rank: neighbours, so that a rank reads neighbouring positions. The first ranks get one more."""
-        return range(*_share(self.shards, self.world_size, self.rank))
+        return share_of(self.shards, self.world_size, self.rank)
 
     def parts(self, samples: int) -> list[Part]:
         """This rank's forward passes in a step of `samples` samples; never empty."""
         parts = []
         for shard in self.own_shards():
-            first, last = _share(samples, self.shards, shard)
-            size = self.micro_batch or max(1, last - first)
-            for chunk, start in enumerate(range(first, last, size)):
-                parts.append(Part(shard, chunk, start, min(start + size, last), 1.0))
+            own = share_of(samples, self.shards, shard)
+            size = self.micro_batch or max(1, len(own))
+            for chunk, start in enumerate(range(own.start, own.stop, size)):
+                parts.append(Part(shard, chunk, start, min(start + size, own.stop), 1.0))
         return parts or [Part(self.own_shards().start, 0, 0, 1, 0.0)]
 
 
-def _share(total: int, holders: int, holder: int) -> tuple[int, int]:
+def share_of(total: int, holders: int, holder: int) -> range:
     """The contiguous share of one holder when `total` things are dealt; the first holders get one more."""
     each, rest = divmod(total, holders)
     start = holder * each + min(holder, rest)
-    return start, start + each + (holder < rest)
+    return range(start, start + each + (holder < rest))
+
+
+class Steps:
+    """What each step takes from the stream, from any position to the end of a run of `total` samples."""
+
+    def __init__(self, order: Order, deal: Deal, *, total: int) -> None:
+        self.order, self.deal, self.total = order, deal, total
+        self._full = deal.parts(deal.batch)
+
+    def count(self, position: int = 0) -> int:
+        """Steps from `position` to the end."""
+        return -(-(self.total - position) // self.deal.batch)
+
+    def size(self, position: int) -> int:
+        """Samples, over all ranks, of the step that begins at `position`."""
+        return min(self.deal.batch, self.total - position)
+
+    def parts(self, position: int) -> list[Part]:
+        """This rank's forward passes in the step that begins at `position`."""
+        size = self.size(position)
+        return self._full if size == self.deal.batch else self.deal.parts(size)

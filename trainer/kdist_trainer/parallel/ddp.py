@@ -5,22 +5,22 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from kdist_trainer.timing import Launcher
 from kdist_trainer.world import World
 
 
 class Ddp:
-    """torch's DistributedDataParallel, with a communication hook where one is asked for."""
+    """torch's DistributedDataParallel, its all-reduces timed where a timer is given."""
 
     sharded = False
 
-    def __init__(self, world: World, *, bucket_mib: int = 25, hook: Any = None, hook_state: Any = None) -> None:
-        self._world, self._bucket_mib, self._hook, self._hook_state = world, bucket_mib, hook, hook_state
+    def __init__(self, world: World, *, bucket_mib: int, timer: Launcher | None) -> None:
+        self._world, self._bucket_mib, self._timer = world, bucket_mib, timer
         self._module: nn.Module
         self._wrapped: DistributedDataParallel
 
@@ -29,8 +29,10 @@ class Ddp:
         self._module = model
         devices = [self._world.device] if self._world.device.type == "cuda" else None
         self._wrapped = DistributedDataParallel(model, device_ids=devices, bucket_cap_mb=self._bucket_mib)
-        if self._hook is not None:
-            self._wrapped.register_comm_hook(self._hook_state, self._hook)
+        if self._timer is not None:
+            launch = self._timer.launch
+            # DDP compares the hook's annotations with types, which they are not under postponed evaluation: hence a lambda.
+            self._wrapped.register_comm_hook(None, lambda _, bucket: launch(bucket))
         return self._wrapped
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -38,19 +40,10 @@ class Ddp:
         return self._wrapped.no_sync()
 
     def tensors(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Model and optimizer by full names; the optimizer's state is made (as zeros) where it had none yet."""
+        """Model and optimizer by full names; an optimizer that never stepped is made to take a step that moves nothing."""
         model, optim = get_state_dict(self._module, optimizer)
         return {"model": model, "optimizer": optim}
 
     def put(self, tensors: dict[str, Any], optimizer: Optimizer) -> None:
         """Load the values back into module and optimizer."""
-        set_state_dict(
-            self._module, optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"]
-        )
-
-
-def process_group() -> dist.ProcessGroup:
-    """The group that gradients are averaged in."""
-    group = dist.group.WORLD
-    assert group is not None  # noqa: S101 - the world is open while a model is wrapped
-    return group
+        set_state_dict(self._module, optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])

@@ -2,11 +2,73 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import inspect
+import pkgutil
+from types import ModuleType
+
+from kdist_trainer.failure import ConfigProblem
 from kdist_trainer.workload import Workload
 
 
-def load(name: str) -> type[Workload]:
-    from kdist_trainer.workloads.digits import Digits
+def shipped() -> list[str]:
+    """Names of the workloads in this package."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
-    assert name == "digits"
-    return Digits
+
+def load(name: str) -> type[Workload]:
+    """The class that `train.workload` names: a shipped one, or `module:Class` from the image or from `code`.
+
+    Raises `ConfigProblem` when there is none such; what the user's module raises while it is imported passes through.
+    """
+    if ":" not in name:
+        if name not in shipped():
+            raise ConfigProblem(
+                f"train.workload: there is no workload {name!r}{_hint(name, shipped())}; write module:Class for yours"
+            )
+        return _only_class(importlib.import_module(f"{__name__}.{name}"))
+    module_name, _, class_name = name.partition(":")
+    module = _import(module_name)
+    found = getattr(module, class_name, None)
+    if found is None:
+        raise ConfigProblem(
+            f"train.workload: {module_name} ({module.__file__}) has no class {class_name!r}{_hint(class_name, _classes(module))}"
+        )
+    if not (inspect.isclass(found) and issubclass(found, Workload)):
+        raise ConfigProblem(f"train.workload: {name} is not a class derived from kdist_trainer.workload.Workload")
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise ConfigProblem(f"train.workload: {name} lacks {', '.join(missing)}")
+    return found
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise  # the module is there, and lacks one that it imports itself
+        raise ConfigProblem(
+            f"train.workload: there is no module {error.name!r}: put it into `code`, or install it in the image"
+        ) from None
+
+
+def _classes(module: ModuleType) -> list[str]:
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and issubclass(value, Workload) and value is not Workload
+    ]
+
+
+def _only_class(module: ModuleType) -> type[Workload]:
+    """The one workload that a module of this package defines itself."""
+    (found,) = (value for name, value in vars(module).items() if name in _classes(module) and value.__module__ == module.__name__)
+    return found
+
+
+def _hint(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f", did you mean {near[0]!r}?"
+    return f" (there are: {', '.join(known)})" if known else ""

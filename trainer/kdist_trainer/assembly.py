@@ -1,0 +1,199 @@
+"""Put one rank's run together: workload, model, data, checkpoints, from what `train.json` and the environment say."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from kdist_trainer import precision
+from kdist_trainer.checkpoint.checkpointer import CheckpointStore
+from kdist_trainer.config import TrainConfig, Training
+from kdist_trainer.data.loader import Batch, Loader
+from kdist_trainer.data.order import Deal, Order, Steps
+from kdist_trainer.diary import Diary
+from kdist_trainer.failure import ConfigProblem, DataProblem
+from kdist_trainer.heartbeat import Heartbeat, Phase
+from kdist_trainer.parallel.ddp import Ddp
+from kdist_trainer.randomness import WEIGHTS, derive, generators
+from kdist_trainer.run import Run
+from kdist_trainer.saves import Saves
+from kdist_trainer.signals import Exchange, StopFlag
+from kdist_trainer.state import TrainState
+from kdist_trainer.stats import StepStats
+from kdist_trainer.timing import DeviceAllReduces, HostAllReduces, Laps, Timer, Untimed
+from kdist_trainer.workload import Samples, Workload
+from kdist_trainer.world import World
+
+
+def assemble(
+    config: TrainConfig,
+    train: Training,
+    workload: Workload,
+    *,
+    world: World,
+    flag: StopFlag,
+    stats: StepStats,
+    report: Callable[[], None],
+    heartbeat: Heartbeat | None,
+    checkpoints: Path | None,
+) -> Run:
+    """One rank's run, before its first step and before anything is restored. Collective.
+
+    Raises `ConfigProblem` or `DataProblem` for what cannot be trained, and what the workload's own code raises.
+    """
+    set_generators = generators(world.device)
+    set_generators(derive(train.seed, WEIGHTS))
+    module = workload.model().to(world.device)
+    samples = training_samples(workload)
+    steps = deal_steps(config, train, samples, world)
+    timer = make_timer(train, world, stats, heartbeat)
+    strategy = Ddp(world, bucket_mib=train.bucket_mib, timer=None if isinstance(timer, Untimed) else timer)
+    model = strategy.wrap(module)
+    optimizer = workload.optimizer(module, train.optimizer)
+    scheduler = workload.scheduler(optimizer, train.schedule, steps=steps.count())
+    arithmetic = precision.build(train.precision, world.device, clip=train.clip_grad_norm)
+    diary = Diary(checkpoints, world)
+    state = TrainState(train.seed, workload.fingerprint(samples), world.size, describe_machine(world))
+    store = None if checkpoints is None else open_store(config, train, checkpoints, world)
+    saves = Saves(
+        store=store,
+        every=train.checkpoint.every,
+        strategy=strategy,
+        module=module,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        precision=arithmetic,
+        state=state,
+        diary=diary,
+        stats=stats,
+    )
+    loader = Loader(steps, workload, samples, settings=train.loader, seed=train.seed)
+    stats.target_steps = steps.count()
+    return Run(
+        settings=train,
+        world=world,
+        workload=workload,
+        module=module,
+        model=model,
+        strategy=strategy,
+        optimizer=optimizer,
+        move_rate=scheduler.step if scheduler is not None else _stay,
+        precision=arithmetic,
+        set_generators=set_generators,
+        weigh=make_weigh(workload, world),
+        loader=loader,
+        batches=iter(()),
+        evaluation_batch=train.micro_batch or max(1, train.global_batch // steps.deal.shards),
+        state=state,
+        target=steps.count(),
+        saves=saves,
+        diary=diary,
+        flag=flag,
+        exchange=Exchange(world, most_steps=train.sync_every_steps),
+        stats=stats,
+        laps=Laps(stats),
+        timer=timer,
+        report=report,
+        beat=heartbeat.beat if heartbeat is not None else _no_beat,
+    )
+
+
+def training_samples(workload: Workload) -> Samples:
+    """The training split. Raises `DataProblem` when there is none."""
+    samples = workload.dataset("train")
+    if samples is None or len(samples) == 0:
+        raise DataProblem(f"{type(workload).__name__}.dataset('train') has no samples")
+    return samples
+
+
+def deal_steps(config: TrainConfig, train: Training, samples: Samples, world: World) -> Steps:
+    """The run's steps. Raises `ConfigProblem` where the batch cannot be dealt to shards and ranks."""
+    shards = train.virtual_shards or max(world.size, config.max_world_size(world.local_size))
+    deal = Deal(train.global_batch, shards, world.rank, world.size, train.micro_batch)
+    total = train.epochs * len(samples) if train.epochs is not None else (train.steps or 0) * train.global_batch
+    return Steps(Order(length=len(samples), seed=train.seed), deal, total=total)
+
+
+def make_timer(train: Training, world: World, stats: StepStats, heartbeat: Heartbeat | None) -> Timer:
+    """What measures all-reduces, as the job and the device ask."""
+    if train.comm_hook == "none":
+        return Untimed()
+    group = dist.group.WORLD
+    assert group is not None  # noqa: S101 - the world is open
+    return (DeviceAllReduces if world.device.type == "cuda" else HostAllReduces)(stats, group, heartbeat)
+
+
+def make_weigh(workload: Workload, world: World) -> Callable[[Batch], float]:
+    """How a step's losses are weighted. DDP takes the mean over ranks of what has to be summed, hence the world size."""
+    units, size = workload.units_per_sample, world.size
+    if units is not None:
+        return lambda batch: size / (units * batch.samples)
+
+    def count_together(batch: Batch) -> float:
+        own = sum(workload.count(piece.batch) for piece in batch.pieces if piece.samples)
+        total = torch.tensor(own, dtype=torch.int64, device=world.device)
+        dist.all_reduce(total)
+        return size / max(1, int(total))
+
+    return count_together
+
+
+def open_store(config: TrainConfig, train: Training, root: Path, world: World) -> CheckpointStore:
+    """The folder of checkpoints, locked for this run. Collective."""
+    digest = hashlib.sha256(config.to_json().encode()).hexdigest()
+    return CheckpointStore(
+        root, world=world, run_id=os.environ.get("KDIST_RUN_ID", "none"), config=train.checkpoint, config_digest=digest
+    )
+
+
+def describe_machine(world: World) -> str:
+    """What must be the same besides the world size for equal bits."""
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    return f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}"
+
+
+def warm_up(run: Run) -> None:
+    """Two backward passes whose gradients are thrown away, so that DDP's buckets are what they stay from then on.
+
+    DDP sorts its buckets anew after the first backward pass. From three ranks on another order of sums means other bits: a
+    resumed training would differ from the undisturbed one in its first step. So every generation begins like this.
+    """
+    run.beat(Phase.INIT, run.state.step)
+    piece = run.loader.sample()
+    buffers = {name: buffer.clone() for name, buffer in run.module.named_buffers()}
+    run.set_generators(derive(run.state.seed, WEIGHTS))
+    for _ in range(2):
+        with run.precision.autocast():
+            loss, count = run.workload.loss(run.model, piece.batch)
+        check_loss(run.workload, loss, count, piece.samples)
+        loss.backward()  # type: ignore[no-untyped-call]
+    run.optimizer.zero_grad()
+    with torch.no_grad():
+        for name, buffer in run.module.named_buffers():
+            buffer.copy_(buffers[name])
+    run.timer.forget()
+
+
+def check_loss(workload: Workload, loss: torch.Tensor, count: int, samples: int) -> None:
+    """Refuse a loss that the loop would weigh wrongly. Raises `ConfigProblem`."""
+    name, units = type(workload).__name__, workload.units_per_sample
+    if loss.ndim != 0:
+        raise ConfigProblem(f"{name}.loss must return the sum over the batch, a scalar; its shape is {tuple(loss.shape)}")
+    if units is not None and samples and count != units * samples:
+        raise ConfigProblem(
+            f"{name}.loss counted {count} terms in {samples} samples, where units_per_sample says {units * samples}: "
+            "set units_per_sample, or to None where the count depends on the data"
+        )
+
+
+def _stay() -> None:
+    """The learning rate does not move."""
+
+
+def _no_beat(phase: Phase, step: int) -> None:
+    """Nobody watches."""

@@ -1,0 +1,43 @@
+"""Measure the model on the test split, each sample once, whatever the number of ranks."""
+
+from __future__ import annotations
+
+import torch
+
+from kdist_trainer.data.loader import fetcher
+from kdist_trainer.data.order import share_of
+from kdist_trainer.heartbeat import Phase
+from kdist_trainer.randomness import EVALUATE, derive
+from kdist_trainer.run import Run
+
+
+def evaluate(run: Run) -> dict[str, float]:
+    """Metrics of the test split, the same on every rank; empty where the workload has none. Collective."""
+    samples = run.workload.dataset("test")
+    if samples is None or len(samples) == 0:
+        return {}
+    own = share_of(len(samples), run.world.size, run.world.rank)
+    fetch = fetcher(run.workload, samples)
+    sums: dict[str, tuple[float, int]] = {}
+    run.module.eval()
+    with torch.no_grad():
+        for start in range(own.start, own.stop, run.evaluation_batch):
+            run.beat(Phase.EVALUATE, run.state.step)
+            indices = torch.arange(start, min(start + run.evaluation_batch, own.stop))
+            seed = derive(run.state.seed, EVALUATE, start)
+            batch = run.workload.to_device(fetch(indices, seed))
+            run.set_generators(seed)
+            with run.precision.autocast():
+                measured = run.workload.evaluate(run.module, batch)
+            for name, (total, count) in measured.items():
+                before = sums.get(name, (0.0, 0))
+                sums[name] = (before[0] + float(total), before[1] + count)
+    run.module.train()
+    return run.workload.summarize(_means(run.world.all_gather_object(sums)))
+
+
+def _means(parts: list[dict[str, tuple[float, int]]]) -> dict[str, float]:
+    """Sums and counts of all ranks, added in the order of ranks, as means."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    totals = {name: [part[name] for part in parts if name in part] for name in names}
+    return {name: sum(s for s, _ in found) / max(1, sum(n for _, n in found)) for name, found in totals.items()}

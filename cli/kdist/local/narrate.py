@@ -84,7 +84,7 @@ def _committed(e: Event) -> str:
 
 
 def _worker_failed(e: Event) -> str:
-    how = f" by signal {e['signal']}" if e.get("signal") else f" with code {e['code']}" if e.get("code") is not None else ""
+    how = f" by {e['signal']}" if e.get("signal") else f" with code {e['code']}" if e.get("code") is not None else ""
     return f"rank {e.get('rank')} ended{how} ({e['cause']}){_said(e)}"
 
 

@@ -134,7 +134,7 @@ def build_report(
 
 def _count_steps(generations: Sequence[Generation], commits: Sequence[Record], steps: Sequence[Record]) -> dict[str, Any]:
     lost = sum(max(0, before.reached - after.from_step) for before, after in pairwise(generations))
-    samples = steps[-1].get("last") if steps else None
+    samples = steps[-1]["last"] + 1 if steps and "last" in steps[-1] else None  # positions count from 0
     return {
         "reached": generations[-1].reached if generations else 0,
         "committed": max((commit.get("step", 0) for commit in commits), default=0),

@@ -89,7 +89,7 @@ def _health(progress: Progress) -> RenderableType:
 
 def _ranks(progress: Progress) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for name in ("NODE", "RANK", "STATE", "STEP", "STEP TIME", "ALL-REDUCE", "HEARTBEAT"):
+    for name in ("NODE", "RANK", "STATE", "STEP", "STEP TIME", "BUSY", "HEARTBEAT"):
         table.add_column(name, justify="left" if name in ("NODE", "STATE") else "right")
     rows = [row for node in progress.nodes.values() for row in _rows(node, progress.clock())]
     for row in rows[:_MOST_ROWS]:

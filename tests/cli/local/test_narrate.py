@@ -41,7 +41,7 @@ def told(name: str, node: str = "node-0", **fields: Any) -> str:
             {"step": 50, "seconds": 0.213, "visible_seconds": 0.0031, "bytes": 1_258_291},
             "step 50 committed in 0.21 s, the training waited 3 ms (1.2 MiB)",
         ),
-        ("worker-failed", {"rank": 1, "cause": "signal", "signal": 9}, "rank 1 ended by signal 9 (signal)"),
+        ("worker-failed", {"rank": 1, "cause": "signal", "signal": "SIGKILL"}, "rank 1 ended by SIGKILL (signal)"),
         (
             "worker-failed",
             {"rank": 0, "cause": "user_code", "code": 1, "message": "ValueError: x"},

@@ -17,7 +17,7 @@ Record = dict[str, Any]
 
 def step(number: int, generation: int, *, loss: float = 1.0, seconds: float = 1.0) -> Record:
     return {
-        "step": number, "generation": generation, "world_size": 2, "first": (number - 1) * 8, "last": number * 8,
+        "step": number, "generation": generation, "world_size": 2, "first": (number - 1) * 8, "last": number * 8 - 1,
         "loss": loss.hex(), "seconds": seconds,
     }  # fmt: skip
 

@@ -1,0 +1,77 @@
+"""Draws docs/live-view.svg, the README's picture, from a real training that has just lost a worker and come back.
+
+    python docs/draw_live_view.py
+
+It runs examples/digits.yaml as `kdist run` does, kills one rank after the second checkpoint, takes the picture a few dozen steps
+after the recovery, and stops the training.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections import deque
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+
+from kdist import load, local, render
+from kdist.local import view
+from kdist.local.follow import Entry
+from kdist.local.progress import Progress
+from kdist_trainer.heartbeat import Heartbeat
+
+HERE = Path(__file__).parent
+JOB = HERE.parent / "examples" / "digits.yaml"
+WIDTH = 112
+LINES = 14
+
+
+class Photographer:
+    """A screen that keeps the last lines, wounds the training once, and takes one picture."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.lines: deque[RenderableType] = deque(maxlen=LINES)
+        self.picture: RenderableType | None = None
+        self.saves = 0
+        self.came_back_at: int | None = None
+
+    def show(self, entry: Entry) -> None:
+        """Keep the line; after the second checkpoint kill the last rank."""
+        self.lines.append(view.draw_entry(entry))
+        name = entry.event["event"] if entry.event else ""
+        self.saves += name == "checkpoint-committed"
+        if name == "checkpoint-committed" and self.saves == 2:
+            ranks = sorted(self.home.glob("*/node-*/rank-*.heartbeat"))
+            os.kill(Heartbeat.attach(ranks[-1]).read().pid, signal.SIGKILL)
+        if name == "first-step" and self.saves >= 2 and entry.event:
+            self.came_back_at = int(entry.event["step"])
+
+    def draw(self, progress: Progress) -> None:
+        """Take the picture once the training has been back for a while."""
+        if self.picture is None and self.came_back_at is not None and progress.step >= self.came_back_at + 60:
+            command = f"$ kdist run {JOB.relative_to(HERE.parent)}"
+            self.picture = Group(command, *self.lines, view.draw(progress, hint="Ctrl-C saves and stops; twice ends it at once"))
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def main() -> None:
+    """Train, take the picture, write it."""
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["KDIST_HOME"] = home
+        job = load.load_file(JOB)
+        photographer = Photographer(Path(home))
+        train_json = render.read_train_json(render.render(job))
+        local.run_job(job, train_json, base=JOB.parent, fresh=False, screen=photographer, lines_only=False)
+    if photographer.picture is None:
+        raise SystemExit("the training ended before the picture was taken")
+    with Path(os.devnull).open("w") as nowhere:
+        console = Console(record=True, width=WIDTH, file=nowhere, force_terminal=True, color_system="truecolor")
+        console.print(photographer.picture)
+    console.save_svg(str(HERE / "live-view.svg"), title="kdist")
+
+
+if __name__ == "__main__":
+    main()

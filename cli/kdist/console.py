@@ -115,4 +115,4 @@ def _problem(problem: Problem) -> None:
         message(f"{margin}{problem.excerpt}")
         message(" " * (len(margin) - 2) + f"| {' ' * (problem.column - 1)}{click.style('^' * problem.width, fg='red')}")
     if problem.hint:
-        message(f"       {problem.hint}")
+        message(f"       hint: {problem.hint}")

@@ -32,7 +32,7 @@ def validate(tree: Node) -> tuple[TrainingJob | None, list[Problem]]:
     """The job of a tree, or every problem that the model has with it."""
     values = tree.value()
     try:
-        return TrainingJob.model_validate(values), []
+        return TrainingJob.model_validate(values, by_alias=True, by_name=False), []
     except ValidationError as error:
         found = list(_found(tree, error.errors(include_url=False)))
     if isinstance(values.get("spec"), dict):
@@ -55,7 +55,7 @@ def _rules_behind(tree: Node, spec: dict[str, Any], first: list[_Found]) -> list
         if not any(removed):
             break
         try:
-            Spec.model_validate(spec)
+            Spec.model_validate(spec, by_alias=True, by_name=False)
             break
         except ValidationError as error:
             details = error.errors(include_url=False)
@@ -100,7 +100,9 @@ def _found(tree: Node, details: Iterable[ErrorDetails], prefix: Path = ()) -> It
         place = locate(tree, location)
         if each["type"] == "value_error":
             sentence = Sentence(each["msg"].removeprefix("Value error, "))
-            yield _Found(_problem(place.path, place.key, sentence), place.path, _named(place.path, sentence.message))
+            judged = _named(place.path, sentence.message)
+            place = locate(tree, judged[0]) if len(judged) == 1 else place
+            yield _Found(_problem(place.path, place.value, sentence), place.path, judged)
         elif each["type"] == "missing":
             yield _Found(_problem(place.path, place.key, about_missing(place.path)), place.path)
         elif each["type"] == "extra_forbidden":

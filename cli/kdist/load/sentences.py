@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any, NamedTuple
+from unicodedata import normalize
 
 from pydantic_core import ErrorDetails
 
@@ -16,7 +17,7 @@ from kdist.spec.paths import Path, elsewhere, near_name
 from kdist.spec.words import SAYS
 
 _BYTES = re.compile(r"([0-9]+)\s*([kKmMgGtT])(i?)[bB]?\Z")
-_SLUG = re.compile(r"[^a-z0-9]+")
+_NO_NAME = re.compile(r"[^a-z0-9]+")
 
 
 class Sentence(NamedTuple):
@@ -61,8 +62,8 @@ def about_value(error: ErrorDetails, place: Place, *, of_key: bool = False) -> S
     if kind in ("too_long", "too_short"):
         return Sentence(_of_length(context))
     if kind in ("string_too_long", "string_too_short", "string_pattern_mismatch"):
-        suggestion = _repaired(place, node.text)
-        return Sentence(f"{_of_text(kind, context)}, found {_found(node)}", suggestion)
+        says = f"must be {field.words}" if len(field.forms) > 1 else _of_text(kind, context)
+        return Sentence(f"{says}, found {_found(node)}", _repaired(field, node.text))
     suggestion = near_name(str(node.text), field.choices) if field.choices and node.kind == "scalar" else ""
     return Sentence(f"must be {field.words}, found {_found(node)}", suggestion, "" if suggestion else _hint(node, field))
 
@@ -107,20 +108,24 @@ def _hint(node: Node, field: fields.Field) -> str:
         return "give a value, or delete the line"
     if isinstance(node.scalar, float) and node.scalar.is_integer() and not field.takes_text and abs(node.scalar) < 2**53:
         return f"write {int(node.scalar)}"
-    if field.takes_text and not field.choices:
+    pattern = field.forms[0].get("pattern", "")
+    if field.takes_text and not field.choices and re.match(pattern, node.text):
         return (
             f'without quotes YAML takes it for a {"boolean" if isinstance(node.scalar, bool) else "number"}; write "{node.text}"'
         )
     return ""
 
 
-def _repaired(place: Place, text: str) -> str:
-    """The name or quantity that a wrong one is close to."""
-    form = (fields.find(place.path) or fields.root()).forms[0]
-    pattern = form.get("pattern", "")
+def _repaired(field: fields.Field, text: str) -> str:
+    """The name or quantity that a wrong one is close to; empty if there is none that the field takes."""
+    pattern, longest = field.forms[0].get("pattern", ""), field.forms[0].get("maxLength", 0)
     size = _BYTES.match(text)
-    if size and re.match(pattern, "4Gi"):
-        return f"{size[1]}{size[2].upper()}i"
-    slug = _SLUG.sub("-", text.lower()).strip("-")[: form.get("maxLength", 63)].strip("-")
-    is_name = pattern and re.match(pattern, "a-1") and not re.match(pattern, "A") and not re.match(pattern, "/a")
-    return slug if is_name and slug != text and re.match(pattern, slug) else ""
+    plain = normalize("NFKD", text.lower()).encode("ascii", "ignore").decode()
+    tries = (
+        f"{size[1]}{size[2].upper()}i" if size else "",
+        _NO_NAME.sub("-", plain).strip("-"),
+        re.sub(r"[^A-Za-z0-9]", "_", text),
+    )
+    if "/" in text or re.match(pattern, "a/b") or not re.search("[A-Za-z0-9]", text):  # references and paths are not guessed
+        tries = tries[:1]
+    return next((each for each in tries if each and each != text and len(each) <= longest and re.match(pattern, each)), "")

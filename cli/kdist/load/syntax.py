@@ -7,6 +7,9 @@ import re
 import yaml
 
 from kdist.errors import Problem
+from kdist.load.text import split_lines
+
+_NO_KEY = ("this line is no `key: value`", "put `: ` after the key, or quote text of several lines")
 
 # (what PyYAML says, what we say, the way out); the first that is found in its words counts.
 _WORDS = (
@@ -17,15 +20,16 @@ _WORDS = (
         "`:` cannot stand here",
         "indent the line as its neighbours, or quote text with `: `",
     ),
-    ("could not find expected ':'", "this line is no `key: value`", "put `: ` after the key, or quote text of several lines"),
+    ("could not find expected ':'", *_NO_KEY),
     ("found unexpected end of stream", "the quotes that open here are never closed", "close them"),
     ("expected ',' or ']'", "the list `[` that opens here is not closed", "put `,` between its items and `]` at its end"),
     ("expected ',' or '}'", "the mapping `{{` that opens here is not closed", "put `,` between its entries and `}}` at its end"),
+    ("expected <block end>, but found ':'", "a key is missing before `:`", "put it there, or quote the text"),
     ("expected <block end>", "the indentation fits no line above", "lines of one section begin in the same column"),
     ("found unknown escape character '(.)'", "`\\{0}` is no escape in double quotes", "use single quotes, or write `\\\\`"),
     ("expected escape sequence", "the escape sequence is not complete", "use single quotes"),
     ("found undefined tag handle", "a tag is not allowed", "quote text that begins with `!`"),
-    ("block sequence entries are not allowed", "`- ` cannot stand here", "put the list on the next lines, below its key"),
+    ("sequence entries are not allowed", "`- ` cannot stand here", "put the list on the next lines, below its key"),
     ("block mapping|block keys", "a key cannot stand here", "put it on its own line"),
 )
 _OPENING = ("quotes that open", "that opens here")
@@ -43,7 +47,10 @@ def explain(error: yaml.MarkedYAMLError, text: str, *, source: str) -> Problem:
     mark = error.problem_mark or error.context_mark
     if any(words in message for words in _OPENING) and error.context_mark is not None:
         mark = error.context_mark
-    if mark is None:
-        return Problem(source, 1, 1, "", message, hint=hint)
-    line, column = min(mark.line, text.count("\n")) + 1, mark.column + 1
-    return Problem(source, line, column, "", message, hint=hint)
+    line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
+    lines = split_lines(text)
+    above = lines[line - 2] if 1 < line <= len(lines) else ":"
+    if message.startswith("`:`") and above.strip() and ":" not in above:  # YAML took the line above for the key's beginning
+        message, hint = _NO_KEY
+        line, column = line - 1, len(above) - len(above.lstrip()) + 1
+    return Problem(source, min(line, len(lines)), column, "", message, hint=hint)

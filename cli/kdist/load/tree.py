@@ -15,7 +15,7 @@ import yaml
 from kdist.errors import Problem
 from kdist.load.scalars import Scalar, resolve
 from kdist.load.syntax import explain
-from kdist.load.text import shown
+from kdist.load.text import decode, shown
 
 MAX_DEPTH: Final = 50
 MAX_NODES: Final = 20_000
@@ -74,7 +74,10 @@ def read(text: str, *, source: str) -> tuple[Node | None, list[Problem]]:
 
 def read_value(text: str, *, source: str) -> tuple[Node | None, list[Problem]]:
     """The tree of one value that was given on the command line; its marks have line 0."""
-    tree, problems = _parse(text, _Reader(source, inline=True))
+    text, problems = decode(text, source=source)
+    tree = None
+    if not problems:
+        tree, problems = _parse(text, _Reader(source, inline=True))
     return tree, [each._replace(line=0, column=0) for each in problems]
 
 
@@ -160,7 +163,9 @@ class _Reader:
         node = Node("scalar", self._mark(event), text=text, plain=plain)
         waits_for_key = self._open and self._open[-1].kind == "mapping" and self._keys[-1] is None
         try:
-            node.scalar = resolve(text) if plain and not waits_for_key else text
+            node.scalar = text
+            if plain and not waits_for_key:
+                node.scalar = resolve(text)
         except ValueError as error:
             self.problems.append(self._problem(event, str(error)))
         if event.anchor is not None:

@@ -1,0 +1,54 @@
+"""What the tests of the command line may ask for: `kdist` as the user types it, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kdist.app import cli
+
+Kdist = Callable[..., Result]
+
+JOB = """\
+apiVersion: kdist.dev/v1alpha1
+kind: TrainingJob
+metadata:
+  name: digits
+spec:
+  train:
+    workload: digits
+    epochs: 5
+"""
+
+
+@pytest.fixture
+def kdist(monkeypatch: pytest.MonkeyPatch) -> Kdist:
+    """`kdist("validate", "job.yaml")` → result with exit_code, stdout and stderr; it never leaves a traceback."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("KDIST_DEBUG", raising=False)
+
+    def run(*args: str, stdin: str | bytes = "") -> Result:
+        result = CliRunner().invoke(cli, args, input=stdin)
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        assert "Traceback" not in result.output
+        return result
+
+    return run
+
+
+@pytest.fixture
+def job() -> str:
+    """Text of the smallest valid job.yaml."""
+    return JOB
+
+
+@pytest.fixture
+def job_file(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A valid job.yaml in an otherwise empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "job.yaml"
+    file.write_text(job)
+    return file

@@ -1,0 +1,91 @@
+"""Whatever is in a file, it is a job or a list of problems with places: never a traceback, never a hang."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kdist.errors import InvalidJobError
+from kdist.load import load_text
+from kdist.spec import TrainingJob, fields
+from tests.cli.conftest import JOB
+
+FAST = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+NAMES = sorted({field.name for field in fields.root().walk()})
+PIECES = st.sampled_from(
+    [*JOB.splitlines(), *(f"{name}: " for name in NAMES[::7]), "  ", "\t", "- ", "? ", ": ", "&a ", "*a", "!!str ", "<<: "]
+    + ["{", "}", "[", "]", ",", "'", '"', "|", ">-", "---", "...", "#", "%YAML 1.1", "\n", "\r\n", "\u2028", "0o7", "012", "\\x"]
+)
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from([[], {}, "auto", "5m"])
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3))
+
+
+def outcome(data: str | bytes) -> TrainingJob | InvalidJobError:
+    """The job, or the refusal, which is held to tell places and nothing a terminal obeys."""
+    try:
+        return load_text(data, source="job.yaml")
+    except InvalidJobError as refused:
+        assert refused.problems
+        for problem in refused.problems:
+            assert problem.line >= 1
+            assert problem.column >= 1
+            assert str(problem).isprintable()
+            assert problem.excerpt.isprintable()
+        return refused
+
+
+@FAST
+@given(st.binary(max_size=400))
+def test_any_bytes(data: bytes) -> None:
+    outcome(data)
+
+
+@FAST
+@given(st.text(max_size=400))
+def test_any_text(text: str) -> None:
+    outcome(text)
+
+
+@FAST
+@given(st.lists(PIECES, max_size=40).map("".join))
+def test_any_pieces_of_yaml(text: str) -> None:
+    outcome(text)
+
+
+@FAST
+@given(st.lists(PIECES, max_size=12).map(" ".join), st.integers(min_value=0, max_value=len(JOB)))
+def test_any_damage_to_a_good_file(piece: str, position: int) -> None:
+    outcome(JOB[:position] + piece + JOB[position:])
+
+
+@FAST
+@given(st.sampled_from([field.path for field in fields.root().walk()]), VALUES)
+def test_any_value_in_any_field(path: str, value: Any) -> None:
+    job: dict[str, Any] = yaml.safe_load(JOB)
+    place: Any = job
+    *sections, last = path.replace("[]", ".[]").split(".")
+    for section, following in zip(sections, [*sections, last][1:], strict=True):
+        if section == "[]":
+            continue
+        if following == "[]":
+            place[section] = [{}]
+            place = place[section][0]
+        else:
+            place = place.setdefault(section, {})
+    place["unknown" if last == "[]" else last] = value
+    result = outcome(yaml.safe_dump(job, allow_unicode=True))
+    if isinstance(result, TrainingJob):
+        assert load_text(yaml.safe_dump(result.to_document()), source="again") == result
+
+
+@FAST
+@given(st.text(max_size=60), st.text(max_size=30))
+def test_any_override(path: str, value: str) -> None:
+    for option in (f"{path}={value}", f"spec.{path}={value}", f"spec.nodes={value}", f"spec.env[0].value={value}"):
+        try:
+            load_text(JOB, source="job.yaml", overrides=[option])
+        except InvalidJobError as refused:
+            assert all(str(problem).isprintable() for problem in refused.problems)

@@ -322,6 +322,15 @@ def test_an_agent_that_is_killed_is_started_again_and_the_training_ends_well(kdi
 
 
 @pytest.mark.processes
+def test_a_training_does_not_end_because_nobody_reads_its_lines(kdist: Kdist, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    run = kdist(write_script(tmp_path, HELLO), stderr=writer)
+    os.close(writer)
+    os.close(reader)
+    assert "done" in run.wait(0)
+
+
+@pytest.mark.processes
 def test_a_quiet_job_says_what_it_waits_for(kdist: Kdist, tmp_path: Path) -> None:
     run = kdist(write_script(tmp_path, HELLO))
     run.wait(0)

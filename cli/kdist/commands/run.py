@@ -6,7 +6,7 @@ import json
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,10 +167,11 @@ def _finish(ended: Ended, again: str, *, output: str, propagate: bool) -> int:
         console.table(summary.rows(ended.report), header=("RUN", ended.report["job"]))
     code = _exit_code(ended)
     told = summary.conclude(ended, again)
-    if isinstance(told, KdistError):
-        console.error(told)
-    else:
-        console.message(told)
+    with suppress(OSError):  # nobody may be there to read it, which changes nothing about how the training ended
+        if isinstance(told, KdistError):
+            console.error(told)
+        else:
+            console.message(told)
     trainer = ended.outcome.code
     return (128 - trainer if trainer < 0 else trainer) if propagate else code
 

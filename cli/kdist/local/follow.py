@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _EVENT_START = b'{"time"'
-_LONGEST_READ = 1 << 20  # bytes taken at once, so that a flood of prints cannot hold up the loop that reads
+_LONGEST_READ = 1 << 17  # bytes taken at once, so that a flood of prints cannot hold up the loop that reads
 _LONGEST_LINE = 1 << 16
 _PATIENCE = 1.0  # seconds an unfinished line waits for its end
 
@@ -36,12 +36,15 @@ class LogTail:
         self._offset = path.stat().st_size if path.exists() else 0
         self._rest = b""
         self._grown_at = clock()
+        self.behind = False  # whether the last look left something for the next
 
     def read(self, *, last: bool = False) -> Iterator[Entry]:
         """What was added since the last call. With `last` an unfinished line counts as a line and nothing is left for later."""
+        self.behind = False
         while chunk := self._take():
             yield from self._split(chunk)
             if not last and len(chunk) == _LONGEST_READ:
+                self.behind = True
                 return
         if self._rest and (last or self._clock() - self._grown_at > _PATIENCE or len(self._rest) > _LONGEST_LINE):
             rest, self._rest = self._rest, b""

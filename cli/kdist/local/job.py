@@ -103,6 +103,10 @@ def _report(job: TrainingJob, folder: RunFolder, outcome: Outcome) -> dict[str, 
     """The end report: how it ended, what the ledger tells, and where everything lies."""
     events, steps = read_ledger(folder.checkpoints)
     invocations = [(each["started"], each["ended"]) for each in folder.run["invocations"]]
+    ledger = build_report(events, steps, invocations=invocations)
+    ledger["metrics"] = (
+        ledger["metrics"] or (folder.done() or {}).get("metrics") or {}
+    )  # DONE is written before the ledger's line
     began, ended = invocations[-1] if invocations else (0.0, 0.0)
     return {
         "apiVersion": REPORT_VERSION,
@@ -114,7 +118,7 @@ def _report(job: TrainingJob, folder: RunFolder, outcome: Outcome) -> dict[str, 
         "failure": _failure(folder, outcome),
         "invocation": folder.invocation,
         "wallSeconds": round((ended or began) - began, 3),
-        **build_report(events, steps, invocations=invocations),
+        **ledger,
         "folder": str(folder.root),
         "checkpointFolder": str(folder.checkpoints),
     }

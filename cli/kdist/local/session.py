@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
@@ -18,6 +18,7 @@ from kdist.local.poll import StatusPoller
 from kdist.local.progress import Progress
 
 TICK = 0.25  # seconds between two looks at logs and agents; a signal or the end of an agent shortens it
+FRAME = 0.5  # seconds between two drawings of the view: it shares the machine with the training
 _WAITING_AGAIN = 30.0  # seconds after which a line off the terminal says the same once more
 
 
@@ -45,6 +46,8 @@ class Session:
     stopped_by: signal.Signals | None = None
     _tails: list[LogTail] = field(init=False)
     _waiting: tuple[str, float] = field(init=False, default=("", 0.0))
+    _drawn_at: float = field(init=False, default=-FRAME)
+    _blind: bool = field(init=False, default=False)  # the screen has gone: a closed terminal, a pipe that nobody reads
 
     def __post_init__(self) -> None:
         self._tails = [LogTail(command.node, command.log) for command in self.commands]
@@ -58,7 +61,7 @@ class Session:
                 while self.kubelet.poll():
                     self._obey(interrupts.received)
                     self._look()
-                    interrupts.wait(TICK)
+                    interrupts.wait(0 if any(tail.behind for tail in self._tails) else TICK)
                 self._look(last=True)
             finally:
                 self.poller.close()
@@ -89,7 +92,10 @@ class Session:
         for node, answer in self.poller.answers().items():
             self.progress.observe_answer(node, answer)
         self._tell_what_it_waits_for()
-        self.screen.draw(self.progress)
+        now = self.progress.clock()
+        if last or now - self._drawn_at >= FRAME:
+            self._drawn_at = now
+            self._show(lambda: self.screen.draw(self.progress))
 
     def _take(self, entry: Entry) -> None:
         if entry.event is not None:
@@ -99,7 +105,15 @@ class Session:
                 self.kubelet.note_progress()
             if not self.narrator.is_news(entry.event):
                 return
-        self.screen.show(entry)
+        self._show(lambda: self.screen.show(entry))
+
+    def _show(self, what: Callable[[], None]) -> None:
+        """A training does not end because nobody can watch it any more."""
+        if not self._blind:
+            try:
+                what()
+            except OSError:
+                self._blind = True
 
     def _tell_what_it_waits_for(self) -> None:
         sentence = self.progress.waiting_for()

@@ -21,7 +21,7 @@ from types import TracebackType
 
 from kdist_trainer import log
 from kdist_trainer.heartbeat import Heartbeat, Phase
-from kdist_trainer.stats import StepStats, Wall, pack
+from kdist_trainer.stats import StepStats, pack
 
 MIN_INTERVAL_SECONDS = 0.02
 """Closest distance of two records: a faster loop's sums travel in the next one."""
@@ -120,9 +120,7 @@ class Reporter:
             self._script = _Script(self._made_at)
         stats = self.stats
         number = step if step is not None else int(stats.last_step or 0) + 1
-        seconds = self._script.lap()
-        stats.add_step(seconds, samples, number)
-        stats.add_wall(Wall.PRODUCTIVE_STEP, seconds)
+        stats.add_step(self._script.lap(), samples, number)
         for name, value in (("loss", loss), ("grad_norm", grad_norm)):
             if value is not None:
                 setattr(stats, name, float(value))

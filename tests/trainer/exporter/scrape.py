@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -110,3 +112,18 @@ def tell_all(exporter: Exporter) -> None:
     exporter.observe_rendezvous(1.5, "formed")
     exporter.add_lost_steps(3)
     exporter.set_restarts_remaining(9)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Return once the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+
+
+def send_raw(path: Path, *datagrams: bytes) -> None:
+    """Send bytes to a socket, whatever they are."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        for datagram in datagrams:
+            sender.sendto(datagram, str(path))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdist_trainer.exporter.totals import Totals
-from kdist_trainer.stats import GAUGES, SLOTS, StepStats
+from kdist_trainer.stats import GAUGES, SLOTS, WALL_CATEGORIES, StepPhase, StepStats, Wall
 from tests.trainer.exporter.scrape import full_stats, record_of
 
 STEPS = SLOTS["kdist_steps_total"].start
@@ -114,6 +114,18 @@ def test_gauges_show_their_last_values_until_the_new_group_reports(totals: Total
     stats.add_step(0.02, 8, 60)
     totals.accept(record_of(stats), now=2.0)
     assert totals.snapshot().gauges[LAST_STEP] == 60
+
+
+def test_a_step_is_productive_but_for_its_wait_for_data(totals: Totals) -> None:
+    for generation in (1, 2):
+        stats = StepStats(rank=0, generation=generation)
+        stats.add_step(2.0, 8, 1)
+        stats.phase[StepPhase.DATA_WAIT] += 0.5
+        stats.add_wall(Wall.INIT, 3.0)
+        totals.form(generation=generation, world_size=2, local_ranks=[0, 1])
+        totals.accept(record_of(stats), now=1.0)
+    spent = dict(zip(WALL_CATEGORIES, totals.witness_wall(), strict=True))
+    assert (spent["data_wait"], spent["productive_step"], spent["init"]) == (1.0, 3.0, 6.0)
 
 
 groups = st.tuples(st.integers(0, 5), st.integers(1, 3), st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=6))

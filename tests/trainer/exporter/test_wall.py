@@ -15,7 +15,6 @@ PRODUCTIVE = WALL_CATEGORIES.index(Wall.PRODUCTIVE_STEP)
 moves = st.one_of(
     st.tuples(st.just("enter"), st.sampled_from(STATES)),
     st.tuples(st.just("report"), st.lists(st.floats(0, 5), min_size=11, max_size=11)),
-    st.tuples(st.just("claim"), st.sampled_from(WALL_CATEGORIES)),
     st.tuples(st.just("read"), st.none()),
 )
 
@@ -32,8 +31,6 @@ def test_categories_sum_to_elapsed_and_none_shrinks_whatever_is_said(history: li
         elif move == "report":
             reported = [a + b for a, b in zip(reported, argument, strict=True)]  # type: ignore[call-overload]
             clock.report(reported, has_stepped=True, now=now)
-        elif move == "claim":
-            clock.claim(str(argument), 1.5)
         shown = clock.read(now)
         assert sum(shown.values()) == pytest.approx(now - 1000, rel=0.01, abs=1e-6)
         assert all(shown[category] >= before[category] for category in WALL_CATEGORIES)
@@ -97,17 +94,6 @@ def test_a_run_with_a_restart_is_shown_as_it_was() -> None:
     assert sum(truth.values()) == life.now
     shown = life.clock.read(life.now)
     assert {name: round(seconds, 6) for name, seconds in shown.items()} == pytest.approx(truth, abs=1.0)
-
-
-def test_time_that_a_state_and_the_agent_both_account_for_counts_once() -> None:
-    clock = WallClock(0.0)
-    clock.enter("rendezvous", now=1.0)
-    clock.enter("initializing", now=4.0)
-    clock.claim("rendezvous", 3.0)
-    clock.enter("rendezvous", now=10.0)
-    clock.claim("rendezvous", 2.0)
-    clock.enter("initializing", now=12.0)
-    assert clock.read(13.0)["rendezvous"] == pytest.approx(5.0)
 
 
 def test_a_script_that_reports_nothing_spends_its_time_starting() -> None:

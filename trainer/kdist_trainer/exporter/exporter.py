@@ -118,11 +118,6 @@ class Exporter:
         with self._lock:
             self._told.count(agent.WORKER_EXITS, (str(cause), signal or "none"))
 
-    def add_wall(self, category: str, seconds: float) -> None:
-        """The agent accounts for time itself; time that its states account for already is not counted twice."""
-        with self._lock:
-            self._clock.claim(category, seconds)
-
     def observe_rendezvous(self, seconds: float, outcome: str) -> None:
         """A rendezvous ended after `seconds`: `formed`, `timeout` or `failed`."""
         with self._lock:

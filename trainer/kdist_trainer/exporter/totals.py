@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kdist_trainer.stats import COUNTER_SLOTS, GAUGES, RECORDED, SLOTS, Kind, Record, Scope
+from kdist_trainer.stats import COUNTER_SLOTS, GAUGES, RECORDED, SLOTS, WALL_CATEGORIES, Kind, Record, Scope, StepPhase, Wall
 
 ACCEPTED, STALE, MALFORMED = "accepted", "stale", "malformed"
 
@@ -19,6 +19,9 @@ _MOST_EARLY = 1024
 _NOTHING = (0.0,) * COUNTER_SLOTS
 _WALL = SLOTS["kdist_wall_seconds_total"]
 _STEPS = SLOTS["kdist_steps_total"].start
+_STEP_SECONDS = SLOTS["kdist_step_duration_seconds"].stop - 1
+_DATA_WAIT = SLOTS["kdist_step_phase_seconds_total"].start + StepPhase.DATA_WAIT
+_WAITING, _PRODUCTIVE = WALL_CATEGORIES.index(Wall.DATA_WAIT), WALL_CATEGORIES.index(Wall.PRODUCTIVE_STEP)
 _LEADER_GAUGES = {GAUGES[metric.name] for metric in RECORDED if metric.kind is Kind.GAUGE and metric.scope is Scope.LEADER}
 
 
@@ -75,7 +78,7 @@ class Totals:
 
     def witness_wall(self) -> list[float]:
         """Seconds by wall category that the first local ranks of all generations accounted for."""
-        return add(self._witness_wall, self.witness.counters[_WALL]) if self.witness else self._witness_wall
+        return add(self._witness_wall, _wall(self.witness)) if self.witness else list(self._witness_wall)
 
     def total(self, slot: int) -> float:
         """One counter, summed over the local ranks."""
@@ -178,6 +181,15 @@ class Totals:
             values = [value for record in records if (value := record.gauges[index]) is not None]
             found.append(max(values) if values else last)
         return tuple(found)
+
+
+def _wall(record: Record) -> list[float]:
+    """What a rank spent its time on: what it said, and its steps, whose waiting for data was not productive."""
+    seconds = list(record.counters[_WALL])
+    waited = record.counters[_DATA_WAIT]
+    seconds[_WAITING] += waited
+    seconds[_PRODUCTIVE] += max(0.0, record.counters[_STEP_SECONDS] - waited)
+    return seconds
 
 
 def _newer(record: Record, known: Record) -> bool:

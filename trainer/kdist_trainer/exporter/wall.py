@@ -49,7 +49,6 @@ class WallClock:
         self._reported: Sequence[float] = _ZERO
         self._has_stepped = False
         self._settled = list(_ZERO)
-        self._claimed = list(_ZERO)
         self._shown = list(_ZERO)
 
     def enter(self, state: str, *, now: float) -> None:
@@ -62,10 +61,6 @@ class WallClock:
         self._reported, self._has_stepped = reported, has_stepped
         if self._state in _RANKS_AT_WORK:
             self._settle(now, self._leftover())
-
-    def claim(self, category: str, seconds: float) -> None:
-        """The agent accounts for time itself; what its states already gave to the category is not counted twice."""
-        self._claimed[WALL_CATEGORIES.index(category)] += seconds
 
     def read(self, now: float, *, doing: Phase | None = None) -> dict[str, float]:
         """Seconds by category. They sum to the time since the start, and none is less than it was before.
@@ -89,12 +84,11 @@ class WallClock:
         return Wall.INIT if at_work and not self._has_stepped else _OF_STATE[self._state]
 
     def _exact(self) -> list[float]:
-        parts = zip(self._reported, self._settled, self._claimed, strict=True)
-        return [reported + max(settled, claimed) for reported, settled, claimed in parts]
+        return [reported + settled for reported, settled in zip(self._reported, self._settled, strict=True)]
 
     def _unaccounted(self, now: float) -> float:
         return max(0.0, now - self._start - sum(self._exact()))
 
     def _settle(self, now: float, category: str) -> None:
         index = WALL_CATEGORIES.index(category)
-        self._settled[index] = max(self._settled[index], self._claimed[index]) + self._unaccounted(now)
+        self._settled[index] += self._unaccounted(now)

@@ -188,7 +188,7 @@ class StepStats:
     checkpoint_step: float | None = gauge("kdist_checkpoint_last_success_step", "Step of the last good save", scope=Scope.LEADER)
 
     def add_step(self, seconds: float, samples: int, step: int) -> None:
-        """Count one optimizer step of this rank: its wall time, its own samples and its number. Leaves `wall` alone."""
+        """Count one optimizer step of this rank: its wall time, its own samples, its number."""
         self.steps += 1
         self.samples += samples
         self.last_step = step
@@ -212,7 +212,7 @@ class StepStats:
         self.nonfinite[0 if kind == "loss" else 1] += 1
 
     def add_wall(self, category: str, seconds: float) -> None:
-        """Say what the rank spent time on; see `Wall`. Raises `ValueError` for an unknown category."""
+        """Say what the rank spent time on besides its steps, which need no saying. Raises `ValueError` if it is no `Wall`."""
         self.wall[WALL_CATEGORIES.index(category)] += seconds
 
     def add_checkpoint(

@@ -1,0 +1,96 @@
+"""The exporter's two doors, the ranks' socket and the port: private, replaceable, never in the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kdist_trainer.exporter import Exporter
+from kdist_trainer.reporter import Reporter, reachable
+from kdist_trainer.stats import pack
+from tests.trainer.exporter.scrape import exporting, fetch, full_stats, read, send_raw, total, wait_until
+
+
+def test_what_is_no_record_is_counted_and_changes_nothing_else(exporter: Exporter) -> None:
+    good = pack(full_stats(0))
+    nan_count = full_stats(0)
+    nan_count.steps = float("nan")
+    bad = [
+        b"",
+        b"\0",
+        good[:-1],
+        good + b"\0",
+        b"evil" + good[4:],
+        good[:4] + b"\xff" * 4 + good[8:],
+        os.urandom(len(good)),
+        bytes(2000),
+    ]
+    before = read(exporter.expose())
+    send_raw(exporter.socket_path, *bad, pack(nan_count))
+    after = read(exporter.expose())
+    assert total(after, "kdist_exporter_records_total", outcome="malformed") == len(bad) + 1
+    changed = {name for (name, labels), number in after.items() if before[name, labels] != number}
+    assert changed <= {"kdist_exporter_records_total", "kdist_wall_seconds_total"}
+
+
+def test_a_taken_port_is_given_way_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, exporting(tmp_path, port=taken.getsockname()[1]) as exporter:
+        assert exporter.port != taken.getsockname()[1]
+        assert fetch(exporter.port, "/healthz")[0] == 200
+    assert '"event":"metrics-port-taken","level":"warning"' in capfd.readouterr().err
+
+
+def test_the_socket_is_private_and_replaces_one_that_was_left_behind(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as old:
+        old.bind(str(tmp_path / "metrics.sock"))
+    with exporting(tmp_path) as exporter:
+        assert stat.S_IMODE((tmp_path / "metrics.sock").stat().st_mode) == 0o600
+        exporter.set_group(generation=1, world_size=1, local_ranks=[0])
+        send_raw(exporter.socket_path, pack(full_stats(0)))
+        assert total(read(exporter.expose()), "kdist_steps_total") == 1
+    assert not (tmp_path / "metrics.sock").exists()
+
+
+def test_a_scratch_folder_with_a_very_long_path_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = tmp_path / ("x" * 120) / ("y" * 120)
+    scratch.mkdir(parents=True)
+    monkeypatch.setenv("KDIST_METRICS_SOCKET", str(scratch / "metrics.sock"))
+    with exporting(scratch) as exporter:
+        exporter.set_group(generation=1, world_size=1, local_ranks=[0])
+        Reporter(full_stats(0)).close()
+        assert total(read(exporter.expose()), "kdist_steps_total") == 1
+    with reachable(scratch / "metrics.sock") as address:
+        assert len(address) < 100
+    assert not Path(address).parent.exists()
+
+
+@pytest.mark.processes
+def test_a_scrape_is_answered_while_the_workers_are_stopped(exporter: Exporter) -> None:
+    code = """
+from kdist_trainer.reporter import Reporter
+from kdist_trainer.stats import StepStats
+stats = StepStats(rank=0, generation=1)
+reporter = Reporter(stats, min_interval_seconds=0)
+while True:
+    stats.add_step(0.001, 1, 1)
+    reporter.send()
+"""
+    worker = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        wait_until(lambda: total(read(exporter.expose()), "kdist_steps_total") > 0)
+        worker.send_signal(signal.SIGSTOP)
+        os.waitpid(worker.pid, os.WUNTRACED)
+        first = fetch(exporter.port, "/metrics")
+        second = fetch(exporter.port, "/metrics")
+        assert (first[0], second[0]) == (200, 200)
+        assert total(read(first[1]), "kdist_steps_total") == total(read(second[1]), "kdist_steps_total") > 0
+    finally:
+        worker.kill()
+        worker.wait()

@@ -35,6 +35,11 @@ COMMANDS: dict[str, dict[str, str]] = {
 }
 
 
+def keep_lines(text: str) -> str:
+    r"""Help with click's mark for paragraphs that keep their lines, which a raw docstring holds as the two characters `\b`."""
+    return text.replace("\\b\n", "\b\n")
+
+
 class Commands(click.Group):
     """A group that imports a command only when it is called, and ends every run with an exit code of ours."""
 
@@ -47,6 +52,7 @@ class Commands(click.Group):
         if cmd_name not in self.list_commands(ctx):
             return None
         command: click.Command = import_module(f"kdist.commands.{cmd_name}").command
+        command.help = keep_lines(command.help or "")
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
@@ -127,3 +133,6 @@ def cli() -> None:
       kdist run job.yaml               train on this machine
       kdist explain spec.train         what the fields mean
     """
+
+
+cli.help = keep_lines(cli.help or "")

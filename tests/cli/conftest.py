@@ -31,7 +31,7 @@ def kdist(monkeypatch: pytest.MonkeyPatch) -> Kdist:
     monkeypatch.delenv("KDIST_DEBUG", raising=False)
 
     def run(*args: str, stdin: str | bytes = "") -> Result:
-        result = CliRunner().invoke(cli, args, input=stdin)
+        result = CliRunner().invoke(cli, args, input=stdin, prog_name="kdist")
         assert result.exception is None or isinstance(result.exception, SystemExit)
         assert "Traceback" not in result.output
         return result

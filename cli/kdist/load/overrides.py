@@ -36,7 +36,7 @@ def override(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]
         node, found = _value(value, field, source)
         problems.extend(found)
         if not found:
-            changed = _put(tree, path, node, Mark(source, 0, 0))
+            changed = _put(tree, path, node, fields.root(), Mark(source, 0, 0))
             if changed is None:
                 problems.append(Problem(source, 0, 0, show(path), "the list has no such item", hint="one past its end appends"))
             else:
@@ -64,7 +64,7 @@ def _value(text: str, field: fields.Field, source: str) -> tuple[Node | None, li
     return node, problems
 
 
-def _put(node: Node | None, path: Path, value: Node | None, mark: Mark) -> Node | None:
+def _put(node: Node | None, path: Path, value: Node | None, field: fields.Field | None, mark: Mark) -> Node | None:
     """A copy of `node` with the value at `path`; None where a list has no such item."""
     if not path:
         return value
@@ -73,16 +73,29 @@ def _put(node: Node | None, path: Path, value: Node | None, mark: Mark) -> Node 
         items = list(node.items) if node is not None and node.kind == "list" else []
         if head > len(items):
             return None
-        item = _put(items[head] if head < len(items) else None, rest, value, mark)
+        item = _put(items[head] if head < len(items) else None, rest, value, field and field.item, mark)
         items[head : head + 1] = [] if item is None and not rest else [item] if item is not None else items[head : head + 1]
         return Node("list", node.mark if node is not None else mark, items=items)
-    entries = dict(node.entries) if node is not None and node.kind == "mapping" else {}
+    entries = dict(node.entries) if node is not None and node.kind == "mapping" else _written_out(node, field, mark)
     if not rest and value is None:
         entries.pop(head, None)
     else:
         key_mark, child = entries.get(head, (mark, None))
-        changed = _put(child, rest, value, mark)
+        changed = _put(child, rest, value, field and field.children.get(head, field.entry), mark)
         if changed is None:
             return None
         entries[head] = (key_mark if child is not None and rest else mark, changed)
     return Node("mapping", node.mark if node is not None else mark, entries=entries)
+
+
+def _written_out(node: Node | None, field: fields.Field | None, mark: Mark) -> dict[str, tuple[Mark, Node]]:
+    """What a section says before a field of it is set: `nodes: 2` says min and max, and so does its default."""
+    if field is None or not isinstance(field.default, dict):
+        return {}
+    short = node is not None and isinstance(node.scalar, int)
+    said = {name: node.scalar if node is not None and short else field.default.get(name) for name in field.children}
+    return {
+        name: (mark, Node("scalar", mark, scalar=said[name], text=str(said[name])))
+        for name, child in field.children.items()
+        if child.required and said[name] is not None
+    }

@@ -44,8 +44,10 @@ def parse(text: str) -> Path | None:
 def near_name(word: str, names: Iterable[str]) -> str:
     """The name that a word is close to, whatever its case or separators; empty if none is."""
     by_letters = {_letters(name): name for name in names}
-    near = get_close_matches(_letters(word[:64]), by_letters, n=1, cutoff=0.7)
-    return by_letters[near[0]] if near else ""
+    letters = _letters(word[:64])
+    begun = [name for known, name in by_letters.items() if min(len(known), len(letters)) >= 3 and _begins(letters, known)]
+    near = get_close_matches(letters, by_letters, n=1, cutoff=0.7)
+    return by_letters[near[0]] if near else begun[0] if len(begun) == 1 else ""
 
 
 def near_path(path: Sequence[str | int]) -> str:
@@ -72,6 +74,10 @@ def elsewhere(name: str) -> str:
     """The only field of that name in the whole file; empty if there is none or several."""
     found = [field.path for field in fields.root().walk() if _letters(field.name) == _letters(name)]
     return found[0] if len(found) == 1 else ""
+
+
+def _begins(word: str, other: str) -> bool:
+    return word.startswith(other) or other.startswith(word)
 
 
 def _letters(name: str) -> str:

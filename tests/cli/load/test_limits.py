@@ -54,7 +54,7 @@ def test_a_bomb_does_not_fill_the_memory() -> None:
     def bound() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
-    ended = subprocess.run(  # noqa: PLW1509 - one thread here
+    ended = subprocess.run(
         [sys.executable, "-c", program], input=BOMB, capture_output=True, text=True, preexec_fn=bound, timeout=60, check=False
     )
     assert "InvalidJobError" in ended.stderr

@@ -12,7 +12,9 @@ def test_what_yaml_1_1_took_for_something_else_is_text(text: str) -> None:
     assert resolve(text) == text
 
 
-@pytest.mark.parametrize("text", ["0x", "0o8", "1e", ".", "-", "+", "1.2.3", "1 2", "٣", "¹", "1e5e5", "--1", "0x_f", "=", "nan", "inf"])
+@pytest.mark.parametrize(
+    "text", ["0x", "0o8", "1e", ".", "-", "+", "1.2.3", "1 2", "٣", "¹", "1e5e5", "--1", "0x_f", "=", "nan", "inf"]
+)
 def test_what_only_looks_like_a_number_is_text(text: str) -> None:
     assert resolve(text) == text
 

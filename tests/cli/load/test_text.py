@@ -53,6 +53,14 @@ def test_json_is_read_with_its_surrogate_pairs(job: str) -> None:
     assert script.path == "😀.py"
 
 
+@pytest.mark.parametrize("line_end", ["\r\n", "\r", "\n"])
+def test_lines_are_counted_whatever_ends_them(line_end: str) -> None:
+    with pytest.raises(InvalidJobError) as refused:
+        load_text((JOB + "  nodse: 2\n").replace("\n", line_end), source="job.yaml")
+    (problem,) = refused.value.problems
+    assert (problem.line, problem.column, problem.suggestion, problem.excerpt) == (9, 3, "nodes", "  nodse: 2")
+
+
 def test_a_file_of_a_mebibyte_is_read(job: str) -> None:
     padding = "#" * (MAX_BYTES - len(job))
     assert load_text(job + padding, source="job.yaml").metadata.name == "digits"

@@ -1,0 +1,90 @@
+"""`kdist explain` knows every field of job.yaml."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kdist.spec import fields
+from tests.cli.conftest import Kdist
+
+FIELDS = list(fields.root().walk())
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.path)
+def test_every_field_is_explained(field: fields.Field, kdist: Kdist) -> None:
+    result = kdist("explain", field.path)
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"FIELD:    {field.path}\nTYPE:     ")
+    assert field.sentence.rsplit(" ", 1)[-1] in result.stdout
+
+
+def test_a_section_shows_its_type_default_sentence_and_fields(kdist: Kdist) -> None:
+    assert kdist("explain", "spec.train.checkpoint").stdout == (
+        "FIELD:    spec.train.checkpoint\n"
+        "TYPE:     {every, mode, keep}\n"
+        'DEFAULT:  {"every": {"seconds": 300}, "mode": "async", "keep": 3}\n'
+        "\n"
+        "When and how state is saved.\n"
+        "\n"
+        "FIELDS:\n"
+        '  every  <mapping> default {"seconds": 300}\n'
+        "         every so many seconds or steps a checkpoint is saved.\n"
+        '  mode   <async or blocking> default "async"\n'
+        "         mode: async writes while the training goes on.\n"
+        "  keep   <int> default 3\n"
+        "         keep that many committed checkpoints.\n"
+    )
+
+
+@pytest.mark.parametrize("path", ["spec.env[].name", "spec.env[0].name", "spec.env.name"])
+def test_the_items_of_a_list_are_named_in_any_way(path: str, kdist: Kdist) -> None:
+    assert kdist("explain", path).stdout.startswith("FIELD:    spec.env[].name\n")
+
+
+def test_without_a_field_the_whole_file_is_explained(kdist: Kdist) -> None:
+    assert [line.split()[0] for line in kdist("explain").stdout.splitlines() if line.startswith("  ") and "<" in line] == [
+        "apiVersion",
+        "kind",
+        "metadata",
+        "spec",
+    ]
+
+
+def test_recursive_shows_every_field_and_its_sentence(kdist: Kdist) -> None:
+    lines = kdist("explain", "-r").stdout.splitlines()
+    assert {line.split()[0] for line in lines if "  <" in line} == {field.path for field in FIELDS}
+
+
+def test_json_is_for_programs(kdist: Kdist) -> None:
+    answer = json.loads(kdist("explain", "spec.train.precision", "-o", "json").stdout)
+    assert answer["default"] == "fp32"
+    assert answer["choices"] == ["fp32", "bf16", "fp16"]
+    whole = json.loads(kdist("explain", "-r", "-o", "json").stdout)
+    assert [field["path"] for field in whole["fields"]] == ["apiVersion", "kind", "metadata", "spec"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("spec.trian.epochs", "spec.train.epochs"),
+        ("spec.epochs", "spec.train.epochs"),
+        ("spec.env[].valeu", "spec.env[].value"),
+        ("sepc", "spec"),
+        ("spec.train.checkpoint.evry.steps", "spec.train.checkpoint.every.steps"),
+    ],
+)
+def test_a_wrong_field_gets_the_one_that_was_meant(wrong: str, right: str, kdist: Kdist) -> None:
+    result = kdist("explain", wrong)
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert result.stderr == (
+        f"Error: job.yaml has no field `{wrong}`\nHint: did you mean `{right}`?\nNext: kdist explain {right}\n"
+    )
+
+
+@pytest.mark.parametrize("wrong", ["bananas", "spec.nodes.max.more", "[", "spec.", "a b"])
+def test_a_field_like_no_other_gets_the_list(wrong: str, kdist: Kdist) -> None:
+    result = kdist("explain", wrong)
+    assert result.exit_code in (0, 4)
+    assert result.exit_code == 0 or result.stderr.endswith("Next: kdist explain -r\n")

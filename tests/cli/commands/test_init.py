@@ -1,0 +1,93 @@
+"""`kdist init` writes a job.yaml that is valid, says what its fields are, and never writes over another."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from kdist.commands.init import TEMPLATES
+from kdist.load import load_file, load_text
+from kdist.spec import fields, starter
+from tests.cli.conftest import Kdist
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_command_offers_every_template() -> None:
+    assert set(TEMPLATES) == set(starter.TEMPLATES)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_what_is_written_is_valid(template: str, kdist: Kdist) -> None:
+    written = kdist("init", "--template", template)
+    assert (written.exit_code, written.stdout) == (0, "")
+    assert written.stderr.endswith("Next: kdist run job.yaml\n")
+    assert kdist("validate", "job.yaml").exit_code == 0
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_field_that_is_commented_out_is_valid_when_it_is_taken(template: str) -> None:
+    text = starter.write(template)
+    taken = re.sub(r"^( *)#(?=[a-zA-Z])", r"\1", text, flags=re.MULTILINE)
+    assert taken != text
+    load_text(taken, source=template)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_every_field_stands_below_its_sentence(template: str) -> None:
+    text = " ".join(line.strip().removeprefix("# ") for line in starter.write(template).splitlines())
+    job = starter.TEMPLATES[template]["spec"]
+    for name in job:
+        field = fields.find(("spec", name))
+        assert field is not None
+        assert field.sentence in text
+
+
+def test_the_digits_template_trains_digits_elastically(kdist: Kdist) -> None:
+    kdist("init")
+    job = load_file("job.yaml")
+    assert job.spec.train is not None
+    assert (job.spec.train.workload, job.spec.nodes.min, job.spec.nodes.max) == ("digits", 1, 2)
+
+
+def test_the_modeline_leads_editors_to_the_schema(kdist: Kdist, tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    kdist("init", "jobs/mine.yaml")
+    first = (tmp_path / "jobs/mine.yaml").read_text().splitlines()[0]
+    schema = first.removeprefix("# yaml-language-server: $schema=")
+    assert json.loads((tmp_path / "jobs" / schema).read_text()) == fields.schema()
+
+
+def test_a_file_that_is_there_is_kept(kdist: Kdist, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("mine")
+    refused = kdist("init")
+    assert refused.exit_code == 2
+    assert refused.stderr == (
+        "Error: `job.yaml` is there already\nHint: name another file, or write over it\nNext: kdist init job.yaml --force\n"
+    )
+    assert (tmp_path / "job.yaml").read_text() == "mine"
+
+
+def test_force_writes_over_it(kdist: Kdist, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("mine")
+    assert kdist("init", "--force").exit_code == 0
+    assert "kind: TrainingJob" in (tmp_path / "job.yaml").read_text()
+
+
+def test_a_dash_writes_to_stdout_and_no_file(kdist: Kdist, tmp_path: Path) -> None:
+    result = kdist("init", "-", "-t", "script")
+    assert load_text(result.stdout, source="stdout").spec.script is not None
+    assert result.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_an_error_with_its_reason(kdist: Kdist) -> None:
+    result = kdist("init", "no/job.yaml")
+    assert (result.exit_code, result.stderr) == (2, "Error: cannot write `no/job.yaml`: No such file or directory\n")

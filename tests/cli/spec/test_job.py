@@ -1,0 +1,174 @@
+"""The model of job.yaml: its defaults, what the trainer is told, and the rules that every field follows."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from kdist.load import load_text
+from kdist.spec import Spec, TrainConfig, TrainingJob, fields
+from tests.cli.conftest import JOB
+
+FIELDS = list(fields.root().walk())
+# Words that end a name of seconds, and those of names that do not count seconds.
+SECONDS = [field for field in FIELDS if field.name.endswith("Seconds")]
+
+
+@pytest.fixture
+def smallest() -> TrainingJob:
+    return load_text(JOB, source="job.yaml")
+
+
+def test_defaults_are_explicit_in_the_document(smallest: TrainingJob) -> None:
+    assert {key: value for key, value in smallest.to_document()["spec"].items() if key != "train"} == {
+        "backend": "auto",
+        "image": None,
+        "nodes": {"min": 1, "max": 1},
+        "procsPerNode": "auto",
+        "threadsPerRank": 1,
+        "resources": {"cpu": "1", "memory": "4Gi", "gpu": 0},
+        "code": None,
+        "data": [],
+        "checkpoints": None,
+        "env": [],
+        "maxRestarts": 10,
+        "queue": None,
+        "rendezvous": "auto",
+        "nodeSelector": {},
+        "tolerations": [],
+        "imagePullSecrets": [],
+        "priorityClass": None,
+        "graceSeconds": 60,
+        "ttlSeconds": 86_400,
+        "rendezvousTimeoutSeconds": 600,
+        "joinWindowSeconds": 10,
+        "collectiveTimeoutSeconds": 300,
+        "hangTimeoutSeconds": 300,
+        "podTemplate": {},
+        "script": None,
+    }
+
+
+def test_a_document_is_a_job_file_of_the_same_job(smallest: TrainingJob) -> None:
+    assert load_text(json.dumps(smallest.to_document()), source="again") == smallest
+
+
+def test_the_trainer_is_told_all_that_the_job_says_about_training() -> None:
+    text = JOB + "  nodes: {min: 2, max: 3}\n  procsPerNode: 2\n  threadsPerRank: 4\n  maxRestarts: 7\n  graceSeconds: 31\n"
+    text += "  rendezvousTimeoutSeconds: 32\n  joinWindowSeconds: 33\n  collectiveTimeoutSeconds: 34\n  hangTimeoutSeconds: 35\n"
+    told = load_text(text, source="job.yaml").to_train_config().to_document()
+    train = told.pop("train")
+    assert told == {
+        "name": "digits",
+        "nodes": {"min": 2, "max": 3},
+        "procsPerNode": 2,
+        "threadsPerRank": 4,
+        "maxRestarts": 7,
+        "graceSeconds": 31,
+        "rendezvousTimeoutSeconds": 32,
+        "joinWindowSeconds": 33,
+        "collectiveTimeoutSeconds": 34,
+        "hangTimeoutSeconds": 35,
+        "metricsLingerSeconds": 0,
+        "script": None,
+    }
+    assert train["workload"] == "digits"
+    assert train["checkpoint"] == {"every": {"seconds": 300, "steps": None}, "mode": "async", "keep": 3}
+
+
+def test_fields_that_job_and_trainer_share_agree() -> None:
+    ours, theirs = Spec.model_json_schema(by_alias=True), TrainConfig.model_json_schema(by_alias=True)
+    shared = set(ours["properties"]) & set(theirs["properties"])
+    assert set(theirs["properties"]) - shared == {"name", "metricsLingerSeconds"}
+    for name in shared - {"nodes"}:  # the job may say a number of nodes
+        mine, yours = dict(ours["properties"][name]), dict(theirs["properties"][name])
+        if name == "procsPerNode":  # bounded in the job only
+            mine, yours = {"default": mine["default"]}, {"default": yours["default"]}
+        mine.pop("description", None), yours.pop("description", None)
+        assert mine == yours, name
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.path)
+def test_a_field_is_camel_case_and_its_sentence_opens_with_its_name(field: fields.Field) -> None:
+    assert re.fullmatch(r"[a-z][a-zA-Z0-9]*", field.name)
+    assert re.match(rf"{field.name}\b", field.sentence) or re.match(rf"{field.name}s?\b", field.sentence)
+    assert field.sentence.endswith(".")
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.path)
+def test_a_field_is_no_boolean_and_every_number_list_and_mapping_is_bounded(field: fields.Field) -> None:
+    for form in field.forms:
+        kind = form.get("type")
+        assert kind != "boolean"
+        if kind == "integer":
+            assert {"minimum", "maximum"} <= set(form)
+        if kind == "array":
+            assert "maxItems" in form
+        if kind == "object" and "properties" not in form:
+            assert "maxProperties" in form
+        if kind == "string" and not {"enum", "const"} & set(form):
+            assert "maxLength" in form
+
+
+@pytest.mark.parametrize("field", SECONDS, ids=lambda field: field.path)
+def test_seconds_are_whole_numbers_of_at_most_a_year(field: fields.Field) -> None:
+    (form,) = field.forms
+    assert form["type"] == "integer"
+    assert form["maximum"] == 31_536_000
+
+
+def test_a_job_cannot_be_changed(smallest: TrainingJob) -> None:
+    with pytest.raises(ValidationError):
+        smallest.metadata.name = "other"
+
+
+@pytest.mark.parametrize(("written", "read"), [("2", "2"), ("0.5", "0.5"), ('"500m"', "500m"), ("500m", "500m"), ("1.5", "1.5")])
+def test_cores_are_read_as_kubernetes_reads_them(written: str, read: str) -> None:
+    text = f"{JOB}  resources: {{cpu: {written}}}\n"
+    assert load_text(text, source="job.yaml").spec.resources.cpu == read
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "  checkpoints: {claim: ckpt}",
+        "  checkpoints: {size: 10Gi}",
+        "  checkpoints: {size: 10Gi, class: fast, accessMode: ReadWriteOnce}",
+        "  checkpoints: {path: ./ckpt}",
+        "  data: [{claim: photos, path: ./photos, mountPath: /data}]",
+        "  data: [{claim: a, mountPath: /data}, {claim: b, mountPath: /data2}]",
+        "  env: [{name: WANDB_MODE, value: offline}, {name: TOKEN, secret: {name: tokens, key: hub.txt}}]",
+        "  tolerations: [{operator: Exists}, {key: gpu, value: a100, effect: NoSchedule}]",
+        "  nodeSelector: {topology.kubernetes.io/zone: eu-1a, disk: ssd}",
+        "  podTemplate: {spec: {containers: [{name: trainer, stdin: true, ports: [{containerPort: 80}]}]}}",
+        "  image: registry.example.com:5000/team/trainer@sha256:" + "0" * 64,
+        "  procsPerNode: 4\n  resources: {gpu: 8}",
+        "  nodes: 4\n  procsPerNode: auto",
+    ],
+)
+def test_what_the_design_shows_is_valid(lines: str) -> None:
+    load_text(f"{JOB}{lines}\n", source="job.yaml")
+
+
+@pytest.mark.parametrize("workload", ["digits", "gpt", "my_models.vision:Net", "m:N"])
+def test_a_workload_is_shipped_or_a_class(workload: str) -> None:
+    load_text(JOB.replace("workload: digits", f"workload: {workload}"), source="job.yaml")
+
+
+def test_a_script_with_arguments_is_valid() -> None:
+    text = JOB.split("  train:", maxsplit=1)[0] + '  script: {path: train.py, args: [--lr, "0.1", no]}\n'
+    script = load_text(text, source="job.yaml").to_train_config().script
+    assert script is not None
+    assert script.args == ["--lr", "0.1", "no"]
+
+
+def test_plain_values_reach_the_workload_as_they_are() -> None:
+    text = JOB + "    options: {deep: [{a: null, b: [1, 2.5, yes, 012, 2026-01-01]}], 1: one}\n"
+    train = load_text(text, source="job.yaml").spec.train
+    assert train is not None
+    options: dict[str, Any] = dict(train.options)
+    assert options == {"deep": [{"a": None, "b": [1, 2.5, "yes", 12, "2026-01-01"]}], "1": "one"}

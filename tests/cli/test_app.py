@@ -1,0 +1,148 @@
+"""The one door of the command line: help without imports, errors as text, exit codes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from kdist import __version__
+from kdist.app import COMMANDS, cli, report
+from kdist.errors import Code, InvalidJobError, KdistError, NotFoundError, Problem, UsageError
+from tests.cli.conftest import Kdist
+
+HEAVY = {"torch", "kubernetes", "pydantic", "jinja2", "rich", "asyncio", "requests", "yaml"}
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["-h"], ["validate", "--help"], ["run", "--help"], ["init", "-h"]])
+def test_help_and_version_import_nothing_heavy(args: list[str]) -> None:
+    program = (
+        "import sys\nfrom kdist.app import cli\n"
+        f"try: cli.main({args!r})\nexcept SystemExit as end: code = end.code\n"
+        f"print('loaded', *sorted({HEAVY!r} & set(sys.modules)), code)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.splitlines()[-1] == "loaded 0"
+
+
+def test_help_shows_every_command_in_its_section(kdist: Kdist) -> None:
+    shown = kdist("--help").stdout
+    for section, commands in COMMANDS.items():
+        block = shown.split(f"{section}:\n")[1].split("\n\n")[0]
+        assert dict(re.findall(r"^  (\w+) +(.*)$", block, re.MULTILINE)) == commands
+
+
+def test_examples_come_first_in_the_help_of_every_command(kdist: Kdist) -> None:
+    for name in (name for section in COMMANDS.values() for name in section):
+        shown = kdist(name, "--help").stdout
+        examples = shown.split("Examples:\n")[1].split("\n\n")[0]
+        assert len(re.findall(r"kdist", examples)) >= 3
+        assert shown.index("Examples:") < shown.index("Options:")
+
+
+def test_the_version_is_one_line(kdist: Kdist) -> None:
+    assert kdist("--version").stdout == f"kdist {__version__}\n"
+    assert kdist("version").stdout.splitlines()[0] == f"kdist {__version__}"
+
+
+def test_without_a_command_the_help_is_told_on_stderr(kdist: Kdist) -> None:
+    result = kdist()
+    assert (result.exit_code, result.stdout) == (Code.USAGE, "")
+    assert "Examples:" in result.stderr
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("validat", "validate"), ("expain", "explain"), ("xyzzy", "")])
+def test_an_unknown_command_gets_a_near_one(typed: str, meant: str, kdist: Kdist) -> None:
+    result = kdist(typed)
+    hint = f"Hint: did you mean `kdist {meant}`?\n" if meant else ""
+    assert result.exit_code == Code.USAGE
+    assert result.stderr == f"Error: there is no command `{typed}`\n{hint}Next: kdist --help\n"
+
+
+def test_an_unknown_option_is_told_with_the_help_to_ask_for(kdist: Kdist) -> None:
+    result = kdist("validate", "--fast", "job.yaml")
+    assert result.exit_code == Code.USAGE
+    assert result.stderr.startswith("Error: No such option")
+    assert result.stderr.endswith("Next: kdist validate --help\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KdistError("x"), 1),
+        (KdistError("x", code=Code.JOB_FAILED), 10),
+        (UsageError("x"), 2),
+        (NotFoundError("x"), 4),
+        (InvalidJobError("f", [Problem("f", 1, 1, "", "x")]), 2),
+        (click.UsageError("x"), 2),
+        (click.ClickException("x"), 1),
+        (click.Abort(), 130),
+        (PermissionError(13, "Permission denied", "f"), 1),
+        (ZeroDivisionError("x"), 1),
+    ],
+)
+def test_every_error_has_its_exit_code_and_a_line_on_stderr(
+    error: Exception, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KDIST_DEBUG", raising=False)
+    assert report(error) == code
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.splitlines()
+    assert "Traceback" not in told.err
+
+
+def test_a_bug_is_called_a_bug_and_shows_where_on_request(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("KDIST_DEBUG", "1")
+    try:
+        raise ZeroDivisionError("by nought")
+    except ZeroDivisionError as error:
+        report(error)
+    told = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in told
+    assert "Error: kdist itself failed: ZeroDivisionError: by nought" in told
+
+
+def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kdist.load.load_file", interrupt)
+    result = CliRunner().invoke(cli, ["validate", "job.yaml"])
+    assert result.exit_code == Code.INTERRUPTED
+
+
+def test_a_reader_that_goes_away_is_no_traceback(job_file: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        command = [sys.executable, "-m", "kdist", "explain", "-r"]
+        ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    finally:
+        os.close(write)
+    assert ended.returncode == 1
+    assert ended.stderr == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_names_the_command(shell: str, kdist: Kdist) -> None:
+    result = kdist("completion", shell)
+    assert result.exit_code == 0
+    assert "_KDIST_COMPLETE" in result.stdout
+
+
+def test_completion_offers_commands_and_their_files() -> None:
+    environment = os.environ | {"_KDIST_COMPLETE": "bash_complete", "COMP_WORDS": "kdist va", "COMP_CWORD": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "kdist"], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.stdout.split() == ["plain,validate"]

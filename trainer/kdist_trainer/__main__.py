@@ -1,0 +1,82 @@
+"""The container's entrypoint: the agent of one node. Its exit status is the table in `kdist_trainer.config.Exit`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from kdist_trainer import log
+from kdist_trainer.agent.launch import launch
+from kdist_trainer.agent.outcome import failed, write_record
+from kdist_trainer.agent.settings import WORKER, Settings
+from kdist_trainer.config import Cause, Exit, TrainConfig
+from kdist_trainer.failure import Failure
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run an agent as the command line says; returns its exit code."""
+    given = _parser().parse_args(arguments)
+    try:
+        settings = Settings(
+            config_path=given.config.absolute(),
+            config=TrainConfig.read(given.config),
+            run_id=given.run_id,
+            node=given.node,
+            scratch=given.scratch.absolute(),
+            rendezvous=given.rendezvous,
+            checkpoints=given.checkpoints and given.checkpoints.absolute(),
+            code=given.code and given.code.absolute(),
+            data=dict(given.data),
+            port=given.port,
+            lifeline=given.lifeline and given.lifeline.absolute(),
+            entrypoint=given.entrypoint,
+        )
+        return launch(settings)
+    except (ValidationError, OSError) as error:
+        return _refuse(given, error)
+
+
+def _refuse(given: argparse.Namespace, error: Exception) -> int:
+    """Say why the agent could not even begin: the job's document is wrong, or this node's disk."""
+    wrong = isinstance(error, ValidationError) or getattr(error, "filename", None) == str(given.config)
+    cause, code = (Cause.CONFIG, Exit.CONFIG) if wrong else (Cause.STORAGE, Exit.STORAGE)
+    failure = Failure(cause, code, True, f"{given.config}: {error}" if wrong else str(error), node=given.node)
+    log.error("failed", cause=cause, code=int(code), node=given.node, message=failure.message)
+    write_record(failed(failure), given.scratch)
+    return int(code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m kdist_trainer", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="train.json of the job")
+    parser.add_argument("--run-id", required=True, help="what tells this run's agents from others")
+    parser.add_argument("--node", required=True, help="name of this node, such as node-0")
+    parser.add_argument("--scratch", type=Path, required=True, help="private folder of this agent")
+    parser.add_argument("--rendezvous", required=True, help="where agents meet: file:/path/of/a/shared/folder")
+    parser.add_argument("--checkpoints", type=Path, help="folder of the run's checkpoints and ledger")
+    parser.add_argument("--code", type=Path, help="folder with the user's modules or script")
+    parser.add_argument("--data", type=_pair, action="append", default=[], metavar="MOUNT=PATH", help="a data set's place here")
+    parser.add_argument("--port", type=int, default=9401, help="port of metrics and status; 0 picks a free one")
+    parser.add_argument("--lifeline", type=Path, help="pipe whose end of file ends this agent")
+    parser.add_argument("--entrypoint", default=WORKER, metavar="MODULE:FUNCTION", help="what each rank of a training runs")
+    return parser
+
+
+def _pair(text: str) -> tuple[str, str]:
+    mount, equals, path = text.partition("=")
+    if not equals or not mount or not path:
+        raise argparse.ArgumentTypeError(f"{text!r} is not MOUNT=PATH")
+    return mount, path
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: what ends with this process is ended by the lifeline, which the kernel closes now and not a moment earlier.
+    os._exit(code)

@@ -1,0 +1,231 @@
+"""Looking after one group's ranks on this node, from their start to the end of the last one."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from kdist_trainer import log
+from kdist_trainer.agent import autopsy, memory
+from kdist_trainer.agent.budget import JOIN, Generation
+from kdist_trainer.agent.entry import stacks_path
+from kdist_trainer.agent.exchange import Exchange
+from kdist_trainer.agent.ranks import Ranks
+from kdist_trainer.agent.stopping import StopSignals
+from kdist_trainer.agent.telling import Teller
+from kdist_trainer.agent.watchdog import Note, Watchdog, culprit, dump_stacks
+from kdist_trainer.config import Cause, Exit, TrainConfig
+from kdist_trainer.failure import TRACEBACK_LINES, Failure
+from kdist_trainer.heartbeat import Phase
+from kdist_trainer.rendezvous.dynamic import News
+
+TICK_SECONDS = 0.1
+"""Longest pause between two looks; the end of a rank is noticed at once."""
+ECHO_SECONDS = 1.0
+"""How long a node that has only seen peers vanish waits for its other ranks to say why."""
+NOTES_SECONDS = 2.0
+"""How long an agent waits for what the others know of a standstill."""
+STOP = "stop"
+
+
+@dataclass
+class End:
+    """How the ranks of one group ended here, by local rank. Those that the agent killed because of others are in none."""
+
+    outcomes: dict[int, str] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
+    exits: dict[int, int] = field(default_factory=dict)
+    forced: bool = False
+    """Whether the grace was over, or somebody asked twice."""
+
+
+def stop_margin(grace_seconds: float) -> float:
+    """Seconds of the grace that the agent keeps for itself: to kill what is left, and to end."""
+    return min(5.0, max(0.5, grace_seconds / 10))
+
+
+@dataclass
+class Attendance:
+    """One group at work. Raises nothing of its own; what the store raises is warned of and taken as no news."""
+
+    config: TrainConfig
+    scratch: Path
+    node: str
+    generation: Generation
+    global_ranks: list[int]
+    ranks: Ranks
+    watchdog: Watchdog
+    exchange: Exchange
+    hear: Callable[[], News]
+    teller: Teller
+    stop: StopSignals
+    alive: Callable[[], None]
+    """Called at every look: the agent's own pulse."""
+
+    def __post_init__(self) -> None:
+        self._oom_kills = memory.count_oom_kills()
+        self._terminated_at: float | None = None
+        self._joining_since: float | None = None
+        self._must_end_at = math.inf
+        self._running = False
+        self._mute = False
+        self._pids = {number: self.ranks.pid(number) for number in range(len(self.global_ranks))}
+
+    def attend(self) -> End:
+        """Look after the ranks until all have ended, by themselves or by the agent's hand."""
+        while True:
+            self.ranks.wait(TICK_SECONDS)
+            self.alive()
+            stalled = self.watchdog.look()
+            exits = self.ranks.exits()
+            if self._failures(exits):
+                return self._end_badly()
+            if not self.ranks.living:
+                return self._end(self.ranks.exits())
+            if stalled:
+                return self._end_hanging(stalled)
+            self._note_running()
+            self._pass_on_stop()
+            self._take_news()
+            if time.monotonic() > self._must_end_at or self.stop.urgent:
+                return self._end_by_force()
+
+    def _pass_on_stop(self) -> None:
+        """Hand a request to stop on to the ranks, once."""
+        if self.stop.requested_at is None or self._terminated_at is not None:
+            return
+        log.event("stopping", reason="asked to stop")
+        self._terminate(STOP, since=self.stop.requested_at)
+
+    def _take_news(self) -> None:
+        try:
+            news = self.hear()
+            self._mute = False
+        except Exception as error:  # noqa: BLE001 - a store that is away says nothing, and nothing follows from that
+            if not self._mute:
+                log.warn("rendezvous-mute", message=f"the rendezvous cannot be read: {error}")
+            self._mute = True
+            return
+        if news.closed:
+            self._take_verdict()
+        now = time.monotonic()
+        if not news.waiting:
+            self._joining_since = None
+        elif self._joining_since is None:
+            self._joining_since = now
+        if self._joining_since is None or self._terminated_at is not None:
+            return
+        if now - self._joining_since >= self.config.join_window_seconds:
+            log.event("joining", waiting=news.waiting)
+            self._terminate(JOIN, since=now)
+
+    def _take_verdict(self) -> None:
+        """The run is over: after a failure end now, after a success let the ranks come to their own end."""
+        code = self.exchange.verdict().get("code")
+        if code is not None:
+            self._must_end_at = min(self._must_end_at, time.monotonic() + (self.config.grace_seconds if code == 0 else 0))
+
+    def _terminate(self, plan: str, *, since: float) -> None:
+        self.exchange.plan(self.generation.number, plan)
+        self._terminated_at = time.monotonic()
+        self.ranks.signal(signal.SIGTERM)
+        self._must_end_at = since + self.config.grace_seconds - stop_margin(self.config.grace_seconds)
+
+    def _note_running(self) -> None:
+        script = self.config.script is not None
+        if not self._running and (script or any(beat.phase is Phase.STEP for beat in self.watchdog.beats)):
+            self._running = True
+            self.teller.state("running")
+
+    def _end_badly(self) -> End:
+        """Some rank failed. If none of these failures is a first cause, one may follow on this node in a moment."""
+        deadline = time.monotonic() + ECHO_SECONDS
+        while self.ranks.living and time.monotonic() < deadline:
+            if any(failure.primary for failure in self._failures(self.ranks.exits()).values()):
+                break
+            self.ranks.wait(TICK_SECONDS)
+        self.watchdog.look()
+        exits = self.ranks.exits()
+        self.ranks.kill()
+        return self._end(exits)
+
+    def _end_by_force(self) -> End:
+        exits = self.ranks.exits()
+        self.ranks.kill()
+        end = self._end(exits)
+        return End(outcomes=end.outcomes, exits=exits, forced=True)
+
+    def _end(self, exits: dict[int, int]) -> End:
+        known = self._circumstances(exits)
+        return End(autopsy.outcomes(known), autopsy.failures(known), exits)
+
+    def _failures(self, exits: dict[int, int]) -> dict[int, Failure]:
+        return autopsy.failures(self._circumstances(exits)) if any(exits.values()) else {}
+
+    def _circumstances(self, exits: dict[int, int]) -> autopsy.Circumstances:
+        beats = self.watchdog.beats
+        return autopsy.Circumstances(
+            node=self.node,
+            generation=self.generation.number,
+            scratch=self.scratch,
+            global_ranks=self.global_ranks,
+            exits=exits,
+            terminated=self._terminated_at is not None,
+            out_of_memory=memory.count_oom_kills() > self._oom_kills if -signal.SIGKILL in exits.values() else False,
+            steps={number: self.watchdog.step(number) for number in range(len(beats))},
+            collectives={number: beat.collective for number, beat in enumerate(beats)},
+        )
+
+    def _end_hanging(self, stalled: list[int]) -> End:
+        """Some ranks stand still: find out who is to blame, keep the stacks, end the group."""
+        blamed = culprit(self._compare_notes())
+        stacks = dump_stacks(
+            {number: self._pids[number] for number in stalled if number in self.ranks.living},
+            {number: stacks_path(self.scratch, number) for number in stalled},
+        )
+        exits = self.ranks.exits()
+        self.ranks.kill()
+        failures = {number: self._standstill(number, blamed, stacks.get(number, [])) for number in stalled}
+        for local_rank, failure in failures.items():
+            if failure.primary:
+                path = str(stacks_path(self.scratch, local_rank))
+                self.teller.hang(failure, phase=self.watchdog.beats[local_rank].phase.value, stacks=path)
+        return End(failures=failures, exits=exits)
+
+    def _standstill(self, local_rank: int, blamed: int | None, stacks: list[str]) -> Failure:
+        beat, rank = self.watchdog.beats[local_rank], self.global_ranks[local_rank]
+        where = f"in {beat.collective}" if beat.collective else f"in phase {beat.phase.value}"
+        failure = Failure(
+            cause=Cause.HANG,
+            code=Exit.HANG,
+            primary=True,
+            message=f"rank {rank} hangs {where}: no progress within hangTimeoutSeconds",
+            rank=rank,
+            node=self.node,
+            generation=self.generation.number,
+            step=self.watchdog.step(local_rank),
+            time=time.time(),
+            traceback=tuple(stacks[:TRACEBACK_LINES]),
+            collective=beat.collective,
+        )
+        if rank == blamed:
+            return failure
+        message = f"rank {rank} waited {where} for rank {blamed}"
+        return replace(failure, cause=Cause.COLLECTIVE_TIMEOUT, primary=False, message=message)
+
+    def _compare_notes(self) -> list[Note]:
+        """What all agents know of their ranks, as far as they say so in time."""
+        mine = [self.watchdog.note(number, rank=rank, pid=self._pids[number]) for number, rank in enumerate(self.global_ranks)]
+        deadline = time.monotonic() + NOTES_SECONDS
+        document = self.exchange.post_beats(self.generation.number, mine)
+        while time.monotonic() < deadline:
+            beats = document.get("beats", {})
+            if len(beats) >= len(self.generation.nodes) or document.get("failures"):
+                break
+            time.sleep(TICK_SECONDS)
+            document = self.exchange.generation(self.generation.number)
+        return [note for notes in document.get("beats", {}).values() for note in notes]

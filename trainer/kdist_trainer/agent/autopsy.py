@@ -1,0 +1,120 @@
+"""Why the ranks of this node ended: from their exit codes, from what they left behind, and from what the agent did to them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from kdist_trainer import failure
+from kdist_trainer.agent.entry import result_path
+from kdist_trainer.config import Cause, Exit
+from kdist_trainer.failure import Failure
+
+DONE, STOPPED = "done", "stopped"
+
+
+@dataclass
+class Circumstances:
+    """What the agent knows about the end of a group."""
+
+    node: str
+    generation: int
+    scratch: Path
+    global_ranks: list[int]
+    """By local rank."""
+    exits: dict[int, int]
+    """Exit codes by local rank, of the ranks that ended by themselves."""
+    terminated: bool = False
+    """Whether the agent had sent SIGTERM, so that dying of it is no failure."""
+    out_of_memory: bool = False
+    """Whether the kernel has killed for want of memory since the group began."""
+    steps: dict[int, int | None] = field(default_factory=dict)
+    collectives: dict[int, str | None] = field(default_factory=dict)
+
+
+def outcomes(known: Circumstances) -> dict[int, str]:
+    """`done` or `stopped` of the ranks that ended well, by local rank."""
+    found = {}
+    for local_rank, code in known.exits.items():
+        if (left := _result(known.scratch, local_rank)) is not None:
+            found[local_rank] = left  # it had finished: what happened to its process later does not matter
+        elif code == 0:
+            found[local_rank] = STOPPED if known.terminated else DONE
+        elif code == Exit.STOPPED or (known.terminated and code in (-signal.SIGTERM, 128 + signal.SIGTERM)):
+            found[local_rank] = STOPPED
+    return found
+
+
+def failures(known: Circumstances) -> dict[int, Failure]:
+    """A failure for each rank that ended by itself and not well, by local rank."""
+    good = outcomes(known)
+    return {local_rank: _examine(known, local_rank, code) for local_rank, code in known.exits.items() if local_rank not in good}
+
+
+def _examine(known: Circumstances, local_rank: int, code: int) -> Failure:
+    left = failure.read(known.scratch, local_rank)
+    step, collective = known.steps.get(local_rank), known.collectives.get(local_rank)
+    if left is not None:
+        return replace(
+            left,
+            rank=known.global_ranks[local_rank],
+            node=known.node,
+            generation=known.generation,
+            step=step if left.step is None else left.step,
+            collective=left.collective or collective,
+        )
+    cause, exit_code, primary, how = _judge(code, out_of_memory=known.out_of_memory, collective=collective)
+    rank = known.global_ranks[local_rank]
+    return Failure(
+        cause=cause,
+        code=exit_code,
+        primary=primary,
+        message=f"rank {rank} {how}",
+        rank=rank,
+        node=known.node,
+        generation=known.generation,
+        step=step,
+        time=time.time(),
+        collective=collective,
+    )
+
+
+def _judge(code: int, *, out_of_memory: bool, collective: str | None) -> tuple[Cause, Exit, bool, str]:
+    """Cause, exit code, primary and words for a rank that left nothing but its exit code."""
+    if code == -signal.SIGKILL and out_of_memory:
+        return Cause.OOM_HOST, Exit.HOST_OOM, True, "was killed: the host's memory ran out"
+    if code == -signal.SIGABRT and collective:
+        return Cause.COLLECTIVE_TIMEOUT, Exit.HANG, False, f"aborted inside {collective}"
+    if code < 0:
+        return Cause.SIGNAL, Exit.PEERS_LOST, True, f"was killed by {signal_name(code)}"
+    if code >= 128:
+        return Cause.UNKNOWN, Exit.PEERS_LOST, True, f"ended with code {code}"
+    return Cause.USER_CODE, Exit.USER, True, f"ended with code {code}"
+
+
+def signal_name(code: int) -> str | None:
+    """The name of the signal that a negative exit code stands for, else None."""
+    if code >= 0:
+        return None
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _result(scratch: Path, local_rank: int) -> str | None:
+    try:
+        outcome = json.loads(result_path(scratch, local_rank).read_bytes())["outcome"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return STOPPED if outcome == STOPPED else DONE
+
+
+def clear(scratch: Path, local_ranks: int) -> None:
+    """Remove what the ranks of an earlier generation left."""
+    for local_rank in range(local_ranks):
+        failure.path_of(scratch, local_rank).unlink(missing_ok=True)
+        result_path(scratch, local_rank).unlink(missing_ok=True)

@@ -1,0 +1,177 @@
+"""The leader's book: numbers the generations, says why each began, and counts restarts against the job's budget.
+
+The leader is the agent with group rank 0 of a round. What it knows of earlier generations it reads from the run ledger beside
+the checkpoints, which outlives pods, and from the agents' documents, so any agent may lead at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from kdist_trainer import log
+from kdist_trainer.agent.exchange import Document, Exchange, failures_of
+from kdist_trainer.agent.outcome import deciding
+from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.config import Cause, Exit
+from kdist_trainer.failure import Failure
+
+START, RESUME, JOIN, FAILURE = "start", "resume", "join", "failure"
+_KEPT_EVENTS = 1000
+
+
+class Events(Protocol):
+    """Where a run's events are kept."""
+
+    def append(self, event: str, **fields: Any) -> None: ...
+
+    def events(self) -> list[dict[str, Any]]: ...
+
+
+class SharedEvents:
+    """Events of a run without checkpoints: kept in the rendezvous's store, lost with it."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def append(self, event: str, **fields: Any) -> None:
+        def edit(document: Document) -> None:
+            events = [*document.get("events", []), {"time": round(time.time(), 3), "event": event, **fields}]
+            document["events"] = events[-_KEPT_EVENTS:]
+
+        self._exchange.change("events", edit)
+
+    def events(self) -> list[dict[str, Any]]:
+        return list(self._exchange.read("events").get("events", []))
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One group of ranks. `restarts` were spent of the budget without progress since; `spent` says it was one too many."""
+
+    number: int
+    reason: str
+    nodes: list[str]
+    restarts: int = 0
+    cause: str | None = None
+    lost_steps: int = 0
+    spent: bool = False
+    message: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Generation:
+        return cls(**json.loads(text))
+
+
+def count_restarts(events: Iterable[dict[str, Any]]) -> int:
+    """Failures since the committed step last rose, or since somebody ended the run and started it again."""
+    failures, best = 0, -1
+    for event in events:
+        if event["event"] == "generation":
+            failures = failures + 1 if event.get("reason") == FAILURE else failures if event.get("reason") == JOIN else 0
+        elif event["event"] == "commit" and isinstance(event.get("step"), int) and event["step"] > best:
+            failures, best = 0, event["step"]
+    return failures
+
+
+class Book:
+    """The events of one run, as its leader reads and writes them."""
+
+    def __init__(self, exchange: Exchange, *, checkpoints: Path | None, max_restarts: int) -> None:
+        self._exchange = exchange
+        self._checkpoints = checkpoints
+        self._events: Events = SharedEvents(exchange) if checkpoints is None else RunLedger(checkpoints)
+        self._max_restarts = max_restarts
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Write an event; a disk that refuses it is warned of and ends nothing."""
+        try:
+            self._events.append(event, **fields)
+        except OSError as error:
+            log.warn("ledger-failed", message=f"{event} could not be written to the run ledger: {error}")
+
+    def note_failure(self, failure: Failure) -> None:
+        """Write the failure that ended a generation, with the time at which it happened."""
+        fields = {"generation": failure.generation, "cause": failure.cause.value, "rank": failure.rank, "node": failure.node}
+        self.note("failure", **fields, step=failure.step, message=failure.message[:500], time=round(failure.time, 3))
+
+    def open_generation(self, agents: dict[str, str], *, world_size: int) -> Generation:
+        """Begin the next generation, of `agents` (their incarnations by node), or find that the budget is spent."""
+        events = self._read()
+        last = max(
+            self._exchange.last_generation(), *(one.get("generation", 0) for one in events if one["event"] == "generation"), 0
+        )
+        document = self._exchange.generation(last) if last else {}
+        reason, failure = self._explain(last, document, agents)
+        restarts = count_restarts(events) + (1 if failure else 0) if reason in (FAILURE, JOIN) else 0
+        step = self._committed_step()
+        reached = max((one.step or 0 for one in failures_of(document)), default=0)
+        if failure:
+            self.note_failure(failure)
+        spent = failure is not None and restarts > self._max_restarts
+        generation = Generation(
+            number=last + 1,
+            reason=reason,
+            nodes=sorted(agents),
+            restarts=restarts,
+            cause=failure.cause.value if failure else None,
+            lost_steps=max(0, reached - step) if failure else 0,
+            spent=spent,
+            message=failure.message if failure else "",
+        )
+        if not spent:
+            self.note(
+                "generation", generation=last + 1, reason=reason, world_size=world_size, nodes=sorted(agents), from_step=step
+            )
+            self._exchange.open_generation(last + 1, agents)
+        return generation
+
+    def _explain(self, last: int, document: Document, agents: dict[str, str]) -> tuple[str, Failure | None]:
+        """Why a generation follows the one with this document."""
+        if last == 0:
+            return START, None
+        if not document:
+            return RESUME, None  # nobody of this store has seen it: the run was started anew
+        known = failures_of(document)
+        failure = deciding(known)
+        if "plan" in document and not (failure and failure.primary):
+            return (JOIN if document["plan"] == JOIN else RESUME), None
+        if failure and failure.primary:
+            return FAILURE, failure
+        before: dict[str, str] = document.get("agents", {})
+        gone = sorted(node for node, incarnation in before.items() if agents.get(node) != incarnation)
+        if gone:
+            return FAILURE, Failure(
+                cause=Cause.NODE_LOST,
+                code=Exit.PEERS_LOST,
+                primary=True,
+                message=f"{', '.join(gone)} went away",
+                node=gone[0],
+                generation=last,
+                step=max((one.step for one in known if one.step is not None), default=None),
+                time=min((one.time for one in known), default=time.time()),
+            )
+        return FAILURE, failure or Failure(
+            Cause.RENDEZVOUS, Exit.PEERS_LOST, True, "the group did not come about", generation=last, time=time.time()
+        )
+
+    def _read(self) -> list[dict[str, Any]]:
+        try:
+            return self._events.events()
+        except OSError as error:
+            log.warn("ledger-failed", message=f"the run ledger could not be read: {error}")
+            return []
+
+    def _committed_step(self) -> int:
+        if self._checkpoints is None:
+            return 0
+        newest = CheckpointDirectory(self._checkpoints).committed()
+        return newest[0].step if newest else 0

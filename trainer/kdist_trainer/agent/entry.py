@@ -1,0 +1,60 @@
+"""The first lines of a rank that is a function: what forkserver children of the agent run.
+
+The outcome goes into a file and the process ends by `os._exit`, not through torch's result queue: a rank killed while torch
+waits with it for the others would block the agent for ever, and destructors of gloo may abort a rank that has succeeded.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from kdist_trainer import failure, lifeline
+
+
+def result_path(scratch: Path, local_rank: int) -> Path:
+    """Where a rank leaves its outcome."""
+    return scratch / f"rank-{local_rank}.result"
+
+
+def stacks_path(scratch: Path, local_rank: int) -> Path:
+    """Where a rank's stacks are dumped on SIGUSR2."""
+    return scratch / f"rank-{local_rank}.stacks"
+
+
+def prepare_rank() -> tuple[Path, int]:
+    """Die with the agent, and show the stacks when asked; returns scratch folder and local rank."""
+    scratch, local_rank = Path(os.environ["KDIST_SCRATCH"]), int(os.environ["LOCAL_RANK"])
+    lifeline.watch(Path(os.environ["KDIST_LIFELINE"]))
+    # Kept open for the life of the process: the handler writes to its descriptor, even where Python is stuck.
+    faulthandler.register(signal.SIGUSR2, file=stacks_path(scratch, local_rank).open("w"), all_threads=True)
+    return scratch, local_rank
+
+
+def enter(target: str) -> NoReturn:
+    """Run `module:function` of `target`, leave what it returns for the agent, and end the process."""
+    code = 1
+    try:
+        scratch, local_rank = prepare_rank()
+        if folder := os.environ.get("KDIST_CODE"):
+            sys.path.insert(0, folder)
+        module, _, function = target.partition(":")
+        outcome = getattr(importlib.import_module(module), function)()
+        fresh = result_path(scratch, local_rank).with_suffix(".new")
+        fresh.write_text(json.dumps({"outcome": outcome}))
+        fresh.replace(result_path(scratch, local_rank))
+        code = 0
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the agent must hear of it
+        failure.record(error)
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

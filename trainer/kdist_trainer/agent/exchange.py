@@ -1,0 +1,109 @@
+"""What agents tell each other besides the rendezvous: one document per generation, and one verdict per run.
+
+Both live in the rendezvous's store, so they are there for an agent that comes late or comes back, and gone with the store.
+Documents are changed by compare-and-set: any number of agents may write at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kdist_trainer.failure import Failure
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+Document = dict[str, Any]
+
+_ATTEMPTS = 1000
+
+
+class Exchange:
+    """One run's part of `store`, seen from the agent of `node`."""
+
+    def __init__(self, store: Store, *, run_id: str, node: str) -> None:
+        self._store = store
+        self._prefix = f"kdist/{run_id}/"
+        self._node = node
+
+    def read(self, key: str) -> Document:
+        """The document at `key`; empty if nobody wrote it. Raises what the store raises."""
+        key = self._prefix + key
+        if not self._store.check([key]):
+            return {}
+        document: Document = json.loads(self._store.get(key))
+        return document
+
+    def change(self, key: str, edit: Callable[[Document], Any]) -> Document:
+        """Let `edit` change the document at `key` in place, atomically; returns what it then is."""
+        full = self._prefix + key
+        for _ in range(_ATTEMPTS):
+            before = bytes(self._store.get(full)) if self._store.check([full]) else b""
+            document: Document = json.loads(before) if before else {}
+            edit(document)
+            after = json.dumps(document, separators=(",", ":")).encode()
+            if after == before or self._store.compare_set(full, before.decode(), after.decode()) == after:
+                return document
+        raise RuntimeError(f"{key} changes too fast to be written")
+
+    def generation(self, number: int) -> Document:
+        """The document of a generation: `agents`, `failures`, `plan`, `finished`, `beats`, as far as they were written."""
+        return self.read(f"generation/{number}")
+
+    def open_generation(self, number: int, agents: dict[str, str]) -> None:
+        """Note that a generation has begun, of these agents: a word by node that tells an agent from its successor."""
+        self._change_generation(number, lambda document: document.update(agents=agents))
+        self.change("last", lambda document: document.update(generation=max(number, document.get("generation", 0))))
+
+    def last_generation(self) -> int:
+        """The highest generation begun in this store; 0 if there was none."""
+        return int(self.read("last").get("generation", 0))
+
+    def post_failures(self, number: int, failures: list[Failure]) -> list[Failure]:
+        """Add this node's failures of a generation; returns those of all nodes so far."""
+
+        def edit(document: Document) -> None:
+            document.setdefault("failures", []).extend(json.loads(failure.to_json()) for failure in failures)
+
+        return failures_of(self._change_generation(number, edit))
+
+    def plan(self, number: int, reason: str) -> None:
+        """Note that a generation ends on purpose, so that losing peers in it is no failure. The first reason stands."""
+        self._change_generation(number, lambda document: document.setdefault("plan", reason))
+
+    def finish(self, number: int) -> Document:
+        """Note that this node's ranks have succeeded; returns the document."""
+
+        def edit(document: Document) -> None:
+            finished = document.setdefault("finished", [])
+            if self._node not in finished:
+                finished.append(self._node)
+
+        return self._change_generation(number, edit)
+
+    def post_beats(self, number: int, beats: list[Document]) -> Document:
+        """Say where this node's ranks stand, when they do not get on; returns the document."""
+        return self._change_generation(number, lambda document: document.setdefault("beats", {}).update({self._node: beats}))
+
+    def verdict(self) -> Document:
+        """The record that ended the run; empty while it has not ended."""
+        return self.read("verdict")
+
+    def settle(self, record: Document) -> Document:
+        """End the run with `record` unless it has ended before; returns the record that it ended with."""
+
+        def edit(document: Document) -> None:
+            if not document:
+                document.update(record)
+
+        return self.change("verdict", edit)
+
+    def _change_generation(self, number: int, edit: Callable[[Document], Any]) -> Document:
+        return self.change(f"generation/{number}", edit)
+
+
+def failures_of(document: Document) -> list[Failure]:
+    """The failures in a generation's document."""
+    return [Failure.from_json(json.dumps(failure)) for failure in document.get("failures", [])]

@@ -1,0 +1,34 @@
+"""What the forkserver imports once, so that a rank is a fork away: torch, DDP and all that its first step would import.
+
+Imported by the forkserver only. It watches the lifeline before the long imports: without its agent it must not live on, and
+it kills the ranks that cannot do so themselves, because they are stopped or not yet born.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import warnings
+from pathlib import Path
+
+from kdist_trainer import lifeline
+
+MODULES = (
+    "torch.distributed.elastic.multiprocessing.api",
+    "torch.nn.parallel",
+    "torch._dynamo",  # the first DDP(...) imports it: most of a second
+    "torch.distributed.checkpoint.state_dict",
+    "kdist_trainer.agent.entry",
+    "kdist_trainer.worker",
+)
+
+lifeline.watch(Path(os.environ["KDIST_LIFELINE"]))
+# Python warns of forking beside threads; the only other thread here sleeps in read() and holds no lock.
+warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+for _module in MODULES:
+    with contextlib.suppress(Exception):  # the rank that needs it will say why it cannot be had
+        importlib.import_module(_module)
+gc.collect()
+gc.freeze()  # no collection in a rank writes to the pages it shares with the forkserver

@@ -1,0 +1,108 @@
+"""The ranks of this node as processes, alike for functions (forkserver) and scripts (subprocesses)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.api import MultiprocessContext, PContext, SubprocessContext
+
+FORKSERVER_LOST = 255
+"""What multiprocessing reports when the forkserver died and nobody can say how its children ended."""
+
+
+class Ranks:
+    """Processes by local rank. `signal` and `kill` never reach a process that has been seen to end."""
+
+    def __init__(self, context: PContext) -> None:
+        self._processes: dict[int, Any]
+        if isinstance(context, MultiprocessContext):
+            assert context._pc is not None  # noqa: S101 - for the type checker: the context was started
+            self._processes = dict(enumerate(context._pc.processes))
+        else:
+            assert isinstance(context, SubprocessContext)  # noqa: S101 - torch has these two
+            self._processes = {number: handler.proc for number, handler in context.subprocess_handlers.items()}
+        self._groups = isinstance(context, SubprocessContext)
+        self._watched = {self._descriptor(process): number for number, process in self._processes.items()}
+        self._codes: dict[int, int] = {}
+
+    def pid(self, local_rank: int) -> int:
+        return int(self._processes[local_rank].pid)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a living rank ends, at most `seconds`."""
+        poller = select.poll()
+        for descriptor, number in self._watched.items():
+            if number not in self._codes and descriptor >= 0:
+                poller.register(descriptor, select.POLLIN)
+        poller.poll(seconds * 1000)
+
+    def exits(self) -> dict[int, int]:
+        """Exit codes of the ranks that have ended, by local rank; -9 is SIGKILL."""
+        for number, process in self._processes.items():
+            if number not in self._codes:
+                code = self._poll_script(process) if self._groups else process.exitcode
+                if code is not None:
+                    self._codes[number] = code
+        return dict(self._codes)
+
+    @property
+    def living(self) -> list[int]:
+        """Local ranks that have not ended."""
+        return [number for number in self._processes if number not in self.exits()]
+
+    def signal(self, number: signal.Signals, local_ranks: list[int] | None = None) -> None:
+        """Send a signal to the living, or to those of the living in `local_ranks`."""
+        for local_rank in self.living:
+            if local_ranks is None or local_rank in local_ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid(local_rank), number)
+
+    def kill(self, *, patience_seconds: float = 10.0) -> list[int]:
+        """Kill what lives, children of scripts included; returns the local ranks that even so have not ended."""
+        lost = [number for number, code in self.exits().items() if code == FORKSERVER_LOST and not self._groups]
+        for local_rank in [*self.living, *lost]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid(local_rank), signal.SIGKILL)
+            if self._groups:
+                _kill_group(self.pid(local_rank))
+        deadline = time.monotonic() + patience_seconds
+        while self.living and time.monotonic() < deadline:
+            self.wait(0.05)
+        return self.living
+
+    @staticmethod
+    def _poll_script(process: Any) -> int | None:
+        """The exit code of a script. One that failed takes its children with it: it leads a process group of its own."""
+        if hasattr(os, "waitid"):  # look before reaping: until then nobody else can get the group's number
+            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None and ended.si_status != 0:
+                _kill_group(process.pid)
+        code: int | None = process.poll()
+        return code
+
+    def _descriptor(self, process: Any) -> int:
+        """A descriptor that becomes readable when the process ends; -1 where the system has none."""
+        if not self._groups:
+            return int(process.sentinel)
+        try:
+            return os.pidfd_open(process.pid)
+        except (AttributeError, OSError):
+            return -1
+
+    def close(self) -> None:
+        """Close the descriptors that were opened here."""
+        if self._groups:
+            for descriptor in self._watched:
+                if descriptor >= 0:
+                    os.close(descriptor)
+        self._watched = {}
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)

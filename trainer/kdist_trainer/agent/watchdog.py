@@ -1,0 +1,136 @@
+"""The watchdog: finds ranks that do not get on, shows their stacks, and tells the one that hangs from those that wait for it.
+
+A hanging rank stops all others in their next collective, so all stand still at about the same time. To blame is the one that
+is stopped, or in no collective, or in an earlier one than its peers; agents compare notes before they decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from kdist_trainer.heartbeat import Beat, Heartbeat, Phase
+
+DUMP_SECONDS = 2.0
+_LONGEST_LOOK = 1.0  # seconds that one look may add: an agent that was paused itself has seen nothing
+_MIN_SLOW_SECONDS = 60.0
+_SLOW = {Phase.START, Phase.RENDEZVOUS, Phase.INIT, Phase.RESTORE, Phase.SAVE, Phase.EXIT}
+"""Phases that may take long without a beat: imports, downloads, large reads and writes."""
+
+Note = dict[str, Any]
+
+
+class Watchdog:
+    """Watches the heartbeats of this node's ranks in one generation.
+
+    `from_start` says that every rank will beat; otherwise (a script that may know nothing of heartbeats) a rank is watched
+    from its first beat on.
+    """
+
+    def __init__(self, scratch: Path, *, ranks: int, hang_seconds: float, from_start: bool) -> None:
+        paths = [heartbeat_path(scratch, local_rank) for local_rank in range(ranks)]
+        self._heartbeats = [Heartbeat.create(path) for path in paths]
+        self._hang_seconds = hang_seconds
+        self._from_start = from_start
+        self._counts = [0] * ranks
+        self._still = [0.0] * ranks
+        self._looked = time.monotonic()
+        self.beats: list[Beat] = [heartbeat.read() for heartbeat in self._heartbeats]
+
+    def look(self) -> list[int]:
+        """Read all heartbeats; returns the local ranks that have stood still for too long."""
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, _LONGEST_LOOK), now
+        self.beats = [heartbeat.read() for heartbeat in self._heartbeats]
+        for local_rank, beat in enumerate(self.beats):
+            moved = beat.count != self._counts[local_rank]
+            self._counts[local_rank] = beat.count
+            self._still[local_rank] = 0.0 if moved else self._still[local_rank] + passed
+        return [local_rank for local_rank in range(len(self.beats)) if self._still[local_rank] > self._allowed(local_rank)]
+
+    def _allowed(self, local_rank: int) -> float:
+        beat = self.beats[local_rank]
+        if beat.count == 0 and not self._from_start:
+            return float("inf")
+        slow = beat.phase in _SLOW or beat.count == 0
+        return self._hang_seconds + (max(self._hang_seconds, _MIN_SLOW_SECONDS) if slow else 0.0)
+
+    def step(self, local_rank: int) -> int | None:
+        """The last step that the rank has beaten; None before the first."""
+        step = self.beats[local_rank].step
+        return step if step >= 0 else None
+
+    def last_step(self) -> int | None:
+        """The furthest step of this node's ranks."""
+        return max((beat.step for beat in self.beats if beat.step >= 0), default=None)
+
+    def note(self, local_rank: int, *, rank: int, pid: int) -> Note:
+        """What other agents need to know of a rank to find the one to blame."""
+        beat = self.beats[local_rank]
+        return {
+            "rank": rank,
+            "stopped": is_stopped(pid),
+            "inside": beat.inside,
+            "sequence": beat.sequence,
+            "step": beat.step,
+            "phase": beat.phase.value,
+            "collective": beat.collective,
+        }
+
+    def close(self) -> None:
+        """Unmap the heartbeats; the files stay for whoever looks into the matter."""
+        for heartbeat in self._heartbeats:
+            heartbeat.close()
+
+
+def heartbeat_path(scratch: Path, local_rank: int) -> Path:
+    """Where a rank's heartbeat is."""
+    return scratch / f"rank-{local_rank}.heartbeat"
+
+
+def culprit(notes: Iterable[Note]) -> int | None:
+    """The rank to blame for a standstill; None without notes."""
+    ordered = sorted(notes, key=lambda note: (not note["stopped"], note["inside"], note["sequence"], note["step"], note["rank"]))
+    return int(ordered[0]["rank"]) if ordered else None
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal or a debugger; False where the system does not say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in {"T", "t"}
+
+
+def dump_stacks(pids: dict[int, int], paths: dict[int, Path]) -> dict[int, list[str]]:
+    """Have the ranks of `pids` (by local rank) write their stacks, also stopped ones; returns the lines, within two seconds."""
+    before = {local_rank: _size(path) for local_rank, path in paths.items()}
+    for pid in pids.values():
+        for number in (signal.SIGUSR2, signal.SIGCONT):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+    deadline = time.monotonic() + DUMP_SECONDS
+    sizes = before
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+        last, sizes = sizes, {local_rank: _size(path) for local_rank, path in paths.items()}
+        if sizes == last and all(sizes[local_rank] > before[local_rank] for local_rank in pids):
+            break
+    return {local_rank: _lines(paths[local_rank], before[local_rank]) for local_rank in pids}
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _lines(path: Path, start: int) -> list[str]:
+    try:
+        return path.read_bytes()[start:].decode(errors="replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,103 @@
+"""Runs a torchrun script as it is: `python -u -m kdist_trainer.script train.py --lr 0.1`, in a fresh interpreter.
+
+The script sees what torchrun would show it: environment, working directory, arguments, itself as `__main__`. Added are only
+what the agent needs: the rank dies with its agent, shows its stacks when asked, leaves its failure, and ends by `os._exit`
+once everything that Python does at an end is done, so that gloo's destructors cannot turn a success into SIGABRT.
+SIGTERM is left to the script.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import importlib.machinery
+import os
+import signal
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import NoReturn
+
+from kdist_trainer import failure, lifeline
+
+_END_SECONDS = 10.0
+"""What a failed script's threads and exit handlers may take: its peers wait for the news."""
+
+
+def main() -> NoReturn:
+    """Run the script named by the command line and end the process with its exit code."""
+    if len(sys.argv) < 2:
+        sys.stderr.write("usage: python -m kdist_trainer.script SCRIPT [ARG]...\n")
+        os._exit(2)
+    _prepare()
+    _end(run(sys.argv[1], sys.argv[2:]))
+
+
+def run(path: str, arguments: list[str]) -> int:
+    """Execute the script at `path` as `__main__`; returns the exit code that Python would end with."""
+    sys.argv = [path, *arguments]
+    absolute = str(Path(path).absolute())
+    sys.path[0] = str(Path(absolute).parent)
+    module = types.ModuleType("__main__")
+    vars(module).update(
+        __file__=absolute,
+        __builtins__=__builtins__,
+        __loader__=importlib.machinery.SourceFileLoader("__main__", absolute),
+        __annotations__={},
+    )
+    sys.modules["__main__"] = module
+    try:
+        code = compile(Path(path).read_bytes(), absolute, "exec")
+        exec(code, vars(module))  # noqa: S102 - running the user's script is the purpose
+    except SystemExit as error:
+        return _exit_code(error)
+    except BaseException as error:  # noqa: BLE001 - reported as Python would, and to the agent
+        error.__traceback__ = _of_script(error.__traceback__, absolute)
+        failure.record(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def _prepare() -> None:
+    if "KDIST_LIFELINE" in os.environ:
+        lifeline.watch(Path(os.environ["KDIST_LIFELINE"]))
+    if "KDIST_SCRATCH" in os.environ:
+        stacks = Path(os.environ["KDIST_SCRATCH"]) / f"rank-{os.environ.get('LOCAL_RANK', '0')}.stacks"
+        faulthandler.register(signal.SIGUSR2, file=stacks.open("w"), all_threads=True)
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    sys.stderr.write(f"{error.code}\n")
+    return 1
+
+
+def _of_script(trace: types.TracebackType | None, path: str) -> types.TracebackType | None:
+    """The traceback from the script's first frame on; nothing for a script that does not even compile."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != path:
+        trace = trace.tb_next
+    return trace
+
+
+def _end(code: int) -> NoReturn:
+    """Do what the interpreter does at its end, then leave before C++ destructors run."""
+    if code != 0:
+        timer = threading.Timer(_END_SECONDS, os._exit, args=(code,))
+        timer.daemon = True
+        timer.start()
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for the script's own threads
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -72,11 +72,17 @@ class Commands(click.Group):
             with formatter.section(section):
                 formatter.write_dl([(name.ljust(width), line) for name, line in commands.items()])
 
-    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:
-        """Run the command line; every way out of it is an exit code."""
-        extra["standalone_mode"] = False
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,  # noqa: ARG002 - click's signature; we are always the last to see an error
+        **extra: Any,
+    ) -> Any:
+        """Run the command line and exit; every way out of it is an exit code."""
         try:
-            code = super().main(args=args, prog_name=prog_name or "kdist", **extra)
+            code = super().main(args, prog_name or "kdist", complete_var, standalone_mode=False, **extra)
         except Exception as error:  # noqa: BLE001 - the one door: whatever happens becomes text and a code
             code = report(error)
         except KeyboardInterrupt:

@@ -121,11 +121,11 @@ def _repaired(field: fields.Field, text: str) -> str:
     pattern, longest = field.forms[0].get("pattern", ""), field.forms[0].get("maxLength", 0)
     size = _BYTES.match(text)
     plain = normalize("NFKD", text.lower()).encode("ascii", "ignore").decode()
-    tries = (
+    tries = [
         f"{size[1]}{size[2].upper()}i" if size else "",
         _NO_NAME.sub("-", plain).strip("-"),
         re.sub(r"[^A-Za-z0-9]", "_", text),
-    )
+    ]
     if "/" in text or re.match(pattern, "a/b") or not re.search("[A-Za-z0-9]", text):  # references and paths are not guessed
         tries = tries[:1]
     return next((each for each in tries if each and each != text and len(each) <= longest and re.match(pattern, each)), "")

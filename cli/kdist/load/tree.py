@@ -131,6 +131,8 @@ class _Reader:
         if self._inline:
             return Mark(self.source, 0, 0)
         start, end = event.start_mark, event.end_mark
+        if start is None or end is None:  # events of a parser always have marks; those made by hand need not
+            return Mark(self.source, 1, 1)
         width = end.column - start.column if end.line == start.line else 1
         return Mark(self.source, start.line + 1, start.column + 1, max(width, 1))
 

@@ -197,7 +197,8 @@ def _number(limit: float) -> str:
 
 
 def _choices(form: dict[str, Any]) -> list[Any]:
-    return form.get("enum", [form["const"]] if "const" in form else [])
+    choices: list[Any] = form.get("enum", [form["const"]] if "const" in form else [])
+    return choices
 
 
 def _resolved(node: dict[str, Any]) -> dict[str, Any]:

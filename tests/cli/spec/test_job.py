@@ -123,7 +123,7 @@ def test_seconds_are_whole_numbers_of_at_most_a_year(field: fields.Field) -> Non
 
 def test_a_job_cannot_be_changed(smallest: TrainingJob) -> None:
     with pytest.raises(ValidationError):
-        smallest.metadata.name = "other"
+        smallest.metadata.name = "other"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(("written", "read"), [("2", "2"), ("0.5", "0.5"), ('"500m"', "500m"), ("500m", "500m"), ("1.5", "1.5")])

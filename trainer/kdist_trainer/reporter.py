@@ -40,7 +40,8 @@ def reachable(path: Path) -> Iterator[str]:
     if len(os.fsencode(path)) <= _LONGEST_ADDRESS:
         yield str(path)
         return
-    with tempfile.TemporaryDirectory(prefix="kdist-") as folder:
+    # Not tempfile's own choice: in an agent that is a folder below the long path.
+    with tempfile.TemporaryDirectory(prefix="kdist-", dir=os.environ.get("TMPDIR", "/tmp")) as folder:  # noqa: S108
         link = Path(folder, "s")
         link.symlink_to(path.parent.absolute())
         yield str(link / path.name)

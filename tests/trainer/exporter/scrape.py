@@ -19,7 +19,6 @@ INFO = {
     "workload_kind": "digits",
     "world_size_min": "1",
     "world_size_max": "8",
-    "backend": "gloo",
     "node": "node-0",
 }
 

@@ -62,6 +62,7 @@ def test_a_scratch_folder_with_a_very_long_path_works(tmp_path: Path, monkeypatc
     scratch = tmp_path / ("x" * 120) / ("y" * 120)
     scratch.mkdir(parents=True)
     monkeypatch.setenv("KDIST_METRICS_SOCKET", str(scratch / "metrics.sock"))
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))  # as in an agent
     with exporting(scratch) as exporter:
         exporter.set_group(generation=1, world_size=1, local_ranks=[0])
         Reporter(full_stats(0)).close()

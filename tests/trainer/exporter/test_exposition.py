@@ -82,7 +82,7 @@ def test_the_series_of_an_agent_stay_in_their_budget(scratch: Path, local_ranks:
 
 def test_label_values_are_few_and_fixed(scratch: Path) -> None:
     bounded = {"rank", "phase", "category", "op", "mode", "cause", "kind", "state", "outcome", "signal"}
-    facts = {"version", "torch_version", "python_version", "backend", "framework", "workload_kind", "run_id"}
+    facts = {"version", "torch_version", "python_version", "framework", "workload_kind", "run_id"}
     facts |= {"world_size_min", "world_size_max"}
     assert {label for metric in CATALOGUE for label in metric.labels} <= bounded | facts
     assert not any(facts & set(metric.labels) for metric in CATALOGUE if not metric.name.endswith("_info"))

@@ -91,6 +91,7 @@ def _start_exporter(settings: Settings, procs: int, healthy: Any) -> Exporter:
     config = settings.config
     info = {
         "node": settings.node,
+        "framework": config.train.strategy if config.train else "script",
         "workload_kind": config.train.workload if config.train else "script",
         "world_size_min": str(config.nodes.min * procs),
         "world_size_max": str(config.max_world_size(procs)),

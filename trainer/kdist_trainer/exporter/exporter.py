@@ -33,8 +33,8 @@ _STEP_TIME = GAUGES["kdist_last_step_timestamp_seconds"]
 class Exporter:
     """The metrics of one agent and its ranks. All methods may be called from any thread, none waits for a rank or a client.
 
-    `info` holds labels of `kdist_job_info` and `kdist_build_info` (`framework`, `workload_kind`, `world_size_min`,
-    `world_size_max`, `backend`) and may hold `node`. Numbers that belong to the job rather than to this agent (lost steps,
+    `info` holds labels of `kdist_job_info` (`framework`, `workload_kind`, `world_size_min`, `world_size_max`) and may hold
+    `node`. Numbers that belong to the job rather than to this agent (lost steps,
     time to recover) are to be told by the agent that has rank 0 only, so that a sum over the agents is right.
     """
 

@@ -31,7 +31,7 @@ def _gauge(name: str, help: str, **metric: Any) -> Metric:  # noqa: A002
 BUILD_INFO = _gauge(
     "kdist_build_info",
     "Build and runtime versions",
-    labels=("version", "torch_version", "python_version", "backend"),
+    labels=("version", "torch_version", "python_version"),
     series=(),
 )
 JOB_INFO = _gauge(

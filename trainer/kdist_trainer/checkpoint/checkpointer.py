@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +27,7 @@ from kdist_trainer.checkpoint.writer import Writer
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.failure import Mismatch, StorageProblem
 
+T = TypeVar("T")
 __all__ = ["CheckpointStore", "Fallback", "Save", "SaveResult"]
 
 
@@ -100,7 +101,7 @@ class CheckpointStore:
         if found is not None:
             manifest = found.manifest
             self.resumed = Checkpoint(manifest.step, manifest.epoch, self.directory.root / manifest.name)
-        self._peers.on_leader(lambda: self._lock.set_base(self.resumed))
+        self._on_lock(lambda: self._lock.set_base(self.resumed))
         return found.state if found is not None else None
 
     def save(
@@ -165,10 +166,16 @@ class CheckpointStore:
         """Lock the folder on rank 0. Epochs must grow over all folders: where each node has its own, they may have parted."""
         known = self._peers.gather(max((one.epoch for one in self.directory.committed()), default=0))
         epoch = generation if self.shared else max(generation, max(known) + 1)
-        claim = self._peers.on_leader(lambda: self._lock.acquire(run_id=self._run_id, epoch=epoch, take_over=take_over))
+        claim = self._on_lock(lambda: self._lock.acquire(run_id=self._run_id, epoch=epoch, take_over=take_over))
         if self._peers.is_leader:
             retention.sweep(self.directory, epoch=claim.epoch)
         return claim.epoch
+
+    def _on_lock(self, work: Callable[[], T]) -> T:
+        try:
+            return self._peers.on_leader(work)
+        except OSError as error:
+            raise StorageProblem(f"cannot write the lock of {self.directory.root}: {error}") from error
 
     def _say_if_not_shared(self, sharded: bool) -> None:
         if self.shared:

@@ -27,6 +27,7 @@ from kdist_trainer.failure import KdistTrainerError, Mismatch
 
 _CLAIM = re.compile(r"e(\d{8,})\.json")
 _KEEP = 3
+_FENCES = 100
 
 
 class Superseded(KdistTrainerError):  # noqa: N818 - named, as all failures here, for what it is
@@ -40,8 +41,7 @@ class Superseded(KdistTrainerError):  # noqa: N818 - named, as all failures here
 class Claim:
     """One group's right to write.
 
-    `base` is the checkpoint that the group of epoch `base_epoch` started from, "" for none: the group's own, or until it has
-    chosen, the one noted before. None while nobody has chosen yet.
+    `fences` are the bases of this group and of those before it: epoch of the group, name of the checkpoint or "" for none.
     """
 
     epoch: int
@@ -50,8 +50,7 @@ class Claim:
     host: str = ""
     time: float = 0.0
     released: bool = False
-    base: str | None = None
-    base_epoch: int = 0
+    fences: tuple[tuple[int, str], ...] = ()
 
 
 class Lock:
@@ -83,7 +82,7 @@ class Lock:
             raise Superseded(f"epoch {highest} of run {run_id} holds {self.folder.parent}, this group is of epoch {epoch}")
         claim = Claim(epoch, run_id, secrets.token_hex(8), socket.gethostname(), round(time.time(), 3))
         if last is not None:
-            claim = replace(claim, base=last.base, base_epoch=last.base_epoch)
+            claim = replace(claim, fences=last.fences)
         self._create(claim)
         self.check()
         return claim
@@ -102,7 +101,12 @@ class Lock:
 
     def set_base(self, checkpoint: Checkpoint | None) -> None:
         """Note what this group starts from. Raises `OSError` or `Superseded`."""
-        self._rewrite(base=checkpoint.name if checkpoint else "", base_epoch=self.mine.epoch if self.mine else 0)
+        self.check()
+        assert self.mine is not None  # noqa: S101 - check() raised otherwise
+        base = checkpoint.name if checkpoint else ""
+        # A fence says all that an older one with the same base said.
+        older = [fence for fence in self.mine.fences if fence[1] != base]
+        self._rewrite(fences=(*older, (self.mine.epoch, base))[-_FENCES:])
         self._prune()
 
     def release(self) -> None:
@@ -114,18 +118,17 @@ class Lock:
     def last(self) -> Claim | None:
         """The newest claim that can be read; a crash may have left a higher one without its content."""
         for epoch in reversed(self._epochs()):
-            with suppress(OSError, ValueError, TypeError):
+            with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
                 document: dict[str, Any] = json.loads(self._path(epoch).read_bytes())
-                return Claim(**document)
+                fences = tuple((int(epoch), str(base)) for epoch, base in document.pop("fences"))
+                return Claim(**document, fences=fences)
         return None
 
     def valid(self, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
         """Those checkpoints that no writer brought in after it had been superseded, in the order given."""
         last = self.last()
-        if last is None or last.base is None:
-            return list(checkpoints)
-        base = parse_name(last.base) or (-1, -1)
-        return [one for one in checkpoints if one.epoch >= last.base_epoch or one.order <= base]
+        fences = [(epoch, parse_name(base) or (-1, -1)) for epoch, base in last.fences] if last is not None else []
+        return [one for one in checkpoints if all(one.epoch >= epoch or one.order <= base for epoch, base in fences)]
 
     def _epochs(self) -> list[int]:
         try:
@@ -143,6 +146,9 @@ class Lock:
             files.write_new(self._path(claim.epoch), _to_bytes(claim), exclusive=True)
         except FileExistsError as error:
             raise Superseded(f"epoch {claim.epoch} of {self.folder.parent} was claimed at the same moment") from error
+        except OSError:
+            self._remove(claim.epoch)  # ours, but without its content
+            raise
         files.sync_folder(self.folder)
         self.mine = claim
 

@@ -71,6 +71,7 @@ class Attendance:
         self._terminated_at: float | None = None
         self._joining_since: float | None = None
         self._must_end_at = math.inf
+        self._begun = False
         self._running = False
         self._mute = False
         self._pids = {number: self.ranks.pid(number) for number in range(len(self.global_ranks))}
@@ -136,6 +137,10 @@ class Attendance:
         self._must_end_at = since + self.config.grace_seconds - stop_margin(self.config.grace_seconds)
 
     def _note_running(self) -> None:
+        """Notice that all ranks have begun, and that one has made a step."""
+        if not self._begun and all(stacks_path(self.scratch, number).exists() for number in self._pids):
+            self._begun = True
+            self.ranks.release()
         script = self.config.script is not None
         if not self._running and (script or any(beat.phase is Phase.STEP for beat in self.watchdog.beats)):
             self._running = True

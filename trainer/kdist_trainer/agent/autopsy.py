@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kdist_trainer import failure
-from kdist_trainer.agent.entry import result_path
+from kdist_trainer.agent.entry import result_path, stacks_path
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
 
@@ -118,3 +118,4 @@ def clear(scratch: Path, local_ranks: int) -> None:
     for local_rank in range(local_ranks):
         failure.path_of(scratch, local_rank).unlink(missing_ok=True)
         result_path(scratch, local_rank).unlink(missing_ok=True)
+        stacks_path(scratch, local_rank).unlink(missing_ok=True)

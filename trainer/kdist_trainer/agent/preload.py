@@ -9,8 +9,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import itertools
+import json
 import os
+import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from kdist_trainer import lifeline
@@ -24,10 +28,20 @@ MODULES = (
     "kdist_trainer.worker",
 )
 
+
+def _of_workload() -> Iterator[str]:
+    """A shipped workload and what it asks for; a user's own module may do anything on import, so it waits for the rank."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        name: str = json.loads(Path(os.environ["KDIST_CONFIG"]).read_bytes())["train"]["workload"]
+        if name.isidentifier():
+            yield (module := f"kdist_trainer.workloads.{name}")
+            yield from getattr(sys.modules.get(module), "PRELOAD", ())
+
+
 lifeline.watch(Path(os.environ["KDIST_LIFELINE"]))
 # Python warns of forking beside threads; the only other thread here sleeps in read() and holds no lock.
 warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-for _module in MODULES:
+for _module in itertools.chain(MODULES, _of_workload()):
     with contextlib.suppress(Exception):  # the rank that needs it will say why it cannot be had
         importlib.import_module(_module)
 gc.collect()

@@ -29,9 +29,16 @@ class Ranks:
         self._groups = isinstance(context, SubprocessContext)
         self._watched = {self._descriptor(process): number for number, process in self._processes.items()}
         self._codes: dict[int, int] = {}
+        self._context = context
 
     def pid(self, local_rank: int) -> int:
         return int(self._processes[local_rank].pid)
+
+    def release(self) -> None:
+        """Drop torch's queues and event once all ranks have begun: nobody uses them, and left to the end they would leak."""
+        if isinstance(self._context, MultiprocessContext):
+            self._context._ret_vals = {}
+            self._context._worker_finished_event = None
 
     def wait(self, seconds: float) -> None:
         """Wait until a living rank ends, at most `seconds`."""

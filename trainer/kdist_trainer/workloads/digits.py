@@ -13,6 +13,8 @@ from torch.utils.data import TensorDataset
 from kdist_trainer.config import Model
 from kdist_trainer.workload import Split, Sums, Workload, WorkloadContext
 
+PRELOAD = ("sklearn.datasets",)
+"""What ranks import besides this module: the forkserver does it for them, once."""
 TEST_SAMPLES = 360
 
 

@@ -177,7 +177,6 @@ def drain(run: Run) -> None:
 
 def save(run: Run, *, required: bool = False, done: dict[str, Any] | None = None) -> None:
     """Save the state of this step."""
-    run.laps.lap(StepPhase.OTHER)
     drain(run)
     run.beat(Phase.SAVE, run.state.step)
     run.saves.save(required=required, done=done)
@@ -196,7 +195,6 @@ def stop(run: Run) -> str:
 def finish(run: Run) -> str:
     """Measure the model, and keep its last state with the word that the run has ended."""
     drain(run)
-    run.laps.skip()
     run.beat(Phase.EVALUATE, run.state.step)
     metrics = evaluate(run) if run.settings.evaluate == "end" else {}
     run.stats.add_wall(Wall.EVALUATION, run.laps.skip())

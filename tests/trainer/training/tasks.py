@@ -1,0 +1,149 @@
+"""Small workloads with everything that makes equal bits hard: dropout, momentum, a schedule, clipping, several buckets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from kdist_trainer import worker
+from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.config import TrainConfig
+from kdist_trainer.workload import Split, Workload, WorkloadContext
+from tests.trainer.training.group import run_group
+
+FEATURES = 16
+
+
+class Small(Workload):
+    """A little perceptron on made-up numbers. Options: width, depth, dropout, length, pause (seconds in each loss)."""
+
+    def model(self) -> nn.Module:
+        width, dropout = self.context.options.get("width", 24), self.context.options.get("dropout", 0.2)
+        hidden = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(self.context.options.get("depth", 1))]
+        return nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Dropout(dropout), *hidden, nn.Linear(width, 3))
+
+    def dataset(self, split: Split) -> TensorDataset:
+        draw = torch.Generator().manual_seed(7)
+        length = self.context.options.get("length", 50) if split == "train" else 20
+        return TensorDataset(
+            torch.randn(length, FEATURES, generator=draw), torch.randint(0, 3, (length,), generator=draw), torch.arange(length)
+        )
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        inputs, labels, _ = batch
+        time.sleep(self.context.options.get("pause", 0))
+        return functional.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
+
+
+class Interrupted(Small):
+    """Sends itself SIGTERM while it computes the loss. Options: at_loss (how many losses before), on_rank."""
+
+    def __init__(self, context: WorkloadContext) -> None:
+        super().__init__(context)
+        self.losses = 0
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        self.losses += 1
+        if self.losses == self.context.options["at_loss"] and int(os.environ["RANK"]) == self.context.options["on_rank"]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().loss(model, batch)
+
+
+class Exploding(Small):
+    """Its loss is NaN from some sample on. Options: at_sample."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        loss, count = super().loss(model, batch)
+        wild = (batch[2] == self.context.options["at_sample"]).any()
+        return torch.where(wild, loss * torch.nan, loss), count
+
+
+class Padded(Small):
+    """Counts only some of its samples, which ones depends on the data."""
+
+    units_per_sample = None
+
+    def count(self, batch: Any) -> int:
+        return int((batch[2] % 3 > 0).sum())
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        inputs, labels, numbers = batch
+        each = functional.cross_entropy(model(inputs), labels, reduction="none")
+        return (each * (numbers % 3 > 0)).sum(), self.count(batch)
+
+
+def describe(**train: Any) -> dict[str, Any]:
+    """A `train.json` for `Small`: 50 samples in batches of 12, so that epochs end inside of steps and the last step is short."""
+    section = {
+        "workload": f"{__name__}:Small",
+        "epochs": 2,
+        "globalBatch": 12,
+        "seed": 3,
+        "evaluate": "never",
+        "optimizer": {"name": "adamw", "learningRate": 0.01},
+        "schedule": {"name": "cosine", "warmupSteps": 3},
+        "clipGradNorm": 1.0,
+        "bucketMib": 1,
+        "checkpoint": {"every": {"steps": 1_000_000}, "mode": "blocking", "keep": 1000},
+        **train,
+    }
+    return {"name": "test", "nodes": {"min": 1, "max": 4}, "procsPerNode": 1, "train": section}
+
+
+WIDE = {"width": 520, "depth": 3}
+"""Options that make three buckets of a MiB: the order in which they are reduced begins to matter."""
+
+
+def train(document: dict[str, Any], folder: Path) -> str:
+    """What a rank of an agent does, with its files in `folder`."""
+    path = folder / f"train-{os.environ['RANK']}.json"
+    path.write_text(TrainConfig.model_validate(document, by_alias=True, strict=False).to_json())
+    os.environ["KDIST_CONFIG"] = str(path)
+    os.environ["KDIST_SCRATCH"] = str(folder / f"scratch-{os.environ['RANK']}")
+    Path(os.environ["KDIST_SCRATCH"]).mkdir(exist_ok=True)
+    return worker.main()
+
+
+def train_here(document: dict[str, Any], folder: Path, size: int, *, generation: int = 1) -> list[str]:
+    """Start `size` ranks that train with checkpoints in `folder`; what each returned."""
+    folder.mkdir(exist_ok=True)
+    environment = {"KDIST_CHECKPOINTS": str(folder / "checkpoints"), "KDIST_GENERATION": str(generation)}
+    return run_group(train, size, document, folder, environment=environment)
+
+
+def done(folder: Path) -> dict[str, Any]:
+    """The DONE document of a training in `folder`."""
+    document = CheckpointDirectory(folder / "checkpoints").done()
+    assert document is not None, "the training has not ended"
+    return document
+
+
+def losses(folder: Path, *, generation: int = 1) -> dict[int, str]:
+    """Loss of each step of a generation, in hexadecimal: equal means equal to the bit."""
+    lines = RunLedger(folder / "checkpoints").read_steps()
+    return {line["step"]: line["loss"] for line in lines if line["generation"] == generation}
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    """The model in the newest checkpoint."""
+    newest = CheckpointDirectory(folder / "checkpoints").latest()
+    assert newest is not None, "there is no checkpoint"
+    model = Small(WorkloadContext(_options(folder))).model()
+    dcp.load({"model": model.state_dict()}, checkpoint_id=newest, no_dist=True)
+    return model.state_dict()
+
+
+def _options(folder: Path) -> dict[str, Any]:
+    train = TrainConfig.read(folder / "train-0.json").train
+    assert train is not None
+    return dict(train.options)

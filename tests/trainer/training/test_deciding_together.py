@@ -1,0 +1,120 @@
+"""One rank is asked to stop, a loss is not finite, a checkpoint is due: all ranks do the same at the same step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.config import Cause, Exit
+from kdist_trainer.failure import read
+from kdist_trainer.signals import interval_of
+from tests.faults.check_ledger import assert_every_sample_once
+from tests.trainer.training.group import RankFailed
+from tests.trainer.training.tasks import Interrupted, describe, done, losses, train_here
+
+TASKS = Interrupted.__module__
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_signal_on_one_rank_stops_all_at_one_step_and_nothing_is_lost(tmp_path: Path, size: int) -> None:
+    undisturbed = describe(epochs=8)
+    train_here(undisturbed, tmp_path / "whole", size)
+    interrupted = describe(
+        epochs=8, workload=f"{TASKS}:Interrupted", options={"at_loss": 12, "on_rank": size - 1}, syncEverySteps=4
+    )
+    assert train_here(interrupted, tmp_path / "part", size) == ["stopped"] * size
+    (checkpoint,) = CheckpointDirectory(tmp_path / "part/checkpoints").committed()
+    assert 10 <= checkpoint.step <= 10 + 2 * 4, "two of the twelve losses were the warm-up's; then come two intervals"
+    assert train_here(undisturbed, tmp_path / "part", size, generation=2) == ["done"] * size
+    assert done(tmp_path / "part")["weights"] == done(tmp_path / "whole")["weights"]
+    ledger = RunLedger(tmp_path / "part/checkpoints")
+    assert_every_sample_once(ledger.read_steps(), total=8 * 50)
+    assert min(losses(tmp_path / "part", generation=2)) == checkpoint.step + 1
+    assert [event["step"] for event in ledger.events() if event["event"] == "stopped"] == [checkpoint.step]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_loss_that_is_not_finite_ends_the_job_and_leaves_the_last_good_checkpoint(tmp_path: Path, size: int) -> None:
+    checkpoint = {"every": {"steps": 1}, "mode": "async", "keep": 1000}
+    clean = describe(epochs=1, checkpoint=checkpoint)
+    train_here(clean, tmp_path / "clean", size)
+    document = describe(workload=f"{TASKS}:Exploding", options={"at_sample": 11}, epochs=1, checkpoint=checkpoint)
+    with pytest.raises(RankFailed, match="NonFinite"):
+        train_here(document, tmp_path / "wild", size)
+    failure = read(tmp_path / "wild/scratch-0", 0)
+    assert failure is not None
+    assert (failure.cause, failure.code, failure.primary) == (Cause.NAN, Exit.NONFINITE, True)
+    bad = int(failure.message.split("step ")[1].split()[0])
+    kept = [one.step for one in CheckpointDirectory(tmp_path / "wild/checkpoints").committed()]
+    assert all(step < bad for step in kept)
+    assert losses(tmp_path / "wild")[bad] == "nan"
+    before = {step: loss for step, loss in losses(tmp_path / "clean").items() if step < bad}
+    assert {step: loss for step, loss in losses(tmp_path / "wild").items() if step < bad} == before
+
+
+@pytest.mark.processes
+def test_a_loss_that_is_not_finite_may_be_ignored(tmp_path: Path) -> None:
+    document = describe(
+        workload=f"{TASKS}:Exploding", options={"at_sample": 11}, epochs=1, onNonfinite="ignore", clipGradNorm=None
+    )
+    assert train_here(document, tmp_path, 1) == ["done"]
+
+
+@pytest.mark.processes
+def test_checkpoints_by_number_come_at_multiples_whatever_the_interval(tmp_path: Path) -> None:
+    document = describe(epochs=4, syncEverySteps=7, checkpoint={"every": {"steps": 5}, "mode": "async", "keep": 1000})
+    train_here(document, tmp_path, 2)
+    steps = sorted(one.step for one in CheckpointDirectory(tmp_path / "checkpoints").committed())
+    assert steps == [5, 10, 15, 17]  # 200 samples in batches of 12
+
+
+@pytest.mark.processes
+def test_checkpoints_by_the_clock_are_saved_by_all_ranks(tmp_path: Path) -> None:
+    slow = describe(epochs=10, options={"pause": 0.1}, checkpoint={"every": {"seconds": 1}, "mode": "async", "keep": 1000})
+    train_here(slow, tmp_path, 2)
+    assert len(CheckpointDirectory(tmp_path / "checkpoints").committed()) >= 3
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "most", "expected"), [(0.0, 10, 1), (0.001, 10, 10), (0.3, 10, 3), (0.99, 10, 1), (60, 10, 1), (0.001, 1, 1)]
+)
+def test_slow_steps_shorten_the_interval(step_seconds: float, most: int, expected: int) -> None:
+    assert interval_of(step_seconds, most) == expected
+
+
+@pytest.mark.processes
+def test_a_second_sigterm_ends_the_rank_at_once() -> None:
+    program = """
+import signal, sys
+from kdist_trainer.signals import StopFlag
+flag = StopFlag()
+flag.install()
+print("ready", flush=True)
+while not flag.requested:
+    signal.pause()
+print("asked", flush=True)
+while True:
+    signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "ready\n"
+            os.kill(process.pid, signal.SIGTERM)
+            assert process.stdout.readline() == "asked\n"
+            asked = time.monotonic()
+            os.kill(process.pid, signal.SIGTERM)
+            assert process.wait(60) == 128 + signal.SIGTERM
+            assert time.monotonic() - asked < 30
+        finally:
+            process.kill()

@@ -1,0 +1,88 @@
+"""Where equal bits are promised: resumes at the same world size, and the communication hook."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kdist_trainer import loop
+from kdist_trainer.run import Run
+from tests.trainer.training.group import run_group
+from tests.trainer.training.tasks import WIDE, describe, done, losses, train, train_here
+
+pytestmark = pytest.mark.processes
+STEPS = 9
+"""50 samples twice over in batches of 12."""
+
+
+def resume_from(whole: Path, folder: Path, step: int) -> None:
+    """Make a folder with only the checkpoint of `step`, as a crash after its commit leaves it."""
+    name = f"step-{step:08d}-e1"
+    shutil.copytree(whole / "checkpoints" / name, folder / "checkpoints" / name)
+
+
+def assert_resumes_are_exact(tmp_path: Path, size: int, steps: list[int], **section: Any) -> None:
+    document = describe(checkpoint={"every": {"steps": 1}, "mode": "blocking", "keep": 1000}, **section)
+    whole = tmp_path / "whole"
+    train_here(document, whole, size)
+    for step in steps:
+        part = tmp_path / f"from-{step}"
+        resume_from(whole, part, step)
+        assert train_here(document, part, size, generation=2) == ["done"] * size
+        undisturbed = {number: loss for number, loss in losses(whole).items() if number > step}
+        assert losses(part, generation=2) == undisturbed, f"losses differ after a resume from step {step}"
+        assert done(part)["weights"] == done(whole)["weights"], f"weights differ after a resume from step {step}"
+
+
+def test_a_single_rank_resumes_exactly_from_any_step(tmp_path: Path) -> None:
+    assert_resumes_are_exact(tmp_path, 1, list(range(1, STEPS)))
+
+
+def test_two_ranks_with_four_shards_and_micro_batches_resume_exactly(tmp_path: Path) -> None:
+    assert_resumes_are_exact(tmp_path, 2, [1, 4, 8], virtualShards=4, microBatch=2)
+
+
+def test_three_ranks_with_several_buckets_resume_exactly(tmp_path: Path) -> None:
+    assert_resumes_are_exact(tmp_path, 3, [1, 5, 8], options=WIDE)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_any_group_resumes_exactly_from_any_step(tmp_path: Path, size: int, optimizer: str, precision: str) -> None:
+    settings = {"name": optimizer, "learningRate": 0.01}
+    assert_resumes_are_exact(tmp_path, size, list(range(1, STEPS)), options=WIDE, optimizer=settings, precision=precision)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_timing_hook_changes_no_bit(tmp_path: Path, size: int) -> None:
+    for hook in ("timing", "none"):
+        train_here(describe(options=WIDE, commHook=hook), tmp_path / hook, size)
+    assert losses(tmp_path / "timing") == losses(tmp_path / "none")
+    assert done(tmp_path / "timing")["weights"] == done(tmp_path / "none")["weights"]
+
+
+def train_cold(document: dict[str, Any], folder: Path) -> str:
+    """Train without the two backward passes before the first step."""
+    loop.warm_up = leave_cold
+    return train(document, folder)
+
+
+def leave_cold(run: Run) -> None:
+    """Not what the loop does: to see that it must."""
+
+
+def test_without_the_warm_up_three_ranks_would_not_resume_exactly(tmp_path: Path) -> None:
+    document = describe(checkpoint={"every": {"steps": 1}, "mode": "blocking", "keep": 1000}, options=WIDE)
+    folders = [tmp_path / "whole", tmp_path / "part"]
+    for generation, folder in enumerate(folders, start=1):
+        folder.mkdir()
+        if generation == 2:
+            resume_from(folders[0], folder, 4)
+        environment = {"KDIST_CHECKPOINTS": str(folder / "checkpoints"), "KDIST_GENERATION": str(generation)}
+        run_group(train_cold, 3, document, folder, environment=environment)
+    assert done(folders[0])["weights"] != done(folders[1])["weights"], "torch no longer needs it: delete the warm-up"

@@ -1,0 +1,124 @@
+"""The order of samples, and how a step is dealt to shards and ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kdist_trainer.data.order import Deal, Order, Steps, share_of
+from kdist_trainer.failure import ConfigProblem, DataProblem
+
+
+def indices_by_shard(steps: Steps) -> list[tuple[int, int, int, list[int]]]:
+    """(step, shard, chunk, indices) of every forward pass that counts, of one rank."""
+    found, position, step = [], 0, 0
+    while position < steps.total:
+        for part in steps.parts(position):
+            if part.weight:
+                indices = steps.order.between(position + part.first, position + part.last).tolist()
+                found.append((step, part.shard, part.chunk, indices))
+        position, step = position + steps.size(position), step + 1
+    return found
+
+
+def make_steps(*, length: int, batch: int, shards: int, rank: int, size: int, total: int, micro: int | None = None) -> Steps:
+    return Steps(Order(length=length, seed=5), Deal(batch, shards, rank, size, micro), total=total)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_every_sample_is_used_once_per_epoch_by_any_number_of_ranks(data: st.DataObject) -> None:
+    shards = data.draw(st.integers(1, 6))
+    size = data.draw(st.integers(1, shards))
+    batch = data.draw(st.integers(shards, 40))
+    length, epochs = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 3))
+    micro = data.draw(st.none() | st.integers(1, 10))
+    used: Counter[int] = Counter()
+    for rank in range(size):
+        steps = make_steps(length=length, batch=batch, shards=shards, rank=rank, size=size, total=epochs * length, micro=micro)
+        used.update(index for *_, indices in indices_by_shard(steps) for index in indices)
+    assert used == Counter(dict.fromkeys(range(length), epochs))
+
+
+@settings(max_examples=80, deadline=None)
+@given(shards=st.integers(1, 6), batch=st.integers(6, 40), length=st.integers(1, 60), micro=st.none() | st.integers(1, 7))
+def test_what_a_shard_holds_does_not_depend_on_the_number_of_ranks(
+    shards: int, batch: int, length: int, micro: int | None
+) -> None:
+    def dealt(size: int) -> list[tuple[int, int, int, list[int]]]:
+        groups = [
+            make_steps(length=length, batch=batch, shards=shards, rank=rank, size=size, total=2 * length, micro=micro)
+            for rank in range(size)
+        ]
+        return sorted(part for steps in groups for part in indices_by_shard(steps))
+
+    assert all(dealt(size) == dealt(1) for size in range(2, shards + 1))
+
+
+def test_an_epoch_ends_inside_a_step_and_only_the_last_step_is_short() -> None:
+    steps = make_steps(length=10, batch=4, shards=1, rank=0, size=1, total=30)
+    taken = [indices for *_, indices in indices_by_shard(steps)]
+    assert [len(indices) for indices in taken] == [4, 4, 4, 4, 4, 4, 4, 2]
+    stream = [index for indices in taken for index in indices]
+    assert [sorted(stream[start : start + 10]) for start in (0, 10, 20)] == [list(range(10))] * 3
+    assert stream[:10] != stream[10:20] != stream[20:]
+
+
+def test_a_batch_may_be_longer_than_an_epoch() -> None:
+    order = Order(length=3, seed=1)
+    assert order.between(1, 11).tolist() == [order.between(at, at + 1).item() for at in range(1, 11)]
+
+
+def test_a_rank_without_a_sample_in_the_last_step_stands_in_with_weight_zero() -> None:
+    ranks = [make_steps(length=9, batch=4, shards=4, rank=rank, size=4, total=9) for rank in range(4)]
+    weights = [[part.weight for part in steps.parts(8)] for steps in ranks]
+    assert weights == [[1.0], [0.0], [0.0], [0.0]]
+
+
+def test_uneven_shards_leave_no_rank_empty() -> None:
+    assert [list(Deal(12, 4, rank, 3).own_shards()) for rank in range(3)] == [[0, 1], [2], [3]]
+
+
+def test_a_shard_is_cut_into_micro_batches() -> None:
+    parts = Deal(10, 2, 0, 1, micro_batch=2).parts(10)
+    assert [(part.shard, part.chunk, part.first, part.last) for part in parts] == [
+        (0, 0, 0, 2),
+        (0, 1, 2, 4),
+        (0, 2, 4, 5),
+        (1, 0, 5, 7),
+        (1, 1, 7, 9),
+        (1, 2, 9, 10),
+    ]
+
+
+def test_the_order_stays_what_it_was_when_libraries_are_upgraded() -> None:
+    order = Order(length=8, seed=2**40 + 1)
+    assert [order.epoch(number).tolist() for number in (0, 1)] == GOLDEN
+
+
+GOLDEN = [[2, 3, 1, 6, 0, 4, 7, 5], [0, 1, 5, 2, 3, 4, 6, 7]]
+
+
+def test_going_back_to_an_epoch_gives_the_same_order() -> None:
+    order = Order(length=20, seed=3)
+    first = order.epoch(0).tolist()
+    assert order.epoch(7).tolist() != first
+    assert order.epoch(0).tolist() == first
+
+
+def test_shares_cover_everything_once() -> None:
+    assert [list(share_of(7, 3, holder)) for holder in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
+
+
+@pytest.mark.parametrize(("batch", "shards", "size", "field"), [(8, 2, 3, "train.virtualShards"), (3, 4, 2, "train.globalBatch")])
+def test_a_deal_that_leaves_a_rank_or_shard_empty_is_refused(batch: int, shards: int, size: int, field: str) -> None:
+    with pytest.raises(ConfigProblem, match=field):
+        Deal(batch, shards, 0, size)
+
+
+def test_an_empty_data_set_is_refused() -> None:
+    with pytest.raises(DataProblem, match="empty"):
+        Order(length=0, seed=0)

@@ -1,0 +1,97 @@
+"""What the clocks of a step add up to."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kdist_trainer import loop
+from kdist_trainer.run import Run
+from kdist_trainer.stats import StepPhase, StepStats
+from kdist_trainer.timing import Laps, add_spans
+from tests.trainer.training.group import run_group
+from tests.trainer.training.tasks import WIDE, describe, train
+
+
+def test_laps_sum_to_the_time_they_cover_and_skips_belong_to_no_step() -> None:
+    stats = StepStats()
+    laps = Laps(stats)
+    laps.skip()
+    begun = time.perf_counter()
+    laps.lap(StepPhase.DATA_WAIT)
+    laps.lap(StepPhase.FORWARD)
+    first = laps.end()
+    time.sleep(0.05)
+    skipped = laps.skip()
+    laps.lap(StepPhase.FORWARD)
+    second = laps.end()
+    whole = time.perf_counter() - begun
+    assert skipped >= 0.05
+    assert first + second == pytest.approx(sum(stats.phase), abs=1e-9)
+    assert first + skipped + second <= whole
+    assert second < 0.05
+
+
+def test_overlapping_all_reduces_are_counted_once_and_only_the_tail_is_exposed() -> None:
+    stats = StepStats()
+    stats.phase[StepPhase.BACKWARD] = 10.0
+    add_spans(stats, [(1.0, 4.0), (2.0, 3.0), (6.0, 7.0), (6.5, 9.0)], nbytes=100)
+    assert stats.all_reduce_busy == pytest.approx(3 + 3)
+    assert stats.phase[StepPhase.COMM_EXPOSED] == pytest.approx(2.5)
+    assert sum(stats.phase) == pytest.approx(10.0)
+    assert (stats.all_reduces, stats.all_reduce_bytes) == (4, 100)
+    assert stats.all_reduce_duration[-1] == pytest.approx(3 + 1 + 1 + 2.5)
+
+
+def test_a_step_without_all_reduces_adds_nothing() -> None:
+    stats = StepStats()
+    add_spans(stats, [], nbytes=0)
+    assert sum(stats.phase) == stats.all_reduces == 0
+
+
+def train_and_tell(document: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train, and return the rank's sums and what its steps took."""
+    kept: list[Run] = []
+    original, seconds = loop.begin, []
+
+    def begin(run: Run) -> None:
+        kept.append(run)
+        report = run.report
+        run.report = lambda: (seconds.append(run.records[-1].seconds), report())[1]
+        original(run)
+
+    loop.begin = begin
+    train(document, folder)
+    stats = kept[0].stats
+    return {
+        "phase": list(stats.phase),
+        "seconds": sum(seconds),
+        "count": stats.all_reduces,
+        "bytes": stats.all_reduce_bytes,
+        "busy": stats.all_reduce_busy,
+        "steps": stats.steps,
+        "samples": stats.samples,
+        "collective": (folder / "scratch-0").exists(),
+        "weights": sum(weight.nbytes for weight in kept[0].module.parameters()),
+        "wall": sum(stats.wall),
+    }
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("hook", ["timing", "none"])
+def test_phases_sum_to_the_steps_and_all_reduces_move_every_gradient(tmp_path: Path, hook: str) -> None:
+    told = run_group(train_and_tell, 2, describe(options=WIDE, commHook=hook, virtualShards=4), tmp_path)
+    for rank in told:
+        assert sum(rank["phase"]) == pytest.approx(rank["seconds"], rel=1e-3)
+        assert all(seconds >= 0 for seconds in rank["phase"])
+        assert rank["wall"] >= rank["seconds"] * 0.999
+    assert sum(rank["samples"] for rank in told) == 100
+    if hook == "timing":
+        assert all(rank["bytes"] == rank["steps"] * rank["weights"] for rank in told)
+        assert all(rank["count"] == 4 * rank["steps"] for rank in told), "four buckets of a MiB or less"
+        assert all(0 < rank["phase"][StepPhase.COMM_EXPOSED] <= rank["busy"] for rank in told)
+    else:
+        assert all(rank["count"] == rank["busy"] == 0 for rank in told)

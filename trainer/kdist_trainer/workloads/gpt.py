@@ -1,0 +1,159 @@
+"""gpt: a byte-level language model that reads the Python source of the installed torch package.
+
+The text is real, a few megabytes large, and there wherever torch is: a laptop and an image see the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kdist_trainer.config import Model
+from kdist_trainer.failure import DataProblem
+from kdist_trainer.workload import Samples, Split, Workload, WorkloadContext
+
+BYTES = 256
+TEST_SHARE = 20
+"""One in so many bytes, the last ones, is kept for the test split."""
+
+
+class Options(Model):
+    """Options of the workload `gpt`."""
+
+    layers: int = Field(2, ge=1, le=1024, description="layers of attention and feed-forward.")
+    width: int = Field(128, ge=8, le=65_536, description="width of the residual stream; a multiple of heads.")
+    heads: int = Field(4, ge=1, le=1024, description="heads of each attention.")
+    block: int = Field(128, ge=2, le=65_536, description="block: bytes that the model sees at once, and the length of a sample.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout in each layer.")
+    corpus_bytes: int = Field(4 * 2**20, ge=1024, le=2**40, description="corpusBytes of source text to use at most.")
+
+    @model_validator(mode="after")
+    def _divisible(self) -> Options:
+        if self.width % self.heads:
+            raise ValueError(f"width ({self.width}) must be a multiple of heads ({self.heads})")
+        return self
+
+
+class Attention(nn.Module):
+    """Causal self-attention over [samples, bytes, width]."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        self.heads, self.dropout = options.heads, options.dropout
+        self.mix = nn.Linear(options.width, 3 * options.width)
+        self.out = nn.Linear(options.width, options.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, length, width = x.shape
+        split = self.mix(x).view(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(*split.unbind(0), dropout_p=dropout, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(n, length, width))  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each around a residual."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        width = options.width
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(options)
+        self.forward_part = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.drop = nn.Dropout(options.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop(self.attention(self.norm1(x)))
+        return x + self.drop(self.forward_part(self.norm2(x)))  # type: ignore[no-any-return]
+
+
+class Transformer(nn.Module):
+    """Bytes [samples, length] to scores of the next byte [samples, length, 256]."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(BYTES, options.width)
+        self.places = nn.Embedding(options.block, options.width)
+        self.layers = nn.Sequential(*(Layer(options) for _ in range(options.layers)))
+        self.norm = nn.LayerNorm(options.width)
+        self.head = nn.Linear(options.width, BYTES, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, text: Tensor) -> Tensor:
+        x = self.bytes(text) + self.places.weight[: text.shape[1]]
+        return self.head(self.norm(self.layers(x)))  # type: ignore[no-any-return]
+
+
+class Windows:
+    """Neighbouring pieces of a text: sample i holds bytes [i * block, (i + 1) * block], one more than the model sees."""
+
+    def __init__(self, text: Tensor, block: int) -> None:
+        self.text, self.block = text, block
+
+    def __len__(self) -> int:
+        return max(0, (len(self.text) - 1) // self.block)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.fetch(torch.tensor([index]))[0]
+
+    def fetch(self, indices: Tensor) -> Tensor:
+        """Samples of a whole batch: int64, shape [indices, block + 1]."""
+        return self.text[(indices * self.block)[:, None] + torch.arange(self.block + 1)].long()
+
+
+class Gpt(Workload):
+    """Predicts the next byte. The loss is in nats per byte; the evaluation adds bits per byte."""
+
+    def __init__(self, context: WorkloadContext) -> None:
+        super().__init__(context)
+        self.options = context.parse(Options)
+        self.units_per_sample = self.tokens_per_sample = self.options.block
+
+    def model(self) -> nn.Module:
+        """A transformer with pre-normalisation."""
+        return Transformer(self.options)
+
+    def dataset(self, split: Split) -> Windows:
+        """Windows of the first or of the last part of the text."""
+        text = read_corpus(Path(torch.__file__).parent, self.options.corpus_bytes)
+        border = len(text) - len(text) // TEST_SHARE
+        return Windows(text[:border] if split == "train" else text[border:], self.options.block)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        """Cross-entropy of every next byte."""
+        scores = model(batch[:, :-1])
+        loss = functional.cross_entropy(scores.flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="sum")
+        return loss, batch.shape[0] * self.options.block
+
+    def summarize(self, means: dict[str, float]) -> dict[str, float]:
+        """Bits instead of nats, beside them."""
+        return {**means, "bits_per_byte": means["loss"] / math.log(2)}
+
+    def fingerprint(self, samples: Samples) -> str:
+        """Digest of the text and of how it is cut."""
+        assert isinstance(samples, Windows)  # noqa: S101 - it comes from `dataset`
+        return hashlib.sha256(samples.text.numpy().tobytes() + str(samples.block).encode()).hexdigest()[:32]
+
+
+def read_corpus(folder: Path, budget: int) -> Tensor:
+    """The first `budget` bytes of all Python files below `folder`, in the order of their paths: uint8.
+
+    Raises `DataProblem` when there is hardly any text.
+    """
+    text = bytearray()
+    for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
+        text += path.read_bytes()
+        if len(text) >= budget:
+            break
+    if len(text) < 1024:
+        raise DataProblem(f"{folder} has only {len(text)} bytes of Python source")
+    return torch.frombuffer(text[:budget], dtype=torch.uint8)

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kdist.errors import InvalidJobError, UsageError
-from kdist.load.overrides import override
-from kdist.load.problems import validate
+from pydantic import ValidationError
+
+from kdist.errors import InvalidJobError, Problem, UsageError
 from kdist.load.text import MAX_BYTES, decode, split_lines
-from kdist.load.tree import read
+from kdist.load.tree import Node, read
 from kdist.spec import TrainingJob
 
 
@@ -28,15 +28,29 @@ def load_text(text: str | bytes, *, source: str, overrides: Sequence[str] = ()) 
     if not problems:
         tree, problems = read(decoded, source=source)
         if tree is not None:
-            tree, unusable = override(tree, overrides)
-            job, invalid = validate(tree)
+            job, found = _validate(tree, overrides)
             told = {(each.line, each.column) for each in problems if each.line}
-            problems += [*unusable, *(each for each in invalid if (each.line, each.column) not in told)]
+            problems += [each for each in found if (each.line, each.column) not in told]
     if problems or job is None:
         lines = split_lines(decoded)
         ordered = sorted(dict.fromkeys(problems), key=lambda each: (each.line == 0, each.line, each.column, each.path))
         raise InvalidJobError(source, [each.with_excerpt(lines) for each in ordered])
     return job
+
+
+def _validate(tree: Node, overrides: Sequence[str]) -> tuple[TrainingJob | None, list[Problem]]:
+    """The job, or every problem of tree and overrides. A good file does not pay for the words about bad ones."""
+    unusable: list[Problem] = []
+    if overrides:
+        from kdist.load.overrides import override
+
+        tree, unusable = override(tree, overrides)
+    try:
+        return TrainingJob.model_validate(tree.value(), by_alias=True, by_name=False), unusable
+    except ValidationError as error:
+        from kdist.load.problems import explain
+
+        return None, [*unusable, *explain(tree, error)]
 
 
 def load_file(path: str | Path, *, overrides: Sequence[str] = ()) -> TrainingJob:

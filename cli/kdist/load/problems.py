@@ -13,7 +13,7 @@ from kdist.errors import Problem
 from kdist.load.places import locate
 from kdist.load.sentences import Sentence, about_missing, about_unknown, about_value
 from kdist.load.tree import Mark, Node
-from kdist.spec import Spec, TrainingJob, fields
+from kdist.spec import Spec, fields
 from kdist.spec.paths import Path, show
 from kdist.spec.rules import RULE, Violation
 
@@ -28,16 +28,13 @@ class _Found(NamedTuple):
     judged: tuple[Path, ...] = ()
 
 
-def validate(tree: Node) -> tuple[TrainingJob | None, list[Problem]]:
-    """The job of a tree, or every problem that the model has with it."""
+def explain(tree: Node, error: ValidationError) -> list[Problem]:
+    """Every problem that the model has with a tree, given what it said at once."""
     values = tree.value()
-    try:
-        return TrainingJob.model_validate(values, by_alias=True, by_name=False), []
-    except ValidationError as error:
-        found = list(_found(tree, error.errors(include_url=False)))
+    found = list(_found(tree, error.errors(include_url=False)))
     if isinstance(values.get("spec"), dict):
         found += _rules_behind(tree, values["spec"], found)
-    return None, [each.problem for each in found[:_MAX_PROBLEMS]]
+    return [each.problem for each in found[:_MAX_PROBLEMS]]
 
 
 def _rules_behind(tree: Node, spec: dict[str, Any], first: list[_Found]) -> list[_Found]:

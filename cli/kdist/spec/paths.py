@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from typing import TypeAlias
 
 from kdist.spec import fields
@@ -43,6 +42,8 @@ def parse(text: str) -> Path | None:
 
 def near_name(word: str, names: Iterable[str]) -> str:
     """The name that a word is close to, whatever its case or separators; empty if none is."""
+    from difflib import get_close_matches
+
     by_letters = {_letters(name): name for name in names}
     letters = _letters(word[:64])
     begun = [name for known, name in by_letters.items() if min(len(known), len(letters)) >= 3 and _begins(letters, known)]

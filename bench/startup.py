@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from bench.table import interleave, table, title
@@ -43,7 +44,7 @@ def main() -> None:
         for missing in [label for label, command in commands.items() if shutil.which(command[0]) is None]:
             print(f"  ({missing.split()[0]} is not installed)")
             del commands[missing]
-        taken = interleave({label: lambda c=command: seconds(c, folder) for label, command in commands.items()}, rounds=ROUNDS)
+        taken = interleave({label: partial(seconds, command, folder) for label, command in commands.items()}, rounds=ROUNDS)
     table(taken, unit="ms", scale=1e3, base="python -c pass")
 
 

@@ -52,3 +52,8 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
         return min(values), max(values)
     cuts = statistics.quantiles(values, n=10)
     return cuts[0], cuts[-1]
+
+
+def seconds_with_spread(values: Sequence[float]) -> str:
+    """The median and the ends of some seconds, as text."""
+    return f"{statistics.median(values):.3f} s ({min(values):.3f} … {max(values):.3f})"

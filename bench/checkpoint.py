@@ -1,0 +1,145 @@
+"""What a checkpoint costs the training: the stall that every rank sees, and how much slower the ten steps after it are.
+
+    python -m bench.checkpoint
+
+kdist's store beside `dcp.async_save` and a blocking `dcp.save`, on two ranks with the same DDP model and AdamW. Both of torch's
+write files and a `.metadata`; kdist's also digests and verifies them, fsyncs the folder, checks its lock and renames.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.ranks import free_ports, launch, report
+from bench.table import columns, seconds_with_spread, title
+from kdist_trainer.checkpoint.checkpointer import CheckpointStore
+from kdist_trainer.config import Checkpointing, Every
+from kdist_trainer.world import World
+
+RANKS, ROUNDS, AFTER = 2, 5, 10
+WIDTH, DEPTH, BATCH = 1024, 8, 32
+NONE = "no checkpoint"
+
+Wait = Callable[[], object]
+Contestant = Callable[[Any, int], Wait]
+"""Begins a save of a state as of a step; what it returns waits until the save has ended."""
+
+
+def main() -> None:
+    """Measure and print."""
+    megabytes = 3 * 4 * DEPTH * (WIDTH + 1) * WIDTH / 1e6
+    title(f"Checkpoint of {megabytes:.0f} MB (model and AdamW) on {RANKS} ranks, {ROUNDS} of each, in turn")
+    with tempfile.TemporaryDirectory() as folder:
+        extra = {"KDIST_BENCH": folder, "MASTER_PORT": str(free_ports(1)[0])}
+        result: dict[str, list[list[float]]] = launch("bench.checkpoint", RANKS, extra)
+    plain = [after for _, after, _ in result[NONE]]
+    lines = []
+    for name, rounds in result.items():
+        stall, after, total = zip(*rounds, strict=True)
+        slower = [ours - theirs for ours, theirs in zip(after, plain, strict=True)]
+        lines.append((name, *(seconds_with_spread(values) for values in (stall, slower, total))))
+    columns(("median (least … most)", "stall", f"next {AFTER} steps slower by", "until it is safe"), lines)
+    columns((f"{AFTER} steps without a checkpoint: {seconds_with_spread(plain)}",), [])
+
+
+def rank() -> None:
+    """One rank: the same training goes on while the contestants save it in turn."""
+    torch.set_num_threads(1)
+    folder = Path(os.environ["KDIST_BENCH"])
+    with World.from_environment(timeout_seconds=120) as world:
+        step, state = training()
+        contestants = {NONE: lambda _, __: lambda: None, **stores(folder, world), **torchs(folder)}
+        taken: dict[str, list[list[float]]] = {name: [] for name in contestants}
+        for turn in range(ROUNDS + 1):
+            for index, (name, begin) in enumerate(contestants.items()):
+                numbers = measure(world, step, lambda: begin(state(), 100 * turn + index))  # noqa: B023 - called at once
+                if turn:  # the first round makes buffers and groups
+                    taken[name].append(numbers)
+        report(taken)
+
+
+def training() -> tuple[Callable[[], None], Callable[[], Any]]:
+    """A training: the function that takes a step, and the one that gives model and optimizer as tensors by name."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH))))
+    optimizer = torch.optim.AdamW(model.parameters())
+    inputs = torch.randn(BATCH, WIDTH)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+
+    def state() -> Any:
+        weights, moments = get_state_dict(model, optimizer)
+        return {"model": weights, "optimizer": moments}
+
+    return step, state
+
+
+def measure(world: World, step: Callable[[], None], begin: Callable[[], Wait]) -> list[float]:
+    """Seconds of the stall, of the steps after it, and from the save's begin to its end."""
+    for _ in range(3):
+        step()
+    world.barrier()
+    begun = time.perf_counter()
+    wait = begin()
+    returned = time.perf_counter()
+    for _ in range(AFTER):
+        step()
+    stepped = time.perf_counter()
+    wait()
+    ended = time.perf_counter()
+    world.barrier()
+    return [returned - begun, stepped - returned, ended - begun]
+
+
+def stores(folder: Path, world: World) -> dict[str, Contestant]:
+    """Kdist's store in both modes."""
+
+    def contestant(mode: Any) -> Contestant:
+        config = Checkpointing(every=Every(steps=10), mode=mode, keep=1)
+        root = folder / f"kdist-{mode}"
+        store = CheckpointStore(root, world=world, run_id="bench", config=config, config_digest="")
+        store.load({}, fingerprint="bench")
+
+        def begin(state: Any, step: int) -> Wait:
+            store.save(state, {"samples_seen": step}, step=step)
+            return store.wait
+
+        return begin
+
+    return {"kdist, async": contestant("async"), "kdist, blocking": contestant("blocking")}
+
+
+def torchs(folder: Path) -> dict[str, Contestant]:
+    """Torch's own, each time in a new folder; the asynchronous one with a group of its own, as its documentation asks."""
+    group = dist.new_group(backend="gloo")
+
+    def in_background(state: Any, step: int) -> Wait:
+        future = async_save(state, checkpoint_id=folder / f"async-{step}", process_group=group)
+        return future.result  # type: ignore[union-attr]  # a Future unless another stager is asked for
+
+    def blocking(state: Any, step: int) -> Wait:
+        save(state, checkpoint_id=folder / f"save-{step}")
+        return lambda: None
+
+    return {"dcp.async_save": in_background, "dcp.save": blocking}
+
+
+if __name__ == "__main__":
+    rank() if sys.argv[1:] == ["rank"] else main()

@@ -2,85 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.config import Nodes, TrainConfig, Training
-from tests.trainer.exporter.scrape import fetch, read, total, value, wait_until
+from tests.trainer.exporter.scrape import fetch, read, total, value
+from tests.trainer.exporter.training import training
 
 STEPS = 400
-PATIENCE = 240.0
 pytestmark = pytest.mark.processes
-
-
-class TrainingRun:
-    """An agent of two ranks that trains digits, and what it leaves behind."""
-
-    def __init__(self, home: Path) -> None:
-        self.checkpoints = home / "checkpoints"
-        self.scratch = home / "node-0"
-        self.log = home / "log"
-        training = Training(workload="digits", steps=STEPS, global_batch=64)
-        nodes = Nodes(min=1, max=1)
-        config = TrainConfig(name="digits", nodes=nodes, procs_per_node=2, train=training, metrics_linger_seconds=600)
-        (home / "train.json").write_text(config.to_json())
-        command = [sys.executable, "-m", "kdist_trainer", "--config", str(home / "train.json"), "--run-id", "r", "--port", "0"]
-        command += ["--node", "node-0", "--scratch", str(self.scratch), "--rendezvous", f"file:{home / 'store'}"]
-        with self.log.open("wb") as log:
-            self.agent = subprocess.Popen(
-                [*command, "--checkpoints", str(self.checkpoints)], stdout=log, stderr=log, start_new_session=True
-            )
-
-    def wait_for_step(self, step: int) -> None:
-        """Return once the ledger has the line of this step."""
-        wait_until(lambda: self.agent.poll() is not None or self.last_step() >= step, PATIENCE)
-        assert self.agent.poll() is None, self.log.read_text()[-4000:]
-
-    def last_step(self) -> int:
-        return int(self.losses()[-1][0]) if self.losses() else 0
-
-    def losses(self) -> list[tuple[int, str]]:
-        """Step and loss, to the bit, of every line of the ledger."""
-        if not (self.checkpoints / "ledger" / "steps.jsonl").exists():
-            return []
-        return [(line["step"], line["loss"]) for line in RunLedger(self.checkpoints).read_steps()]
-
-    def wait_for_end(self) -> dict[str, Any]:
-        """The DONE document, once it is there."""
-        wait_until(lambda: self.agent.poll() is not None or self.status()["state"] == "succeeded", PATIENCE)
-        assert self.agent.poll() is None, self.log.read_text()[-4000:]
-        document: dict[str, Any] = json.loads((self.checkpoints / "DONE").read_text())
-        return document
-
-    def port(self) -> int:
-        wait_until(lambda: self.agent.poll() is not None or (self.scratch / "agent.json").exists(), PATIENCE)
-        return int(json.loads((self.scratch / "agent.json").read_text())["port"])
-
-    def status(self) -> dict[str, Any]:
-        document: dict[str, Any] = json.loads(fetch(self.port(), "/status")[1])
-        return document
-
-
-@contextmanager
-def training(home: Path) -> Iterator[TrainingRun]:
-    run = TrainingRun(home)
-    try:
-        yield run
-    finally:
-        os.killpg(run.agent.pid, signal.SIGKILL)
-        run.agent.wait()
 
 
 def scrape_by_a_hundred(port: int, ended: threading.Event) -> list[threading.Thread]:
@@ -99,7 +35,7 @@ def scrape_by_a_hundred(port: int, ended: threading.Event) -> list[threading.Thr
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[tuple[int, str]]]:
     """Digest of the weights, and the losses, of a training that nobody looks at."""
-    with training(tmp_path_factory.mktemp("undisturbed")) as run:
+    with training(tmp_path_factory.mktemp("undisturbed"), steps=STEPS) as run:
         return str(run.wait_for_end()["weights"]), run.losses()
 
 
@@ -107,7 +43,7 @@ def test_the_training_is_the_same_to_the_bit_however_its_exporter_fares(
     tmp_path: Path, undisturbed: tuple[str, list[tuple[int, str]]]
 ) -> None:
     started = time.monotonic()
-    with training(tmp_path) as run:
+    with training(tmp_path, steps=STEPS) as run:
         port = run.port()
         listening = time.monotonic()
         ended = threading.Event()

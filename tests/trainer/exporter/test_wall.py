@@ -96,6 +96,30 @@ def test_a_run_with_a_restart_is_shown_as_it_was() -> None:
     assert {name: round(seconds, 6) for name, seconds in shown.items()} == pytest.approx(truth, abs=1.0)
 
 
+def test_a_report_that_comes_late_is_not_counted_on_top_of_a_guess() -> None:
+    life = Life()
+    life.enter("initializing", 10)
+    life.enter("running", 2)  # the agent sees a heartbeat before the first report, which speaks of both
+    life.reported[WALL_CATEGORIES.index(Wall.INIT)] += 8
+    life.work(Wall.PRODUCTIVE_STEP, 1)
+    life.work(Wall.PRODUCTIVE_STEP, 20)
+    life.spend(5, Phase.STEP)
+    life.enter("restarting", 1)
+    life.reported[PRODUCTIVE] += 1  # sent by a rank just before it died
+    life.clock.report(life.reported, has_stepped=True, now=life.now)
+    life.enter("rendezvous", 3)
+    life.enter("running", 0)
+    life.work(Wall.PRODUCTIVE_STEP, 10)
+    truth = dict.fromkeys(WALL_CATEGORIES, 0.0) | {
+        "init": 12.0,
+        "productive_step": 32.0,
+        "restart": 1.0,
+        "rendezvous": 3.0,
+        "idle": 4.0,
+    }
+    assert life.clock.read(life.now) == pytest.approx(truth, abs=1.0)
+
+
 def test_a_script_that_reports_nothing_spends_its_time_starting() -> None:
     clock = WallClock(0.0)
     clock.enter("running", now=1.0)

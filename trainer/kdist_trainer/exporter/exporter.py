@@ -95,6 +95,7 @@ class Exporter:
         if state not in STATES:
             raise ValueError(f"no such state: {state}")
         with self._lock:
+            self._drain()  # what a rank sent before this belongs to the time before this
             self._state = state
             self._clock.enter(state, now=time.monotonic())
 

@@ -37,6 +37,7 @@ _OF_PHASE = {
     Phase.EVALUATE: Wall.EVALUATION,
     Phase.EXIT: Wall.IDLE,
 }
+_GUESSED = (Wall.IDLE, Wall.INIT)
 _ZERO = [0.0] * len(WALL_CATEGORIES)
 
 
@@ -58,9 +59,11 @@ class WallClock:
 
     def report(self, reported: Sequence[float], *, has_stepped: bool, now: float) -> None:
         """The ranks' sums as of now; time before now that they do not account for was idle (before the first step: init)."""
+        leftover = self._leftover()  # what precedes the first step was no idling
         self._reported, self._has_stepped = reported, has_stepped
         if self._state in _RANKS_AT_WORK:
-            self._settle(now, self._leftover())
+            self._settle(now, leftover)
+        self._correct(now)
 
     def read(self, now: float, *, doing: Phase | None = None) -> dict[str, float]:
         """Seconds by category. They sum to the time since the start, and none is less than it was before.
@@ -88,6 +91,15 @@ class WallClock:
 
     def _unaccounted(self, now: float) -> float:
         return max(0.0, now - self._start - sum(self._exact()))
+
+    def _correct(self, now: float) -> None:
+        """A report may speak of time that was settled before it came: it knows better."""
+        excess = sum(self._exact()) - (now - self._start)
+        for category in _GUESSED:
+            index = WALL_CATEGORIES.index(category)
+            taken = min(max(0.0, excess), self._settled[index])
+            self._settled[index] -= taken
+            excess -= taken
 
     def _settle(self, now: float, category: str) -> None:
         index = WALL_CATEGORIES.index(category)

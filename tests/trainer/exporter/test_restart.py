@@ -1,0 +1,47 @@
+"""The metrics of a real training that loses a worker: what happened is said, and no counter goes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from kdist_trainer.heartbeat import Heartbeat
+from tests.trainer.exporter.scrape import Samples, counters, fetch, read, total, value, wait_until
+from tests.trainer.exporter.training import PATIENCE, training
+
+pytestmark = pytest.mark.processes
+
+
+def test_a_killed_worker_shows_in_the_metrics_and_no_counter_goes_back(tmp_path: Path) -> None:
+    shown: Samples = {}
+    with training(tmp_path, steps=150, checkpoint_steps=40) as run:
+        port = run.port()
+
+        def look() -> Samples:
+            samples = read(fetch(port, "/metrics")[1])
+            assert [key for key, number in counters(samples).items() if number < shown.get(key, 0)] == []
+            shown.update(counters(samples))
+            return samples
+
+        def has_ended() -> bool:
+            assert run.agent.poll() is None, run.log.read_text()[-4000:]
+            return value(look(), "kdist_job_state", state="succeeded") == 1
+
+        wait_until(lambda: look().get(("kdist_last_step", frozenset()), 0) >= 55, PATIENCE)
+        os.kill(Heartbeat(run.scratch / "rank-1.heartbeat").read().pid, signal.SIGKILL)
+        wait_until(has_ended, PATIENCE)
+        samples = look()
+    lost = value(samples, "kdist_lost_steps_total")
+    assert lost >= 15
+    assert value(samples, "kdist_lost_progress_seconds_total") > 0
+    assert 150 <= value(samples, "kdist_steps_total", rank="0") <= 150 + lost
+    assert value(samples, "kdist_worker_group_restarts_total", cause="signal") == 1
+    assert total(samples, "kdist_worker_exits_total", signal="SIGKILL") >= 1
+    assert value(samples, "kdist_worker_exits_total", cause="done", signal="none") == 2
+    assert value(samples, "kdist_generation") == 2
+    assert value(samples, "kdist_checkpoint_attempts_total", op="restore") >= 1
+    assert value(samples, "kdist_time_to_recover_seconds") > 0
+    assert value(samples, "kdist_wall_seconds_total", category="restart") > 0

@@ -1,0 +1,84 @@
+"""A real agent with two ranks that train digits, for tests that look at its metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.config import Checkpointing, Every, Nodes, TrainConfig, Training
+from tests.trainer.exporter.scrape import fetch, wait_until
+
+PATIENCE = 240.0
+
+
+class TrainingRun:
+    """An agent of two ranks that trains digits, and what it leaves behind."""
+
+    def __init__(self, home: Path, *, steps: int, checkpoint_steps: int) -> None:
+        self.checkpoints = home / "checkpoints"
+        self.scratch = home / "node-0"
+        self.log = home / "log"
+        checkpoint = Checkpointing(every=Every(steps=checkpoint_steps))
+        training = Training(workload="digits", steps=steps, global_batch=64, checkpoint=checkpoint)
+        nodes = Nodes(min=1, max=1)
+        config = TrainConfig(name="digits", nodes=nodes, procs_per_node=2, train=training, metrics_linger_seconds=600)
+        (home / "train.json").write_text(config.to_json())
+        command = [sys.executable, "-m", "kdist_trainer", "--config", str(home / "train.json"), "--run-id", "r", "--port", "0"]
+        command += ["--node", "node-0", "--scratch", str(self.scratch), "--rendezvous", f"file:{home / 'store'}"]
+        with self.log.open("wb") as log:
+            self.agent = subprocess.Popen(
+                [*command, "--checkpoints", str(self.checkpoints)], stdout=log, stderr=log, start_new_session=True
+            )
+
+    def wait_for_step(self, step: int) -> None:
+        """Return once the ledger has the line of this step."""
+        wait_until(lambda: self.agent.poll() is not None or self.last_step() >= step, PATIENCE)
+        assert self.agent.poll() is None, self.log.read_text()[-4000:]
+
+    def last_step(self) -> int:
+        """The last step in the ledger; 0 before the first."""
+        return int(self.losses()[-1][0]) if self.losses() else 0
+
+    def losses(self) -> list[tuple[int, str]]:
+        """Step and loss, to the bit, of every line of the ledger."""
+        if not (self.checkpoints / "ledger" / "steps.jsonl").exists():
+            return []
+        return [(line["step"], line["loss"]) for line in RunLedger(self.checkpoints).read_steps()]
+
+    def wait_for_end(self) -> dict[str, Any]:
+        """The DONE document, once it is there."""
+        wait_until(lambda: self.agent.poll() is not None or self.status()["state"] == "succeeded", PATIENCE)
+        assert self.agent.poll() is None, self.log.read_text()[-4000:]
+        document: dict[str, Any] = json.loads((self.checkpoints / "DONE").read_text())
+        return document
+
+    def port(self) -> int:
+        """Where the exporter listens, once it does."""
+        wait_until(lambda: self.agent.poll() is not None or (self.scratch / "agent.json").exists(), PATIENCE)
+        assert self.agent.poll() is None, self.log.read_text()[-4000:]
+        return int(json.loads((self.scratch / "agent.json").read_text())["port"])
+
+    def status(self) -> dict[str, Any]:
+        """The status document."""
+        document: dict[str, Any] = json.loads(fetch(self.port(), "/status")[1])
+        return document
+
+
+@contextmanager
+def training(home: Path, *, steps: int, checkpoint_steps: int = 100_000) -> Iterator[TrainingRun]:
+    """A training that has begun, and that has ended when the `with` block does."""
+    run = TrainingRun(home, steps=steps, checkpoint_steps=checkpoint_steps)
+    try:
+        yield run
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(run.agent.pid, signal.SIGKILL)
+        run.agent.wait()

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.context import ForkServerContext
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,19 @@ class Rank:
     generation: int
 
 
+def prepared_context() -> ForkServerContext:
+    """Where processes come from that have torch already imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
+
+
 def run_ranks(size: int, work: Callable[..., Any], folder: Path, *arguments: Any, generation: int = 1) -> list[Any]:
     """Run `work(rank, *arguments)` on `size` ranks at once; returns their results by rank.
 
     `work` must be a function of a module. `folder` holds the group's rendezvous file. An error on any rank fails the test.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context = prepared_context()
     results: Queue[tuple[int, bool, Any]] = context.Queue()
     store = folder / f"rendezvous-{time.monotonic_ns()}"
     ranks = [Rank(rank, size, generation) for rank in range(size)]

@@ -158,6 +158,11 @@ class Writer:
 
     def _failed(self, request: Request, error: BaseException) -> SaveResult:
         root = _root_of(error)
+        if self._peers.is_leader:
+            try:
+                self._lock.check()  # whoever takes over clears our files away, which looks like a failing disk
+            except (Superseded, OSError) as lost:
+                root = lost if isinstance(lost, Superseded) else root
         told = f"{type(root).__name__}: {root}"
         result = _timed(SaveResult(request.manifest.step, ok=False, cause=cause_of(root), error=told), request)
         if self._peers.is_leader:

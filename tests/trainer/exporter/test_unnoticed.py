@@ -56,7 +56,7 @@ def test_the_training_is_the_same_to_the_bit_however_its_exporter_fares(
         run.agent.send_signal(signal.SIGSTOP)
         os.waitpid(run.agent.pid, os.WUNTRACED)
         stopped_at = run.last_step()
-        run.wait_for_step(min(stopped_at + 150, STEPS - 50))
+        run.wait_for_step(min(stopped_at + 200, STEPS - 50))
         run.agent.send_signal(signal.SIGCONT)
         done = run.wait_for_end()
         assert (done["weights"], run.losses()) == undisturbed

@@ -6,7 +6,6 @@ import json
 import logging
 import multiprocessing
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 from kdist_trainer import lifeline, log
 from kdist_trainer.agent.outcome import failed, read_done, success, write_record
-from kdist_trainer.agent.settings import Settings, count_procs, prepare_scratch
+from kdist_trainer.agent.settings import Settings, clear_litter, count_procs, make_tempdir, prepare_scratch
 from kdist_trainer.agent.stopping import StopSignals
 from kdist_trainer.agent.telling import Teller
 from kdist_trainer.config import Cause, Exit
@@ -59,6 +58,7 @@ def launch(settings: Settings) -> int:
     if record["code"] == Exit.DONE:
         _linger(settings.config.metrics_linger_seconds, stop)
     exporter.close()
+    clear_litter(settings.scratch)
     del held
     return int(record["code"])
 
@@ -73,10 +73,9 @@ def _arrange_life(settings: Settings) -> lifeline.Lifeline:
     os.environ.update(settings.environment())
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.config.threads_per_rank))
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP"  # SIGTERM and SIGINT are taken by StopSignals
-    for name in ("tmp", "torchelastic"):  # torch's litter and multiprocessing's, ours and a dead predecessor's
-        shutil.rmtree(settings.scratch / name, ignore_errors=True)
-        (settings.scratch / name).mkdir()
-    tempfile.tempdir = str(settings.scratch / "tmp")
+    clear_litter(settings.scratch)
+    (settings.scratch / "torchelastic").mkdir()
+    tempfile.tempdir = str(make_tempdir(settings.scratch))
     return own
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +52,7 @@ class Settings:
             "KDIST_METRICS_SOCKET": str(self.socket),
             "KDIST_LIFELINE": str(self.own_lifeline),
             "KDIST_DATA": json.dumps(self.data),
+            "KDIST_ENTRYPOINT": self.entrypoint,
         }
         if self.checkpoints is not None:
             variables["KDIST_CHECKPOINTS"] = str(self.checkpoints)
@@ -82,3 +85,26 @@ def prepare_scratch(settings: Settings) -> int | None:
     for name in ("agent.json", "exit.json", "metrics.sock"):
         (scratch / name).unlink(missing_ok=True)
     return predecessor if predecessor != os.getpid() else None
+
+
+_LONGEST_SOCKET = 100  # bytes in the address of a Unix socket: 108 on Linux, 104 on macOS
+_ROOM_FOR_NAMES = 40  # of the folder and the socket that multiprocessing makes below its temporary folder
+
+
+def make_tempdir(scratch: Path) -> Path:
+    """An empty temporary folder for this agent and its ranks: in `scratch`, unless sockets there had too long an address."""
+    folder = scratch / "tmp"
+    if len(os.fsencode(folder)) + _ROOM_FOR_NAMES <= _LONGEST_SOCKET:
+        folder.mkdir()
+        return folder
+    folder.symlink_to(tempfile.mkdtemp(prefix="kdist-"))
+    return folder.readlink()
+
+
+def clear_litter(scratch: Path) -> None:
+    """Remove the temporary folders of an agent: this one's at its end, a dead predecessor's before the start."""
+    folder = scratch / "tmp"
+    for litter in (folder.readlink() if folder.is_symlink() else folder, scratch / "torchelastic"):
+        shutil.rmtree(litter, ignore_errors=True)
+    if folder.is_symlink():
+        folder.unlink()

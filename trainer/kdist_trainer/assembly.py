@@ -52,7 +52,9 @@ def assemble(
     samples = training_samples(workload)
     steps = deal_steps(config, train, samples, world)
     timer = make_timer(train, world, stats, heartbeat)
-    strategy = Ddp(world, bucket_mib=train.bucket_mib, timer=None if isinstance(timer, Untimed) else timer)
+    strategy = Ddp(
+        world, bucket_mib=train.bucket_mib, timer=timer if isinstance(timer, HostAllReduces | DeviceAllReduces) else None
+    )
     model = strategy.wrap(module)
     optimizer = workload.optimizer(module, train.optimizer)
     scheduler = workload.scheduler(optimizer, train.schedule, steps=steps.count())

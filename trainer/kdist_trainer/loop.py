@@ -222,5 +222,5 @@ def digest(module: nn.Module, most_bytes: int = 2**28) -> str | None:
     sha = hashlib.sha256()
     for name in sorted(state):
         sha.update(name.encode())
-        sha.update(state[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        sha.update(state[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return sha.hexdigest()

@@ -95,7 +95,7 @@ class Exchange:
         self._world = world
         self._width = _FLAGS + most_steps
         self._posted: deque[_Posted] = deque()
-        self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None
+        self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def post(self, row: Row) -> None:
         """Send this rank's row. Does not wait."""
@@ -116,7 +116,7 @@ class Exchange:
             with torch.cuda.stream(self._stream):
                 work.wait()
                 table = table.to("cpu", non_blocking=True)
-                copied = torch.cuda.Event()
+                copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 copied.record()
         self._posted.append(_Posted(row, work, table, copied))
 

@@ -13,19 +13,22 @@ from time import perf_counter
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed import ProcessGroup
 from torch.futures import Future
 
 from kdist_trainer.heartbeat import Heartbeat
-from kdist_trainer.stats import StepPhase, StepStats
+from kdist_trainer.stats import WALL_CATEGORIES, StepPhase, StepStats, Wall
+
+_DATA_WAIT, _PRODUCTIVE = WALL_CATEGORIES.index(Wall.DATA_WAIT), WALL_CATEGORIES.index(Wall.PRODUCTIVE_STEP)
 
 
 class Laps:
     """A stopwatch that hands every moment to one phase of the step, so that the phases sum to the time it ran."""
 
     def __init__(self, stats: StepStats) -> None:
-        self._phase = stats.phase
+        self._phase, self._wall = stats.phase, stats.wall
         self._last = self._begun = perf_counter()
 
     def lap(self, phase: StepPhase) -> None:
@@ -37,6 +40,8 @@ class Laps:
     def end(self) -> float:
         """The last lap ended a step: its seconds, all laps since the step before together."""
         seconds, self._begun = self._last - self._begun, self._last
+        waited = self._phase[StepPhase.DATA_WAIT]
+        self._wall[_DATA_WAIT], self._wall[_PRODUCTIVE] = waited, sum(self._phase) - waited
         return seconds
 
     def skip(self) -> float:
@@ -62,7 +67,7 @@ class Timer(Protocol):
 class Launcher(Timer, Protocol):
     """A timer that launches the all-reduces itself, as DDP's communication hook."""
 
-    def launch(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def launch(self, bucket: GradBucket) -> Future[Tensor]:
         """Average a bucket of gradients over the ranks; the future holds the bucket's tensor."""
         ...
 
@@ -70,7 +75,7 @@ class Launcher(Timer, Protocol):
 class HostAllReduces:
     """Times all-reduces that end when their futures do: gloo's. Callbacks run on its threads."""
 
-    def __init__(self, stats: StepStats, group: dist.ProcessGroup, heartbeat: Heartbeat | None = None) -> None:
+    def __init__(self, stats: StepStats, group: ProcessGroup, heartbeat: Heartbeat | None = None) -> None:
         self._stats, self._group, self._heartbeat = stats, group, heartbeat
         self._share = 1 / group.size()
         self._lock = threading.Lock()
@@ -78,7 +83,7 @@ class HostAllReduces:
         self._spans: list[tuple[float, float]] = []
         self._bytes = 0
 
-    def launch(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def launch(self, bucket: GradBucket) -> Future[Tensor]:
         """Multiply, launch, and note when it ends."""
         gradients = bucket.buffer().mul_(self._share)  # a division would round differently from DDP's own reducer
         self._bytes += gradients.nbytes
@@ -113,7 +118,7 @@ class DeviceAllReduces:
 
     _READ_AFTER_STEPS = 2
 
-    def __init__(self, stats: StepStats, group: dist.ProcessGroup, heartbeat: Heartbeat | None = None) -> None:
+    def __init__(self, stats: StepStats, group: ProcessGroup, heartbeat: Heartbeat | None = None) -> None:
         self._stats, self._group, self._heartbeat = stats, group, heartbeat
         self._share = 1 / group.size()
         self._pool: list[torch.cuda.Event] = []
@@ -121,7 +126,7 @@ class DeviceAllReduces:
         self._settled: list[tuple[list[tuple[torch.cuda.Event, torch.cuda.Event]], int]] = []
         self._bytes = 0
 
-    def launch(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def launch(self, bucket: GradBucket) -> Future[Tensor]:
         """Multiply, launch between two events; the callback runs on a stream that waits for the all-reduce."""
         gradients = bucket.buffer().mul_(self._share)
         self._bytes += gradients.nbytes
@@ -141,7 +146,7 @@ class DeviceAllReduces:
         """Put the step's events aside, and count those of an earlier step if the device has passed them."""
         self._settled.append((self._open, self._bytes))
         self._open, self._bytes = [], 0
-        while len(self._settled) > self._READ_AFTER_STEPS and self._settled[0][0][-1][1].query():
+        while len(self._settled) > self._READ_AFTER_STEPS and self._settled[0][0][-1][1].query():  # type: ignore[no-untyped-call]
             events, nbytes = self._settled.pop(0)
             origin = events[0][0]
             spans = [(origin.elapsed_time(begin) / 1e3, origin.elapsed_time(end) / 1e3) for begin, end in events]
@@ -155,7 +160,7 @@ class DeviceAllReduces:
         self._open, self._settled, self._bytes = [], [], 0
 
     def _event(self) -> torch.cuda.Event:
-        return self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)
+        return self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 class Untimed:

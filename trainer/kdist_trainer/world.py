@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,15 @@ class World:
         return world
 
     def _open(self, env: Mapping[str, str]) -> None:
-        alone = {"store": dist.HashStore()} if "MASTER_ADDR" not in env and self.size == 1 else {}
+        alone = self.size == 1 and "MASTER_ADDR" not in env
         device = self.device if self.device.type == "cuda" else None
         dist.init_process_group(
-            self.backend, rank=self.rank, world_size=self.size, timeout=self.timeout, device_id=device, **alone
+            self.backend,
+            rank=self.rank,
+            world_size=self.size,
+            timeout=self.timeout,
+            device_id=device,
+            store=HashStore() if alone else None,
         )
 
     @property

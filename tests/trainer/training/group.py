@@ -28,7 +28,7 @@ class RankFailed(AssertionError):  # noqa: N818 - it reads as what happened
 
 def run_group(function: Callable[..., Any], size: int, *args: Any, environment: Mapping[str, str] | None = None) -> list[Any]:
     """Run `function(*args)` on `size` ranks; what each returned, in the order of ranks. Raises `RankFailed`."""
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
@@ -139,7 +139,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
     newest = CheckpointDirectory(folder / "checkpoints").latest()
     assert newest is not None, "there is no checkpoint"
     model = Small(WorkloadContext(_options(folder))).model()
-    dcp.load({"model": model.state_dict()}, checkpoint_id=newest, no_dist=True)
+    load({"model": model.state_dict()}, checkpoint_id=newest, no_dist=True)
     return model.state_dict()
 
 

@@ -68,7 +68,7 @@ def test_the_timing_hook_changes_no_bit(tmp_path: Path, size: int) -> None:
 
 def train_cold(document: dict[str, Any], folder: Path) -> str:
     """Train without the two backward passes before the first step."""
-    loop.warm_up = leave_cold
+    loop.warm_up = leave_cold  # type: ignore[attr-defined]
     return train(document, folder)
 
 

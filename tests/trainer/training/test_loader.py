@@ -75,7 +75,7 @@ def test_a_loader_that_goes_on_gives_what_the_first_one_would_have(samples: Samp
 
 def test_randomness_follows_the_shard_and_not_the_rank() -> None:
     def by_shard(size: int) -> dict[tuple[int, int, int], Any]:
-        found = {}
+        found: dict[tuple[int, int, int], Any] = {}
         for rank in range(size):
             for first, _, pieces in plain(make_loader(Noisy(), size=size, rank=rank).batches(step=0, position=0)):
                 found |= {(first, piece[0], piece[1]): piece for piece in pieces if piece[2]}

@@ -146,9 +146,9 @@ def test_the_text_of_gpt_is_cut_into_neighbouring_windows() -> None:
 
 
 def test_the_text_is_the_files_in_the_order_of_their_paths(tmp_path: Path) -> None:
-    for name, text in (("b.py", "b" * 600), ("a/z.py", "z" * 600), ("a.py", "a" * 600), ("c.txt", "c" * 600)):
+    for name, content in (("b.py", "b" * 600), ("a/z.py", "z" * 600), ("a.py", "a" * 600), ("c.txt", "c" * 600)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(content)
     text = bytes(read_corpus(tmp_path, 1500).tolist())
     assert text == b"a" * 600 + b"z" * 600 + b"b" * 300
 

@@ -1,4 +1,4 @@
-"""What the forkserver imports once, so that a rank is a fork away: torch, DDP and all that its first step would import.
+"""What the forkserver imports once, so that a rank is a fork away: torch, and all that the first step of a training imports.
 
 Imported by the forkserver only. It watches the lifeline before the long imports: without its agent it must not live on, and
 it kills the ranks that cannot do so themselves, because they are stopped or not yet born.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import itertools
 import json
 import os
 import sys
@@ -18,19 +17,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kdist_trainer import lifeline
+from kdist_trainer.agent.settings import WORKER
 
-MODULES = (
-    "torch.distributed.elastic.multiprocessing.api",
+_ANY = ("torch.distributed.elastic.multiprocessing.api", "kdist_trainer.agent.entry")
+_TRAINING = (
     "torch.nn.parallel",
     "torch._dynamo",  # the first DDP(...) imports it: most of a second
     "torch.distributed.checkpoint.state_dict",
-    "kdist_trainer.agent.entry",
     "kdist_trainer.worker",
 )
 
 
-def _of_workload() -> Iterator[str]:
-    """A shipped workload and what it asks for; a user's own module may do anything on import, so it waits for the rank."""
+def _modules() -> Iterator[str]:
+    """All that is to be imported. A user's own workload is not: it may do anything on import, so it waits for the rank."""
+    yield from _ANY
+    if os.environ.get("KDIST_ENTRYPOINT") != WORKER:
+        return
+    yield from _TRAINING
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         name: str = json.loads(Path(os.environ["KDIST_CONFIG"]).read_bytes())["train"]["workload"]
         if name.isidentifier():
@@ -41,7 +44,7 @@ def _of_workload() -> Iterator[str]:
 lifeline.watch(Path(os.environ["KDIST_LIFELINE"]))
 # Python warns of forking beside threads; the only other thread here sleeps in read() and holds no lock.
 warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-for _module in itertools.chain(MODULES, _of_workload()):
+for _module in _modules():
     with contextlib.suppress(Exception):  # the rank that needs it will say why it cannot be had
         importlib.import_module(_module)
 gc.collect()

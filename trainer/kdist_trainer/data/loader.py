@@ -144,10 +144,10 @@ class Loader:
         loader: DataLoader[Piece] = DataLoader(
             _Pieces(self._workload, self._samples),
             batch_size=None,
-            sampler=requests,  # type: ignore[arg-type]  # torch wants indices, and passes on whatever it is given
+            sampler=requests,  # torch speaks of indices, and passes on whatever it is given
             num_workers=self._settings.workers,
             prefetch_factor=self._settings.prefetch,
-            collate_fn=_unchanged,
+            collate_fn=_unchanged,  # type: ignore[arg-type]  # without a batch size it is handed single items
             pin_memory=not self._on_cpu,
             multiprocessing_context="forkserver",  # a fork would copy gloo's threads half-way
         )

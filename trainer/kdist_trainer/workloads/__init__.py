@@ -63,7 +63,8 @@ def _classes(module: ModuleType) -> list[str]:
 
 def _only_class(module: ModuleType) -> type[Workload]:
     """The one workload that a module of this package defines itself."""
-    (found,) = (value for name, value in vars(module).items() if name in _classes(module) and value.__module__ == module.__name__)
+    found: type[Workload]
+    (found,) = (vars(module)[name] for name in _classes(module) if vars(module)[name].__module__ == module.__name__)
     return found
 
 

@@ -52,9 +52,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         n, length, width = x.shape
-        split = self.mix(x).view(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        query, key, value = self.mix(x).view(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(*split.unbind(0), dropout_p=dropout, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(n, length, width))  # type: ignore[no-any-return]
 
 

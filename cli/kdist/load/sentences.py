@@ -55,8 +55,8 @@ def about_value(error: ErrorDetails, place: Place, *, of_key: bool = False) -> S
     node = place.node
     if of_key:
         return Sentence(f"as a key {_of_text(kind, context)}")
-    if node is None or field is None:
-        return Sentence(error["msg"])
+    if node is None or field is None:  # no field of ours has such an error today
+        return Sentence(f"does not fit: {error['msg']}")
     if node.kind == "scalar" and node.scalar is None and not node.text:
         return Sentence(f"is empty, must be {field.words}", hint="give a value, or delete the line")
     if kind in ("too_long", "too_short"):

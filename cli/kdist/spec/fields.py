@@ -104,8 +104,9 @@ class Field:
     def item(self) -> Field | None:
         """The field that a list's items are, if this is a list."""
         for form in self.forms:
-            if form.get("type") == "array" and "items" in form:
-                return Field(f"{self.path}[]", form["items"], required=False)
+            kinds = [form["items"]] if "items" in form else form.get("prefixItems", [])
+            if kinds:
+                return Field(f"{self.path}[]", kinds[0], required=False)
         return self.entry if self.is_free else None
 
     @cached_property

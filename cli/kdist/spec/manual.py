@@ -71,7 +71,7 @@ def _without_none(value: Any) -> Any:
 
 def _type(field: Field) -> str:
     item = field.item
-    if item is not None and not field.is_free and field.words == "a list":
+    if item is not None and field.words == "a list":
         return f"a list; each item is {item.words}"
     return field.words
 

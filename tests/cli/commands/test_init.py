@@ -37,7 +37,7 @@ def test_a_field_that_is_commented_out_is_valid_when_it_is_taken(template: str) 
     text = starter.write(template)
     taken = re.sub(r"^( *)#(?=[a-zA-Z])", r"\1", text, flags=re.MULTILINE)
     assert taken != text
-    load_text(taken, source=template)
+    assert load_text(taken, source=template).spec.image is not None
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

@@ -22,7 +22,7 @@ LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_s
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3))
 
 
-def outcome(data: str | bytes, *overrides: str) -> TrainingJob | None:
+def check_outcome(data: str | bytes, *overrides: str) -> TrainingJob | None:
     """The job, or None where it was refused, which has to tell places and nothing that a terminal obeys."""
     try:
         return load_text(data, source="job.yaml", overrides=overrides)
@@ -38,31 +38,31 @@ def outcome(data: str | bytes, *overrides: str) -> TrainingJob | None:
 
 @FAST
 @given(st.binary(max_size=400))
-def test_any_bytes(data: bytes) -> None:
-    outcome(data)
+def test_any_bytes_are_refused_with_places(data: bytes) -> None:
+    check_outcome(data)
 
 
 @FAST
 @given(st.text(max_size=400))
-def test_any_text(text: str) -> None:
-    outcome(text)
+def test_any_text_is_refused_with_places(text: str) -> None:
+    check_outcome(text)
 
 
 @FAST
 @given(st.lists(PIECES, max_size=40).map("".join))
-def test_any_pieces_of_yaml(text: str) -> None:
-    outcome(text)
+def test_any_pieces_of_yaml_are_a_job_or_problems(text: str) -> None:
+    check_outcome(text)
 
 
 @FAST
 @given(st.lists(PIECES, max_size=12).map(" ".join), st.integers(min_value=0, max_value=len(JOB)))
-def test_any_damage_to_a_good_file(piece: str, position: int) -> None:
-    outcome(JOB[:position] + piece + JOB[position:])
+def test_any_damage_to_a_good_file_is_told_with_places(piece: str, position: int) -> None:
+    check_outcome(JOB[:position] + piece + JOB[position:])
 
 
 @FAST
 @given(st.sampled_from([field.path for field in fields.root().walk()]), VALUES)
-def test_any_value_in_any_field(path: str, value: Any) -> None:
+def test_any_value_in_any_field_is_taken_or_told(path: str, value: Any) -> None:
     job: dict[str, Any] = yaml.safe_load(JOB)
     place: Any = job
     *sections, last = path.replace("[]", ".[]").split(".")
@@ -75,13 +75,13 @@ def test_any_value_in_any_field(path: str, value: Any) -> None:
         else:
             place = place.setdefault(section, {})
     place["unknown" if last == "[]" else last] = value
-    result = outcome(yaml.safe_dump(job, allow_unicode=True))
+    result = check_outcome(yaml.safe_dump(job, allow_unicode=True))
     if result is not None:
         assert load_text(yaml.safe_dump(result.to_document()), source="again") == result
 
 
 @FAST
 @given(st.text(max_size=60), st.text(max_size=30))
-def test_any_override(path: str, value: str) -> None:
+def test_any_override_is_taken_or_told(path: str, value: str) -> None:
     for option in (f"{path}={value}", f"spec.{path}={value}", f"spec.nodes={value}", f"spec.env[0].value={value}"):
-        outcome(JOB, option)
+        check_outcome(JOB, option)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from kdist.errors import InvalidJobError
 from kdist.load import load_text
 from kdist.spec import Spec, TrainConfig, TrainingJob, fields
 from tests.cli.conftest import JOB
@@ -151,12 +152,14 @@ def test_cores_are_read_as_kubernetes_reads_them(written: str, read: str) -> Non
     ],
 )
 def test_what_the_design_shows_is_valid(lines: str) -> None:
-    load_text(f"{JOB}{lines}\n", source="job.yaml")
+    assert load_text(f"{JOB}{lines}\n", source="job.yaml").metadata.name == "digits"
 
 
 @pytest.mark.parametrize("workload", ["digits", "gpt", "my_models.vision:Net", "m:N"])
 def test_a_workload_is_shipped_or_a_class(workload: str) -> None:
-    load_text(JOB.replace("workload: digits", f"workload: {workload}"), source="job.yaml")
+    train = load_text(JOB.replace("workload: digits", f"workload: {workload}"), source="job.yaml").spec.train
+    assert train is not None
+    assert train.workload == workload
 
 
 def test_a_script_with_arguments_is_valid() -> None:
@@ -172,3 +175,56 @@ def test_plain_values_reach_the_workload_as_they_are() -> None:
     assert train is not None
     options: dict[str, Any] = dict(train.options)
     assert options == {"deep": [{"a": None, "b": [1, 2.5, "yes", 12, "2026-01-01"]}], "1": "one"}
+
+
+def test_a_job_may_say_all_of_this() -> None:
+    text = """
+apiVersion: kdist.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: digits, namespace: ml, labels: {team: vision}, annotations: {example.com/why: "a: b"}}
+spec:
+  backend: auto
+  image: registry/kdist-trainer:0.1.0
+  nodes: {min: 1, max: 4}
+  procsPerNode: 1
+  threadsPerRank: 1
+  resources: {cpu: 2, memory: 4Gi, gpu: 1}
+  code: ./src
+  data: [{claim: imagenet, mountPath: /data}]
+  checkpoints: {claim: ckpt}
+  env: [{name: WANDB_MODE, value: offline}, {name: TOKEN, secret: {name: s, key: k}}]
+  maxRestarts: 10
+  queue: team-a
+  rendezvous: auto
+  nodeSelector: {}
+  tolerations: []
+  imagePullSecrets: [registry]
+  priorityClass: high
+  graceSeconds: 60
+  ttlSeconds: 86400
+  podTemplate: {}
+  train:
+    workload: digits
+    epochs: 5
+    globalBatch: 256
+    virtualShards: 4
+    strategy: ddp
+    precision: fp32
+    checkpoint: {every: {seconds: 300}, mode: async, keep: 3}
+"""
+    job = load_text(text, source="job.yaml")
+    assert job.metadata.annotations == {"example.com/why": "a: b"}
+    assert job.spec.env[1].secret is not None
+    assert job.spec.env[1].secret.key == "k"
+
+
+@pytest.mark.parametrize(
+    ("betas", "valid"), [("[0, 0.999]", True), ('["0.9", 0.99]', False), ("[yes, no]", False), ("0.9", False)]
+)
+def test_betas_are_two_numbers(betas: str, valid: bool) -> None:
+    text = f"{JOB}    optimizer: {{betas: {betas}}}\n"
+    if valid:
+        assert load_text(text, source="job.yaml").spec.train is not None
+    else:
+        with pytest.raises(InvalidJobError, match=r"spec.train.optimizer.betas(\[0\])?: must be"):
+            load_text(text, source="job.yaml")

@@ -38,10 +38,13 @@ def opens_with_a_docstring(source: str) -> Iterator[str]:
         yield "1: no docstring says what this file is for"
 
 
+PRINTERS = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stdout.buffer.write", "sys.stderr.write"}
+
+
 def no_print(source: str) -> Iterator[str]:
     """Only `console` prints; the trainer's words go through `log`."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"print", "sys.stdout.write", "sys.stderr.write"}:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in PRINTERS:
             yield f"{node.lineno}: prints; that is for console.py (command line) and log.py (trainer)"
 
 

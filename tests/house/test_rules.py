@@ -8,18 +8,31 @@ from pathlib import Path
 import pytest
 
 from tests.house import rules
-from tests.house.tree import Rule, broken, python_files
+from tests.house.tree import ROOT, Rule, broken, python_files
 
 PRODUCT = python_files("cli", "trainer")
 TESTS = tuple(path for path in python_files("tests") if path.name.startswith("test_"))
-MAY_PRINT = {"console.py"}
+SHOWN = (*PRODUCT, *python_files("examples", "bench", "docs"))
+
+# Files for whose purpose a rule makes no sense, and why.
+EXEMPT: dict[Rule, dict[str, str]] = {
+    rules.no_print: {
+        "cli/kdist/console.py": "it is the one that prints",
+        "trainer/kdist_trainer/script.py": "it stands in for the interpreter, whose last words go to standard error",
+    },
+    rules.no_dangerous_calls: {"trainer/kdist_trainer/script.py": "it runs the user's script, as `python script.py` would"},
+    rules.no_module_state: {
+        "trainer/kdist_trainer/agent/preload.py": "the forkserver imports it for its effect alone",
+        "trainer/kdist_trainer/checkpoint/writer.py": "torch warns on the writing thread, where a filter for a while is not safe",
+    },
+}
 
 EVERYWHERE: dict[Rule, Sequence[Path]] = {
     rules.short_file: python_files(),
     rules.short_functions: python_files(),
     rules.opens_with_a_docstring: python_files(),
-    rules.no_dangerous_calls: python_files(),
-    rules.no_print: [path for path in PRODUCT if path.name not in MAY_PRINT],
+    rules.no_dangerous_calls: SHOWN,
+    rules.no_print: PRODUCT,
     rules.no_module_state: PRODUCT,
     rules.public_things_are_explained: PRODUCT,
     rules.tests_are_named_as_sentences: TESTS,
@@ -66,7 +79,8 @@ GOOD = [
 
 @pytest.mark.parametrize("rule", EVERYWHERE, ids=lambda rule: rule.__name__)
 def test_every_file_keeps_the_rule(rule: Rule) -> None:
-    assert broken(rule, EVERYWHERE[rule]) == []
+    exempt = {ROOT / name for name in EXEMPT.get(rule, {})}
+    assert broken(rule, [path for path in EVERYWHERE[rule] if path not in exempt]) == []
 
 
 @pytest.mark.parametrize(("rule", "source"), BAD, ids=lambda part: getattr(part, "__name__", ""))
@@ -77,6 +91,11 @@ def test_a_rule_notices_a_file_that_breaks_it(rule: Rule, source: str) -> None:
 @pytest.mark.parametrize(("rule", "source"), GOOD, ids=lambda part: getattr(part, "__name__", ""))
 def test_a_rule_leaves_a_good_file_alone(rule: Rule, source: str) -> None:
     assert list(rule(source)) == []
+
+
+@pytest.mark.parametrize(("rule", "name"), [(rule, name) for rule, names in EXEMPT.items() for name in names])
+def test_an_exemption_is_still_needed(rule: Rule, name: str) -> None:
+    assert broken(rule, [ROOT / name]) != []
 
 
 def test_every_rule_has_a_sample_that_breaks_it() -> None:

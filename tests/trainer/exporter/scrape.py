@@ -113,12 +113,12 @@ def tell_all(exporter: Exporter) -> None:
     exporter.set_restarts_remaining(9)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0, *, every: float = 0.01) -> None:
     """Return once the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
+        time.sleep(every)
 
 
 def send_raw(path: Path, *datagrams: bytes) -> None:

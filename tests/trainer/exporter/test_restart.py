@@ -32,7 +32,7 @@ def test_a_killed_worker_shows_in_the_metrics_and_no_counter_goes_back(tmp_path:
 
         wait_until(lambda: look().get(("kdist_last_step", frozenset()), 0) >= 55, PATIENCE)
         os.kill(Heartbeat(run.scratch / "rank-1.heartbeat").read().pid, signal.SIGKILL)
-        wait_until(has_ended, PATIENCE)
+        wait_until(has_ended, PATIENCE, every=0.1)
         samples = look()
     lost = value(samples, "kdist_lost_steps_total")
     assert lost >= 15

@@ -55,7 +55,7 @@ class TrainingRun:
 
     def wait_for_end(self) -> dict[str, Any]:
         """The DONE document, once it is there."""
-        wait_until(lambda: self.agent.poll() is not None or self.status()["state"] == "succeeded", PATIENCE)
+        wait_until(lambda: self.agent.poll() is not None or self.status()["state"] == "succeeded", PATIENCE, every=0.2)
         assert self.agent.poll() is None, self.log.read_text()[-4000:]
         document: dict[str, Any] = json.loads((self.checkpoints / "DONE").read_text())
         return document

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-PATIENCE = 120.0  # seconds; a condition on a loaded machine
+PATIENCE = 180.0  # seconds; a condition on a loaded machine
 
 Kdist = Callable[..., "Run"]
 

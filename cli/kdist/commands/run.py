@@ -46,8 +46,9 @@ class RunCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Find the file first, because it decides who the words after it belong to."""
         ctx.allow_interspersed_args = False
-        _, words, _ = self.make_parser(ctx).parse_args(list(args))
-        ctx.allow_interspersed_args = not (words and is_script(words[0]))
+        found, _, _ = self.make_parser(ctx).parse_args(list(args))
+        file = found.get("file")
+        ctx.allow_interspersed_args = not (isinstance(file, str) and is_script(file))
         return super().parse_args(ctx, args)
 
 

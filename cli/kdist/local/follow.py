@@ -7,6 +7,7 @@ that are no text; none of it may hide an event.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,6 +76,18 @@ class LogTail:
             yield Entry(self.node, None, text)
         if event is not None:
             yield Entry(self.node, event, "")
+
+
+def last_words(path: Path) -> str:
+    """The last line with something on it that is no event, from the end of the log; empty if there is none."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LONGEST_LINE))
+            lines = log.read().splitlines()
+    except OSError:
+        return ""
+    words = (line.decode(errors="replace").strip() for line in reversed(lines) if _parse(line) is None)
+    return next((line for line in words if line), "")
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

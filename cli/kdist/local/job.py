@@ -11,6 +11,7 @@ from typing import Any
 
 from kdist.local import folder as folders
 from kdist.local.folder import RunFolder
+from kdist.local.follow import last_words
 from kdist.local.kubelet import Kubelet, Outcome
 from kdist.local.launch import checkpoint_folder, list_devices, plan_agents
 from kdist.local.lifeline import Lifeline
@@ -65,6 +66,8 @@ def run_job(job: TrainingJob, train_json: str, *, base: Path, fresh: bool, scree
         stopped_by = None
         try:
             session = _make_session(job, folder, commands, screen, lines_only)
+            which = f"{job.metadata.name}, run {folder.run_id}, invocation {folder.invocation}"
+            session.tell("kdist", "run-started", message=f"{which}: {len(commands)} agents, all of it in {folder.root}")
             for moved in folder.moved:
                 session.tell("kdist", "moved-aside", message=f"the old run is in {moved}")
             outcome = session.run()
@@ -89,7 +92,7 @@ def _make_session(job: TrainingJob, folder: RunFolder, commands: Any, screen: Sc
     session = Session(
         commands=commands,
         # The job's own budget is counted by the agents; this one is for agents that die before they can count.
-        kubelet=Kubelet(commands, grace_seconds=spec.grace_seconds, backstop=2 * spec.max_restarts + 5, tell=tell),
+        kubelet=Kubelet(commands, grace_seconds=spec.grace_seconds, backstop=spec.max_restarts + 5, tell=tell),
         progress=Progress(job.metadata.name, nodes, needed=spec.nodes.min, managed=spec.train is not None),
         lifeline=Lifeline(folder.lifeline),
         poller=StatusPoller({node: folder.node(node) for node in nodes}),
@@ -128,5 +131,6 @@ def _failure(folder: RunFolder, outcome: Outcome) -> dict[str, Any] | None:
     """The exit record of the agent that decided, with the log to read on in; None if the job did not fail."""
     if outcome.kind != "failed" or outcome.node is None:
         return None
-    record = folders.read_json(folder.root / outcome.node / "exit.json") or {}
-    return {**record, "agent": outcome.node, "log": str(folder.log(outcome.node))}
+    log = folder.log(outcome.node)
+    record = folders.read_json(folder.root / outcome.node / "exit.json") or {"message": last_words(log)}
+    return {**record, "agent": outcome.node, "log": str(log)}

@@ -18,7 +18,7 @@ from kdist.local.follow import Entry
 Event = Mapping[str, Any]
 
 _EVERY_RANK_SPEAKS = {"worker-failed", "hang", "failed", "checkpoint-failed"}  # others are said by rank 0 for all
-_SILENT = {"worker-started", "rendezvous-started"}  # seen in the view's state, of no interest once past
+_SILENT = {"worker-started", "rendezvous-started", "agent-done"}  # seen in the view's state, of no interest once past
 _ENVELOPE = {"time", "event", "level", "job", "node", "rank", "generation", "message"}
 
 
@@ -27,9 +27,11 @@ def _count(number: object, what: str) -> str:
 
 
 def seconds(value: object) -> str:
-    """A duration for people: 3 ms, 0.21 s, 12 s, 2:05, 1:00:00."""
+    """A duration for people: 500 µs, 3 ms, 0.21 s, 12 s, 2:05, 1:00:00."""
     if not isinstance(value, int | float):
         return str(value)
+    if 0 < value < 0.001:
+        return f"{value * 1e6:.0f} µs"
     if value < 0.1:
         return f"{value * 1000:.0f} ms"
     if value < 9.95:

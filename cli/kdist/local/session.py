@@ -44,13 +44,13 @@ class Session:
     narrator: Narrator
     screen: Screen
     stopped_by: signal.Signals | None = None
-    _tails: list[LogTail] = field(init=False)
+    _tails: dict[str, LogTail] = field(init=False)
     _waiting: tuple[str, float] = field(init=False, default=("", 0.0))
     _drawn_at: float = field(init=False, default=-FRAME)
     _blind: bool = field(init=False, default=False)  # the screen has gone: a closed terminal, a pipe that nobody reads
 
     def __post_init__(self) -> None:
-        self._tails = [LogTail(command.node, command.log) for command in self.commands]
+        self._tails = {command.node: LogTail(command.node, command.log) for command in self.commands}
 
     def run(self) -> Outcome:
         """Start the agents and see them to their end. Raises `OSError` when they cannot be started."""
@@ -61,7 +61,7 @@ class Session:
                 while self.kubelet.poll():
                     self._obey(interrupts.received)
                     self._look()
-                    interrupts.wait(0 if any(tail.behind for tail in self._tails) else TICK)
+                    interrupts.wait(0 if any(tail.behind for tail in self._tails.values()) else TICK)
                 self._look(last=True)
             finally:
                 self.poller.close()
@@ -70,7 +70,9 @@ class Session:
         return self.kubelet.outcome
 
     def tell(self, node: str, event: str, /, **fields: object) -> None:
-        """Take an event of kdist's own, in the form of the trainer's."""
+        """Take an event of kdist's own, in the form of the trainer's. What a node said before its agent ended comes first."""
+        if event in ("agent-ended", "agent-restarting"):
+            self._read(self._tails[node], last=True)
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         self._take(Entry(node, {"time": stamp, "event": event, "level": "info", **fields}, ""))
 
@@ -86,9 +88,8 @@ class Session:
                 self.kubelet.kill()
 
     def _look(self, *, last: bool = False) -> None:
-        for tail in self._tails:
-            for entry in tail.read(last=last):
-                self._take(entry)
+        for tail in self._tails.values():
+            self._read(tail, last=last)
         for node, answer in self.poller.answers().items():
             self.progress.observe_answer(node, answer)
         self._tell_what_it_waits_for()
@@ -96,6 +97,10 @@ class Session:
         if last or now - self._drawn_at >= FRAME:
             self._drawn_at = now
             self._show(lambda: self.screen.draw(self.progress))
+
+    def _read(self, tail: LogTail, *, last: bool) -> None:
+        for entry in tail.read(last=last):
+            self._take(entry)
 
     def _take(self, entry: Entry) -> None:
         if entry.event is not None:

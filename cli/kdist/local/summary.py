@@ -20,8 +20,9 @@ def rows(report: Report) -> list[tuple[str, str]]:
 def _rows(report: Report) -> Iterator[tuple[str, str]]:
     steps, restarts, checkpoints = report["steps"], report["restarts"], report["checkpoints"]
     yield "outcome", str(report["outcome"])
-    yield "steps", f"{steps['reached']:,}"
-    yield "lost steps", f"{steps['lost']:,}"
+    if steps["reached"]:  # a script may tell no steps
+        yield "steps", f"{steps['reached']:,}"
+        yield "lost steps", f"{steps['lost']:,}"
     if steps["samples"] is not None:
         yield "samples", number(steps["samples"])
     causes = ", ".join(f"{cause} {count}" for cause, count in restarts["byCause"].items())
@@ -43,7 +44,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     if report["loss"] is not None:
         yield "final loss", number(report["loss"])
     for name, value in report["metrics"].items():
-        yield str(name), f"{value:.2%}" if name == "accuracy" and isinstance(value, float) else number(value)
+        yield f"test {name}", f"{value:.2%}" if name == "accuracy" and isinstance(value, float) else number(value)
     yield (
         "wall time",
         seconds(report["wallSeconds"]) + (f" (invocation {report['invocation']})" if report["invocation"] > 1 else ""),

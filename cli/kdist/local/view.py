@@ -81,7 +81,8 @@ def _health(progress: Progress) -> RenderableType:
     left = f" ({progress.budget - progress.restarts} left)" if progress.budget is not None else ""
     parts.append(f"{progress.restarts} restarts{left}" if progress.restarts != 1 else f"1 restart{left}")
     if progress.saved_step is not None and progress.saved_at is not None:
-        parts.append(f"last checkpoint step {progress.saved_step:,}, {seconds(max(0.0, time.time() - progress.saved_at))} ago")
+        age = time.time() - progress.saved_at
+        parts.append(f"last checkpoint step {progress.saved_step:,}, {f'{seconds(age)} ago' if age >= 1 else 'just now'}")
     else:
         parts.append("no checkpoint yet")
     return Text(" · ".join(parts), style="dim")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist.local.follow import Entry, LogTail
+from kdist.local.follow import Entry, LogTail, last_words
 
 
 class Clock:
@@ -128,3 +128,9 @@ def test_a_flood_is_taken_in_portions_and_none_of_it_is_lost(log: Path) -> None:
     while portion := shown(list(tail.read())):
         rest = rest + portion
     assert rest == [f"line {number:06d} of a flood" for number in range(count)]
+
+
+def test_the_last_words_are_the_last_line_that_is_no_event(log: Path) -> None:
+    assert last_words(log) == ""
+    append(log, b"Traceback\nImportError: no\n\n" + event("failed") + b"\n")
+    assert last_words(log) == "ImportError: no"

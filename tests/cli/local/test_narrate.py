@@ -110,7 +110,7 @@ def test_the_live_view_shows_progress_itself() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.0, "0 ms"), (0.0031, "3 ms"), (0.213, "0.21 s"), (1.25, "1.2 s"), (9.94, "9.9 s"), (12.4, "12 s"), (59.6, "1:00"),
-     (125, "2:05"), (3600, "1:00:00"), ("nan", "nan")],
+     (125, "2:05"), (3600, "1:00:00"), (0.0005, "500 µs"), ("nan", "nan")],
 )  # fmt: skip
 def test_durations_read_easily(value: object, text: str) -> None:
     assert seconds(value) == text

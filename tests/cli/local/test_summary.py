@@ -49,7 +49,7 @@ def test_the_table_holds_what_the_run_cost_and_what_came_of_it() -> None:
         ("goodput", "82.0% (50 s of 1:01)"),
         ("checkpoints", "7, last 1.2 MiB; the training waited 21 ms of 2.1 s"),
         ("final loss", "0.01234"),
-        ("accuracy", "97.78%"),
+        ("test accuracy", "97.78%"),
         ("wall time", "1:01"),
         ("folder", "/home/me/.kdist/digits"),
     ]
@@ -62,7 +62,7 @@ def test_what_is_not_known_has_no_row() -> None:
         checkpoints={"committed": 0, "fellBack": 0, "seconds": 0.0, "visibleSeconds": 0.0, "bytes": None},
         recoverySeconds=[], productiveSeconds=0.0, goodput=0.0, loss=None, metrics={},
     )  # fmt: skip
-    assert [name for name, _ in summary.rows(report)] == ["outcome", "steps", "lost steps", "restarts", "wall time", "folder"]
+    assert [name for name, _ in summary.rows(report)] == ["outcome", "restarts", "wall time", "folder"]
 
 
 def test_a_stopped_job_says_what_is_saved_and_how_to_go_on() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -95,3 +97,33 @@ while True:
     finally:
         worker.kill()
         worker.wait()
+
+
+def test_a_training_starts_even_where_nothing_can_be_bound(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    made = Exporter(job="digits", run_id="r", socket_path=tmp_path / "no" / "s", port=0, host="203.0.113.1", info={})
+    made.start()
+    made.set_group(generation=1, world_size=1, local_ranks=[0])
+    assert total(read(made.expose()), "kdist_generation") == 1
+    made.close()
+    events = [json.loads(line)["event"] for line in capfd.readouterr().err.splitlines()]
+    assert events == ["metrics-socket-failed", "metrics-port-taken"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_exporter_listens_on_its_port_of_the_given_address_and_nowhere_else(tmp_path: Path) -> None:
+    before = listening()
+    with exporting(tmp_path) as exporter:
+        assert listening() - before == {f"0100007F:{exporter.port:04X}"}
+
+
+def listening() -> set[str]:
+    """Local addresses on which this process accepts TCP connections, in the words of /proc."""
+    mine = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            mine.add(str(descriptor.readlink()))
+    found = set()
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        rows = [row.split() for row in Path(table).read_text().splitlines()[1:]] if Path(table).exists() else []
+        found |= {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine}
+    return found

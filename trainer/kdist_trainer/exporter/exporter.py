@@ -67,19 +67,20 @@ class Exporter:
         self._told.set_info({"run_id": run_id, **info})
 
     def start(self) -> None:
-        """Bind the socket and the port, a free one where it is 0 or taken. Raises `OSError` if not even that can be had."""
-        self._receiver = Receiver(self.socket_path, take=self._take, lock=self._lock)
-        routes = {"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._ready, "/status": self._status}
+        """Bind the socket and the port, a free one where it is 0 or taken. What cannot be had is warned of, never fatal."""
         try:
-            self._server = Server(routes, host=self._host, port=self.port)
+            self._receiver = Receiver(self.socket_path, take=self._take, lock=self._lock)
         except OSError as error:
-            if self.port == 0:
-                self._receiver.close()
-                raise
-            self._server = Server(routes, host=self._host, port=0)
-            message = f"port {self.port} for metrics cannot be had ({error.strerror}); using {self._server.port}"
-            log.warn("metrics-port-taken", port=self.port, used=self._server.port, message=message)
-        self.port = self._server.port
+            log.warn("metrics-socket-failed", message=f"ranks cannot report: {self.socket_path}: {error}")
+        routes = {"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._ready, "/status": self._status}
+        for port in dict.fromkeys((self.port, 0)):
+            try:
+                self._server = Server(routes, host=self._host, port=port)
+            except OSError as error:
+                log.warn("metrics-port-taken", port=port, message=f"port {port} for metrics cannot be had: {error}")
+                continue
+            self.port = self._server.port
+            return
 
     def close(self) -> None:
         """Take in what the ranks sent last, then stop answering. `expose` and `status` still work."""

@@ -13,7 +13,7 @@ from kdist.load import load_text
 from kdist.spec import TrainingJob, fields
 from tests.cli.conftest import JOB
 
-FAST = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FAST = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NAMES = sorted({field.name for field in fields.root().walk()})
 SIGNS = ["  ", "\t", "- ", "? ", ": ", "&a ", "*a", "!!str ", "<<: ", "{", "}", "[", "]", ",", "'", '"', "|", ">-", "#"]
 MORE_SIGNS = ["---", "...", "%YAML 1.1", "\n", "\r\n", "\u2028", "0o7", "012", "\\x"]

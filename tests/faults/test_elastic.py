@@ -1,0 +1,88 @@
+"""Nodes leave and come back while the training goes on: no sample is lost or used twice, and a join costs no step."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .check_ledger import assert_every_sample_once
+from .training_run import TrainingRun, describe_job, kill
+
+SAMPLES = 1437
+
+
+def describe_elastic(name: str, low: int, high: int, *, epochs: int, shards: int) -> dict[str, Any]:
+    train = {
+        "workload": "digits",
+        "epochs": epochs,
+        "globalBatch": 48,
+        "virtualShards": shards,
+        "syncEverySteps": 5,
+        "checkpoint": {"every": {"steps": 10}},
+    }
+    return describe_job(name, nodes={"min": low, "max": high}, train=train)
+
+
+def world_sizes(run: TrainingRun) -> list[int]:
+    """World sizes of the generations that made progress, repeats folded."""
+    sizes: list[int] = []
+    for event in run.events("generation"):
+        if not sizes or sizes[-1] != event["world_size"]:
+            sizes.append(event["world_size"])
+    return sizes
+
+
+def wait_for_progress(run: TrainingRun, size: int, more: int = 15) -> None:
+    """Until the group of `size` has done `more` steps in its newest generation."""
+
+    def advanced() -> bool:
+        generations = run.events("generation")
+        if not generations or generations[-1]["world_size"] != size:
+            return False
+        newest = generations[-1]["generation"]
+        return sum(line["generation"] == newest for line in run.steps()) >= more
+
+    run.wait_until(advanced, f"{more} steps with {size} ranks", every=0.05)
+
+
+def lose_and_return(run: TrainingRun, node: str, high: int, low: int) -> None:
+    """Kill the node's agent, keep the node away while `low` ranks go on, then let it come back."""
+    wait_for_progress(run, high)
+    run.process.send_signal(signal.SIGSTOP)  # nobody starts the agent again: the node is away
+    kill(run.agents()[node])
+    wait_for_progress(run, low)
+    run.process.send_signal(signal.SIGCONT)
+    wait_for_progress(run, high)
+
+
+def assert_joins_are_free(run: TrainingRun) -> None:
+    """Each planned join goes on at the very step after the last one done."""
+    joins = [event for event in run.events("generation") if event["reason"] == "join"]
+    assert joins, "nobody joined by plan"
+    for join in joins:
+        before = [line["step"] for line in run.steps() if line["generation"] < join["generation"]]
+        after = [line["step"] for line in run.steps() if line["generation"] >= join["generation"]]
+        assert min(after) == max(before) + 1 == join["from_step"] + 1
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("low", "high", "shards", "node", "epochs"),
+    [
+        pytest.param(2, 3, 3, "node-0", 40, id="three-two-three-and-agent-0-is-the-one-lost"),
+        pytest.param(1, 2, 2, "node-1", 40, id="two-one-two", marks=pytest.mark.chaos),
+        pytest.param(1, 3, 4, "node-2", 40, id="three-ranks-with-four-shards", marks=pytest.mark.chaos),
+    ],
+)
+def test_a_node_leaves_and_comes_back(low: int, high: int, shards: int, node: str, epochs: int, tmp_path: Path) -> None:
+    with TrainingRun(tmp_path, describe_elastic("elastic", low, high, epochs=epochs, shards=shards)) as run:
+        lose_and_return(run, node, high, high - 1)
+        assert run.wait() == 0, run.output()
+    sizes = world_sizes(run)
+    assert [high, high - 1, high] == [size for size in sizes if size in (high, high - 1)][-3:], sizes
+    assert_joins_are_free(run)
+    assert_every_sample_once(run.steps(), total=epochs * SAMPLES)

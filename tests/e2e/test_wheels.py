@@ -35,5 +35,5 @@ def test_a_stranger_goes_from_nothing_to_a_trained_model(stranger: dict[str, str
 
 
 def test_the_schema_and_every_explanation_are_in_the_wheel(stranger: dict[str, str], tmp_path: Path) -> None:
-    assert json.loads(kdist("schema", cwd=tmp_path, env=stranger))["title"] == "TrainingJob"
+    assert json.loads(kdist("schema", cwd=tmp_path, env=stranger))["title"] == "TrainingJob of kdist"
     assert "globalBatch" in kdist("explain", "spec.train", cwd=tmp_path, env=stranger)

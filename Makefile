@@ -35,7 +35,7 @@ $(READY): requirements.txt cli/pyproject.toml trainer/pyproject.toml
 	@sed -n '/^uv==/,/^ *#/p' requirements.txt > $(VENV)/uv.txt
 	$(BIN)/python -m pip install --quiet --require-hashes -r $(VENV)/uv.txt
 	@# Compiled now: torch has thousands of modules, and where PYTHONDONTWRITEBYTECODE is set every process would compile them.
-	$(BIN)/uv pip sync --python $(BIN)/python --require-hashes --compile-bytecode requirements.txt
+	$(BIN)/uv pip sync --python $(BIN)/python --compile-bytecode --require-hashes requirements.txt
 	$(BIN)/uv pip install --python $(BIN)/python --no-build-isolation --no-deps -e trainer -e cli
 	@touch $@
 

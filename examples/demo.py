@@ -2,9 +2,9 @@
 
     make demo
 
-It runs `kdist run examples/digits.yaml`, sends one SIGKILL while the training runs, and checks what kdist promises from the ledger
-beside the checkpoints: the first step after the loss is the one after the last committed step, and its loss is the one that the
-lost worker had computed, to the bit. Exits with 1 if any of it does not hold.
+It runs `kdist run examples/digits.yaml`, sends one SIGKILL while the training runs, and checks what kdist promises from the
+ledger beside the checkpoints: the first step after the loss is the one after the last committed step, and its loss is the
+one that the lost worker had computed, to the bit. Exits with 1 if any of it does not hold.
 """
 
 from __future__ import annotations

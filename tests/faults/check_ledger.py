@@ -12,7 +12,7 @@ def kept_steps(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def assert_every_sample_once(lines: list[dict[str, Any]], *, total: int) -> None:
-    """The kept steps cover the positions 0 … total − 1 of the stream without gap or overlap."""
+    """The kept steps cover the positions 0 … total - 1 of the stream without gap or overlap."""
     kept = kept_steps(lines)
     assert [line["step"] for line in kept] == list(range(1, len(kept) + 1)), "a step is missing"
     position = 0

@@ -116,5 +116,5 @@ def test_a_run_with_kills_in_every_phase_ends_with_the_weights_of_the_undisturbe
 
 
 def test_the_plan_of_three_seeds_has_a_kill_in_every_phase() -> None:
-    for first in range(0, max(SEEDS, QUICK) - QUICK + 1):
+    for first in range(max(SEEDS, QUICK) - QUICK + 1):
         assert {phase for seed in range(first, first + QUICK) for phase, _ in plan_kills(seed)} == set(PHASES)

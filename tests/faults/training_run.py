@@ -1,10 +1,12 @@
 """A training under `kdist run`, seen and wounded from outside: what the tests of faults share.
 
-Everything is read where a user could read it: the ledger, the agents' notes and logs, the ranks' heartbeats. Wounds are real signals.
+Everything is read where a user could read it: the ledger, the agents' notes and logs, the ranks' heartbeats. Wounds are
+real signals.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.heartbeat import Beat, Heartbeat
 
@@ -172,7 +175,5 @@ class TrainingRun:
 
 def kill(pid: int) -> None:
     """SIGKILL; a process that is gone already is fine."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

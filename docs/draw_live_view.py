@@ -45,7 +45,7 @@ class Photographer:
         self.saves += name == "checkpoint-committed"
         if name == "checkpoint-committed" and self.saves == 2:
             ranks = sorted(self.home.glob("*/node-*/rank-*.heartbeat"))
-            os.kill(Heartbeat.attach(ranks[-1]).read().pid, signal.SIGKILL)
+            os.kill(Heartbeat(ranks[-1]).read().pid, signal.SIGKILL)
         if name == "first-step" and self.saves >= 2 and entry.event:
             self.came_back_at = int(entry.event["step"])
 

@@ -18,6 +18,10 @@ from typing import Any
 import pytest
 import yaml
 
+from kdist.commands.run import exit_code
+from kdist.local import Ended
+from kdist.local.kubelet import Kind, Outcome
+
 PATIENCE = 180.0  # seconds; a condition on a loaded machine
 
 Kdist = Callable[..., "Run"]
@@ -220,6 +224,7 @@ def test_a_script_runs_as_under_torchrun_with_its_arguments_untouched(kdist: Kdi
     assert [each[0] for each in told] == [[script, "--lr", "0.1", "--nodes", "7", "-o", "json", "--", "-h"]] * 4
     assert {each[1] for each in told} == {str(tmp_path)}
     assert sorted(each[2] for each in told) == [[str(rank), str(rank % 2), "4", str(rank // 2)] for rank in range(4)]
+    assert re.search(r"kdist waiting +starting: \d of 2 agents load torch", run.errors()), "a quiet job says what it waits for"
     assert sorted(node for node, _ in hellos) == ["node-0", "node-0", "node-1", "node-1"]
     old = json.loads((run.folder("my-script") / "run.json").read_text())["run_id"]
 
@@ -245,13 +250,10 @@ time.sleep(600)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("option", "code"), [(None, 10), ("--propagate-exit-code", 70)])
-def test_an_exception_of_the_users_fails_the_job_and_is_shown_with_its_place(
-    kdist: Kdist, tmp_path: Path, option: str | None, code: int
-) -> None:
+def test_an_exception_of_the_users_fails_the_job_and_is_shown_with_its_place(kdist: Kdist, tmp_path: Path) -> None:
     script = write_script(tmp_path, BOOM)
-    run = kdist(*([option] if option else []), "--nodes", "2", script)
-    assert "failed" in run.wait(code)
+    run = kdist("--nodes", "2", script)
+    assert "failed" in run.wait(10)
     last = run.errors().splitlines()[-3:]
     assert last[0].startswith("Error: script failed (user_code), rank 1 on node-1: ValueError: boom [with brackets]")
     assert f'{script}", line 5, in explode' in last[1]
@@ -270,14 +272,13 @@ time.sleep(600)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 11)])
-def test_the_second_signal_ends_a_job_that_does_not_stop(kdist: Kdist, tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_the_second_signal_ends_a_job_that_does_not_stop(kdist: Kdist, tmp_path: Path) -> None:
     run = kdist(write_script(tmp_path, DEAF))
     run.wait_until(lambda: "deaf now" in run.errors(), "script")
-    run.process.send_signal(number)
-    run.wait_until(lambda: f"saves and stops ({number.name}" in run.errors(), "word of the stop")
-    run.process.send_signal(number)
-    run.wait(code)
+    run.process.send_signal(signal.SIGTERM)
+    run.wait_until(lambda: "saves and stops (SIGTERM" in run.errors(), "word of the stop")
+    run.process.send_signal(signal.SIGTERM)
+    run.wait(11)
     assert "script was ended at once; nothing was saved yet" in run.errors()
     assert processes_of(run.folder("script")) == []
 
@@ -330,11 +331,25 @@ def test_a_training_does_not_end_because_nobody_reads_its_lines(kdist: Kdist, tm
     assert "done" in run.wait(0)
 
 
-@pytest.mark.processes
-def test_a_quiet_job_says_what_it_waits_for(kdist: Kdist, tmp_path: Path) -> None:
-    run = kdist(write_script(tmp_path, HELLO))
-    run.wait(0)
-    assert re.search(r"kdist waiting +starting: 1 of 1 agents load torch", run.errors())
+@pytest.mark.parametrize(
+    ("kind", "trainer", "by", "code", "propagated"),
+    [
+        ("done", 0, None, 0, 0),
+        ("failed", 70, None, 10, 70),
+        ("failed", 75, signal.SIGINT, 10, 75),
+        ("failed", -9, None, 10, 137),
+        ("stopped", 200, signal.SIGINT, 130, 200),
+        ("stopped", 200, signal.SIGTERM, 11, 200),
+        ("stopped", 200, signal.SIGHUP, 11, 200),
+        ("stopped", 203, signal.SIGINT, 10, 203),
+        ("killed", -9, signal.SIGINT, 130, 137),
+        ("killed", -9, signal.SIGTERM, 11, 137),
+    ],
+)
+def test_every_end_has_its_exit_code(kind: Kind, trainer: int, by: signal.Signals | None, code: int, propagated: int) -> None:
+    ended = Ended(Outcome(kind, trainer, "node-0"), {}, by)
+    assert exit_code(ended, propagate=False) == code
+    assert exit_code(ended, propagate=True) == propagated
 
 
 BAD = [

@@ -166,18 +166,19 @@ def _finish(ended: Ended, again: str, *, output: str, propagate: bool) -> int:
         console.emit(dict(ended.report), output="json")
     else:
         console.table(summary.rows(ended.report), header=("RUN", ended.report["job"]))
-    code = _exit_code(ended)
     told = summary.conclude(ended, again)
     with suppress(OSError):  # nobody may be there to read it, which changes nothing about how the training ended
         if isinstance(told, KdistError):
             console.error(told)
         else:
             console.message(told)
-    trainer = ended.outcome.code
-    return (128 - trainer if trainer < 0 else trainer) if propagate else code
+    return exit_code(ended, propagate=propagate)
 
 
-def _exit_code(ended: Ended) -> Code:
+def exit_code(ended: Ended, *, propagate: bool) -> int:
+    """The exit code of `kdist run`; with `propagate` the one of the trainer, where a signal counts as in a shell."""
+    if propagate:
+        return 128 - ended.outcome.code if ended.outcome.code < 0 else ended.outcome.code
     if ended.outcome.kind == "done":
         return Code.OK
     if ended.outcome.kind == "failed" or ended.save_failed:

@@ -86,12 +86,18 @@ def _committed(e: Event) -> str:
 
 
 def _worker_failed(e: Event) -> str:
-    how = f" by {e['signal']}" if e.get("signal") else f" with code {e['code']}" if e.get("code") is not None else ""
+    if e.get("primary") is False:
+        return f"rank {e.get('rank')} lost its peers ({e['cause']})"
+    if e.get("signal"):
+        return f"rank {e.get('rank')} ended by {e['signal']} ({e['cause']})"
+    how = f" with code {e['code']}" if e.get("code") is not None else ""
     return f"rank {e.get('rank')} ended{how} ({e['cause']}){_said(e)}"
 
 
 def _said(e: Event) -> str:
-    return f": {e['message']}" if e.get("message") else ""
+    """The first line of the event's message, which may be a whole page of C++."""
+    words = str(e.get("message") or "").partition("\n")[0]
+    return f": {words[:200]}" if words else ""
 
 
 def _metrics(e: Event) -> str:

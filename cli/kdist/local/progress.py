@@ -14,6 +14,8 @@ from kdist.local.poll import Answer
 SLOW = 3.0  # seconds without an answer after which an agent's numbers are marked as old
 QUIET = 1.0  # seconds of a job that says nothing, after which it says what it waits for
 _HISTORY = 240
+_PACE = 60
+_JOINT = ("resumed", "started-fresh", "first-step", "progress")  # said by rank 0 of what all ranks do
 
 _PHASES = {
     "agent-started": "starting",
@@ -70,6 +72,8 @@ class Progress:
     saved_step: int | None = None
     saved_at: float | None = None
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+    pace: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_PACE))  # (time, step) of the last moves
+    rewound: bool = False  # a new group may begin at an earlier step
     moved_at: float = field(init=False)
     began: float = field(init=False)
 
@@ -80,6 +84,10 @@ class Progress:
         """Take in one event of the node `name`."""
         node, kind = self.nodes.get(name) or Node(name), event["event"]  # kdist itself speaks too and is no node
         node.phase = _PHASES.get(kind, node.phase)
+        self.rewound |= kind in ("group-formed", "resumed")
+        if kind in _JOINT:
+            for each in self.nodes.values():
+                each.phase = "training" if each.phase == "starting ranks" else each.phase
         if kind == "group-formed" and not self.managed:
             node.phase = "running"
         if kind == "agent-started":
@@ -112,19 +120,23 @@ class Progress:
         self.target = _integer(seen.get("target")) or self.target
         self.learning_rate = _or(_number(seen.get("learning_rate")), self.learning_rate)
         self.rate = _or(_number(seen.get("samples_per_second")), self.rate)
-        if step is None or step == self.step:
-            return
+        if step is None or step == self.step or (step < self.step and not self.rewound):
+            return  # the nodes' answers differ in age: an older one must not turn the clock back
+        if step < self.step:
+            self.pace.clear()
+        self.rewound = False
         self.step, self.moved_at = step, self.clock()
+        self.pace.append((self.moved_at, step))
         if loss is not None and step > 0:
             self.loss = loss
             self.losses.extend([loss] if math.isfinite(loss) else [])
 
     def seconds_left(self) -> float | None:
-        """Estimate from the pace since the start; None while there is no pace."""
-        elapsed = self.clock() - self.began
-        if not self.target or not self.step or elapsed <= 0 or self.clock() - self.moved_at > 10:
+        """Estimate from the pace of the last moves; None while there is none."""
+        if not self.target or len(self.pace) < 2 or self.clock() - self.moved_at > 10:
             return None
-        return (self.target - self.step) * (elapsed / self.step)
+        (since, first), (until, last) = self.pace[0], self.pace[-1]
+        return (self.target - last) * (until - since) / (last - first) if last > first else None
 
     def waiting_for(self) -> str | None:
         """What a job that has not moved for a second waits for, in one sentence; None while it moves."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
@@ -72,7 +72,8 @@ class Session:
     def tell(self, node: str, event: str, /, **fields: object) -> None:
         """Take an event of kdist's own, in the form of the trainer's. What a node said before its agent ended comes first."""
         if event in ("agent-ended", "agent-restarting"):
-            self._read(self._tails[node], last=True)
+            for entry in self._tails[node].read(last=True):
+                self._take(entry)
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         self._take(Entry(node, {"time": stamp, "event": event, "level": "info", **fields}, ""))
 
@@ -88,8 +89,9 @@ class Session:
                 self.kubelet.kill()
 
     def _look(self, *, last: bool = False) -> None:
-        for tail in self._tails.values():
-            self._read(tail, last=last)
+        read = [entry for tail in self._tails.values() for entry in _dated(tail.read(last=last))]
+        for _, entry in sorted(read, key=lambda dated: dated[0]):  # so that a cause is told before what follows from it elsewhere
+            self._take(entry)
         for node, answer in self.poller.answers().items():
             self.progress.observe_answer(node, answer)
         self._tell_what_it_waits_for()
@@ -97,10 +99,6 @@ class Session:
         if last or now - self._drawn_at >= FRAME:
             self._drawn_at = now
             self._show(lambda: self.screen.draw(self.progress))
-
-    def _read(self, tail: LogTail, *, last: bool) -> None:
-        for entry in tail.read(last=last):
-            self._take(entry)
 
     def _take(self, entry: Entry) -> None:
         if entry.event is not None:
@@ -129,3 +127,11 @@ class Session:
             self._waiting = (words, now)
             if sentence:
                 self.tell("kdist", "waiting", message=sentence)
+
+
+def _dated(entries: Iterable[Entry]) -> Iterator[tuple[str, Entry]]:
+    """Each entry with its time, as text that sorts; what is printed counts with the event before it."""
+    time = ""
+    for entry in entries:
+        time = str((entry.event or {}).get("time", time))
+        yield time, entry

@@ -47,6 +47,8 @@ def told(name: str, node: str = "node-0", **fields: Any) -> str:
             {"rank": 0, "cause": "user_code", "code": 1, "message": "ValueError: x"},
             "rank 0 ended with code 1 (user_code): ValueError: x",
         ),
+        ("worker-failed", {"rank": 0, "cause": "node_lost", "code": 1, "primary": False}, "rank 0 lost its peers (node_lost)"),
+        ("worker-failed", {"rank": 0, "cause": "hang", "message": "one\ntwo"}, "rank 0 ended (hang): one"),
         ("restarting", {"restarts": 1, "budget": 10, "cause": "signal"}, "starts again, restart 1 of 10 (signal)"),
         ("stopped", {"step": 7}, "stopped after step 7, state saved"),
         ("evaluated", {"metrics": {"accuracy": 0.975}}, "accuracy 0.975"),

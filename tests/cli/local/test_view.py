@@ -47,6 +47,8 @@ def answer(clock: Clock, **status: Any) -> Answer:
 
 
 def test_a_training_shows_step_loss_rate_and_what_is_left(progress: Progress, clock: Clock) -> None:
+    clock.now = 108.0
+    observe(progress, "progress", step=20, target=100, loss=0.6)
     clock.now = 110.0
     observe(progress, "progress", step=25, target=100, loss=0.5, learning_rate=0.001, samples_per_second=1234.0)
     text = drawn(draw(progress))
@@ -145,3 +147,34 @@ def test_square_brackets_that_a_rank_prints_are_no_markup() -> None:
 def test_the_view_can_be_drawn_on_any_terminal(progress: Progress, width: int) -> None:
     observe(progress, "progress", step=25, target=100, loss="nan")
     assert max(len(line) for line in drawn(draw(progress), width).splitlines()) <= width
+
+
+def test_what_rank_0_says_of_the_group_holds_for_every_node(progress: Progress) -> None:
+    for node in ("node-0", "node-1"):
+        observe(progress, "group-formed", node, world_size=2)
+    observe(progress, "first-step", "node-0", step=1)
+    assert [node.phase for node in progress.nodes.values()] == ["training", "training"]
+
+
+def test_the_time_left_follows_the_pace_of_now_and_not_of_the_start(progress: Progress, clock: Clock) -> None:
+    for second in range(100):
+        clock.now += 1
+        observe(progress, "progress", step=1 + second, target=1000, loss=1.0)
+    observe(progress, "resumed", step=50)
+    assert progress.seconds_left() is None, "no pace yet after the fall back"
+    for second in range(10):
+        clock.now += 1
+        observe(progress, "progress", step=60 + 10 * second, target=1000, loss=1.0)
+    assert progress.seconds_left() == pytest.approx((1000 - 150) / 10, rel=0.15)
+
+
+def test_an_older_answer_of_another_node_does_not_turn_the_clock_back(progress: Progress, clock: Clock) -> None:
+    observe(progress, "progress", step=10, target=100, loss=1.0, generation=1)
+    for step in (20, 18, 30, 29):
+        clock.now += 1
+        progress.observe_answer("node-0", answer(clock, generation=1, step=step, loss=0.5))
+    assert progress.step == 30
+    assert progress.seconds_left() == pytest.approx(70 / (20 / 3))
+    observe(progress, "group-formed", world_size=2, generation=2)
+    progress.observe_answer("node-1", answer(clock, generation=2, step=7, loss=0.5))
+    assert progress.step == 7

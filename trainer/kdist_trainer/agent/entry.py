@@ -52,8 +52,8 @@ def enter(target: str) -> NoReturn:
         fresh.replace(result_path(scratch, local_rank))
         code = 0
     except BaseException as error:  # noqa: BLE001 - whatever it is, the agent must hear of it
-        failure.record(error)
-        traceback.print_exc()
+        if failure.record(error).primary:  # an echo of a peer's death stands in the record; printed, it would bury the cause
+            traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

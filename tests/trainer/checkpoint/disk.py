@@ -105,7 +105,10 @@ def _link(folder: Node, name: str, node: Node) -> None:
 
 
 def _unlink(folder: Node, name: str) -> None:
-    folder.change(lambda entries: entries.pop(name, None) and None)
+    def edit(entries: dict[str, Node]) -> None:
+        entries.pop(name, None)
+
+    folder.change(edit)
 
 
 def _move(folder: Node, name: str, target: str) -> None:

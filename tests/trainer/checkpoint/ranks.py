@@ -16,7 +16,12 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE_SECONDS = 120
-_PRELOADED = ["torch.distributed.checkpoint.state_dict", "torch.nn.parallel", "kdist_trainer.checkpoint.checkpointer"]
+_PRELOADED = [
+    "torch.distributed.checkpoint.state_dict",
+    "torch.nn.parallel",
+    "torch._dynamo",  # the first DDP of a process would import it
+    "kdist_trainer.checkpoint.script",
+]
 
 
 @dataclass(frozen=True)
@@ -76,10 +81,11 @@ def _enter(
 ) -> None:
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore
 
     torch.set_num_threads(1)
     os.environ["RANK"] = str(rank.rank)
-    file_store = dist.FileStore(str(store), rank.size)
+    file_store = FileStore(str(store), rank.size)
     dist.init_process_group("gloo", store=file_store, rank=rank.rank, world_size=rank.size, timeout=timedelta(seconds=60))
     try:
         value = work(rank, *arguments)

@@ -2,7 +2,8 @@
 
 It reads one request a line (JSON) on standard input, forks, and answers with one line: what became of the child's saves, and
 how the child ended. The fork spares every case the start of torch. strace is attached when the store is open, so that only
-the save itself is touched; the child goes on once strace answers one of its calls.
+the save itself is touched; the child goes on once strace answers one of its calls. With `watch_load`
+it is the load that is touched.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from dataclasses import asdict
@@ -23,6 +25,7 @@ from typing import Any
 import torch
 
 from kdist_trainer.checkpoint import files
+from kdist_trainer.failure import StorageProblem
 from tests.trainer.checkpoint.states import load, open_store, save
 
 _ATTACHED = 424_242
@@ -33,6 +36,10 @@ _PATIENCE_SECONDS = 120
 def main() -> None:
     """Serve requests until standard input ends."""
     torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:  # what torch only reads the first time is none of the children's calls
+        root = Path(folder, "checkpoints")
+        assert save(open_store(root), 1).ok
+        assert load(open_store(root, generation=2)) == 1
     for line in sys.stdin:
         os.write(1, json.dumps(_serve(json.loads(line))).encode() + b"\n")
 
@@ -75,13 +82,21 @@ def _save_all(request: dict[str, Any], parent: socket.socket) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1 & (2**64 - 1)), 0, 0, 0)
         files.BUFFER_BYTES = request["buffer"]
         store = open_store(Path(request["root"]), generation=request["generation"], keep=request["keep"])
-        load(store)
+        if not request["watch_load"]:
+            load(store)
         parent.send(b"ready\n")
         if request["inject"]:
             deadline = time.monotonic() + _PATIENCE_SECONDS
             while os.getppid() != _ATTACHED:
                 if time.monotonic() > deadline:
                     os._exit(3)
+        if request["watch_load"]:
+            try:
+                answer: dict[str, Any] = {"loaded": load(store), "fallbacks": [asdict(one) for one in store.fallbacks]}
+            except (OSError, StorageProblem) as error:
+                answer = {"error": str(error)}
+            parent.send(json.dumps(answer).encode() + b"\n")
+            parent.recv(1)
         for step in request["steps"]:
             result = asdict(save(store, step))
             parent.send(json.dumps(result, default=str).encode() + b"\n")

@@ -81,6 +81,13 @@ def open_store(
     return CheckpointStore(root, world=ranks, run_id=run_id, config=config, config_digest="config-1", take_over=take_over)
 
 
+def opened(root: Path, *, keep: int = 3, blocking: bool = True) -> CheckpointStore:
+    """A store on an empty folder, ready to save."""
+    store = open_store(root, keep=keep, mode="blocking" if blocking else "async")
+    assert load(store) is None
+    return store
+
+
 def save(store: CheckpointStore, step: int) -> SaveResult:
     """Save `make_state(step)` as of that step, wait for it and return what became of it."""
     results: list[SaveResult] = []

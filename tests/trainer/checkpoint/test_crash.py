@@ -43,9 +43,12 @@ class Saver:
             stderr=subprocess.DEVNULL,
         )
 
-    def save(self, root: Path, *inject: str, steps: tuple[int, ...] = (NEW,), keep: int = 3) -> dict[str, Any]:
+    def save(
+        self, root: Path, *inject: str, steps: tuple[int, ...] = (NEW,), keep: int = 3, watch_load: bool = False
+    ) -> dict[str, Any]:
         """Save `steps` in `root`, the first one under these injections; `killed`, and a result for each save that ended."""
-        request = {"root": str(root), "inject": inject, "steps": steps, "generation": 2, "buffer": SMALL_BUFFER, "keep": keep}
+        request: dict[str, Any] = {"root": str(root), "inject": inject, "steps": steps, "generation": 2, "keep": keep}
+        request |= {"buffer": SMALL_BUFFER, "watch_load": watch_load}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -184,3 +187,31 @@ def test_a_disk_that_refuses_any_single_call_fails_that_save_only(
     saver: Saver, old: Path, tmp_path: Path, call: str, error: str, cause: str
 ) -> None:
     assert fail_at_every(call, error, cause, saver, old, tmp_path, stride=1) > 0
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        (1, {(None,), (NEW,)}),
+        (2, {(None,), (OLD, (NEW, "eio")), (NEW,)}),
+    ],
+)
+def test_what_the_disk_only_fails_to_read_is_read_again_then_passed_over_but_stays_in_its_place(
+    saver: Saver, old: Path, tmp_path: Path, times: int, expected: set[tuple[object, ...]]
+) -> None:
+    both = copy_of(old, tmp_path, "both")
+    assert not saver.save(both)["killed"]
+    shutil.rmtree(both / "lock")  # so that the same generation may come again
+    outcomes = set()
+    for number in range(1, MOST_CALLS, times):
+        root = copy_of(both, tmp_path, f"read-{number}")
+        inject = f"read:error=EIO:when={number}..{number + times - 1}"
+        (result,) = saver.save(root, inject, steps=(), watch_load=True)["results"]
+        fallbacks = [(one["step"], one["cause"]) for one in result.get("fallbacks", [])]
+        outcomes.add((result.get("loaded"), *fallbacks))
+        assert CheckpointDirectory(root).damaged() == [], "a disk that does not answer is no proof of damage"
+        assert [one.step for one in CheckpointDirectory(root).committed()] == [NEW, OLD]
+        shutil.rmtree(root)
+        if result == {"loaded": NEW, "fallbacks": []} and number > 30:
+            break
+    assert outcomes == expected, "None: the lock could not be read, the group fails and another one tries"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import secrets
 import time
@@ -128,7 +129,7 @@ class CheckpointStore:
         insist = required or final is not None
         request = Request(
             manifest=self._describe(step, state),
-            state=state,
+            state=json.dumps({"state": state}, indent=1).encode() + b"\n",
             temporary=Path(),
             started=started,
             visible_seconds=None if self._blocking or insist else time.monotonic() - started,

@@ -7,12 +7,10 @@ the rename, the parent's names, another look at the lock, LATEST. Only after tha
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from kdist_trainer.checkpoint import files
 from kdist_trainer.checkpoint.files import Digest
@@ -25,12 +23,12 @@ from kdist_trainer.checkpoint.manifest import Manifest
 class Request:
     """One save: what is committed besides the tensors.
 
-    `manifest` has no files yet; `started` is of the monotonic clock; `visible_seconds` is how long the training stood still,
-    None when it stands still to the end.
+    `manifest` has no files yet; `state` is the content of `state.json`; `started` is of the monotonic clock;
+    `visible_seconds` is how long the training stood still, None when it stands still to the end.
     """
 
     manifest: Manifest
-    state: dict[str, Any]
+    state: bytes
     temporary: Path
     started: float
     visible_seconds: float | None = None
@@ -58,7 +56,7 @@ def commit(directory: CheckpointDirectory, lock: Lock, request: Request, digests
     """
     folder = request.temporary
     files.make_folder(folder)  # torch made it, unless there was no tensor
-    state = files.write_new(folder / STATE, json.dumps({"state": request.state}, indent=1).encode() + b"\n")
+    state = files.write_new(folder / STATE, request.state)
     manifest = replace(request.manifest, files={**digests, STATE: state})
     files.write_new(folder / MANIFEST, manifest.to_bytes())
     files.sync_folder(folder)

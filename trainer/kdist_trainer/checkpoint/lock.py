@@ -116,16 +116,16 @@ class Lock:
         self.mine = None
 
     def last(self) -> Claim | None:
-        """The newest claim that can be read; a crash may have left a higher one without its content."""
+        """The newest claim that has its content; a crash may have left a higher one empty. Raises `OSError`."""
         for epoch in reversed(self._epochs()):
-            with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            with suppress(FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
                 document: dict[str, Any] = json.loads(self._path(epoch).read_bytes())
                 fences = tuple((int(epoch), str(base)) for epoch, base in document.pop("fences"))
                 return Claim(**document, fences=fences)
         return None
 
     def valid(self, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-        """Those checkpoints that no writer brought in after it had been superseded, in the order given."""
+        """Those checkpoints that no writer brought in after it had been superseded, in the order given. Raises `OSError`."""
         last = self.last()
         fences = [(epoch, parse_name(base) or (-1, -1)) for epoch, base in last.fences] if last is not None else []
         return [one for one in checkpoints if all(one.epoch >= epoch or one.order <= base for epoch, base in fences)]

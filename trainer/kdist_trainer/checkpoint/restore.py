@@ -6,10 +6,12 @@ is next. Where checkpoints exist and none can be read, the training does not qui
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
@@ -25,6 +27,8 @@ from kdist_trainer.checkpoint.peers import Peers
 from kdist_trainer.checkpoint.reader import Found, check_fit, inspect, load_tensors
 from kdist_trainer.checkpoint.storage import broadcast_state
 from kdist_trainer.failure import Mismatch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,18 +69,19 @@ class Restore:
     def _load_shared(self, flat: dict[str, Any], fingerprint: str) -> Found | None:
         """All ranks see one folder: rank 0 chooses, the digests are checked by all, each its share."""
         for one in self._peers.on_leader(self._candidates):
-            folder = self._directory.root / one.name
             try:
-                found = self._peers.on_leader(partial(inspect, folder))
-                share = sorted(found.manifest.files.items())[self._peers.rank :: self._peers.size]
-                self._peers.everywhere(partial(check_digests, folder, share))
-                self._peers.on_leader(partial(check_fit, folder, found, flat, fingerprint=fingerprint))
-                load_tensors(folder, found.manifest, flat, self._peers)
+                return _patiently(partial(self._load_together, self._directory.root / one.name, flat, fingerprint))
             except (Damaged, OSError) as error:
                 self._pass_over([_fallback(one, error)])
-            else:
-                return found
         return None
+
+    def _load_together(self, folder: Path, flat: dict[str, Any], fingerprint: str) -> Found:
+        found = self._peers.on_leader(partial(inspect, folder))
+        share = sorted(found.manifest.files.items())[self._peers.rank :: self._peers.size]
+        self._peers.everywhere(partial(check_digests, folder, share))
+        self._peers.on_leader(partial(check_fit, folder, found, flat, fingerprint=fingerprint))
+        load_tensors(folder, found.manifest, flat, self._peers)
+        return found
 
     def _load_apart(self, flat: dict[str, Any], fingerprint: str) -> Found | None:
         """Each node has a folder of its own: the rank that holds the newest sound checkpoint reads it for all."""
@@ -110,12 +115,9 @@ class Restore:
             if any(one.name == other.name for other in bad):
                 continue
             try:
-                found = inspect(one.path)
-                check_digests(one.path, found.manifest.files.items())
+                return _patiently(partial(_verify, one.path))
             except (Damaged, OSError) as error:
                 bad.append(_fallback(one, error))
-            else:
-                return found
         return None
 
     def _candidates(self) -> list[Checkpoint]:
@@ -151,6 +153,20 @@ class Restore:
                 )
 
         self._peers.on_leader(look)
+
+
+def _verify(folder: Path) -> Found:
+    found = inspect(folder)
+    check_digests(folder, found.manifest.files.items())
+    return found
+
+
+def _patiently(work: Callable[[], T]) -> T:
+    """Do `work`, again if the disk did not answer: going one back for a hiccup would cost what had been acknowledged."""
+    try:
+        return work()
+    except OSError:
+        return work()
 
 
 def _fallback(checkpoint: Checkpoint, error: Exception) -> Fallback:

@@ -1,0 +1,57 @@
+"""A sound checkpoint that does not fit the job: refused with what differs, and left as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.failure import Mismatch
+from tests.trainer.checkpoint.states import FINGERPRINT, digest_of, load, make_state, open_store, position
+
+
+def test_other_data_are_refused_and_nothing_is_loaded(root: Path) -> None:
+    tensors = make_state(999)
+    with pytest.raises(Mismatch, match="trained on other data"):
+        open_store(root, generation=2).load(tensors, fingerprint="data-2")
+    assert digest_of(tensors) == digest_of(make_state(999))
+    assert len(CheckpointDirectory(root).committed()) == 2, "a checkpoint that does not fit is not damaged"
+
+
+def grow(state: dict[str, Any]) -> None:
+    state["model"]["fc.weight"] = torch.zeros(9, 9)
+
+
+def rename(state: dict[str, Any]) -> None:
+    state["model"]["head.weight"] = state["model"].pop("fc.weight")
+
+
+def lose(state: dict[str, Any]) -> None:
+    del state["optimizer"]["state"]["embedding"]
+
+
+def change_kind(state: dict[str, Any]) -> None:
+    state["model"]["norm.count"] = 3
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(grow, "fc.weight"), (rename, "head.weight"), (lose, "embedding"), (change_kind, "norm.count")]
+)
+def test_another_model_is_refused_naming_what_differs(root: Path, change: Callable[[dict[str, Any]], None], said: str) -> None:
+    tensors = make_state(999)
+    change(tensors)
+    before = digest_of(tensors)
+    with pytest.raises(Mismatch, match=said):
+        open_store(root, generation=2).load(tensors, fingerprint=FINGERPRINT)
+    assert digest_of(tensors) == before
+
+
+def test_a_value_that_could_not_be_read_back_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "checkpoints")
+    load(store)
+    with pytest.raises(ValueError, match=r"scheduler\.rule is a builtin_function"):
+        store.save({**make_state(1), "scheduler": {"rule": min}}, position(1), step=1)

@@ -1,0 +1,170 @@
+"""Hostile checkpoints, with manifests that are correct: nothing that lies in them is run, nothing outside of them is read."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata
+
+from kdist_trainer.checkpoint.files import Digest
+from kdist_trainer.checkpoint.manifest import read_manifest
+from kdist_trainer.checkpoint.unpickler import METADATA
+from tests.trainer.checkpoint.states import load, open_store
+
+TENSORS = "__0_0.distcp"
+
+
+def newest(root: Path) -> Path:
+    return root / "step-00000002-e1"
+
+
+def forge(folder: Path, **contents: bytes) -> None:
+    """Replace files of a checkpoint and make the manifest agree with them, as one could who may write the folder."""
+    manifest = read_manifest(folder)
+    files = dict(manifest.files)
+    for name, data in contents.items():
+        (folder / name).write_bytes(data)
+        files[name] = Digest(len(data), hashlib.sha256(data).hexdigest())
+    (folder / "manifest.json").write_bytes(replace(manifest, files=files).to_bytes())
+
+
+class Evil:
+    """An object whose pickle runs a shell command when it is read."""
+
+    def __init__(self, witness: Path) -> None:
+        self.witness = witness
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.system, (f"touch {self.witness}",))
+
+
+def index_of(folder: Path) -> Metadata:
+    index: Metadata = pickle.loads((folder / METADATA).read_bytes())  # noqa: S301 - written by this test
+    return index
+
+
+def evil_in_torch_file(witness: Path, payload: bytes) -> bytes:
+    """A file as torch.save makes it, its pickle replaced."""
+    plain = io.BytesIO()
+    torch.save({"x": torch.zeros(1)}, plain)
+    forged = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(plain.getvalue())) as source, zipfile.ZipFile(forged, "w", zipfile.ZIP_STORED) as target:
+        for entry in source.infolist():
+            target.writestr(entry.filename, payload if entry.filename.endswith("data.pkl") else source.read(entry))
+    return forged.getvalue()
+
+
+def test_an_evil_index_with_a_correct_manifest_is_refused_and_runs_nothing(root: Path, tmp_path: Path) -> None:
+    witness = tmp_path / "ran"
+    evil = pickle.dumps(Evil(witness))
+    pickle.loads(evil)  # noqa: S301 - the attack works on a reader that trusts
+    assert witness.exists()
+    witness.unlink()
+    forge(newest(root), **{METADATA: evil})
+    store = open_store(root, generation=2)
+    assert load(store) == 1
+    assert not witness.exists()
+    assert "system" in store.fallbacks[0].reason
+
+
+def test_evil_hidden_inside_a_true_index_runs_nothing(root: Path, tmp_path: Path) -> None:
+    witness = tmp_path / "ran"
+    index = index_of(newest(root))
+    index.planner_data = {"model": Evil(witness)}
+    forge(newest(root), **{METADATA: pickle.dumps(index)})
+    assert load(open_store(root, generation=2)) == 1
+    assert not witness.exists()
+
+
+def lead_outside(info: _StorageInfo) -> None:
+    info.relative_path = "../../../etc/passwd"
+
+
+def lead_to_absolute(info: _StorageInfo) -> None:
+    info.relative_path = "/etc/passwd"
+
+
+def lead_beyond(info: _StorageInfo) -> None:
+    info.length = 1 << 40
+
+
+def lead_before(info: _StorageInfo) -> None:
+    info.offset = -1
+
+
+def ask_for_transforms(info: _StorageInfo) -> None:
+    info.transform_descriptors = ["zstd"]
+
+
+def be_of_odd_numbers(info: _StorageInfo) -> None:
+    info.offset = "0"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "twist", [lead_outside, lead_to_absolute, lead_beyond, lead_before, ask_for_transforms, be_of_odd_numbers]
+)
+def test_an_index_that_leads_out_of_the_checkpoint_is_refused(root: Path, twist: Callable[[_StorageInfo], None]) -> None:
+    index = index_of(newest(root))
+    twist(next(iter(index.storage_data.values())))
+    forge(newest(root), **{METADATA: pickle.dumps(index)})
+    store = open_store(root, generation=2)
+    assert load(store) == 1
+    assert [one.cause for one in store.fallbacks] == ["corrupt"]
+
+
+NO_TENSOR: Any = {"a": 5}
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x80\x04.", pickle.dumps({"a": 1}), pickle.dumps(Metadata(NO_TENSOR, storage_data={}))]
+)
+def test_an_index_of_something_else_is_refused(root: Path, content: bytes) -> None:
+    forge(newest(root), **{METADATA: content})
+    assert load(open_store(root, generation=2)) == 1
+
+
+@pytest.mark.parametrize("value", ["model.fc.weight", "optimizer.param_groups.0.lr"])
+def test_evil_among_the_tensors_and_values_with_correct_digests_runs_nothing(root: Path, tmp_path: Path, value: str) -> None:
+    witness = tmp_path / "ran"
+    evil = evil_in_torch_file(witness, pickle.dumps(Evil(witness), protocol=2))
+    torch.load(io.BytesIO(evil), weights_only=False)
+    assert witness.exists(), "the attack works on a reader that trusts"
+    witness.unlink()
+    index = index_of(newest(root))
+    tensors = (newest(root) / TENSORS).read_bytes()
+    info = next(info for index_, info in index.storage_data.items() if index_.fqn == value)
+    info.offset, info.length = len(tensors), len(evil)
+    forge(newest(root), **{METADATA: pickle.dumps(index), TENSORS: tensors + evil})
+    store = open_store(root, generation=2)
+    assert load(store) == 1, "and whatever was half loaded is loaded again from the older one"
+    assert not witness.exists()
+    assert [one.cause for one in store.fallbacks] == ["corrupt"]
+
+
+@pytest.mark.parametrize("name", ["../escape", "/etc/passwd", "a/b", "..", ".", "", "manifest.json", "nul\0"])
+def test_a_manifest_that_names_files_elsewhere_is_refused(root: Path, name: str) -> None:
+    manifest = read_manifest(newest(root))
+    forged = replace(manifest, files={**manifest.files, name: Digest(0, "")})
+    (newest(root) / "manifest.json").write_bytes(forged.to_bytes())
+    assert load(open_store(root, generation=2)) == 1
+
+
+def test_a_manifest_of_an_unknown_format_is_not_guessed_at(root: Path) -> None:
+    path = newest(root) / "manifest.json"
+    body = json.loads(path.read_bytes())["manifest"]
+    body["format"] = 2
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    path.write_text(json.dumps({"manifest": body, "sha256": digest}))
+    assert load(open_store(root, generation=2)) == 1

@@ -1,0 +1,143 @@
+"""Saves that the disk, another group or another run refuses: counted, told, cleaned up, and the training goes on."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kdist_trainer.checkpoint import files
+from kdist_trainer.checkpoint.checkpointer import SaveResult
+from kdist_trainer.checkpoint.files import Operation
+from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.lock import Superseded
+from kdist_trainer.failure import Mismatch, StorageProblem
+from tests.trainer.checkpoint.states import load, make_state, open_store, opened, position, resumable_step, save
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+def test_a_ledger_that_cannot_be_synced_keeps_the_checkpoint_from_being_committed(root: Path) -> None:
+    store = opened(root)
+    results: list[SaveResult] = []
+    store.on_result = results.append
+
+    def refuse() -> None:
+        raise OSError(5, "Input/output error")
+
+    store.save(make_state(1), position(1), step=1, before_commit=refuse)
+    assert [(one.ok, one.cause) for one in results] == [(False, "eio")]
+    assert CheckpointDirectory(root).committed() == []
+    assert CheckpointDirectory(root).temporary() == []
+
+
+def test_a_required_save_is_tried_twice_and_then_raises(root: Path) -> None:
+    store = opened(root, blocking=False)
+    results: list[SaveResult] = []
+    store.on_result = results.append
+    attempts: list[int] = []
+
+    def refuse_once() -> None:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise OSError(28, "No space left on device")
+
+    store.save(make_state(1), position(1), step=1, before_commit=refuse_once, required=True)
+    assert [one.ok for one in results] == [False, True]
+    assert resumable_step(root) == 1
+
+    def refuse() -> None:
+        raise OSError(28, "No space left on device")
+
+    other = open_store(root, generation=9)
+    load(other)
+    with pytest.raises(StorageProblem, match="step 2 could not be saved"):
+        other.save(make_state(2), position(2), step=2, before_commit=refuse, required=True)
+    assert resumable_step(root) == 1
+
+
+def test_a_rename_that_could_not_be_synced_is_made_again_by_the_next_try(root: Path) -> None:
+    store = opened(root)
+    failed: list[Operation] = []
+
+    def refuse(one: Operation) -> None:
+        if one.name == "fsync_folder" and one.path == root and not failed:
+            failed.append(one)
+            raise OSError(5, "Input/output error")
+
+    with files.observed(refuse):
+        store.save(make_state(1), position(1), step=1, required=True)
+    assert failed
+    assert [one.step for one in CheckpointDirectory(root).committed()] == [1]
+    assert resumable_step(root) == 1
+
+
+def test_a_group_that_was_superseded_learns_it_from_its_next_save(root: Path) -> None:
+    store = opened(root)
+    save(store, 1)
+    later = open_store(root, generation=2)
+    with pytest.raises(Superseded):
+        save(store, 2)
+    assert load(later) == 1
+    store.close()
+    assert save(later, 2).ok, "closing the superseded store does not touch the lock of the later one"
+
+
+def test_another_run_is_refused_until_the_first_lets_go(root: Path) -> None:
+    store = opened(root)
+    save(store, 1)
+    with pytest.raises(Mismatch, match="--take-over"):
+        open_store(root, run_id="run-2", generation=5)
+    store.close()
+    store.close()
+    other = open_store(root, run_id="run-2")
+    assert other.epoch == 2
+    assert load(other) == 1
+    assert open_store(root, run_id="run-3", take_over=True).epoch == 3
+
+
+def test_a_folder_that_cannot_be_written_is_a_storage_problem(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageProblem, match="cannot write"):
+        open_store(tmp_path / "file" / "checkpoints")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB, where this machine lets us mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=False, capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("mounting a file system needs root; refused writes are tested with strace and resource limits as well")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_fails_the_save_and_nothing_else(small_disk: Path) -> None:
+    store = opened(small_disk / "checkpoints", blocking=False)
+    assert save(store, 1).ok
+    ballast = small_disk / "ballast"
+    subprocess.run(["dd", "if=/dev/zero", f"of={ballast}", "bs=4k"], check=False, capture_output=True)
+    result = save(store, 2)
+    assert (result.ok, result.cause) == (False, "enospc")
+    assert CheckpointDirectory(store.directory.root).temporary() == []
+    assert [one.step for one in CheckpointDirectory(store.directory.root).committed()] == [1]
+    with pytest.raises(StorageProblem, match="No space left"):
+        store.save(make_state(3), position(3), step=3, required=True)
+    ballast.unlink()
+    assert save(store, 4).ok
+    assert resumable_step(store.directory.root) == 4
+
+
+def test_a_folder_that_vanishes_is_like_a_lost_lock(root: Path) -> None:
+    store = opened(root)
+    shutil.rmtree(root)
+    with pytest.raises(Superseded):
+        save(store, 1)

@@ -1,0 +1,160 @@
+"""`Checkpointer` in a user's own loop: it resumes to the bit, stops when asked on one rank, and is nothing outside kdist."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from kdist_trainer import Checkpointer
+from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.lock import Lock
+from kdist_trainer.failure import Mismatch
+from tests.trainer.checkpoint.ranks import Rank, prepared_context, run_ranks
+
+pytestmark = pytest.mark.processes
+
+STEPS = 300
+EVERY = 50
+
+
+def enter_kdist(root: Path, generation: int) -> None:
+    """The environment that kdist gives a script."""
+    os.environ |= {"KDIST_CHECKPOINTS": str(root), "KDIST_RUN_ID": "run-1", "KDIST_GENERATION": str(generation)}
+
+
+def train(rank: Rank, root: Path | None, stop_at: int = -1, crash_at: int = -1) -> tuple[str, int, int, float, str]:
+    """A user's loop. Returns how it ended, its first and last step, the learning rate and a digest of model and optimizer."""
+    if root is not None:
+        enter_kdist(root, rank.generation)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[30, 60])
+    with Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler, every_steps=EVERY) as checkpointer:
+        step = first = checkpointer.resume()
+        assert checkpointer.state.get("steps", 0) == first
+        while step < STEPS and not checkpointer.stop_requested:
+            torch.manual_seed(step * 100 + rank.rank)
+            loss = model(torch.randn(8, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            step += 1
+            checkpointer.state["steps"] = step
+            if step == stop_at and rank.rank == 1:
+                signal.raise_signal(signal.SIGTERM)
+            if step == crash_at:
+                return "crashed", first, step, 0.0, ""
+            checkpointer.maybe_save(step)
+        if not checkpointer.stop_requested:
+            checkpointer.finish(step, accuracy=0.5)
+        word = "stopped" if checkpointer.stop_requested else "done"
+    digest = hashlib.sha256()
+    for tensor in (*model.state_dict().values(), *optimizer.state_dict()["state"][0].values()):
+        digest.update(tensor.numpy().tobytes())
+    return word, first, step, float(scheduler.get_last_lr()[0]), digest.hexdigest()
+
+
+def test_a_script_that_is_asked_to_stop_on_one_rank_saves_on_all_and_resumes_to_the_bit(tmp_path: Path) -> None:
+    undisturbed = run_ranks(2, train, tmp_path, None)
+    assert [one[:3] for one in undisturbed] == [("done", 0, STEPS)] * 2
+    root = tmp_path / "checkpoints"
+    stopped = run_ranks(2, train, tmp_path, root, 5)
+    word, first, last, _, _ = stopped[0]
+    assert (word, first) == ("stopped", 0)
+    assert 5 <= last < STEPS
+    assert stopped[1][:3] == stopped[0][:3], "all ranks stop at the same step"
+    directory = CheckpointDirectory(root)
+    assert directory.committed()[0].step == last, "what had been done is saved"
+    claim = Lock(root).last()
+    assert claim is not None
+    assert claim.released
+    resumed = run_ranks(2, train, tmp_path, root, generation=2)
+    assert [one[:3] for one in resumed] == [("done", last, STEPS)] * 2
+    assert [one[3:] for one in resumed] == [one[3:] for one in undisturbed], "the same rate and bits as without a break"
+    done = directory.done()
+    assert done is not None
+    assert (done["run_id"], done["step"], done["outcome"], done["accuracy"]) == ("run-1", STEPS, "done", 0.5)
+
+
+def test_a_script_that_dies_resumes_from_its_last_regular_save(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    assert run_ranks(1, train, tmp_path, root, -1, 2 * EVERY + 7)[0][0] == "crashed"
+    assert run_ranks(1, train, tmp_path, root, generation=2)[0][:3] == ("done", 2 * EVERY, STEPS)
+
+
+def resume_another_model(rank: Rank, root: Path) -> str:
+    enter_kdist(root, rank.generation)
+    model = nn.Linear(3, 3)
+    checkpointer = Checkpointer(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    try:
+        checkpointer.resume()
+    except Mismatch as error:
+        return str(error)
+    return "resumed"
+
+
+def test_a_script_with_another_model_is_told_what_does_not_fit(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    run_ranks(1, train, tmp_path, root)
+    assert "another model" in run_ranks(1, resume_another_model, tmp_path, root, generation=2)[0]
+
+
+def count_signals(answers: Connection, root: Path) -> None:
+    enter_kdist(root, 1)
+    model = nn.Linear(2, 2)
+    checkpointer = Checkpointer(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    answers.send("ready")
+    while not checkpointer._stop:
+        time.sleep(0.001)
+    assert not checkpointer.stop_requested, "one rank's flag is no agreement yet"
+    assert checkpointer.maybe_save(1)
+    answers.send(checkpointer.stop_requested)
+    while True:
+        signal.pause()
+
+
+def test_the_first_sigterm_saves_and_stops_and_a_second_one_ends_the_process_at_once(tmp_path: Path) -> None:
+    context = prepared_context()
+    ours, theirs = context.Pipe()
+    process = context.Process(target=count_signals, args=(theirs, tmp_path / "checkpoints"), daemon=True)
+    process.start()
+    assert ours.poll(120)
+    assert ours.recv() == "ready"
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGTERM)
+    assert ours.poll(120)
+    assert ours.recv() is True
+    assert [one.step for one in CheckpointDirectory(tmp_path / "checkpoints").committed()] == [1]
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(120)
+    assert process.exitcode == 143
+
+
+def test_outside_kdist_a_script_runs_as_if_there_were_no_checkpointer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("KDIST_CHECKPOINTS", "KDIST_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    before = signal.getsignal(signal.SIGTERM)
+    model = nn.Linear(2, 2)
+    with Checkpointer(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), every_steps=1) as checkpointer:
+        assert checkpointer.resume() == 0
+        assert not checkpointer.maybe_save(1)
+        checkpointer.save(1)
+        checkpointer.finish(1)
+        assert not checkpointer.stop_requested
+    assert capfd.readouterr().err.count("checkpoints-off") == 1
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert list(tmp_path.iterdir()) == []

@@ -42,8 +42,8 @@ def wait_for_progress(run: TrainingRun, size: int, more: int = 15) -> None:
         generations = run.events("generation")
         if not generations or generations[-1]["world_size"] != size:
             return False
-        newest = generations[-1]["generation"]
-        return sum(line["generation"] == newest for line in run.steps()) >= more
+        newest: int = generations[-1]["generation"]
+        return len([line for line in run.steps() if line["generation"] == newest]) >= more
 
     run.wait_until(advanced, f"{more} steps with {size} ranks", every=0.05)
 

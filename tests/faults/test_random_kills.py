@@ -79,6 +79,11 @@ def is_in_phase(run: TrainingRun, phase: str) -> Callable[[], bool]:
     return conditions[phase]
 
 
+def has_formed_again(run: TrainingRun, generations: int) -> Callable[[], bool]:
+    """A condition that holds once there are more than so many generations."""
+    return lambda: len(run.events("generation")) > generations
+
+
 def strike(run: TrainingRun, victim: str, draw: random.Random) -> int:
     """Kill the drawn victims; returns how many processes were hit."""
     agents, workers = sorted(run.agents().values()), sorted(rank.pid for rank in run.ranks())
@@ -105,7 +110,7 @@ def test_a_run_with_kills_in_every_phase_ends_with_the_weights_of_the_undisturbe
             run.wait_until(is_in_phase(run, phase), f"phase {phase}", every=0.002)
             hits[phase] += strike(run, victim, draw)
             if phase != "exit":
-                run.wait_until(lambda n=generations: len(run.events("generation")) > n, "the group to form again")
+                run.wait_until(has_formed_again(run, generations), "the group to form again")
         assert run.wait(PATIENCE) == 0, run.output()
     missed = [phase for phase, _ in plan_kills(seed) if not hits[phase]]
     assert not missed, f"no kill fell into {missed}"

@@ -1,0 +1,83 @@
+"""The disk of the checkpoints is full for a while: the training goes on, and what was committed stays as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .check_ledger import assert_every_sample_once
+from .training_run import TrainingRun, describe_job
+
+EPOCHS, SAMPLES = 12, 1437
+STEPS_ON = 25  # with a disk that is full
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 12 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "kdist-test", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take what space is left."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            return ballast
+
+
+def scrape(run: TrainingRun, name: str) -> float:
+    """Sum of a metric's samples whose line begins with `name`, over all agents."""
+    total = 0.0
+    for note in run.folder.glob("node-*/agent.json"):
+        port = json.loads(note.read_text())["port"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        total += sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+    return total
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_a_full_disk_costs_checkpoints_and_nothing_else(small_disk: Path, tmp_path: Path) -> None:
+    train = {
+        "workload": "digits",
+        "epochs": EPOCHS,
+        "globalBatch": 64,
+        "syncEverySteps": 5,
+        "checkpoint": {"every": {"steps": 10}, "keep": 1},
+    }
+    job = describe_job("full", nodes=1, procsPerNode=2, train=train, checkpoints={"path": str(small_disk / "checkpoints")})
+    with TrainingRun(tmp_path / "run", job) as run:
+        run.checkpoints = small_disk / "checkpoints"
+        run.wait_until(lambda: len(run.events("commit")) >= 2, "two checkpoints")
+        ballast = fill(small_disk)
+        failed = run.wait_until(lambda: [e for e in run.log("node-0") if e["event"] == "checkpoint-failed"], "a save to fail")
+        assert failed[0]["cause"] == "enospc"
+        committed = run.events("commit")[-1]["step"]
+        newest = (run.checkpoints / "LATEST").read_text()
+        beyond = failed[0]["step"] + STEPS_ON
+        run.wait_until(lambda: any(rank.beat.step > beyond for rank in run.ranks()), "steps on a full disk")
+        assert scrape(run, "kdist_checkpoint_failures_total") >= 1
+        assert run.events("commit")[-1]["step"] == committed
+        assert (run.checkpoints / "LATEST").read_text() == newest
+        ballast.unlink()
+        run.wait_until(lambda: run.events("commit")[-1]["step"] > committed, "a checkpoint once there is room")
+        assert run.wait() == 0, run.output()
+        assert len(run.events("generation")) == 1
+        assert_every_sample_once(run.steps(), total=EPOCHS * SAMPLES)

@@ -6,7 +6,17 @@ import os
 import shutil
 from collections.abc import Callable
 
+import hypothesis
 import pytest
+
+# Tests share the cores, so torch takes one thread in each; set before anything imports it. Trainings set their own number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A busy machine proves nothing about an example that took long; under CI the examples are the same ones every time.
+hypothesis.settings.register_profile(
+    "kdist", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("kdist")
 
 
 @pytest.fixture(scope="session")

@@ -285,7 +285,7 @@ def test_the_second_signal_ends_a_job_that_does_not_stop(kdist: Kdist, tmp_path:
 
 @pytest.mark.processes
 def test_on_a_terminal_the_job_is_seen_live(kdist: Kdist, tmp_path: Path) -> None:
-    job = write_job(tmp_path, nodes=1, steps=400)
+    job = write_job(tmp_path, nodes=1, steps=150)
     master, slave = pty.openpty()
     os.set_blocking(master, False)
     run = kdist(job, stderr=slave)
@@ -302,14 +302,14 @@ def test_on_a_terminal_the_job_is_seen_live(kdist: Kdist, tmp_path: Path) -> Non
     assert run.process.wait(PATIENCE) == 0, seen.decode(errors="replace")
     os.close(master)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode(errors="replace"))
-    for part in ("… starting: 1 of 1 agents", "━", "/400", "loss ", "learning rate", "NODE", "Ctrl-C saves and stops"):
+    for part in ("… starting: 1 of 1 agents", "━", "/150", "loss ", "learning rate", "NODE", "Ctrl-C saves and stops"):
         assert part in text, text
     assert "group-formed" not in text, "the live view tells sentences, not names of events"
 
 
 @pytest.mark.processes
 def test_an_agent_that_is_killed_is_started_again_and_the_training_ends_well(kdist: Kdist, tmp_path: Path) -> None:
-    job = write_job(tmp_path, steps=200, checkpoint=20)
+    job = write_job(tmp_path, steps=80, checkpoint=20)
     run = kdist(job, "-o", "json")
     folder = run.folder("digits")
     run.wait_until(lambda: len(commits(folder)) >= 1, "checkpoint")
@@ -319,7 +319,7 @@ def test_an_agent_that_is_killed_is_started_again_and_the_training_ends_well(kdi
     assert len(report["recoverySeconds"]) == 1
     assert re.search(r"node-1 agent-restarting +agent ended by signal 9; starts again in 0.5 s", run.errors())
     effective = {line["step"]: line for line in read_ledger(folder, "steps")}
-    assert sorted(effective) == list(range(1, 201))
+    assert sorted(effective) == list(range(1, 81))
 
 
 @pytest.mark.processes

@@ -162,7 +162,12 @@ class Progress:
             return "the ranks start and load the workload"
         if "restarting" in phases:
             return "the ranks of the failed group are stopped, then a new group forms"
-        return f"no step for {quiet:.0f} s" if quiet > SLOW and "training" in phases else None
+        if quiet < SLOW or "training" not in phases:
+            return None
+        doing = {str(rank.get("phase")) for node in self.nodes.values() for rank in node.ranks}
+        if "evaluate" in doing:
+            return "the ranks evaluate the model"
+        return f"no step for {quiet:.0f} s; the ranks are in: {', '.join(sorted(doing)) or 'unknown'}"
 
 
 def _number(value: object) -> float | None:

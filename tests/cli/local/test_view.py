@@ -178,3 +178,16 @@ def test_an_older_answer_of_another_node_does_not_turn_the_clock_back(progress: 
     observe(progress, "group-formed", world_size=2, generation=2)
     progress.observe_answer("node-1", answer(clock, generation=2, step=7, loss=0.5))
     assert progress.step == 7
+
+
+@pytest.mark.parametrize(
+    ("phase", "sentence"),
+    [("evaluate", "the ranks evaluate the model"), ("data", "no step for 4 s; the ranks are in: data")],
+)
+def test_a_training_that_stands_says_where_its_ranks_are(progress: Progress, clock: Clock, phase: str, sentence: str) -> None:
+    for node in progress.nodes:
+        observe(progress, "group-formed", node)
+    observe(progress, "first-step", step=1)
+    progress.observe_answer("node-0", answer(clock, ranks=[{"rank": 0, "phase": phase}]))
+    clock.now += 4
+    assert progress.waiting_for() == sentence

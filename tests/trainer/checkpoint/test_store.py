@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -143,6 +144,16 @@ def test_litter_of_dead_groups_is_cleared_but_not_that_of_a_later_one(root: Path
         (root / name / "file").write_text("x")
     open_store(root, generation=3)
     assert [path.name for path in root.glob("step-*")] == ["step-00000009-e7.tmp-c-1"]
+
+
+def test_files_of_a_moment_that_a_crash_left_are_cleared_once_they_are_old(root: Path) -> None:
+    root.mkdir()
+    for name in ("probe-0123", "LATEST.tmp-1-2", "DONE.tmp-1-2", "probe-young", "notes.txt"):
+        (root / name).write_text("x")
+        if name != "probe-young":
+            os.utime(root / name, (0, 0))
+    open_store(root)
+    assert sorted(path.name for path in root.iterdir() if path.is_file()) == ["notes.txt", "probe-young"]
 
 
 def test_a_step_that_this_group_has_committed_is_not_written_again(root: Path) -> None:

@@ -9,6 +9,7 @@ pages away and would report success. Whoever wants another try writes a new file
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -179,6 +180,9 @@ def sync_folder(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that keep no folders to sync say so
+            raise
     finally:
         os.close(handle)
 

@@ -72,6 +72,12 @@ class CheckpointDirectory:
         """Checkpoints that did not verify and were set aside, newest first."""
         return self._listed(_DAMAGED)
 
+    def loose_files(self) -> list[Path]:
+        """Files of a moment, which a crash may have left: tokens of the storage probe, halves of atomic replacements."""
+        return [
+            path for pattern in ("probe-*", "LATEST.tmp-*", "DONE.tmp-*") for path in self.root.glob(pattern) if path.is_file()
+        ]
+
     def latest(self) -> Path | None:
         """The checkpoint that LATEST names if it is there, else the newest committed one."""
         named = self.named()

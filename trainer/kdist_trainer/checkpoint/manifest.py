@@ -19,7 +19,7 @@ from kdist_trainer.checkpoint.files import Digest
 from kdist_trainer.checkpoint.layout import MANIFEST, name_of, parse_name
 
 FORMAT = 1
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 1 << 30
 _CHUNK_BYTES = 1 << 20
 
 

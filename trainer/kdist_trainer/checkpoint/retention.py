@@ -6,6 +6,7 @@ the newest few of it. Litter of saves that were cut short goes, unless a later e
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 
 from kdist_trainer.checkpoint import files
@@ -13,6 +14,7 @@ from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Lock
 
 KEEP_DAMAGED = 3
+OLD_SECONDS = 3600
 
 
 def prune(directory: CheckpointDirectory, lock: Lock, *, keep: int) -> None:
@@ -35,6 +37,9 @@ def sweep(directory: CheckpointDirectory, *, epoch: int) -> None:
         for one in directory.temporary():
             if one.epoch <= epoch:
                 files.remove_tree(one.path)
+        for path in directory.loose_files():
+            if time.time() - path.stat().st_mtime > OLD_SECONDS:  # a younger one may be in use this moment
+                files.remove(path)
 
 
 def set_aside(checkpoint: Checkpoint) -> None:

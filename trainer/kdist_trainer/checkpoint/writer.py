@@ -115,7 +115,7 @@ class Writer:
         try:
             agreed = self._peers.broadcast(result)
         except Exception as error:  # noqa: BLE001 - a peer is gone; the training is about to learn it in its own way
-            agreed = self._failed(request, error)
+            agreed = result if result is not None else self._failed(request, error)
         assert agreed is not None  # noqa: S101 - rank 0 has committed or failed
         if agreed.ok:
             self.acknowledged = agreed

@@ -29,6 +29,8 @@ ECHO_SECONDS = 1.0
 """How long a node that has only seen peers vanish waits for its other ranks to say why."""
 NOTES_SECONDS = 2.0
 """How long an agent waits for what the others know of a standstill."""
+LEFT_SECONDS = 5.0
+"""How long ranks may go on unaware that other nodes have left their group: the next collective tells them."""
 STOP = "stop"
 
 
@@ -70,6 +72,7 @@ class Attendance:
         self._oom_kills = memory.count_oom_kills()
         self._terminated_at: float | None = None
         self._joining_since: float | None = None
+        self._left_since: float | None = None
         self._must_end_at = math.inf
         self._begun = False
         self._running = False
@@ -114,15 +117,16 @@ class Attendance:
         if news.closed:
             self._take_verdict()
         now = time.monotonic()
-        if not news.waiting:
-            self._joining_since = None
-        elif self._joining_since is None:
-            self._joining_since = now
-        if self._joining_since is None or self._terminated_at is not None:
+        self._joining_since = (self._joining_since or now) if news.waiting else None
+        self._left_since = (self._left_since or now) if news.left else None
+        if self._terminated_at is not None:
             return
-        if now - self._joining_since >= self.config.join_window_seconds:
+        if self._joining_since is not None and now - self._joining_since >= self.config.join_window_seconds:
             log.event("joining", waiting=news.waiting)
             self._terminate(JOIN, since=now)
+        elif self._left_since is not None and now - self._left_since >= max(LEFT_SECONDS, self.config.join_window_seconds):
+            log.warn("group-left", message=f"{news.left} other nodes left this group: the ranks here end too")
+            self._terminate(None, since=now)
 
     def _take_verdict(self) -> None:
         """The run is over: after a failure end now, after a success let the ranks come to their own end."""
@@ -130,8 +134,10 @@ class Attendance:
         if code is not None:
             self._must_end_at = min(self._must_end_at, time.monotonic() + (self.config.grace_seconds if code == 0 else 0))
 
-    def _terminate(self, plan: str, *, since: float) -> None:
-        self.exchange.plan(self.generation.number, plan)
+    def _terminate(self, plan: str | None, *, since: float) -> None:
+        """Ask the ranks to end, once; with a plan their end is no failure."""
+        if plan is not None:
+            self.exchange.plan(self.generation.number, plan)
         self._terminated_at = time.monotonic()
         self.ranks.signal(signal.SIGTERM)
         self._must_end_at = since + self.config.grace_seconds - stop_margin(self.config.grace_seconds)

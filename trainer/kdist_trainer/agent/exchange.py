@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kdist_trainer.failure import Failure
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
 Document = dict[str, Any]
 

@@ -38,7 +38,7 @@ class Ranks:
         """Drop torch's queues and event once all ranks have begun: nobody uses them, and left to the end they would leak."""
         if isinstance(self._context, MultiprocessContext):
             self._context._ret_vals = {}
-            self._context._worker_finished_event = None
+            self._context._worker_finished_event = None  # type: ignore[assignment]
 
     def wait(self, seconds: float) -> None:
         """Wait until a living rank ends, at most `seconds`."""
@@ -102,7 +102,8 @@ class Ranks:
             return -1
 
     def close(self) -> None:
-        """Close the descriptors that were opened here."""
+        """Close the descriptors that were opened here, and drop what torch keeps for the ranks."""
+        self.release()
         if self._groups:
             for descriptor in self._watched:
                 if descriptor >= 0:

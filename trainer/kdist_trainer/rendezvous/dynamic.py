@@ -1,24 +1,29 @@
 """torch's dynamic (c10d) rendezvous as kdist runs it: the same protocol, other timings, and a way to leave it.
 
-torch polls once a second and notices a dead node after fifteen; both are right for a thousand nodes and slow for four. What
-torch lets one set is set here; two of its delays have no setting and are replaced. The names with an underscore are torch's
-own: a test holds that they are still there.
+torch polls once a second, notices a dead node after fifteen, and holds each round open for half a minute; right for a
+thousand nodes and slow for four. The names with an underscore are torch's own: a test holds that they are still there.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torch_dynamic
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousSettings,
+    RendezvousTimeout,
+    _BackendRendezvousStateHolder,
+)
 
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
@@ -31,8 +36,9 @@ class Pace:
     keep_alive: float
     keep_alive_attempts: int
     last_call: float
-    first_call: float
-    """The last call of a job's first round: nodes that start together are seldom ready together."""
+    """How long a round with enough nodes waits for more when nobody is known to be on the way."""
+    patience: float
+    """How long it waits at most for those that are, and in the first round for all: nodes are seldom ready together."""
 
     @classmethod
     def for_nodes(cls, nodes: int) -> Pace:
@@ -41,23 +47,54 @@ class Pace:
             poll=min(1.0, 0.05 * max(1.0, nodes / 4)),
             keep_alive=max(1.0, nodes / 32),
             keep_alive_attempts=3,
-            last_call=0.5 + nodes / 32,
-            first_call=5.0 + nodes / 32,
+            last_call=0.3 + nodes / 64,
+            patience=5.0 + nodes / 32,
         )
+
+
+class _State(_BackendRendezvousStateHolder):
+    """torch's view of the shared state; closes a round as soon as everybody who is known to be there has joined it.
+
+    Nodes that want in, or have left the round before, stand in the wait list: an elastic group that forms without one of
+    them would have to form again at once.
+    """
+
+    pace: Pace
+
+    def sync(self) -> bool | None:
+        """See base class."""
+        done = super().sync()
+        state, pace = self.state, self.pace
+        if state.deadline is not None and not state.complete and state.round > 0 and not state.wait_list:
+            opened = state.deadline - timedelta(seconds=pace.patience)
+            if datetime.now(UTC) > opened + timedelta(seconds=pace.last_call):
+                state.deadline = opened  # seen here only, unless this node closes the round now
+        return done
 
 
 @dataclass(frozen=True)
 class News:
-    """What the rendezvous says to an agent whose ranks are at work: `waiting` nodes want to join; no more rounds if `closed`."""
+    """What the rendezvous says to an agent whose ranks are at work.
+
+    `waiting` nodes want to join; `left` nodes of the group have turned their back on it and wait to form again; there will be
+    no more rounds if it is `closed`.
+    """
 
     waiting: int
+    left: int
     closed: bool
 
 
 class Rendezvous(DynamicRendezvousHandler):
     """A `RendezvousHandler` for `LocalElasticAgent`; make it with `open_rendezvous`."""
 
-    pace: Pace
+    def __init__(
+        self, store: Store, settings: RendezvousSettings, *, pace: Pace, address: str | None, state: _State
+    ) -> None:
+        node = self._node_desc_generator.generate(address)
+        super().__init__(node, settings, "c10d", store, state)
+        self.pace = pace
+        self._group: set[Any] = set()
 
     @property
     def use_agent_store(self) -> bool:
@@ -66,18 +103,18 @@ class Rendezvous(DynamicRendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Join the next round; blocks until it is complete. Raises `RendezvousTimeoutError`, `RendezvousClosedError`."""
-        self._state_holder.sync()
-        call = self.pace.first_call if self._state_holder.state.round == 0 else self.pace.last_call
-        self.settings.timeout._set_timeouts(last_call=timedelta(seconds=call))
-        with _environment(_OWN_STORE, "1"), _delays(self.pace.poll):
-            return super().next_rendezvous()
+        with _environment(_OWN_STORE, "1"), _brisk(self.pace.poll):
+            found = super().next_rendezvous()
+        self._group = set(self._state_holder.state.participants)
+        return found
 
     def news(self) -> News:
         """What the state says now; it is read from the store at most once per `Pace.poll`."""
         with self._heartbeat_lock:
             self._state_holder.sync()
             state = self._state_holder.state
-            return News(waiting=len(state.wait_list), closed=state.closed)
+            left = len(state.wait_list & self._group)
+            return News(waiting=len(state.wait_list) - left, left=left, closed=state.closed)
 
     def members(self) -> int:
         """How many nodes the current round still has."""
@@ -88,7 +125,7 @@ class Rendezvous(DynamicRendezvousHandler):
     def leave(self) -> None:
         """Give up this node's place, so that the others need not wait until its keep-alives are missed."""
         self._stop_heartbeats()
-        with _delays(self.pace.poll):
+        with _brisk(self.pace.poll):
             self._op_executor.run(torch_dynamic._RendezvousExitOp(), time.monotonic() + self.pace.keep_alive)
 
     def evict(self, pid: int) -> None:
@@ -106,27 +143,24 @@ class Rendezvous(DynamicRendezvousHandler):
 
 
 def open_rendezvous(
-    store: dist.Store, *, run_id: str, min_nodes: int, max_nodes: int, address: str | None, timeout_seconds: float
+    store: Store, *, run_id: str, min_nodes: int, max_nodes: int, address: str | None, timeout_seconds: float
 ) -> Rendezvous:
     """A rendezvous of run `run_id` whose state lives in `store`. `address` is where this node's ranks listen, None: its name.
 
     Raises `RendezvousConnectionError` when the store cannot be reached.
     """
     pace = Pace.for_nodes(max_nodes)
-    handler = Rendezvous.from_backend(
+    settings = RendezvousSettings(
         run_id,
-        store,
-        C10dRendezvousBackend(store, run_id),
         min_nodes,
         max_nodes,
-        address,
-        RendezvousTimeout(join=timedelta(seconds=timeout_seconds), last_call=timedelta(seconds=pace.last_call)),
-        keep_alive_interval=pace.keep_alive,
+        RendezvousTimeout(join=timedelta(seconds=timeout_seconds), last_call=timedelta(seconds=pace.patience)),
+        keep_alive_interval=timedelta(seconds=pace.keep_alive),
         keep_alive_max_attempt=pace.keep_alive_attempts,
     )
-    handler.pace = pace
-    handler._state_holder._cache_duration = pace.poll
-    return handler
+    state = _State(C10dRendezvousBackend(store, run_id), settings, cache_duration=pace.poll)  # type: ignore[arg-type]
+    state.pace = pace
+    return Rendezvous(store, settings, pace=pace, address=address, state=state)
 
 
 @contextmanager
@@ -143,12 +177,15 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 @contextmanager
-def _delays(seconds: float) -> Iterator[None]:
-    """Let torch's executor wait so long between two looks at the state, instead of a whole second."""
+def _brisk(seconds: float) -> Iterator[None]:
+    """Let torch's executor wait so long between two looks at the state, instead of a whole second.
+
+    And let it not find out its own methods' names from the stack for events that nobody reads: that takes longer than all else.
+    """
     module = vars(torch_dynamic)
-    before: Callable[..., None] = module["_delay"]
-    module["_delay"] = lambda **_: time.sleep(seconds)
+    before = {name: module[name] for name in ("_delay", "get_method_name")}
+    module.update(_delay=lambda **_: time.sleep(seconds), get_method_name=lambda **_: "")
     try:
         yield
     finally:
-        module["_delay"] = before
+        module.update(before)

@@ -18,12 +18,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 POLL_SECONDS = 0.01
 _LOCK = "lock"
 
 
-class FileStore(dist.Store):
+class FileStore(Store):
     """`torch.distributed.Store` in `folder`, which is made if missing. Keys and values are str or bytes, `get` gives bytes.
 
     `get` and `wait` raise `DistStoreError` when the key does not come within `timeout_seconds`.

@@ -1,0 +1,99 @@
+"""Ranks and agents that are lost: the group forms again, the loss is counted once, nothing is left behind."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.agent.lab import Lab, descendants, is_alive, kill
+
+pytestmark = pytest.mark.processes
+
+
+def test_a_lost_rank_and_a_lost_agent_are_replaced_and_each_is_counted_once(tmp_path: Path) -> None:
+    with Lab(tmp_path, nodes={"min": 2, "max": 2}) as lab:
+        lab.start("node-0", "node-1")
+        first = lab.stepping(1, world=2)
+
+        kill(first[1]["pid"], signal.SIGKILL)
+        second = lab.stepping(2, world=2)
+        assert {rank["kdist_node"] for rank in second.values()} == {"node-0", "node-1"}
+        (failure,) = lab.ledger("failure")
+        assert (failure["cause"], failure["rank"], failure["generation"]) == ("signal", 1, 1)
+        assert failure["node"] == first[1]["kdist_node"]
+        assert failure["message"] == "rank 1 was killed by SIGKILL"
+
+        doomed = lab.agents["node-0"]
+        family = descendants(doomed.pid)
+        assert len(family) >= 2, "a forkserver and a rank"
+        doomed.kill()
+        doomed.wait()
+        killed_at = time.monotonic()
+        while any(map(is_alive, family)) and time.monotonic() < killed_at + 2:
+            time.sleep(0.02)
+        assert not [pid for pid in family if is_alive(pid)], "two seconds later nothing of the agent is left"
+
+        lab.start("node-0")
+        lab.stepping(3, world=2)
+        lab.tell("finish")
+        assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]
+        assert [one["reason"] for one in lab.ledger("generation")] == ["start", "failure", "failure"]
+        assert [one["cause"] for one in lab.ledger("failure")] == ["signal", "node_lost"]
+        assert lab.ledger("failure")[1]["node"] == "node-0"
+        assert [one["restarts"] for one in lab.events("node-1", "restarting")] == [1, 2]
+
+
+def test_nodes_join_by_plan_and_leave_by_accident(tmp_path: Path) -> None:
+    with Lab(tmp_path, nodes={"min": 1, "max": 2}) as lab:
+        lab.start("node-0")
+        lab.stepping(1, world=1)
+        lab.start("node-1")
+        (tmp_path / "elsewhere").mkdir()
+        lab.start("stranger", run_id="run-2", LAB=str(tmp_path / "elsewhere"))
+        joined = lab.stepping(2, world=2)
+        assert {rank["kdist_node"] for rank in joined.values()} == {"node-0", "node-1"}, "a foreign run id stays out"
+
+        kill(lab.agents["node-0"].pid, signal.SIGKILL)
+        alone = lab.stepping(3, world=1)
+        assert alone[0]["kdist_node"] == "node-1"
+        lab.start("node-0")
+        lab.stepping(4, world=2)
+        lab.tell("finish")
+        assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]
+        assert [one["reason"] for one in lab.ledger("generation")] == ["start", "join", "failure", "join"]
+        assert [one["restarts"] for one in lab.events("node-1", "restarting")] == [1], "joining costs no restart"
+
+
+def test_a_crash_loop_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
+    with Lab(tmp_path, entrypoint="crash", maxRestarts=2) as lab:
+        lab.start("node-0")
+        assert lab.end("node-0") == 75
+        record = lab.record("node-0")
+        assert (record["code"], record["cause"]) == (75, "budget")
+        assert "rank 0 was killed by SIGKILL" in record["message"]
+        assert len(lab.ledger("generation")) == 3, "the first try and two restarts"
+        assert [one["cause"] for one in lab.ledger("failed")] == ["budget"]
+
+        lab.start("node-0")
+        assert lab.end("node-0") == 75, "agents that come later learn the verdict"
+
+
+def test_a_stopped_rank_is_found_shown_and_replaced_and_a_request_to_stop_is_obeyed(tmp_path: Path) -> None:
+    with Lab(tmp_path, procsPerNode=2, hangTimeoutSeconds=3) as lab:
+        lab.start("node-0")
+        first = lab.stepping(1, world=2)
+        kill(first[1]["pid"], signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        lab.stepping(2, world=2)
+        assert not is_alive(first[1]["pid"])
+        (hang,) = lab.events("node-0", "hang")
+        assert hang["rank"] == 1, "the one that is stopped is to blame, not the one that waits for it"
+        assert lab.ledger("failure")[0]["cause"] == "hang"
+        assert time.monotonic() - stopped_at < 60
+
+        lab.agents["node-0"].terminate()
+        assert lab.end("node-0") == 200
+        assert lab.record("node-0")["outcome"] == "stopped"

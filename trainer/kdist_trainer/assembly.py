@@ -19,7 +19,7 @@ from kdist_trainer.diary import Diary
 from kdist_trainer.failure import ConfigProblem, DataProblem
 from kdist_trainer.heartbeat import Heartbeat, Phase
 from kdist_trainer.parallel.ddp import Ddp
-from kdist_trainer.randomness import WEIGHTS, derive, generators
+from kdist_trainer.randomness import WEIGHTS, derive, generators, generators_of
 from kdist_trainer.run import Run
 from kdist_trainer.saves import Saves
 from kdist_trainer.signals import Exchange, StopFlag
@@ -169,11 +169,15 @@ def warm_up(run: Run) -> None:
     piece = run.loader.sample()
     buffers = {name: buffer.clone() for name, buffer in run.module.named_buffers()}
     run.set_generators(derive(run.state.seed, WEIGHTS))
-    for _ in range(2):
+
+    def backward() -> None:
         with run.precision.autocast():
             loss, count = run.workload.loss(run.model, piece.batch)
         check_loss(run.workload, loss, count, piece.samples)
         loss.backward()  # type: ignore[no-untyped-call]
+
+    backward()
+    run.set_generators = generators_of(backward, run.world.device)
     run.optimizer.zero_grad()
     with torch.no_grad():
         for name, buffer in run.module.named_buffers():

@@ -7,7 +7,7 @@ import torch
 from kdist_trainer.data.loader import fetcher
 from kdist_trainer.data.order import share_of
 from kdist_trainer.heartbeat import Phase
-from kdist_trainer.randomness import EVALUATE, derive
+from kdist_trainer.randomness import EVALUATE, derive, generators
 from kdist_trainer.run import Run
 
 
@@ -19,6 +19,7 @@ def evaluate(run: Run) -> dict[str, float]:
     own = share_of(len(samples), run.world.size, run.world.rank)
     fetch = fetcher(run.workload, samples)
     sums: dict[str, tuple[float, int]] = {}
+    set_generators = generators(run.world.device)
     run.module.eval()
     with torch.no_grad():
         for start in range(own.start, own.stop, run.evaluation_batch):
@@ -26,7 +27,7 @@ def evaluate(run: Run) -> dict[str, float]:
             indices = torch.arange(start, min(start + run.evaluation_batch, own.stop))
             seed = derive(run.state.seed, EVALUATE, start)
             batch = run.workload.to_device(fetch(indices, seed))
-            run.set_generators(seed)
+            set_generators(seed)
             with run.precision.autocast():
                 measured = run.workload.evaluate(run.module, batch)
             for name, (total, count) in measured.items():

@@ -17,12 +17,13 @@ class Precision:
     def __init__(self, name: str, device: torch.device, *, clip: float | None = None) -> None:
         self._dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
         self._device = device.type
+        self._as_it_is = nullcontext()
         self._clip = clip
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The block in which the model runs."""
         if self._dtype is None:
-            return nullcontext()
+            return self._as_it_is
         return torch.autocast(self._device, dtype=self._dtype)
 
     def backward(self, loss: Tensor) -> None:

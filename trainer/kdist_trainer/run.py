@@ -39,7 +39,7 @@ class Run:
     move_rate: Callable[[], object]
     """Moves the learning rate after a step."""
     precision: Precision
-    set_generators: Callable[[int], None]
+    set_generators: Callable[[int], object]
     weigh: Callable[[Batch], float]
     """What a step's losses are multiplied by: 1 / the count of the whole step, times the world size."""
     loader: Loader

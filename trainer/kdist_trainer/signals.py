@@ -11,9 +11,9 @@ import math
 import os
 import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -83,42 +83,65 @@ class Interval(NamedTuple):
 
 class _Posted(NamedTuple):
     row: Row
-    work: Any
-    table: Tensor
-    copied: torch.cuda.Event | None
+    rows: Callable[[], list[list[float]]]
+    """Waits for the rows of all ranks, in their order."""
 
 
 class Exchange:
-    """Rows of all ranks, posted at the end of each interval and collected later; collective, same calls on every rank."""
+    """Rows of all ranks, posted at the end of each interval and collected later; collective, same calls on every rank.
+
+    Each rank has a slot of its own in the table that is all-reduced, and every rank adds the slots in the same order when it
+    reads them: a sum made by the all-reduce itself would depend on the order in which it meets the ranks.
+    """
 
     def __init__(self, world: World, *, most_steps: int) -> None:
         self._world = world
-        self._width = _FLAGS + most_steps
+        self._shape = (world.size, _FLAGS + most_steps)
         self._posted: deque[_Posted] = deque()
         self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def post(self, row: Row) -> None:
         """Send this rank's row. Does not wait."""
-        world, steps = self._world, len(row.losses)
-        # A slot per rank, summed by every rank in the same order when it is read: the sum of an all-reduce itself would
-        # depend on the order in which ranks are added.
-        table = torch.zeros(world.size, self._width, dtype=torch.float64, device=world.device)
-        seconds = sum(record.seconds for record in row.records) / max(1, steps)
-        own = table[world.rank]
-        own[:_FLAGS] = torch.tensor((row.stop, row.save, seconds, math.nan), dtype=torch.float64)
-        if row.norm is not None:
-            own[_NORM] = row.norm
-        if steps:
-            own[_FLAGS : _FLAGS + steps] = torch.stack(list(row.losses))
+        seconds = sum([record.seconds for record in row.records]) / max(1, len(row.records))
+        flags = [float(row.stop), float(row.save), seconds]
+        post = self._post_from_cpu if self._stream is None else self._post_from_device
+        self._posted.append(post(row, flags))
+
+    def _post_from_cpu(self, row: Row, flags: list[float]) -> _Posted:
+        numbers = [*flags, math.nan if row.norm is None else row.norm.item(), *[loss.item() for loss in row.losses]]
+        if self._world.size == 1:
+            return _Posted(row, lambda: [numbers])  # a group of one has said it all
+        table = torch.zeros(self._shape, dtype=torch.float64)
+        table[self._world.rank, : len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
         work = dist.all_reduce(table, async_op=True)
-        copied = None
-        if self._stream is not None:  # wait and copy beside the training's stream, so that reading never stalls it
-            with torch.cuda.stream(self._stream):
-                work.wait()
-                table = table.to("cpu", non_blocking=True)
-                copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                copied.record()
-        self._posted.append(_Posted(row, work, table, copied))
+
+        def rows() -> list[list[float]]:
+            work.wait()
+            return table.tolist()  # type: ignore[no-any-return]
+
+        return _Posted(row, rows)
+
+    def _post_from_device(self, row: Row, flags: list[float]) -> _Posted:
+        """Losses go from device to device and come to the CPU on a stream beside the training's: nothing waits for them."""
+        device, own = self._world.device, self._world.rank
+        table = torch.zeros(self._shape, dtype=torch.float64, device=device)
+        table[own, : len(flags)] = torch.tensor(flags, dtype=torch.float64).pin_memory().to(device, non_blocking=True)
+        table[own, _NORM] = math.nan if row.norm is None else row.norm
+        table[own, _FLAGS : _FLAGS + len(row.losses)] = torch.stack(list(row.losses))
+        work = dist.all_reduce(table, async_op=True)
+        copy = torch.empty(self._shape, dtype=torch.float64, pin_memory=True)
+        with torch.cuda.stream(self._stream):
+            work.wait()
+            copy.copy_(table, non_blocking=True)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+        table.record_stream(self._stream)  # type: ignore[arg-type]  # its memory is not given to others before the copy
+
+        def rows() -> list[list[float]]:
+            copied.synchronize()
+            return copy.tolist()  # type: ignore[no-any-return]
+
+        return _Posted(row, rows)
 
     @property
     def pending(self) -> int:
@@ -127,16 +150,14 @@ class Exchange:
 
     def collect(self) -> Interval:
         """The oldest post of all ranks; waits for it where it is still under way."""
-        row, work, table, copied = self._posted.popleft()
-        if copied is not None:
-            copied.synchronize()
-        else:
-            work.wait()
-        said = table.tolist()
+        row, rows = self._posted.popleft()
+        said = rows()
         share = 1 / self._world.size
         return Interval(
             records=row.records,
-            losses=[sum(rank[_FLAGS + index] for rank in said) * share for index in range(len(row.losses))],
+            losses=[
+                sum(slots) * share for slots in zip(*[rank[_FLAGS : _FLAGS + len(row.losses)] for rank in said], strict=True)
+            ],
             norm=None if row.norm is None else said[0][_NORM],
             stop=any(rank[_STOP] for rank in said),
             save=bool(said[0][_SAVE]),

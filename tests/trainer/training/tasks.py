@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -66,6 +68,14 @@ class Exploding(Small):
         loss, count = super().loss(model, batch)
         wild = (batch[2] == self.context.options["at_sample"]).any()
         return torch.where(wild, loss * torch.nan, loss), count
+
+
+class Whimsical(Small):
+    """Draws from NumPy's and Python's generators while it computes the loss."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        loss, count = super().loss(model, batch)
+        return loss * float(0.5 + np.random.rand() + random.random()), count
 
 
 class Padded(Small):

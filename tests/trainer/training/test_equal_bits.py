@@ -11,7 +11,7 @@ import pytest
 from kdist_trainer import loop
 from kdist_trainer.run import Run
 from tests.trainer.training.group import run_group
-from tests.trainer.training.tasks import WIDE, describe, done, losses, train, train_here
+from tests.trainer.training.tasks import WIDE, Whimsical, describe, done, losses, train, train_here
 
 pytestmark = pytest.mark.processes
 STEPS = 9
@@ -47,6 +47,10 @@ def test_two_ranks_with_four_shards_and_micro_batches_resume_exactly(tmp_path: P
 
 def test_three_ranks_with_several_buckets_resume_exactly(tmp_path: Path) -> None:
     assert_resumes_are_exact(tmp_path, 3, [1, 5, 8], options=WIDE)
+
+
+def test_draws_from_numpy_and_python_in_the_loss_are_repeated(tmp_path: Path) -> None:
+    assert_resumes_are_exact(tmp_path, 1, [3], workload=f"{Whimsical.__module__}:Whimsical")
 
 
 @pytest.mark.chaos

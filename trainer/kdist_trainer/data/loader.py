@@ -66,10 +66,86 @@ def fetcher(workload: Workload, samples: Samples) -> Fetch:
     return fetch
 
 
+class Loader:
+    """The batches of one rank from any step on."""
+
+    def __init__(self, steps: Steps, workload: Workload, samples: Samples, *, settings: config.Loader, seed: int) -> None:
+        self._steps, self._workload, self._samples, self._settings, self._seed = steps, workload, samples, settings, seed
+        device = workload.context.device
+        self._move: Callable[[Any], Any] | None = None if device.type == "cpu" else workload.to_device
+
+    def sample(self) -> Piece:
+        """This rank's first piece of the run, fetched here and now: something to warm up with."""
+        return self._moved(_fetched(_request(self._steps, self._steps.parts(0)[0], 0, 0, self._seed), self._fetcher()))
+
+    def batches(self, *, step: int, position: int) -> Iterator[Batch]:
+        """Every step's batch, after `step` steps and `position` samples."""
+        steps, seed, take = self._steps, self._seed, self._take(step, position)
+        while position < steps.total:
+            pieces = [take(_request(steps, part, step, position, seed)) for part in steps.parts(position)]
+            size = steps.size(position)
+            yield Batch(position, size, pieces)
+            step, position = step + 1, position + size
+
+    def _take(self, step: int, position: int) -> Callable[[_Request], Piece]:
+        """What answers the requests from this step on, in their order."""
+        if self._settings.workers:
+            ahead = iter(self._processes(_Requests(self._steps, seed=self._seed, step=step, position=position)))
+            return lambda _: self._moved(next(ahead))
+        fetch = self._fetcher()
+        if self._move is None:
+            return lambda request: _fetched(request, fetch)
+        return lambda request: self._moved(_fetched(request, fetch))
+
+    def _processes(self, requests: _Requests) -> DataLoader[Piece]:
+        return DataLoader(
+            _Pieces(self._workload, self._samples),
+            batch_size=None,
+            sampler=requests,  # torch speaks of indices, and passes on whatever it is given
+            num_workers=self._settings.workers,
+            prefetch_factor=self._settings.prefetch,
+            collate_fn=_unchanged,  # type: ignore[arg-type]  # without a batch size it is handed single items
+            pin_memory=self._move is not None,
+            multiprocessing_context="forkserver",  # a fork would copy gloo's threads half-way
+        )
+
+    def _fetcher(self) -> Fetch:
+        return fetcher(self._workload, self._samples)
+
+    def _moved(self, piece: Piece) -> Piece:
+        return piece if self._move is None else piece._replace(batch=self._move(piece.batch))
+
+
 class _Request(NamedTuple):
+    """One piece to fetch: whose it is, which samples, and what decides all that is drawn while they are made."""
+
     part: Part
     indices: Tensor
     seed: int
+
+
+def _request(steps: Steps, part: Part, step: int, position: int, seed: int) -> _Request:
+    indices = steps.order.between(position + part.first, position + part.last)
+    return _Request(part, indices, derive(seed, FETCH, step, part.shard, part.chunk))
+
+
+def _fetched(request: _Request, fetch: Fetch) -> Piece:
+    part, indices, seed = request
+    return Piece(part.shard, part.chunk, part.samples, part.weight, fetch(indices, seed))
+
+
+class _Requests:
+    """All of a rank's requests from one position on, in order; no batch waits for them to be made."""
+
+    def __init__(self, steps: Steps, *, seed: int, step: int, position: int) -> None:
+        self._steps, self._seed, self._step, self._position = steps, seed, step, position
+
+    def __iter__(self) -> Iterator[_Request]:
+        steps, step, position = self._steps, self._step, self._position
+        while position < steps.total:
+            for part in steps.parts(position):
+                yield _request(steps, part, step, position, self._seed)
+            step, position = step + 1, position + steps.size(position)
 
 
 class _Pieces(Dataset[Piece]):
@@ -80,78 +156,10 @@ class _Pieces(Dataset[Piece]):
         self._fetch: Fetch | None = None
 
     def __getitem__(self, request: _Request) -> Piece:
-        if self._fetch is None:  # closures do not travel to another process
+        if self._fetch is None:  # made here, because closures do not travel to another process
             self._fetch = fetcher(self._workload, self._samples)
-        return _answer(request, self._fetch)
-
-
-def _answer(request: _Request, fetch: Fetch) -> Piece:
-    part = request.part
-    samples = part.last - part.first if part.weight else 0
-    return Piece(part.shard, part.chunk, samples, part.weight, fetch(request.indices, request.seed))
-
-
-class _Requests:
-    """All of a rank's requests from one position on, in order."""
-
-    def __init__(self, steps: Steps, *, seed: int, step: int, position: int) -> None:
-        self._steps, self._seed, self._step, self._position = steps, seed, step, position
-
-    def __iter__(self) -> Iterator[_Request]:
-        steps, step, position = self._steps, self._step, self._position
-        while position < steps.total:
-            for part in steps.parts(position):
-                yield request_of(steps, part, seed=self._seed, step=step, position=position)
-            step, position = step + 1, position + steps.size(position)
-
-
-def request_of(steps: Steps, part: Part, *, seed: int, step: int, position: int) -> _Request:
-    """What must be fetched for one part of the step that begins at `position`."""
-    indices = steps.order.between(position + part.first, position + part.last)
-    return _Request(part, indices, derive(seed, FETCH, step, part.shard, part.chunk))
+        return _fetched(request, self._fetch)
 
 
 def _unchanged(piece: Piece) -> Piece:
     return piece
-
-
-class Loader:
-    """The batches of one rank from any step on."""
-
-    def __init__(self, steps: Steps, workload: Workload, samples: Samples, *, settings: config.Loader, seed: int) -> None:
-        self._steps, self._workload, self._samples, self._settings, self._seed = steps, workload, samples, settings, seed
-        self._on_cpu = workload.context.device.type == "cpu"
-
-    def sample(self) -> Piece:
-        """This rank's first piece of the run, fetched here and now: something to warm up with."""
-        request = request_of(self._steps, self._steps.parts(0)[0], seed=self._seed, step=0, position=0)
-        return self._moved(_answer(request, fetcher(self._workload, self._samples)))
-
-    def batches(self, *, step: int, position: int) -> Iterator[Batch]:
-        """Every step's batch, after `step` steps and `position` samples."""
-        requests = _Requests(self._steps, seed=self._seed, step=step, position=position)
-        pieces = self._ahead(requests) if self._settings.workers else self._at_once(requests)
-        while position < self._steps.total:
-            size = self._steps.size(position)
-            yield Batch(position, size, [self._moved(next(pieces)) for _ in self._steps.parts(position)])
-            position += size
-
-    def _at_once(self, requests: _Requests) -> Iterator[Piece]:
-        fetch = fetcher(self._workload, self._samples)
-        return (_answer(request, fetch) for request in requests)
-
-    def _ahead(self, requests: _Requests) -> Iterator[Piece]:
-        loader: DataLoader[Piece] = DataLoader(
-            _Pieces(self._workload, self._samples),
-            batch_size=None,
-            sampler=requests,  # torch speaks of indices, and passes on whatever it is given
-            num_workers=self._settings.workers,
-            prefetch_factor=self._settings.prefetch,
-            collate_fn=_unchanged,  # type: ignore[arg-type]  # without a batch size it is handed single items
-            pin_memory=not self._on_cpu,
-            multiprocessing_context="forkserver",  # a fork would copy gloo's threads half-way
-        )
-        return iter(loader)
-
-    def _moved(self, piece: Piece) -> Piece:
-        return piece if self._on_cpu else piece._replace(batch=self._workload.to_device(piece.batch))

@@ -27,6 +27,7 @@ class Order:
         self.length = length
         self._seed = seed
         self._cached: dict[int, Tensor] = {}
+        self._current, self._begin = torch.empty(0, dtype=torch.int64), 0
 
     def epoch(self, number: int) -> Tensor:
         """Permutation of epoch `number` (0 = first): int64, shape [length]."""
@@ -40,10 +41,14 @@ class Order:
 
     def between(self, first: int, last: int) -> Tensor:
         """Indices of the samples at positions `first` (included) to `last` (excluded): int64, shape [last - first]."""
+        start, stop = first - self._begin, last - self._begin
+        if start >= 0 and stop <= len(self._current):
+            return self._current[start:stop]
         number, start = divmod(first, self.length)
         stop = start + last - first
         if stop <= self.length:
-            return self.epoch(number)[start:stop]
+            self._current, self._begin = self.epoch(number), first - start
+            return self._current[start:stop]
         rest = self.between((number + 1) * self.length, last)
         return torch.cat([self.epoch(number)[start:], rest])
 
@@ -55,8 +60,9 @@ class Part(NamedTuple):
     chunk: int
     first: int
     last: int
+    samples: int
     weight: float
-    """1, or 0 for the stand-in of a rank that has no sample in a short last step but must take part in its all-reduce."""
+    """1, or 0 (with 0 samples) for the stand-in of a rank that has none in a short last step but must join its all-reduce."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +92,8 @@ class Deal:
             own = share_of(samples, self.shards, shard)
             size = self.micro_batch or max(1, len(own))
             for chunk, start in enumerate(range(own.start, own.stop, size)):
-                parts.append(Part(shard, chunk, start, min(start + size, own.stop), 1.0))
-        return parts or [Part(self.own_shards().start, 0, 0, 1, 0.0)]
+                parts.append(Part(shard, chunk, start, min(start + size, own.stop), min(size, own.stop - start), 1.0))
+        return parts or [Part(self.own_shards().start, 0, 0, 1, 0, 0.0)]
 
 
 def share_of(total: int, holders: int, holder: int) -> range:

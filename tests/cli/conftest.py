@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from kdist.app import cli
+from tests.cli.running import Run, Start
 
 Kdist = Callable[..., Result]
 
@@ -52,3 +54,17 @@ def job_file(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "job.yaml"
     file.write_text(job)
     return file
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start `kdist run` with these arguments in the folder `tmp_path`: `start("job.yaml", "--nodes", "2")`."""
+    runs: list[Run] = []
+
+    def begin(*args: str, stderr: Any = None) -> Run:
+        runs.append(Run(tmp_path, *args, stderr=stderr))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.close()

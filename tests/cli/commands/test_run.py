@@ -1,0 +1,184 @@
+"""`kdist run` of scripts, and its usage: arguments, exit codes, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from kdist.commands.run import exit_code, is_script
+from kdist.local import Ended
+from kdist.local.kubelet import Kind, Outcome
+from tests.cli.conftest import Kdist
+from tests.cli.running import Start, processes_of, write_job, write_script
+
+HELLO = """
+import json, os, sys
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK")
+print("hello", json.dumps([sys.argv, os.getcwd(), [os.environ[name] for name in names]]), flush=True)
+"""
+
+
+@pytest.mark.processes
+def test_a_script_runs_as_under_torchrun_with_its_arguments_untouched(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    script = write_script(tmp_path, HELLO, "sub/my_script.py")
+    run = start("--nodes", "2", "--procs-per-node", "2", script, "--lr", "0.1", "--nodes", "7", "-o", "json", "--", "-h")
+    assert "done" in run.wait(0)
+    hellos = re.findall(r"^\[(node-\d)\] hello (.*)$", run.errors(), re.MULTILINE)
+    told = [json.loads(text) for _, text in hellos]
+    assert [each[0] for each in told] == [[script, "--lr", "0.1", "--nodes", "7", "-o", "json", "--", "-h"]] * 4
+    assert {each[1] for each in told} == {str(tmp_path)}
+    assert sorted(each[2] for each in told) == [[str(rank), str(rank % 2), "4", str(rank // 2)] for rank in range(4)]
+    assert re.search(r"kdist waiting +starting: \d of 2 agents load torch", run.errors()), "a quiet job says what it waits for"
+    assert sorted(node for node, _ in hellos) == ["node-0", "node-0", "node-1", "node-1"]
+    old = json.loads((run.folder("my-script") / "run.json").read_text())["run_id"]
+
+    fresh = start("--fresh", script)
+    fresh.wait(0)
+    assert re.search(r"moved-aside +the old run is in .*/runs/my-script\.\d{8}-\d{6}", fresh.errors())
+    (aside,) = (tmp_path / "runs").glob("my-script.*")
+    assert json.loads((aside / "run.json").read_text())["run_id"] == old
+    assert json.loads((run.folder("my-script") / "run.json").read_text())["run_id"] != old
+
+
+BOOM = """
+import os
+
+def explode():
+    raise ValueError("boom [with brackets]")
+
+if os.environ["RANK"] == "1":
+    explode()
+import time
+time.sleep(600)
+"""
+
+
+@pytest.mark.processes
+def test_an_exception_of_the_users_fails_the_job_and_is_shown_with_its_place(start: Start, tmp_path: Path) -> None:
+    script = write_script(tmp_path, BOOM)
+    run = start("--nodes", "2", script)
+    assert "failed" in run.wait(10)
+    last = run.errors().splitlines()[-3:]
+    assert last[0].startswith("Error: script failed (user_code), rank 1 on node-1: ValueError: boom [with brackets]")
+    assert f'{script}", line 5, in explode' in last[1]
+    assert last[2] == f"Next: kdist run {script}"
+    assert "[node-1] ValueError: boom [with brackets]" in run.errors()
+    failure = json.loads((run.folder("script") / "report.json").read_text())["failure"]
+    assert (failure["cause"], failure["rank"], failure["node"]) == ("user_code", 1, "node-1")
+
+
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("deaf now", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.processes
+def test_the_second_signal_ends_a_job_that_does_not_stop(start: Start, tmp_path: Path) -> None:
+    run = start(write_script(tmp_path, DEAF))
+    run.wait_until(lambda: "deaf now" in run.errors(), "script")
+    run.process.send_signal(signal.SIGTERM)
+    run.wait_until(lambda: "saves and stops (SIGTERM" in run.errors(), "word of the stop")
+    run.process.send_signal(signal.SIGTERM)
+    run.wait(11)
+    assert "script was ended at once; nothing was saved yet" in run.errors()
+    assert processes_of(run.folder("script")) == []
+
+
+@pytest.mark.processes
+def test_a_training_does_not_end_because_nobody_reads_its_lines(start: Start, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    run = start(write_script(tmp_path, HELLO), stderr=writer)
+    os.close(writer)
+    os.close(reader)
+    assert "done" in run.wait(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "trainer", "by", "code", "propagated"),
+    [
+        ("done", 0, None, 0, 0),
+        ("failed", 70, None, 10, 70),
+        ("failed", 75, signal.SIGINT, 10, 75),
+        ("failed", -9, None, 10, 137),
+        ("stopped", 200, signal.SIGINT, 130, 200),
+        ("stopped", 200, signal.SIGTERM, 11, 200),
+        ("stopped", 200, signal.SIGHUP, 11, 200),
+        ("stopped", 203, signal.SIGINT, 10, 203),
+        ("killed", -9, signal.SIGINT, 130, 137),
+        ("killed", -9, signal.SIGTERM, 11, 137),
+    ],
+)
+def test_every_end_has_its_exit_code(kind: Kind, trainer: int, by: signal.Signals | None, code: int, propagated: int) -> None:
+    ended = Ended(Outcome(kind, trainer, "node-0"), {}, by)
+    assert exit_code(ended, propagate=False) == code
+    assert exit_code(ended, propagate=True) == propagated
+
+
+BAD = [
+    (["missing.yaml"], "there is no file `missing.yaml`"),
+    (["missing.py"], "there is no file `missing.py`"),
+    (["job.yaml", "extra"], "a job takes no arguments of its own, found `extra`"),
+    (["job.yaml", "--nodes", "many"], "--nodes takes a number or MIN:MAX, found `many`"),
+    (["job.yaml", "--nodes", "3:2"], "min (3) is more than max (2)"),
+    (["job.yaml", "--set", "spec.train.epoch=2"], "spec.train.epochs"),
+    (["job.yaml", "--procs-per-node", "0"], "procsPerNode"),
+    (["job.yaml", "--bogus"], "No such option"),
+    ([], "Missing argument 'FILE'"),
+]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a `kdist` in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KDIST_HOME", str(tmp_path / "runs"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("args", "told"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_a_wrong_file_or_usage_is_told_before_anything_starts(kdist: Kdist, here: Path, args: list[str], told: str) -> None:
+    write_job(here)
+    result = kdist("run", *args)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert told in result.stderr
+    assert not (here / "runs").exists()
+
+
+def test_a_job_with_problems_shows_them_all_with_their_places(kdist: Kdist, here: Path) -> None:
+    (here / "job.yaml").write_text("apiVersion: kdist.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: A}\nspec: {node: 2}\n")
+    result = kdist("run", "job.yaml")
+    assert result.exit_code == 2
+    assert "job.yaml:3:" in result.stderr
+    assert "job.yaml:4:" in result.stderr
+
+
+def test_a_secret_that_is_not_in_the_environment_is_asked_for(kdist: Kdist, here: Path) -> None:
+    write_job(here, env=[{"name": "API_KEY", "secret": {"name": "s", "key": "k"}}])
+    result = kdist("run", "job.yaml")
+    assert result.exit_code == 2
+    assert "API_KEY is a secret (key k of the Secret s on a cluster): set it in the environment of kdist run" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "script"),
+    [
+        ("train.py", "", True),
+        ("train", "#!/usr/bin/env python3\n", True),
+        ("train", "#!/bin/sh\n", False),
+        ("train", "apiVersion: kdist.dev/v1alpha1\n", False),
+        ("job.yaml", "#!/usr/bin/env python3\n", False),
+        ("-", "", False),
+    ],
+)
+def test_a_script_is_told_from_a_job_by_its_name_or_its_first_line(here: Path, name: str, text: str, script: bool) -> None:
+    (here / name).write_text(text)
+    assert is_script(name) is script

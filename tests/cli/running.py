@@ -1,0 +1,115 @@
+"""`kdist run` at work, seen from outside: what its tests share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+PATIENCE = 180.0  # seconds; a condition on a loaded machine
+
+Start = Callable[..., "Run"]
+
+
+class Run:
+    """One `kdist run` at work in the folder `home`."""
+
+    def __init__(self, home: Path, *args: str, stderr: Any = None) -> None:
+        self.home = home
+        environment = {**os.environ, "KDIST_HOME": str(home / "runs"), "NO_COLOR": "1", "TERM": "xterm"}
+        command = [sys.executable, "-m", "kdist", "run", *args]
+        self._errors = (home / "stderr").open("w+")
+        self.process = subprocess.Popen(
+            command,
+            cwd=home,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=stderr or self._errors,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait(self, code: int) -> str:
+        """What was printed to stdout, once it has ended with this code."""
+        try:
+            out, _ = self.process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"did not end:\n{self.errors()}")
+        assert self.process.returncode == code, self.errors()
+        return out
+
+    def errors(self) -> str:
+        return (self.home / "stderr").read_text()
+
+    def wait_until(self, condition: Callable[[], Any], what: str) -> None:
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert self.process.poll() is None, f"ended before {what}:\n{self.errors()}"
+            assert time.monotonic() < end, f"no {what}:\n{self.errors()}"
+            time.sleep(0.05)
+
+    def folder(self, name: str) -> Path:
+        return self.home / "runs" / name
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._errors.close()
+
+
+def write_job(home: Path, name: str = "digits", *, nodes: int = 2, steps: int = 24, checkpoint: int = 10, **spec: Any) -> str:
+    train = {
+        "workload": "digits",
+        "steps": steps,
+        "globalBatch": 32,
+        "checkpoint": {"every": {"steps": checkpoint}},
+        "syncEverySteps": 2,
+    }
+    document = {
+        "apiVersion": "kdist.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": {"nodes": nodes, "procsPerNode": 1, "train": train, **spec},
+    }
+    (home / "job.yaml").write_text(yaml.safe_dump(document))
+    return "job.yaml"
+
+
+def write_script(home: Path, text: str, name: str = "script.py") -> str:
+    (home / name).write_text(text)
+    return name
+
+
+def read_ledger(folder: Path, name: str) -> list[dict[str, Any]]:
+    path = folder / "checkpoints" / "ledger" / f"{name}.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def commits(folder: Path) -> list[int]:
+    return [event["step"] for event in read_ledger(folder, "events") if event["event"] == "commit"]
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Command lines of the live processes that were told of this run folder, by argument or by environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                command = (entry / "cmdline").read_bytes()
+                told = command + (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if state not in "ZX" and f"{folder}/".encode() in told:
+                found.append(f"{entry.name} {command.decode(errors='replace')}")
+    return found

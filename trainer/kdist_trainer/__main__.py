@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -47,6 +48,8 @@ def _refuse(given: argparse.Namespace, error: Exception) -> int:
     cause, code = (Cause.CONFIG, Exit.CONFIG) if wrong else (Cause.STORAGE, Exit.STORAGE)
     failure = Failure(cause, code, True, f"{given.config}: {error}" if wrong else str(error), node=given.node)
     log.error("failed", cause=cause, code=int(code), node=given.node, message=failure.message)
+    with contextlib.suppress(OSError):
+        given.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_record(failed(failure), given.scratch)
     return int(code)
 

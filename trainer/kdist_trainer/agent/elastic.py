@@ -108,9 +108,8 @@ class Agent(LocalElasticAgent):
 
     def _agree(self) -> Generation:
         """What the leader decides on this generation; the leader decides it now."""
-        group = self._worker_group
+        group: Any = self._worker_group  # torch declares None what it sets later
         store, rank = group.store, group.group_rank
-        assert store is not None and rank is not None and group.group_world_size is not None  # noqa: S101 PT018 - just set
         store.set(f"{_AGENT}{rank}", json.dumps([self._settings.node, self._incarnation]))
         if rank == 0:
             agents = dict(json.loads(store.get(f"{_AGENT}{other}")) for other in range(group.group_world_size))

@@ -88,9 +88,7 @@ class News:
 class Rendezvous(DynamicRendezvousHandler):
     """A `RendezvousHandler` for `LocalElasticAgent`; make it with `open_rendezvous`."""
 
-    def __init__(
-        self, store: Store, settings: RendezvousSettings, *, pace: Pace, address: str | None, state: _State
-    ) -> None:
+    def __init__(self, store: Store, settings: RendezvousSettings, *, pace: Pace, address: str | None, state: _State) -> None:
         node = self._node_desc_generator.generate(address)
         super().__init__(node, settings, "c10d", store, state)
         self.pace = pace

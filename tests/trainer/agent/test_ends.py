@@ -1,0 +1,76 @@
+"""How agents end: one record for all, the exit code of the table, and never a moment later than they must."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from tests.trainer.agent.lab import Lab
+
+pytestmark = pytest.mark.processes
+
+
+def test_an_exception_of_the_user_ends_all_agents_with_the_same_record_and_no_second_try(tmp_path: Path) -> None:
+    with Lab(tmp_path, nodes={"min": 2, "max": 2}) as lab:
+        lab.start("node-0", "node-1")
+        ranks = lab.stepping(1, world=2)
+        lab.tell("raise-1")
+        codes = [lab.end("node-0"), lab.end("node-1")]
+        assert codes == [70, 70]
+        record = lab.record("node-0")
+        assert record == lab.record("node-1")
+        assert (record["cause"], record["rank"], record["node"]) == ("user_code", 1, ranks[1]["kdist_node"])
+        assert record["message"] == "ValueError: bad sample on rank 1"
+        assert record["traceback"][-1] == "ValueError: bad sample on rank 1"
+        assert record["step"] > 2
+        assert not lab.events("node-0", "restarting") + lab.events("node-1", "restarting")
+        assert [one["cause"] for one in lab.ledger("failure")] == ["user_code"]
+        assert [one["code"] for one in lab.ledger("failed")] == [70]
+
+
+def test_an_agent_that_finds_the_run_done_ends_at_once_without_a_group(tmp_path: Path) -> None:
+    with Lab(tmp_path) as lab:
+        CheckpointDirectory(lab.checkpoints).write_done({"run_id": "run-1", "step": 7, "outcome": "done"})
+        lab.start("node-0")
+        assert lab.end("node-0") == 0
+        assert lab.record("node-0")["step"] == 7
+        assert not lab.events("node-0", "rendezvous-started")
+
+
+def test_the_end_of_another_run_in_the_same_folder_means_nothing(tmp_path: Path) -> None:
+    with Lab(tmp_path) as lab:
+        CheckpointDirectory(lab.checkpoints).write_done({"run_id": "run-0", "step": 7})
+        lab.start("node-0")
+        lab.stepping(1, world=1)
+        lab.tell("finish")
+        assert lab.end("node-0") == 0
+        assert not list((tmp_path / "node-0" / "tmp").glob("*")), "nothing temporary is left"
+
+
+def test_an_agent_that_waits_for_others_gives_up_in_time_or_when_asked_to(tmp_path: Path) -> None:
+    with Lab(tmp_path, nodes={"min": 2, "max": 2}, rendezvousTimeoutSeconds=3) as lab:
+        lab.start("node-0")
+        assert lab.end("node-0") == 201
+        assert lab.record("node-0")["cause"] == "rendezvous"
+
+    with Lab(tmp_path / "asked", nodes={"min": 2, "max": 2}) as lab:
+        lab.start("node-0")
+        lab.wait(lambda: lab.events("node-0", "rendezvous-started"), "the wait for others")
+        lab.agents["node-0"].terminate()
+        asked_at = time.monotonic()
+        assert lab.end("node-0") == 200
+        assert time.monotonic() - asked_at < 20
+
+
+def test_a_train_json_that_is_wrong_ends_with_64_and_says_where(tmp_path: Path) -> None:
+    with Lab(tmp_path) as lab:
+        document = json.loads((tmp_path / "train.json").read_text())
+        (tmp_path / "train.json").write_text(json.dumps({**document, "maxRestarts": -1}))
+        lab.start("node-0")
+        assert lab.end("node-0") == 64
+        assert lab.record("node-0")["cause"] == "config"
+        assert "maxRestarts" in lab.record("node-0")["message"]

@@ -1,0 +1,127 @@
+"""Scripts: what torchrun would show them, their failures in their own words, and their children's end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.agent.lab import ROOT, Lab, descendants, is_alive
+
+SCRIPT = "tests/trainer/agent/torchrun_script.py"
+
+
+def run_script(path: Path, *arguments: str, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script by the runner alone, without an agent."""
+    path.write_text(textwrap.dedent(code))
+    command = [sys.executable, "-u", "-m", "kdist_trainer.script", str(path), *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, **environment}, timeout=60)
+
+
+def read_ranks(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.processes
+def test_a_script_sees_and_computes_the_same_as_under_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "torchrun").mkdir()
+    (tmp_path / "kdist").mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=10", SCRIPT]
+    subprocess.run([*command, str(tmp_path / "torchrun"), "--lr", "0.1"], cwd=ROOT, env={**os.environ}, check=True, timeout=200)
+    arguments = [str(tmp_path / "kdist"), "--lr", "0.1"]
+    with Lab(tmp_path / "lab", procsPerNode=2, script={"path": SCRIPT, "args": arguments}) as lab:
+        lab.start("node-0")
+        assert lab.end("node-0") == 0
+
+    theirs, ours = read_ranks(tmp_path / "torchrun"), read_ranks(tmp_path / "kdist")
+    for their, our in zip(theirs, ours, strict=True):
+        assert our["weights"] == their["weights"]
+        assert our["argv"] == [SCRIPT, *arguments]
+        assert [our[name] for name in ("cwd", "file", "path")] == [their[name] for name in ("cwd", "file", "path")]
+        added = {name for name in our["environment"] if name.startswith("KDIST_")} | {"LAB"}
+        assert set(our["environment"]) - added == set(their["environment"])
+        stable = [name for name in their["environment"] if name.endswith(("RANK", "WORLD_SIZE", "RESTARTS", "RESTART_COUNT"))]
+        stable += ["ROLE_NAME", "OMP_NUM_THREADS", "PATH"]
+        assert len(stable) >= 12
+        assert {name: our["environment"][name] for name in stable} == {name: their["environment"][name] for name in stable}
+
+
+@pytest.mark.processes
+def test_an_exception_in_a_script_is_the_users_and_keeps_its_traceback(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def load():\n    raise KeyError('label')\n\nload()\n")
+    with Lab(tmp_path, script={"path": str(script)}) as lab:
+        lab.start("node-0")
+        assert lab.end("node-0") == 70
+        record = lab.record("node-0")
+        assert (record["cause"], record["message"]) == ("user_code", "KeyError: 'label'")
+        assert record["traceback"][1] == f'  File "{script}", line 4, in <module>', "the runner's own frames are left out"
+        assert f'File "{script}", line 2, in load' in lab.logs()
+        assert not lab.events("node-0", "restarting")
+
+
+@pytest.mark.processes
+def test_two_seconds_after_its_agent_was_killed_a_script_and_its_children_are_gone(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import pathlib, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"pathlib.Path({str(tmp_path / 'started')!r}).touch()\n"
+        "time.sleep(600)\n"
+    )
+    with Lab(tmp_path, script={"path": str(script)}) as lab:
+        lab.start("node-0")
+        lab.wait((tmp_path / "started").exists, "the start of the script")
+        family = descendants(lab.agents["node-0"].pid)
+        assert len(family) >= 2
+        lab.agents["node-0"].kill()
+        lab.agents["node-0"].wait()
+        deadline = time.monotonic() + 2
+        while any(map(is_alive, family)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not [pid for pid in family if is_alive(pid)]
+
+
+def test_a_script_is_the_main_module_and_ends_as_an_interpreter_does(tmp_path: Path) -> None:
+    code = """
+        import atexit, pickle, sys, threading, time
+        class Own: pass
+        atexit.register(lambda: print("exit handler"))
+        threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+        assert isinstance(pickle.loads(pickle.dumps(Own())), Own)
+        assert sys.modules["__main__"].Own is Own and __name__ == "__main__"
+        print(sys.argv[1:], end=" ")
+    """
+    ended = run_script(tmp_path / "script.py", "--lr", "0.1", code=code)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == "['--lr', '0.1'] thread\nexit handler\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        ("import sys; sys.exit()", 0, ""),
+        ("import sys; sys.exit(3)", 3, ""),
+        ("import sys; sys.exit('no data')", 1, "no data"),
+        ("def f(:", 1, "SyntaxError"),
+        ("import sys; sys.excepthook = lambda *a: print('hooked', file=sys.stderr)\n1/0", 1, "hooked"),
+    ],
+)
+def test_a_script_ends_with_the_code_that_python_gives(tmp_path: Path, code: str, status: int, said: str) -> None:
+    ended = run_script(tmp_path / "script.py", code=code)
+    assert ended.returncode == status
+    assert said in ended.stderr
+    assert "kdist_trainer" not in ended.stderr
+
+
+def test_a_failing_script_leaves_its_failure_for_the_agent(tmp_path: Path) -> None:
+    run_script(tmp_path / "script.py", code="raise ValueError('odd')", KDIST_SCRATCH=str(tmp_path), LOCAL_RANK="1", RANK="5")
+    left = json.loads((tmp_path / "rank-1.failure.json").read_text())
+    assert (left["cause"], left["code"], left["rank"], left["message"]) == ("user_code", 70, 5, "ValueError: odd")

@@ -1,0 +1,28 @@
+"""A plain torchrun script that knows nothing of kdist: trains a little with DDP and writes down all that it can see."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    torch.manual_seed(0)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = DistributedDataParallel(nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(5):
+        batch = torch.randn(8, 16, generator=torch.Generator().manual_seed(step * 2 + rank))
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = [value for parameter in model.parameters() for value in parameter.detach().flatten().tolist()]
+    seen = {"environment": dict(os.environ), "argv": sys.argv, "cwd": str(Path.cwd()), "file": __file__, "path": sys.path[0]}
+    (folder / f"{rank}.json").write_text(json.dumps({**seen, "weights": weights}))
+    dist.destroy_process_group()

@@ -41,7 +41,9 @@ def train(run: Run) -> str:
             break
         if said.save or run.saves.due(run.state.step):
             save(run)
-    return finish(run) if run.state.step == run.target else stop(run)
+    outcome = finish(run) if run.state.step == run.target else stop(run)
+    run.saves.close()
+    return outcome
 
 
 def begin(run: Run) -> None:

@@ -19,7 +19,7 @@ PATIENCE = 120.0
 """Seconds for one group, on a machine that others use too."""
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.nn.parallel", "torch._dynamo", "kdist_trainer.worker", "sklearn.datasets"])
+_context.set_forkserver_preload(["torch.nn.parallel", "torch._dynamo", "kdist_trainer.worker"])
 
 
 class RankFailed(AssertionError):  # noqa: N818 - it reads as what happened

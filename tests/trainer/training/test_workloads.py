@@ -13,7 +13,7 @@ from kdist_trainer import config, workloads
 from kdist_trainer.failure import ConfigProblem, DataProblem
 from kdist_trainer.testing import check_workload
 from kdist_trainer.workload import Samples, Split, Sums, Workload, WorkloadContext
-from kdist_trainer.workloads.digits import Digits
+from kdist_trainer.workloads.digits import Digits, read_scans
 from kdist_trainer.workloads.gpt import Gpt, read_corpus
 from tests.trainer.training.tasks import Padded, Small, describe, done, train_here
 
@@ -134,6 +134,15 @@ def test_digits_are_split_the_same_way_every_time_and_no_scan_is_in_both() -> No
     assert digits.fingerprint(train) == Digits(WorkloadContext()).fingerprint(digits.dataset("train")) != digits.fingerprint(test)
     counts = torch.bincount(test.tensors[1], minlength=10)
     assert counts.min() >= 25, "every digit is in the test split"
+
+
+def test_digits_are_those_that_scikit_learn_loads() -> None:
+    from sklearn.datasets import load_digits
+
+    images, labels = read_scans()
+    pixels, targets = load_digits(return_X_y=True)
+    assert torch.equal(images.flatten(1) * 16, torch.from_numpy(pixels).float())
+    assert torch.equal(labels, torch.from_numpy(targets).long())
 
 
 def test_the_text_of_gpt_is_cut_into_neighbouring_windows() -> None:

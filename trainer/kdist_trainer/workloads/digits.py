@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -11,6 +14,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from kdist_trainer.config import Model
+from kdist_trainer.failure import DataProblem
 from kdist_trainer.workload import Split, Sums, Workload, WorkloadContext
 
 PRELOAD = ("sklearn.datasets",)
@@ -50,13 +54,10 @@ class Digits(Workload):
 
     def dataset(self, split: Split) -> TensorDataset:
         """1,437 samples to train and 360 to test: a fixed shuffle, since the file is ordered by writer."""
-        from sklearn.datasets import load_digits  # a second to import
-
-        pixels, labels = load_digits(return_X_y=True)
-        images = torch.from_numpy(pixels).to(torch.float32).reshape(-1, 1, 8, 8) / 16
+        images, labels = read_scans()
         shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
         chosen = shuffled[:-TEST_SAMPLES] if split == "train" else shuffled[-TEST_SAMPLES:]
-        return TensorDataset(images[chosen], torch.from_numpy(labels).to(torch.int64)[chosen])
+        return TensorDataset(images[chosen], labels[chosen])
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         """Cross-entropy of the ten classes."""
@@ -70,3 +71,19 @@ class Digits(Workload):
         right = (scores.argmax(dim=1) == labels).sum()
         loss = functional.cross_entropy(scores, labels, reduction="sum")
         return {"accuracy": (right, len(labels)), "loss": (loss, len(labels))}
+
+
+def read_scans() -> tuple[Tensor, Tensor]:
+    """All scans as scikit-learn bundles them: pixels in 0 … 1, float32 [1797, 1, 8, 8], and labels, int64 [1797].
+
+    The file is read without importing scikit-learn, which takes seconds, and those of every restart. Raises `DataProblem`.
+    """
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise DataProblem("the workload digits is scikit-learn's data: install scikit-learn")
+    path = Path(package.origin).parent / "datasets/data/digits.csv.gz"
+    try:
+        table = torch.from_numpy(np.loadtxt(path, delimiter=",", dtype=np.float32))
+    except OSError as error:
+        raise DataProblem(f"scikit-learn's digits cannot be read: {error}") from error
+    return table[:, :-1].reshape(-1, 1, 8, 8) / 16, table[:, -1].to(torch.int64)

@@ -1,0 +1,37 @@
+"""Every job file in examples/ trains, with less to do than it says.
+
+Two are run elsewhere: digits.yaml by `make demo`, script/job.yaml by `test_scripts`, each with a rank killed on the way.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.house.tree import ROOT
+
+ELSEWHERE = {"digits.yaml", "script/job.yaml"}
+FOLDER = ROOT / "examples"
+FILES = [path for path in sorted(FOLDER.rglob("*.yaml")) if str(path.relative_to(FOLDER)) not in ELSEWHERE]
+
+
+def shorten(job: dict[str, Any]) -> list[str]:
+    """What `--set` makes of the job, so that it ends soon."""
+    train = job["spec"]["train"]
+    return ["--set", "spec.train.steps=4" if "steps" in train else "spec.train.epochs=1"]
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_an_example_job_trains(file: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kdist", "run", str(file), *shorten(yaml.safe_load(file.read_text())), "-o", "json"]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout)["outcome"] == "done"

@@ -1,0 +1,55 @@
+"""The example scripts: the same weights under torchrun and under kdist, also when a rank is killed on the way."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.faults.training_run import TrainingRun, kill
+from tests.house.tree import ROOT
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+FOLDER = ROOT / "examples" / "script"
+EPOCHS = 5
+
+
+@pytest.fixture(scope="module")
+def by_torchrun() -> list[str]:
+    """The digest of the weights that two ranks of the plain script have under torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = [str(FOLDER / "ddp.py"), "--epochs", str(EPOCHS)]
+    done = subprocess.run([*command, *script], check=True, capture_output=True, text=True, timeout=200)
+    return read_weights(done.stdout)
+
+
+def read_weights(output: str) -> list[str]:
+    return re.findall(r"weights ([0-9a-f]{64})$", output, re.MULTILINE)
+
+
+def test_a_plain_script_has_the_weights_that_it_has_under_torchrun(by_torchrun: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kdist", "run", "--procs-per-node", "2", str(FOLDER / "ddp.py"), "--epochs", str(EPOCHS)]
+    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=200)
+    assert len(by_torchrun) == 1
+    assert read_weights(done.stdout + done.stderr) == by_torchrun
+
+
+def test_a_script_with_a_checkpointer_has_them_too_when_a_rank_is_killed_on_the_way(
+    by_torchrun: list[str], tmp_path: Path
+) -> None:
+    job = yaml.safe_load((FOLDER / "job.yaml").read_text())
+    job["spec"]["code"] = str(FOLDER)
+    job["spec"]["script"]["args"] = ["--epochs", str(EPOCHS)]
+    with TrainingRun(tmp_path, job) as run:
+        run.wait_until(lambda: len(run.events("commit")) >= 1, "the first checkpoint", every=0.002)
+        kill(run.ranks()[-1].pid)
+        assert run.wait() == 0, run.output()
+    generations = run.events("generation")
+    assert [event["reason"] for event in generations] == ["start", "failure"]
+    assert generations[-1]["from_step"] >= 20
+    assert run.done()["weights"] == by_torchrun[0]

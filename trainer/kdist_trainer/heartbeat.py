@@ -34,12 +34,15 @@ _PHASES = tuple(Phase)
 _NUMBER = {phase: number for number, phase in enumerate(_PHASES)}
 
 _OWNER = struct.Struct("<QQ")  # pid, generation: written once, when the rank attaches
-_BEAT = struct.Struct("<QqqQ")  # count, phase, step, nanoseconds of the monotonic clock
+_BEAT = struct.Struct("<QqqQQ")  # count, phase, step, nanoseconds of the monotonic clock, count again
 _COLLECTIVE = struct.Struct("<QQQ16s16s")  # sequence, inside, elements, operation, element type
 _OWNER_AT = 0
 _BEAT_AT = 64  # parts on cache lines of their own: each has its own writer thread at times
 _COLLECTIVE_AT = 128
+_BEAT_END = _BEAT_AT + _BEAT.size
+_COLLECTIVE_END = _COLLECTIVE_AT + _COLLECTIVE.size
 _INSIDE_AT = _COLLECTIVE_AT + 8
+_ATTEMPTS = 1000  # far more than a writer needs, unless it was stopped in the middle
 _SIZE = 256
 _FLAG = struct.Struct("<Q")
 
@@ -98,27 +101,27 @@ class Heartbeat:
     def beat(self, phase: Phase, step: int) -> None:
         """Say that this rank goes on: it is in `phase`, at `step`."""
         self._count += 1
-        _BEAT.pack_into(self._map, _BEAT_AT, self._count, _NUMBER[phase], step, time.monotonic_ns())
+        # Packed aside and copied in one go: pack_into would first fill the place with zeros, for a reader to see.
+        self._map[_BEAT_AT:_BEAT_END] = _BEAT.pack(self._count, _NUMBER[phase], step, time.monotonic_ns(), self._count)
 
     def enter(self, op: str, numel: int, dtype: str) -> None:
         """Say that a collective over `numel` elements of `dtype` begins."""
         self._sequence += 1
-        _COLLECTIVE.pack_into(self._map, _COLLECTIVE_AT, self._sequence, 1, numel, self._name(op), self._name(dtype))
+        entered = _COLLECTIVE.pack(self._sequence, 1, numel, self._name(op), self._name(dtype))
+        self._map[_COLLECTIVE_AT:_COLLECTIVE_END] = entered
 
     def leave(self) -> None:
         """Say that the collective returned."""
         _FLAG.pack_into(self._map, _INSIDE_AT, 0)
 
     def read(self) -> Beat:
-        """The latest beat. Without a lock: read until two readings agree, which the first two nearly always do."""
-        raw = self._map[:]
-        for _ in range(8):
-            again = self._map[:]
-            if again == raw:
+        """The latest beat. Without a lock: read until the beat is whole, as the first reading nearly always is."""
+        for _ in range(_ATTEMPTS):
+            raw = self._map[:]
+            count, number, step, nanoseconds, count_again = _BEAT.unpack_from(raw, _BEAT_AT)
+            if count == count_again:
                 break
-            raw = again
         pid, generation = _OWNER.unpack_from(raw, _OWNER_AT)
-        count, number, step, nanoseconds = _BEAT.unpack_from(raw, _BEAT_AT)
         sequence, inside, numel, op, dtype = _COLLECTIVE.unpack_from(raw, _COLLECTIVE_AT)
         return Beat(
             count=count,

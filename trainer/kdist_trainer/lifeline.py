@@ -59,15 +59,17 @@ def watch(path: Path, on_end: Callable[[], None] = end_group) -> threading.Threa
     The thread sleeps in the kernel and costs nothing. The default ends the process group of the caller, which therefore
     must not share one with anybody else.
     """
-    thread = threading.Thread(target=_wait, args=(path, on_end), name="lifeline", daemon=True)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # now: a moment later it might be a successor's
+    except OSError:
+        descriptor = None
+    thread = threading.Thread(target=_wait, args=(descriptor, on_end), name="lifeline", daemon=True)
     thread.start()
     return thread
 
 
-def _wait(path: Path, on_end: Callable[[], None]) -> None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
+def _wait(descriptor: int | None, on_end: Callable[[], None]) -> None:
+    if descriptor is None:
         on_end()
         return
     try:

@@ -101,7 +101,7 @@ class Rendezvous(DynamicRendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Join the next round; blocks until it is complete. Raises `RendezvousTimeoutError`, `RendezvousClosedError`."""
-        with _environment(_OWN_STORE, "1"), _brisk(self.pace.poll):
+        with _environment(_OWN_STORE, "1"):
             found = super().next_rendezvous()
         self._group = set(self._state_holder.state.participants)
         return found
@@ -123,8 +123,7 @@ class Rendezvous(DynamicRendezvousHandler):
     def leave(self) -> None:
         """Give up this node's place, so that the others need not wait until its keep-alives are missed."""
         self._stop_heartbeats()
-        with _brisk(self.pace.poll):
-            self._op_executor.run(torch_dynamic._RendezvousExitOp(), time.monotonic() + self.pace.keep_alive)
+        self._op_executor.run(torch_dynamic._RendezvousExitOp(), time.monotonic() + self.pace.keep_alive)
 
     def evict(self, pid: int) -> None:
         """Take a dead process of this host out of the state at once: the predecessor of an agent that was restarted."""
@@ -148,6 +147,7 @@ def open_rendezvous(
     Raises `RendezvousConnectionError` when the store cannot be reached.
     """
     pace = Pace.for_nodes(max_nodes)
+    _quicken(pace.poll)
     settings = RendezvousSettings(
         run_id,
         min_nodes,
@@ -169,21 +169,15 @@ def _environment(name: str, value: str) -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.pop(name)
-        if before is not None:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
             os.environ[name] = before
 
 
-@contextmanager
-def _brisk(seconds: float) -> Iterator[None]:
-    """Let torch's executor wait so long between two looks at the state, instead of a whole second.
+def _quicken(seconds: float) -> None:
+    """Let torch's executor, in all of this process, wait so long between two looks at the state, instead of a whole second.
 
     And let it not find out its own methods' names from the stack for events that nobody reads: that takes longer than all else.
     """
-    module = vars(torch_dynamic)
-    before = {name: module[name] for name in ("_delay", "get_method_name")}
-    module.update(_delay=lambda **_: time.sleep(seconds), get_method_name=lambda **_: "")
-    try:
-        yield
-    finally:
-        module.update(before)
+    vars(torch_dynamic).update(_delay=lambda **_: time.sleep(seconds), get_method_name=lambda **_: "")

@@ -1,0 +1,93 @@
+"""Why ranks ended: exit codes, what they left, and what the agent did to them, made into causes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kdist_trainer import failure
+from kdist_trainer.agent import autopsy
+from kdist_trainer.agent.autopsy import Circumstances
+from kdist_trainer.agent.memory import count_oom_kills, read_count
+from kdist_trainer.config import Cause, Exit
+
+
+def known(scratch: Path, code: int, **fields: Any) -> Circumstances:
+    return Circumstances(node="node-1", generation=4, scratch=scratch, global_ranks=[6, 7], exits={1: code}, **fields)
+
+
+CODES = [
+    (-9, {}, Cause.SIGNAL, Exit.PEERS_LOST, True),
+    (-11, {}, Cause.SIGNAL, Exit.PEERS_LOST, True),
+    (-9, {"out_of_memory": True}, Cause.OOM_HOST, Exit.HOST_OOM, True),
+    (-15, {}, Cause.SIGNAL, Exit.PEERS_LOST, True),
+    (-6, {}, Cause.SIGNAL, Exit.PEERS_LOST, True),
+    (-6, {"collectives": {1: "all_reduce(float32[8]) #3"}}, Cause.COLLECTIVE_TIMEOUT, Exit.HANG, False),
+    (1, {}, Cause.USER_CODE, Exit.USER, True),
+    (127, {}, Cause.USER_CODE, Exit.USER, True),
+    (128, {}, Cause.UNKNOWN, Exit.PEERS_LOST, True),
+    (255, {}, Cause.UNKNOWN, Exit.PEERS_LOST, True),
+]
+
+
+@pytest.mark.parametrize(("code", "fields", "cause", "exit_code", "primary"), CODES)
+def test_an_exit_code_alone_gives_a_cause(
+    tmp_path: Path, code: int, fields: dict[str, Any], cause: Cause, exit_code: Exit, primary: bool
+) -> None:
+    (found,) = autopsy.failures(known(tmp_path, code, steps={1: 12}, **fields)).values()
+    assert (found.cause, found.code, found.primary) == (cause, exit_code, primary)
+    assert (found.rank, found.node, found.generation, found.step) == (7, "node-1", 4, 12)
+
+
+def test_what_the_rank_left_says_more_than_its_exit_code(tmp_path: Path) -> None:
+    failure.record(ValueError("odd"), scratch=tmp_path, local_rank=1)
+    (found,) = autopsy.failures(known(tmp_path, -6, steps={1: 3}, collectives={1: "barrier"})).values()
+    assert (found.cause, found.message, found.step, found.collective) == (Cause.USER_CODE, "ValueError: odd", 3, "barrier")
+    assert (found.rank, found.generation) == (7, 4)
+
+
+@pytest.mark.parametrize(
+    ("code", "left", "terminated", "outcome"),
+    [
+        (0, None, False, "done"),
+        (0, None, True, "stopped"),
+        (0, "done", True, "done"),
+        (0, "stopped", False, "stopped"),
+        (-9, "done", False, "done"),
+        (-6, "stopped", False, "stopped"),
+        (-15, None, True, "stopped"),
+        (143, None, True, "stopped"),
+        (200, None, False, "stopped"),
+    ],
+)
+def test_ends_that_are_no_failures(tmp_path: Path, code: int, left: str | None, terminated: bool, outcome: str) -> None:
+    if left is not None:
+        (tmp_path / "rank-1.result").write_text(json.dumps({"outcome": left}))
+    circumstances = known(tmp_path, code, terminated=terminated)
+    assert autopsy.outcomes(circumstances) == {1: outcome}
+    assert not autopsy.failures(circumstances)
+
+
+def test_what_an_earlier_generation_left_is_cleared(tmp_path: Path) -> None:
+    failure.record(ValueError("odd"), scratch=tmp_path, local_rank=1)
+    (tmp_path / "rank-0.result").write_text('{"outcome": "done"}')
+    autopsy.clear(tmp_path, 2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_kernels_count_of_oom_kills_is_read_in_its_three_forms(tmp_path: Path) -> None:
+    path = tmp_path / "counter"
+    for text, count in (
+        ("low 0\nhigh 0\nmax 4\noom 2\noom_kill 3\noom_group_kill 0\n", 3),
+        ("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n", 1),
+        ("nr_free_pages 5\noom_kill 12\n", 12),
+        ("oom_kill\n", None),
+        ("", None),
+    ):
+        path.write_text(text)
+        assert read_count(path) == count
+    assert read_count(tmp_path / "missing") is None
+    assert count_oom_kills() >= 0

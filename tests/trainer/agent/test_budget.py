@@ -1,0 +1,143 @@
+"""The leader's book: numbers, reasons and the budget, whoever leads and whatever was lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+from kdist_trainer.agent.budget import Book, Generation, count_restarts
+from kdist_trainer.agent.exchange import Exchange
+from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.config import Cause, Exit
+from kdist_trainer.failure import Failure
+
+AGENTS = {"node-0": "a", "node-1": "b"}
+NewBook = Callable[..., Book]
+
+
+def lost_peer(generation: int, *, step: int = 5) -> Failure:
+    return Failure(Cause.NODE_LOST, Exit.PEERS_LOST, False, "closed by peer", 0, "node-0", generation, step, time.time())
+
+
+def killed(generation: int, *, step: int = 5) -> Failure:
+    message = "rank 1 was killed by SIGKILL"
+    return Failure(Cause.SIGNAL, Exit.PEERS_LOST, True, message, 1, "node-1", generation, step, time.time())
+
+
+class Job:
+    """One run: its store, its checkpoints if it has any, and whoever leads."""
+
+    def __init__(self, checkpoints: Path | None, max_restarts: int = 3) -> None:
+        self.checkpoints, self.max_restarts = checkpoints, max_restarts
+        self.forget_store()
+
+    def forget_store(self) -> None:
+        self.exchange = Exchange(HashStore(), run_id="run", node="node-0")
+
+    def open(self, agents: dict[str, str] = AGENTS) -> Generation:
+        book = Book(self.exchange, checkpoints=self.checkpoints, max_restarts=self.max_restarts)
+        return book.open_generation(agents, world_size=len(agents))
+
+
+@pytest.fixture(params=["with checkpoints", "without"])
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
+    return Job(tmp_path if request.param == "with checkpoints" else None)
+
+
+def test_generations_are_numbered_and_each_says_why_it_began(job: Job) -> None:
+    first = job.open()
+    assert (first.number, first.reason, first.restarts) == (1, "start", 0)
+    job.exchange.post_failures(1, [lost_peer(1), killed(1)])
+    second = job.open()
+    assert (second.number, second.reason, second.restarts, second.cause) == (2, "failure", 1, "signal")
+    job.exchange.plan(2, "join")
+    third = job.open({**AGENTS, "node-2": "c"})
+    assert (third.number, third.reason, third.restarts) == (3, "join", 1)
+    job.exchange.plan(3, "stop")
+    assert job.open().reason == "resume"
+
+
+def test_an_agent_that_is_gone_or_another_now_is_the_one_that_was_lost(job: Job) -> None:
+    job.open()
+    job.exchange.post_failures(1, [lost_peer(1, step=8)])
+    second = job.open({"node-0": "a", "node-1": "c"})
+    assert (second.reason, second.cause, second.message) == ("failure", "node_lost", "node-1 went away")
+    assert second.lost_steps == 8
+    third = job.open({"node-0": "a"})
+    assert (third.reason, third.message) == ("failure", "node-1 went away")
+
+
+def test_a_first_cause_counts_even_if_a_join_was_planned(job: Job) -> None:
+    job.open()
+    job.exchange.plan(1, "join")
+    job.exchange.post_failures(1, [killed(1)])
+    assert job.open().reason == "failure"
+
+
+def test_echoes_of_a_planned_end_cost_nothing(job: Job) -> None:
+    job.open()
+    job.exchange.plan(1, "join")
+    job.exchange.post_failures(1, [lost_peer(1)])
+    assert (job.open().reason, job.open().restarts) == ("join", 1)
+
+
+def test_one_restart_too_many_is_refused_and_begins_no_generation(job: Job) -> None:
+    for number in range(1, 5):
+        assert not job.open().spent
+        job.exchange.post_failures(number, [killed(number)])
+    refused = job.open()
+    assert (refused.spent, refused.restarts) == (True, 4)
+    assert job.exchange.last_generation() == 4
+
+
+def test_a_store_that_knows_nothing_of_the_ledgers_last_generation_means_a_new_start(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.open()
+    job.forget_store()
+    again = job.open()
+    assert (again.number, again.reason, again.restarts) == (2, "resume", 0)
+
+
+def test_the_ledger_tells_each_failure_with_its_own_time(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.open()
+    failed = killed(1)
+    job.exchange.post_failures(1, [failed])
+    job.open()
+    (told,) = (event for event in RunLedger(tmp_path).events() if event["event"] == "failure")
+    assert (told["cause"], told["rank"], told["node"], told["step"]) == ("signal", 1, "node-1", 5)
+    assert told["time"] == pytest.approx(failed.time, abs=0.01)
+
+
+def test_a_ledger_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_text("a file where the folder should be")
+    job = Job(tmp_path)
+    assert [job.open().number, job.open().number] == [1, 2]
+
+
+def generation(reason: str) -> dict[str, object]:
+    return {"event": "generation", "reason": reason}
+
+
+def commit(step: int) -> dict[str, object]:
+    return {"event": "commit", "step": step}
+
+
+@pytest.mark.parametrize(
+    ("events", "count"),
+    [
+        ([], 0),
+        ([generation("start"), generation("failure"), generation("failure")], 2),
+        ([generation("start"), generation("failure"), commit(5), generation("failure")], 1),
+        ([commit(5), generation("failure"), commit(5), generation("failure")], 2),
+        ([commit(5), generation("failure"), commit(4), generation("failure")], 2),
+        ([generation("failure"), generation("join"), generation("failure")], 2),
+        ([generation("failure"), generation("failure"), generation("resume"), generation("failure")], 1),
+    ],
+)
+def test_progress_and_new_starts_refill_the_budget_and_joins_do_not(events: list[dict[str, object]], count: int) -> None:
+    assert count_restarts(events) == count

@@ -1,0 +1,92 @@
+"""What agents tell each other: documents that any number of them may change at once, and one verdict."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+from kdist_trainer.agent.exchange import Exchange, failures_of
+from kdist_trainer.agent.outcome import deciding, failed, stopped, success, write_record
+from kdist_trainer.config import Cause, Exit
+from kdist_trainer.failure import Failure
+from kdist_trainer.rendezvous.file import FileStore
+
+
+def failure(time: float, *, primary: bool = True, cause: Cause = Cause.SIGNAL, code: Exit = Exit.PEERS_LOST) -> Failure:
+    return Failure(cause, code, primary, cause.value, time=time)
+
+
+def test_agents_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    def post(node: str) -> None:
+        exchange = Exchange(FileStore(tmp_path), run_id="run", node=node)
+        for moment in range(10):
+            exchange.post_failures(1, [failure(moment)])
+        exchange.finish(1)
+
+    threads = [threading.Thread(target=post, args=(f"node-{index}",)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    document = Exchange(FileStore(tmp_path), run_id="run", node="late").generation(1)
+    assert len(failures_of(document)) == 40
+    assert sorted(document["finished"]) == [f"node-{index}" for index in range(4)]
+
+
+def test_the_first_verdict_stands_for_all_and_for_this_run_only() -> None:
+    store = HashStore()
+    first, second = (Exchange(store, run_id="run", node=node) for node in ("node-0", "node-1"))
+    assert first.verdict() == {}
+    assert first.settle({"code": 70}) == {"code": 70}
+    assert second.settle({"code": 65}) == {"code": 70}
+    assert second.verdict() == {"code": 70}
+    assert Exchange(store, run_id="another", node="node-0").verdict() == {}
+
+
+def test_the_first_reason_of_a_plan_stands() -> None:
+    exchange = Exchange(HashStore(), run_id="run", node="node-0")
+    exchange.plan(1, "join")
+    exchange.plan(1, "stop")
+    assert exchange.generation(1)["plan"] == "join"
+    assert exchange.generation(2) == {}
+
+
+def test_the_first_primary_failure_decides_and_without_one_a_timeout_before_a_lost_peer() -> None:
+    echo = failure(1.0, primary=False, cause=Cause.NODE_LOST)
+    late_echo = failure(4.0, primary=False, cause=Cause.COLLECTIVE_TIMEOUT, code=Exit.HANG)
+    user = failure(2.0, cause=Cause.USER_CODE, code=Exit.USER)
+    assert deciding([failure(3.0), echo, user, late_echo]) == user
+    assert deciding([echo, late_echo]) == late_echo
+    assert deciding([echo]) == echo
+    assert deciding([]) is None
+
+
+def test_only_a_primary_failure_below_128_is_permanent() -> None:
+    assert failure(0, cause=Cause.USER_CODE, code=Exit.USER).permanent
+    assert not failure(0, cause=Cause.USER_CODE, code=Exit.USER, primary=False).permanent
+    assert not failure(0, cause=Cause.SIGNAL).permanent
+
+
+def test_records_reach_scratch_and_the_termination_log_which_takes_4_kib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "termination-log"
+    monkeypatch.setenv("KDIST_TERMINATION_LOG", str(log))
+    lines = tuple(f"line {number} {'ü' * 100}" for number in range(100))
+    record = failed(Failure(Cause.USER_CODE, Exit.USER, True, "ValueError: odd", traceback=lines))
+    write_record(record, tmp_path)
+    assert len(log.read_bytes()) <= 4096
+    assert "line 99" in log.read_text()
+    assert "line 0 " not in log.read_text()
+    assert "line 0 " in (tmp_path / "exit.json").read_text()
+
+
+def test_every_record_has_a_code_of_the_table() -> None:
+    for record in (success(step=3), stopped("asked", step=None), failed(failure(0))):
+        assert Exit(record["code"]) == record["code"]
+
+
+def test_a_record_that_cannot_be_written_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KDIST_TERMINATION_LOG", str(tmp_path / "gone" / "log"))
+    write_record(success(step=None), tmp_path / "gone")

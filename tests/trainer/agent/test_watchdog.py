@@ -1,0 +1,117 @@
+"""The watchdog: who stands still, since when, and who is to blame."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from signal import SIGSTOP
+from typing import Any
+
+import pytest
+
+from kdist_trainer.agent.watchdog import Watchdog, culprit, dump_stacks, heartbeat_path, is_stopped
+from kdist_trainer.heartbeat import Heartbeat, Phase
+
+
+class Clock:
+    """A monotonic clock that a test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr("kdist_trainer.agent.watchdog.time.monotonic", lambda: self.now)
+
+    def pass_by(self, seconds: float, dog: Watchdog) -> list[int]:
+        """Let time pass with a look every half second; returns what the last look found."""
+        found: list[int] = []
+        for _ in range(int(seconds * 2)):
+            self.now += 0.5
+            found = dog.look()
+        return found
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def watch(scratch: Path, *, from_start: bool = True, hang: float = 10) -> tuple[Watchdog, list[Heartbeat]]:
+    dog = Watchdog(scratch, ranks=2, hang_seconds=hang, from_start=from_start)
+    return dog, [Heartbeat.attach(heartbeat_path(scratch, rank)) for rank in range(2)]
+
+
+def test_a_rank_is_found_when_it_stood_still_for_longer_than_allowed(tmp_path: Path, clock: Clock) -> None:
+    dog, (first, second) = watch(tmp_path)
+    for rank in (first, second):
+        rank.beat(Phase.STEP, 1)
+    assert clock.pass_by(9, dog) == []
+    first.beat(Phase.STEP, 2)
+    assert clock.pass_by(3, dog) == [1]
+    assert (dog.step(0), dog.step(1), dog.last_step()) == (2, 1, 2)
+    second.beat(Phase.STEP, 2)
+    assert clock.pass_by(3, dog) == []
+
+
+@pytest.mark.parametrize("phase", [Phase.START, Phase.INIT, Phase.RESTORE, Phase.SAVE])
+def test_slow_phases_may_take_a_minute_more(tmp_path: Path, clock: Clock, phase: Phase) -> None:
+    dog, ranks = watch(tmp_path)
+    for rank in ranks:
+        rank.beat(phase, -1)
+    assert clock.pass_by(69, dog) == []
+    assert clock.pass_by(3, dog) == [0, 1]
+
+
+def test_ranks_of_a_training_are_watched_from_the_start_and_scripts_from_their_first_beat(tmp_path: Path, clock: Clock) -> None:
+    dog, _ = watch(tmp_path)
+    assert clock.pass_by(75, dog) == [0, 1], "a rank that never beats hangs on its way"
+    dog, (first, _) = watch(tmp_path, from_start=False)
+    assert clock.pass_by(200, dog) == []
+    first.beat(Phase.STEP, 1)
+    assert clock.pass_by(12, dog) == [0]
+
+
+def test_an_agent_that_was_paused_itself_accuses_nobody(tmp_path: Path, clock: Clock) -> None:
+    dog, (first, second) = watch(tmp_path)
+    first.beat(Phase.STEP, 1)
+    second.beat(Phase.STEP, 1)
+    dog.look()
+    clock.now += 10_000
+    assert dog.look() == []
+
+
+def note(rank: int, **fields: Any) -> dict[str, Any]:
+    return {"rank": rank, "stopped": False, "inside": True, "sequence": 9, "step": 5, **fields}
+
+
+@pytest.mark.parametrize(
+    ("notes", "blamed"),
+    [
+        ([note(0), note(1, inside=False), note(2)], 1),
+        ([note(0), note(1), note(2, sequence=8)], 2),
+        ([note(0, inside=False), note(1, stopped=True)], 1),
+        ([note(0, inside=False, step=6), note(1, inside=False)], 1),
+        ([note(0), note(1)], 0),
+        ([], None),
+    ],
+)
+def test_to_blame_is_who_is_stopped_or_in_no_collective_or_in_an_earlier_one(notes: list[Any], blamed: int | None) -> None:
+    assert culprit(notes) == blamed
+
+
+def test_stacks_of_a_stopped_rank_are_dumped(tmp_path: Path) -> None:
+    code = "import faulthandler, signal, sys, time\n"
+    code += "faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], 'w'))\n"
+    code += "def stand_still():\n    print('ready', flush=True)\n    time.sleep(600)\nstand_still()\n"
+    path = tmp_path / "stacks"
+    rank = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+    try:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        rank.send_signal(SIGSTOP)
+        while not is_stopped(rank.pid):
+            assert rank.poll() is None
+        lines = dump_stacks({0: rank.pid}, {0: path})[0]
+        assert any("stand_still" in line for line in lines)
+    finally:
+        rank.kill()
+        rank.wait()

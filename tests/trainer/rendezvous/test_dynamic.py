@@ -1,0 +1,122 @@
+"""The rendezvous: torch's own protocol, in our timings; and torch still has the names that we count on."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torch_dynamic
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousInfo
+
+from kdist_trainer.rendezvous.dynamic import Pace, Rendezvous, open_rendezvous
+from kdist_trainer.rendezvous.file import FileStore
+
+
+@pytest.fixture(autouse=True)
+def _stores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here several agents share one process, and with it the variable that each of them sets for a while."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+def meet(folder: Path, *, run_id: str = "run", low: int = 1, high: int = 2) -> Rendezvous:
+    store = FileStore(folder, timeout_seconds=20)
+    return open_rendezvous(store, run_id=run_id, min_nodes=low, max_nodes=high, address="127.0.0.1", timeout_seconds=60)
+
+
+def meet_all(nodes: list[Rendezvous]) -> list[RendezvousInfo]:
+    """Let all join at once; returns what each was told, in order."""
+    found: dict[int, RendezvousInfo] = {}
+
+    def join(index: int) -> None:
+        found[index] = nodes[index].next_rendezvous()
+
+    threads = [threading.Thread(target=join, args=(index,)) for index in range(len(nodes))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [found[index] for index in range(len(nodes))]
+
+
+def test_torch_has_the_names_that_we_replace_and_use(tmp_path: Path) -> None:
+    assert callable(torch_dynamic._delay)
+    assert callable(torch_dynamic.get_method_name)
+    assert callable(torch_dynamic._RendezvousExitOp)
+    assert {"_heartbeat_lock", "_state_holder", "_op_executor", "_this_node"} <= set(vars(meet(tmp_path)))
+
+
+def test_nodes_meet_and_meet_again_within_a_second_of_work(tmp_path: Path) -> None:
+    nodes = [meet(tmp_path, low=2) for _ in range(2)]
+    assert {(info.rank, info.world_size) for info in meet_all(nodes)} == {(0, 2), (1, 2)}
+    began = time.monotonic()
+    again = meet_all(nodes)
+    assert {(info.rank, info.world_size) for info in again} == {(0, 2), (1, 2)}
+    assert time.monotonic() - began < 5, "torch's own pace is a second for each look at the state"
+    assert len({info.bootstrap_store_info.master_port for info in again if info.bootstrap_store_info}) == 1
+    for node in nodes:
+        node.leave()
+
+
+def test_another_run_in_the_same_store_is_another_rendezvous(tmp_path: Path) -> None:
+    here, there = meet(tmp_path, high=1), meet(tmp_path, run_id="other", high=1)
+    assert [info.world_size for info in meet_all([here, there])] == [1, 1]
+    assert (here.news().waiting, here.members()) == (0, 1)
+    here.leave()
+    there.leave()
+
+
+def test_news_tells_newcomers_from_members_that_left(tmp_path: Path) -> None:
+    first, second, third = (meet(tmp_path, low=2, high=3) for _ in range(3))
+    meet_all([first, second])
+    assert (first.news().waiting, first.news().left) == (0, 0)
+    threads = [threading.Thread(target=third.next_rendezvous, daemon=True)]
+    threads[0].start()
+    wait_for(lambda: first.news().waiting == 1)
+    threads.append(threading.Thread(target=second.next_rendezvous, daemon=True))
+    threads[1].start()
+    wait_for(lambda: first.news().left == 1)
+    assert first.news().waiting == 1
+    assert first.next_rendezvous().world_size == 3, "all who stand at the door are let in"
+    for thread in threads:
+        thread.join(30)
+    for node in (first, second, third):
+        node.leave()
+
+
+def test_a_closed_rendezvous_turns_everybody_away_and_says_so(tmp_path: Path) -> None:
+    node = meet(tmp_path, high=1)
+    node.next_rendezvous()
+    node.set_closed()
+    assert node.news().closed
+    with pytest.raises(RendezvousClosedError):
+        meet(tmp_path, high=1).next_rendezvous()
+    node.leave()
+
+
+def test_the_predecessor_of_a_restarted_agent_is_put_out_at_once(tmp_path: Path) -> None:
+    dead, witness = meet(tmp_path), meet(tmp_path)
+    dead.next_rendezvous()
+    assert witness.members() == 1
+    dead._stop_heartbeats()
+    witness.evict(os.getpid() + 1)
+    assert witness.members() == 1, "another process is not meant"
+    witness.evict(os.getpid())
+    wait_for(lambda: witness.members() == 0, seconds=2.5)
+
+
+def test_large_jobs_look_and_beat_less_often() -> None:
+    small, large = Pace.for_nodes(2), Pace.for_nodes(1024)
+    assert small.poll < large.poll <= 1
+    assert small.keep_alive < large.keep_alive
+    assert small.last_call < small.patience < large.patience
+
+
+def wait_for(condition: object, *, seconds: float = 30.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,102 @@
+"""The store of `kdist run`: what torch expects of a store, from many writers at once, any of which may die."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch.distributed as dist
+
+from kdist_trainer.rendezvous.file import FileStore
+
+
+@pytest.fixture(params=["plain", "prefixed"])
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> FileStore | dist.PrefixStore:
+    own = FileStore(tmp_path / "store", timeout_seconds=0.3)
+    request.node.own = own  # a PrefixStore does not keep the Python part of what it wraps
+    return own if request.param == "plain" else dist.PrefixStore("round/7", own)
+
+
+def test_it_does_what_torchs_own_stores_do(store: FileStore) -> None:
+    twin = dist.HashStore()
+    for one in (store, twin):
+        one.set("a/b", "1")
+        assert one.get("a/b") == b"1"
+        assert [one.add("n", 3), one.add("n", 4)] == [3, 7]
+        assert one.check(["a/b", "n"])
+        assert not one.check(["a/b", "missing"])
+        assert one.compare_set("c", "", "first") == b"first"
+        assert one.compare_set("c", "wrong", "second") == b"first"
+        assert one.compare_set("c", "first", "second") == b"second"
+        assert one.compare_set("absent", "something", "new") == b"something"
+        assert not one.check(["absent"])
+        one.multi_set(["x", "y"], ["1", "2"])
+        assert one.multi_get(["x", "y"]) == [b"1", b"2"]
+        one.append("x", "0")
+        assert one.get("x") == b"10"
+        one.wait(["x"], timedelta(seconds=1))
+
+
+def test_waiting_for_what_never_comes_ends_in_torchs_own_error(store: FileStore) -> None:
+    with pytest.raises(dist.DistStoreError, match="missing"):
+        store.get("missing")
+    with pytest.raises(dist.DistStoreError, match="missing"):
+        store.wait(["missing"], timedelta(milliseconds=100))
+
+
+def test_a_reader_gets_the_value_as_soon_as_somebody_writes_it(tmp_path: Path) -> None:
+    writer, reader = FileStore(tmp_path), FileStore(tmp_path)
+    threading.Timer(0.2, writer.set, args=("late", "value")).start()
+    assert reader.get("late") == b"value"
+
+
+def test_of_many_writers_who_compare_and_set_each_step_is_made_once(tmp_path: Path) -> None:
+    def count(store: FileStore, times: int) -> None:
+        while times:
+            seen = store.get("n")
+            if store.compare_set("n", seen, str(int(seen) + 1)) == str(int(seen) + 1).encode() and _won(store, seen):
+                times -= 1
+
+    wins: set[bytes] = set()
+    lock = threading.Lock()
+
+    def _won(store: FileStore, seen: bytes) -> bool:
+        with lock:  # two writers may both read the value they wanted: only one of them wrote it
+            new = seen not in wins
+            wins.add(seen)
+            return new
+
+    FileStore(tmp_path).set("n", "0")
+    threads = [threading.Thread(target=count, args=(FileStore(tmp_path), 25)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert FileStore(tmp_path).get("n") == b"100"
+
+
+@pytest.mark.processes
+def test_writers_killed_at_any_moment_leave_a_store_that_others_go_on_with(tmp_path: Path) -> None:
+    def write(store: FileStore) -> None:
+        while True:
+            store.set("value", "x" * 5000)
+            store.add("count", 1)
+
+    store, last = FileStore(tmp_path, timeout_seconds=5), 0
+    random = Random(7)
+    for _ in range(12):
+        writer = multiprocessing.get_context("fork").Process(target=write, args=(store,))
+        writer.start()
+        goal = last + random.randrange(1, 20)
+        while int(store.get("count") if store.check(["count"]) else 0) < goal:
+            assert writer.is_alive()
+        writer.kill()
+        writer.join()
+        assert store.get("value") == b"x" * 5000
+        count = store.add("count", 1)
+        assert count > last
+        last = count

@@ -1,0 +1,95 @@
+"""Failures: the cause is told from its echoes by what torch really says."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from kdist_trainer import failure
+from kdist_trainer.config import Cause, Exit
+from kdist_trainer.failure import ConfigProblem, Failure, StorageProblem, classify
+
+GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
+
+
+def of_torch(name: str, message: str) -> BaseException:
+    """An error with the name of one of torch's own, which are RuntimeErrors."""
+    error: BaseException = type(name, (RuntimeError,), {})(message)
+    return error
+
+
+# What torch 2.13 raises, copied from real runs.
+SAID = [
+    (RuntimeError(f"{GLOO}pair.cc:537] Connection closed by peer [127.0.0.1]:2718"), Cause.NODE_LOST, Exit.PEERS_LOST, False),
+    (RuntimeError(f"{GLOO}pair.cc:537] Read error [127.0.0.1]:61666: Connection reset by peer."), Cause.NODE_LOST, 201, False),
+    (RuntimeError("Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error"), Cause.NODE_LOST, 201, False),
+    (
+        RuntimeError(f"{GLOO}unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"),
+        Cause.COLLECTIVE_TIMEOUT,
+        202,
+        False,
+    ),
+    (
+        of_torch("DistStoreError", "Timed out after 61 seconds waiting for clients. 1/2 clients joined."),
+        Cause.NODE_LOST,
+        201,
+        False,
+    ),
+    (of_torch("DistBackendError", "NCCL error: remote process exited or there was a network error"), Cause.NODE_LOST, 201, False),
+    (of_torch("DistNetworkError", "The server socket has failed to bind. EADDRINUSE"), Cause.RENDEZVOUS, 201, True),
+    (of_torch("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 MiB"), Cause.OOM_DEVICE, 71, True),
+    (RuntimeError("CUDA error: out of memory"), Cause.OOM_DEVICE, 71, True),
+    (MemoryError(), Cause.OOM_HOST, 72, True),
+    (OSError(errno.ENOSPC, "No space left on device"), Cause.STORAGE, 203, True),
+    (FileNotFoundError(errno.ENOENT, "No such file"), Cause.USER_CODE, 70, True),
+    (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), Cause.NODE_LOST, 201, False),
+    (RuntimeError("the database said: Connection refused"), Cause.USER_CODE, 70, True),
+    (ValueError("gloo: Connection closed by peer"), Cause.USER_CODE, 70, True),
+    (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), Cause.USER_CODE, 70, True),
+    (ConfigProblem("no such workload"), Cause.CONFIG, 64, True),
+]
+
+
+@pytest.mark.parametrize(("error", "cause", "code", "primary"), SAID, ids=[str(error)[-40:] or "empty" for error, *_ in SAID])
+def test_errors_are_told_apart(error: BaseException, cause: Cause, code: int, primary: bool) -> None:
+    assert classify(error) == (cause, code, primary)
+
+
+def test_an_error_raised_from_a_lost_peer_is_an_echo_but_one_raised_beside_it_is_not() -> None:
+    peer = RuntimeError(f"{GLOO}pair.cc:537] Connection closed by peer")
+    wrapped = ValueError("step failed")
+    wrapped.__cause__ = peer
+    assert classify(wrapped) == (Cause.NODE_LOST, Exit.PEERS_LOST, False)
+    beside = ValueError("in the handler")
+    beside.__context__ = peer
+    assert classify(beside) == (Cause.USER_CODE, Exit.USER, True)
+
+
+def test_what_a_rank_records_its_agent_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("KDIST_NODE", "node-1")
+    try:
+        raise StorageProblem("the disk is full")
+    except StorageProblem as error:
+        failure.record(error, scratch=tmp_path, local_rank=1, step=7)
+    left = failure.read(tmp_path, 1)
+    assert left is not None
+    assert (left.cause, left.code, left.rank, left.node, left.step) == (Cause.STORAGE, Exit.STORAGE, 5, "node-1", 7)
+    assert left.traceback[-1] == "kdist_trainer.failure.StorageProblem: the disk is full"
+    failure.record(ValueError("a later one"), scratch=tmp_path, local_rank=1)
+    assert failure.read(tmp_path, 1) == left, "the first failure of a rank stands"
+    assert failure.read(tmp_path, 0) is None
+
+
+def test_a_failure_survives_its_json_and_anything_else_is_refused() -> None:
+    whole = Failure(Cause.HANG, Exit.HANG, True, "é\n", 1, "n", 2, 3, 4.5, ("a", "b"), "all_reduce")
+    assert Failure.from_json(whole.to_json()) == whole
+    for text in ("", "[]", "{}", '{"cause": "odd", "code": 70}', whole.to_json()[:-9]):
+        with pytest.raises(ValueError, match=r"."):
+            Failure.from_json(text)
+
+
+def test_recording_into_a_folder_that_is_gone_raises_nothing(tmp_path: Path) -> None:
+    failure.record(ValueError("odd"), scratch=tmp_path / "gone", local_rank=0)

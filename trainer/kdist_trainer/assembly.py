@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from kdist_trainer.heartbeat import Heartbeat, Phase
 from kdist_trainer.parallel.ddp import Ddp
 from kdist_trainer.randomness import WEIGHTS, derive, generators, generators_of
 from kdist_trainer.run import Run
-from kdist_trainer.saves import Saves
+from kdist_trainer.saves import Savable, Saves
 from kdist_trainer.signals import Exchange, StopFlag
 from kdist_trainer.state import TrainState
 from kdist_trainer.stats import StepStats
@@ -30,28 +31,31 @@ from kdist_trainer.workload import Samples, Workload
 from kdist_trainer.world import World
 
 
-def assemble(
-    config: TrainConfig,
-    train: Training,
-    workload: Workload,
-    *,
-    world: World,
-    flag: StopFlag,
-    stats: StepStats,
-    report: Callable[[], None],
-    heartbeat: Heartbeat | None,
-    checkpoints: Path | None,
-) -> Run:
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a rank finds around it: its group, its agent, and where it may keep things."""
+
+    world: World
+    flag: StopFlag
+    stats: StepStats
+    report: Callable[[], None]
+    """Sends `stats` to the agent."""
+    heartbeat: Heartbeat | None
+    checkpoints: Path | None
+
+
+def assemble(config: TrainConfig, train: Training, workload: Workload, around: Surroundings) -> Run:
     """One rank's run, before its first step and before anything is restored. Collective.
 
     Raises `ConfigProblem` or `DataProblem` for what cannot be trained, and what the workload's own code raises.
     """
+    world, stats = around.world, around.stats
     set_generators = generators(world.device)
     set_generators(derive(train.seed, WEIGHTS))
     module = workload.model().to(world.device)
     samples = training_samples(workload)
     steps = deal_steps(config, train, samples, world)
-    timer = make_timer(train, world, stats, heartbeat)
+    timer = make_timer(train, around)
     strategy = Ddp(
         world, bucket_mib=train.bucket_mib, timer=timer if isinstance(timer, HostAllReduces | DeviceAllReduces) else None
     )
@@ -59,22 +63,7 @@ def assemble(
     optimizer = workload.optimizer(module, train.optimizer)
     scheduler = workload.scheduler(optimizer, train.schedule, steps=steps.count())
     arithmetic = precision.build(train.precision, world.device, clip=train.clip_grad_norm)
-    diary = Diary(checkpoints, world)
     state = TrainState(train.seed, workload.fingerprint(samples), world.size, describe_machine(world))
-    store = None if checkpoints is None else open_store(config, train, checkpoints, world)
-    saves = Saves(
-        store=store,
-        every=train.checkpoint.every,
-        strategy=strategy,
-        module=module,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        precision=arithmetic,
-        state=state,
-        diary=diary,
-        stats=stats,
-    )
-    loader = Loader(steps, workload, samples, settings=train.loader, seed=train.seed)
     stats.target_steps = steps.count()
     return Run(
         settings=train,
@@ -88,21 +77,34 @@ def assemble(
         precision=arithmetic,
         set_generators=set_generators,
         weigh=make_weigh(workload, world),
-        loader=loader,
-        batches=iter(()),
+        loader=Loader(steps, workload, samples, settings=train.loader, seed=train.seed),
         evaluation_batch=train.micro_batch or max(1, train.global_batch // steps.deal.shards),
         state=state,
         target=steps.count(),
-        saves=saves,
-        diary=diary,
-        flag=flag,
+        saves=make_saves(config, train, around, Savable(strategy, module, optimizer, scheduler, arithmetic, state)),
+        flag=around.flag,
         exchange=Exchange(world, most_steps=train.sync_every_steps),
         stats=stats,
         laps=Laps(stats),
         timer=timer,
-        report=report,
-        beat=heartbeat.beat if heartbeat is not None else _no_beat,
+        report=around.report,
+        beat=around.heartbeat.beat if around.heartbeat is not None else _no_beat,
     )
+
+
+def make_saves(config: TrainConfig, train: Training, around: Surroundings, parts: Savable) -> Saves:
+    """Where the run is kept: the folder of checkpoints, locked for this run, and the ledger in it. Collective."""
+    root, store = around.checkpoints, None
+    if root is not None:
+        store = CheckpointStore(
+            root,
+            world=around.world,
+            run_id=os.environ.get("KDIST_RUN_ID", "none"),
+            config=train.checkpoint,
+            config_digest=hashlib.sha256(config.to_json().encode()).hexdigest(),
+            sharded=parts.strategy.sharded,
+        )
+    return Saves(store, parts, every=train.checkpoint.every, diary=Diary(root, around.world), stats=around.stats)
 
 
 def training_samples(workload: Workload) -> Samples:
@@ -121,13 +123,14 @@ def deal_steps(config: TrainConfig, train: Training, samples: Samples, world: Wo
     return Steps(Order(length=len(samples), seed=train.seed), deal, total=total)
 
 
-def make_timer(train: Training, world: World, stats: StepStats, heartbeat: Heartbeat | None) -> Timer:
+def make_timer(train: Training, around: Surroundings) -> Timer:
     """What measures all-reduces, as the job and the device ask."""
     if train.comm_hook == "none":
         return Untimed()
     group = dist.group.WORLD
     assert group is not None  # noqa: S101 - the world is open
-    return (DeviceAllReduces if world.device.type == "cuda" else HostAllReduces)(stats, group, heartbeat)
+    kind = DeviceAllReduces if around.world.device.type == "cuda" else HostAllReduces
+    return kind(around.stats, group, around.heartbeat)
 
 
 def make_weigh(workload: Workload, world: World) -> Callable[[Batch], float]:
@@ -143,14 +146,6 @@ def make_weigh(workload: Workload, world: World) -> Callable[[Batch], float]:
         return size / max(1, int(total))
 
     return count_together
-
-
-def open_store(config: TrainConfig, train: Training, root: Path, world: World) -> CheckpointStore:
-    """The folder of checkpoints, locked for this run. Collective."""
-    digest = hashlib.sha256(config.to_json().encode()).hexdigest()
-    return CheckpointStore(
-        root, world=world, run_id=os.environ.get("KDIST_RUN_ID", "none"), config=train.checkpoint, config_digest=digest
-    )
 
 
 def describe_machine(world: World) -> str:

@@ -19,6 +19,7 @@ from kdist_trainer.heartbeat import Phase
 from kdist_trainer.randomness import STEP, derive
 from kdist_trainer.run import Run
 from kdist_trainer.signals import Interval, Row, StepRecord, interval_of
+from kdist_trainer.state import TrainState
 from kdist_trainer.stats import StepPhase, Wall
 
 PROGRESS_SECONDS = 1.0
@@ -51,15 +52,24 @@ def begin(run: Run) -> None:
     warm_up(run)
     run.stats.add_wall(Wall.INIT, run.laps.skip())
     run.beat(Phase.RESTORE, run.state.step)
-    resumed = run.saves.restore()
+    saved = run.saves.restore()
     run.stats.add_wall(Wall.CHECKPOINT_RESTORE, run.laps.skip())
     if run.world.is_leader:
-        if resumed:
-            log.event("resumed", step=run.state.step, samples_seen=run.state.samples_seen, checkpoint=run.saves.resumed_from)
-        else:
-            log.event("started-fresh", step=0)
+        welcome(run, saved)
     run.first_step = run.boundary = run.state.step + 1
     run.batches = run.loader.batches(step=run.state.step, position=run.state.samples_seen)
+
+
+def welcome(run: Run, saved: TrainState | None) -> None:
+    """Say where the run goes on, and whether its bits will be those of an undisturbed one."""
+    if saved is None:
+        log.event("started-fresh", step=0)
+        return
+    log.event("resumed", step=saved.step, samples_seen=saved.samples_seen, checkpoint=run.saves.resumed_from)
+    before, now = saved.describe_writer(), run.state.describe_writer()
+    if before != now:
+        why = f"saved by {before}; resumed by {now}"
+        log.event("not-bit-equal", why=why, message=f"the training goes on correctly, but not equal to the bit: {why}")
 
 
 def step(run: Run) -> None:
@@ -125,12 +135,12 @@ def announce(run: Run) -> None:
     """The first step of this generation is done: whoever waits for the recovery can stop the clock."""
     if run.world.is_leader:
         log.event("first-step", step=run.state.step)
-        run.diary.add_event("first_step", step=run.state.step)
+        run.saves.diary.add_event("first_step", step=run.state.step)
 
 
 def note(run: Run, said: Interval) -> Interval:
     """Take note of an interval's losses: ledger, metrics, log. Raises `NonFinite`."""
-    run.diary.add_steps(said.records, said.losses)
+    run.saves.diary.add_steps(said.records, said.losses)
     run.interval = interval_of(said.step_seconds, run.settings.sync_every_steps)
     run.stats.loss, run.stats.grad_norm = said.losses[-1], said.norm
     run.stats.learning_rate = run.optimizer.param_groups[0]["lr"]
@@ -190,7 +200,7 @@ def stop(run: Run) -> str:
     save(run, required=True)
     if run.world.is_leader:
         log.event("stopped", step=run.state.step)
-    run.diary.add_event("stopped", step=run.state.step)
+    run.saves.diary.add_event("stopped", step=run.state.step)
     return "stopped"
 
 
@@ -210,7 +220,7 @@ def finish(run: Run) -> str:
         "weights": digest(run.module),
     }
     save(run, done=done)
-    run.diary.add_event("done", **done)
+    run.saves.diary.add_event("done", **done)
     if run.world.is_leader:
         log.event("done", **done)
     return "done"

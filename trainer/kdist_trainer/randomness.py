@@ -6,6 +6,7 @@ state is ever part of a checkpoint. `torch.manual_seed` is not used: it also wal
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable
 from typing import Final
@@ -48,10 +49,10 @@ def generators(device: torch.device) -> Setter:
 
 def generators_of(work: Callable[[], object], device: torch.device) -> Setter:
     """The same, but numpy's and Python's only where `work` drew from them: together they cost 10 us each time."""
-    python, numpy = random.getstate(), np.random.get_state()[1:3]
+    python, numpy = random.getstate(), pickle.dumps(np.random.get_state())
     work()
     setters = _of_torch(device)
-    if not all(np.array_equal(was, now) for was, now in zip(numpy, np.random.get_state()[1:3], strict=True)):
+    if numpy != pickle.dumps(np.random.get_state()):
         setters.append(_set_numpy)
     if python != random.getstate():
         setters.append(random.seed)

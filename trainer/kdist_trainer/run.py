@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 from kdist_trainer.config import Training
 from kdist_trainer.data.loader import Batch, Loader
-from kdist_trainer.diary import Diary
 from kdist_trainer.heartbeat import Phase
 from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.precision import Precision
@@ -43,14 +42,12 @@ class Run:
     weigh: Callable[[Batch], float]
     """What a step's losses are multiplied by: 1 / the count of the whole step, times the world size."""
     loader: Loader
-    batches: Iterator[Batch]
     evaluation_batch: int
 
     state: TrainState
     target: int
     """The run's last step."""
     saves: Saves
-    diary: Diary
 
     flag: StopFlag
     exchange: Exchange
@@ -60,6 +57,8 @@ class Run:
     report: Callable[[], None]
     beat: Callable[[Phase, int], None]
 
+    batches: Iterator[Batch] = field(default_factory=lambda: iter(()))
+    """This rank's part of each step, opened where the run goes on."""
     interval: int = 1
     """Steps between two conferences of the ranks; the first one follows the first step."""
     boundary: int = 0

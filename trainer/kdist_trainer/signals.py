@@ -117,7 +117,7 @@ class Exchange:
 
         def rows() -> list[list[float]]:
             work.wait()
-            return table.tolist()  # type: ignore[no-any-return]
+            return table.tolist()
 
         return _Posted(row, rows)
 
@@ -139,7 +139,7 @@ class Exchange:
 
         def rows() -> list[list[float]]:
             copied.synchronize()
-            return copy.tolist()  # type: ignore[no-any-return]
+            return copy.tolist()
 
         return _Posted(row, rows)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from kdist_trainer import failure, log, loop, workloads
-from kdist_trainer.assembly import assemble
+from kdist_trainer.assembly import Surroundings, assemble
 from kdist_trainer.config import TrainConfig, Training
 from kdist_trainer.failure import ConfigProblem
 from kdist_trainer.heartbeat import Heartbeat, Phase
@@ -42,10 +42,7 @@ def main() -> str:
             log.bind(rank=world.rank, generation=world.generation)
             stats = StepStats(rank=world.rank, generation=world.generation)
             with Reporter(stats) as reporter:
-                run = assemble(
-                    config,
-                    train,
-                    load_workload(train, world),
+                around = Surroundings(
                     world=world,
                     flag=flag,
                     stats=stats,
@@ -53,6 +50,7 @@ def main() -> str:
                     heartbeat=heartbeat,
                     checkpoints=Path(os.environ["KDIST_CHECKPOINTS"]) if "KDIST_CHECKPOINTS" in os.environ else None,
                 )
+                run = assemble(config, train, load_workload(train, world), around)
                 outcome = loop.train(run)
             beat(heartbeat, Phase.EXIT)
             return outcome

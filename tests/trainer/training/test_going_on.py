@@ -1,0 +1,84 @@
+"""A training that goes on under other circumstances than it was saved in."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.state import TrainState
+from tests.faults.check_ledger import assert_every_sample_once
+from tests.trainer.training.group import RankFailed, run_group
+from tests.trainer.training.tasks import Interrupted, describe, done, losses, train, train_here
+
+pytestmark = pytest.mark.processes
+
+
+def interrupt(folder: Path, size: int, **section: Any) -> None:
+    """Leave a training in `folder` that was stopped on the way."""
+    options = {"at_loss": 6, "on_rank": 0}
+    document = describe(workload=f"{Interrupted.__module__}:Interrupted", options=options, virtualShards=4, **section)
+    assert train_here(document, folder, size) == ["stopped"] * size
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (1, 3), (2, 1)])
+def test_another_number_of_ranks_uses_every_sample_once(tmp_path: Path, before: int, after: int) -> None:
+    interrupt(tmp_path, before, epochs=6)
+    assert train_here(describe(virtualShards=4, epochs=6), tmp_path, after, generation=2) == ["done"] * after
+    ledger = RunLedger(tmp_path / "checkpoints")
+    assert_every_sample_once(ledger.read_steps(), total=6 * 50)
+    assert {line["world_size"] for line in ledger.read_steps()} == {before, after}
+
+
+def test_another_number_of_ranks_learns_the_same(tmp_path: Path) -> None:
+    """Shards draw their own randomness, dropout included: only the order of sums differs."""
+    document = describe(virtualShards=4, epochs=4)
+    train_here(document, tmp_path / "two", 2)
+    train_here(document, tmp_path / "three", 3)
+    two, three = ([float.fromhex(loss) for loss in losses(tmp_path / name).values()] for name in ("two", "three"))
+    assert two == pytest.approx(three, rel=1e-4)
+
+
+def train_and_listen(document: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """Train, and return what the rank logged."""
+    path = folder / f"log-{os.environ['RANK']}"
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    train(document, folder)
+    return [json.loads(line) for line in path.read_text().splitlines() if line.startswith('{"time"')]
+
+
+@pytest.mark.parametrize(("size", "said"), [(2, False), (1, True)])
+def test_a_resume_that_is_not_equal_to_the_bit_says_so(tmp_path: Path, size: int, said: bool) -> None:
+    interrupt(tmp_path, 2, epochs=6)
+    environment = {"KDIST_CHECKPOINTS": str(tmp_path / "checkpoints"), "KDIST_GENERATION": "2"}
+    heard, *others = run_group(train_and_listen, size, describe(virtualShards=4, epochs=6), tmp_path, environment=environment)
+    found = [event for event in heard if event["event"] == "not-bit-equal"]
+    assert len(found) == said
+    assert all("saved by 2 ranks" in event["why"] and "resumed by 1 rank," in event["why"] for event in found)
+    assert not [event for events in others for event in events if event["event"] == "not-bit-equal"], "rank 0 speaks for all"
+
+
+def test_other_data_is_refused(tmp_path: Path) -> None:
+    interrupt(tmp_path, 1, epochs=6)
+    with pytest.raises(RankFailed, match="Mismatch"):
+        train_here(describe(virtualShards=4, epochs=6, options={"length": 51}), tmp_path, 1, generation=2)
+
+
+def test_a_run_that_was_stopped_after_its_last_step_only_ends(tmp_path: Path) -> None:
+    document = describe(epochs=1)
+    train_here(document, tmp_path, 1)
+    weights = done(tmp_path)["weights"]
+    (tmp_path / "checkpoints/DONE").unlink()
+    assert train_here(document, tmp_path, 1, generation=2) == ["done"]
+    assert done(tmp_path)["weights"] == weights
+    assert losses(tmp_path, generation=2) == {}
+
+
+def test_a_state_of_a_newer_version_is_read_as_far_as_it_is_known() -> None:
+    state = TrainState(seed=1, fingerprint="f", world_size=2, environment="e", step=7, samples_seen=84)
+    assert TrainState.from_json({**state.to_json(), "invented_later": 1}) == state

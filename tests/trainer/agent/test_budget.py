@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from kdist_trainer.agent.budget import Book, Generation, count_restarts
 from kdist_trainer.agent.exchange import Exchange

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from kdist_trainer.agent.exchange import Exchange, failures_of
 from kdist_trainer.agent.outcome import deciding, failed, stopped, success, write_record

@@ -7,22 +7,24 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from kdist_trainer.rendezvous.file import FileStore
 
 
 @pytest.fixture(params=["plain", "prefixed"])
-def store(tmp_path: Path, request: pytest.FixtureRequest) -> FileStore | dist.PrefixStore:
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> Store:
     own = FileStore(tmp_path / "store", timeout_seconds=0.3)
     request.node.own = own  # a PrefixStore does not keep the Python part of what it wraps
-    return own if request.param == "plain" else dist.PrefixStore("round/7", own)
+    return own if request.param == "plain" else PrefixStore("round/7", own)
 
 
-def test_it_does_what_torchs_own_stores_do(store: FileStore) -> None:
-    twin = dist.HashStore()
+def test_it_does_what_torchs_own_stores_do(store: Any) -> None:
+    twin: Any = HashStore()
     for one in (store, twin):
         one.set("a/b", "1")
         assert one.get("a/b") == b"1"

@@ -7,6 +7,7 @@ Documents are changed by compare-and-set: any number of agents may write at once
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 _ATTEMPTS = 1000
+_WRITER = "writer"
 
 
 class Exchange:
@@ -30,23 +32,29 @@ class Exchange:
 
     def read(self, key: str) -> Document:
         """The document at `key`; empty if nobody wrote it. Raises what the store raises."""
-        key = self._prefix + key
-        if not self._store.check([key]):
-            return {}
-        document: Document = json.loads(self._store.get(key))
-        return document
+        return self._read(self._prefix + key)[0]
 
     def change(self, key: str, edit: Callable[[Document], Any]) -> Document:
         """Let `edit` change the document at `key` in place, atomically; returns what it then is."""
         full = self._prefix + key
         for _ in range(_ATTEMPTS):
-            before = bytes(self._store.get(full)) if self._store.check([full]) else b""
-            document: Document = json.loads(before) if before else {}
+            document, before = self._read(full)
+            as_read = json.dumps(document)
             edit(document)
-            after = json.dumps(document, separators=(",", ":")).encode()
-            if after == before or self._store.compare_set(full, before.decode(), after.decode()) == after:
+            if json.dumps(document) == as_read:
+                return document
+            # A store answers with what it holds, not with who wrote it: two equal writes must not look like one.
+            after = json.dumps({**document, _WRITER: uuid.uuid4().hex}, separators=(",", ":")).encode()
+            if self._store.compare_set(full, before.decode(), after.decode()) == after:
                 return document
         raise RuntimeError(f"{key} changes too fast to be written")
+
+    def _read(self, full: str) -> tuple[Document, bytes]:
+        """The document at a whole key, and the bytes it is kept as; both empty if nobody wrote it."""
+        raw = bytes(self._store.get(full)) if self._store.check([full]) else b""
+        document: Document = json.loads(raw) if raw else {}
+        document.pop(_WRITER, None)
+        return document, raw
 
     def generation(self, number: int) -> Document:
         """The document of a generation: `agents`, `failures`, `plan`, `finished`, `beats`, as far as they were written."""

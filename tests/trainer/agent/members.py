@@ -51,6 +51,13 @@ def crash() -> str:
     return "done"
 
 
+def devour() -> str:
+    """Take memory until somebody stops it."""
+    taken = []
+    while True:
+        taken.append(bytearray(b"x" * 10_000_000))
+
+
 def _write(path: Path, step: int) -> None:
     environment = os.environ
     known = {name.lower(): environment[name] for name in ("RANK", "WORLD_SIZE", "KDIST_NODE", "KDIST_GENERATION")}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,30 @@ def test_an_agent_that_waits_for_others_gives_up_in_time_or_when_asked_to(tmp_pa
         asked_at = time.monotonic()
         assert lab.end("node-0") == 200
         assert time.monotonic() - asked_at < 20
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A control group that may have 1200 MB: its folder."""
+    groups = Path("/sys/fs/cgroup")
+    old = (groups / "memory").is_dir()
+    folder = groups / ("memory" if old else "") / f"kdist-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / ("memory.limit_in_bytes" if old else "memory.max")).write_text("1200M")
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    yield folder
+    folder.rmdir()
+
+
+def test_a_rank_killed_for_want_of_memory_ends_the_job_with_72(tmp_path: Path, memory_group: Path) -> None:
+    with Lab(tmp_path, entrypoint="devour") as lab:
+        lab.start("node-0")
+        (memory_group / "cgroup.procs").write_text(str(lab.agents["node-0"].pid))
+        assert lab.end("node-0") == 72
+        assert lab.record("node-0")["cause"] == "oom_host"
+        lab.wait(lambda: not (memory_group / "cgroup.procs").read_text(), "the end of all processes of the agent")
 
 
 def test_a_train_json_that_is_wrong_ends_with_64_and_says_where(tmp_path: Path) -> None:

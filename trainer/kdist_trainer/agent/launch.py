@@ -22,7 +22,7 @@ from kdist_trainer.agent.stopping import StopSignals
 from kdist_trainer.agent.telling import Teller
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.exporter import Exporter
-from kdist_trainer.failure import Failure
+from kdist_trainer.failure import ConfigProblem, Failure, KdistTrainerError
 
 PRELOAD = "kdist_trainer.agent.preload"
 _MONITOR_SECONDS = 0.1
@@ -50,6 +50,8 @@ def launch(settings: Settings) -> int:
     teller = Teller(exporter, max_restarts=settings.config.max_restarts)
     try:
         record = _work(settings, procs, teller, stop, predecessor, health)
+    except KdistTrainerError as error:
+        record = failed(Failure(error.cause, error.code, True, str(error), node=settings.node, time=time.time()))
     except Exception as error:  # noqa: BLE001 - whatever it is, the record and the exit code must say so
         traceback.print_exc()
         message = f"the agent failed: {type(error).__name__}: {error}"
@@ -129,7 +131,7 @@ def _work(
     config = settings.config
     scheme, _, where = settings.rendezvous.partition(":")
     if scheme != "file":
-        raise ValueError(f"no such rendezvous: {settings.rendezvous}")
+        raise ConfigProblem(f"there is no rendezvous {scheme!r} (there is: file)")
     store = FileStore(Path(where), timeout_seconds=_STORE_SECONDS)
     handler = open_rendezvous(
         store,
@@ -169,12 +171,8 @@ def _quieten() -> None:
 
 def _report(settings: Settings, record: dict[str, Any], teller: Teller) -> None:
     write_record(record, settings.scratch)
-    if record["code"] == Exit.DONE:
+    if record["code"] in (Exit.DONE, Exit.STOPPED):
         teller.state("succeeded")
-        log.event("agent-done", step=record.get("step"))
-    elif record["code"] == Exit.STOPPED:
-        teller.state("succeeded")
-        log.event("agent-stopped", message=record["message"])
     else:
         teller.state("failed")
         fields = {name: record.get(name) for name in ("cause", "code", "rank", "step", "traceback", "message")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -15,8 +16,9 @@ TARGETS = {"help", "setup", "demo", "test", "chaos", "e2e", "lint", "bench", "cl
 
 
 def make(*args: str) -> subprocess.CompletedProcess[str]:
-    """Run make in the repository."""
-    return subprocess.run(["make", *args], cwd=ROOT, capture_output=True, text=True, check=False)
+    """Run make in the repository, as if no other make had started these tests."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(["make", *args], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_help_lists_every_command_with_a_sentence() -> None:

@@ -83,7 +83,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         target=steps.count(),
         saves=make_saves(config, train, around, Savable(strategy, module, optimizer, scheduler, arithmetic, state)),
         flag=around.flag,
-        exchange=Exchange(world, most_steps=train.sync_every_steps),
+        exchange=Exchange(world, most_steps=train.sync_every_steps, heartbeat=around.heartbeat),
         stats=stats,
         laps=Laps(stats),
         timer=timer,

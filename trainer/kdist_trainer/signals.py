@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kdist_trainer.heartbeat import Heartbeat
 from kdist_trainer.world import World
 
 AGREE_WITHIN_SECONDS: Final = 2.0
@@ -94,8 +95,8 @@ class Exchange:
     reads them: a sum made by the all-reduce itself would depend on the order in which it meets the ranks.
     """
 
-    def __init__(self, world: World, *, most_steps: int) -> None:
-        self._world = world
+    def __init__(self, world: World, *, most_steps: int, heartbeat: Heartbeat | None = None) -> None:
+        self._world, self._heartbeat = world, heartbeat
         self._shape = (world.size, _FLAGS + most_steps)
         self._posted: deque[_Posted] = deque()
         self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -151,7 +152,11 @@ class Exchange:
     def collect(self) -> Interval:
         """The oldest post of all ranks; waits for it where it is still under way."""
         row, rows = self._posted.popleft()
+        if self._heartbeat is not None:
+            self._heartbeat.enter("all_reduce", self._shape[0] * self._shape[1], "float64")
         said = rows()
+        if self._heartbeat is not None:
+            self._heartbeat.leave()
         share = 1 / self._world.size
         return Interval(
             records=row.records,

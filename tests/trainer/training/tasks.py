@@ -20,8 +20,9 @@ from kdist_trainer import worker
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import TrainConfig
+from kdist_trainer.heartbeat import Heartbeat
 from kdist_trainer.workload import Split, Workload, WorkloadContext
-from tests.trainer.training.group import run_group
+from tests.trainer.training.group import PATIENCE, run_group
 
 FEATURES = 16
 
@@ -68,6 +69,25 @@ class Exploding(Small):
         loss, count = super().loss(model, batch)
         wild = (batch[2] == self.context.options["at_sample"]).any()
         return torch.where(wild, loss * torch.nan, loss), count
+
+
+class Late(Small):
+    """Rank 1 comes late to one step: not before rank 0's heartbeat shows the collective that it waits in."""
+
+    def __init__(self, context: WorkloadContext) -> None:
+        super().__init__(context)
+        self.losses = 0
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        self.losses += 1
+        if self.losses == 6 and os.environ["RANK"] == "1":
+            folder = Path(os.environ["KDIST_SCRATCH"]).parent
+            other = Heartbeat(folder / "scratch-0/rank-0.heartbeat")
+            end = time.monotonic() + PATIENCE
+            while (beat := other.read()).collective is None and time.monotonic() < end:
+                time.sleep(0.001)
+            (folder / "waits").write_text(f"{beat.phase} {beat.step} {beat.collective}")
+        return super().loss(model, batch)
 
 
 class Whimsical(Small):

@@ -13,7 +13,7 @@ from kdist_trainer.run import Run
 from kdist_trainer.stats import StepPhase, StepStats
 from kdist_trainer.timing import Laps, add_spans
 from tests.trainer.training.group import run_group
-from tests.trainer.training.tasks import WIDE, describe, train
+from tests.trainer.training.tasks import WIDE, Late, describe, train
 
 
 def test_laps_sum_to_the_time_they_cover_and_skips_belong_to_no_step() -> None:
@@ -77,6 +77,14 @@ def train_and_tell(document: dict[str, Any], folder: Path) -> dict[str, Any]:
         "weights": sum(weight.nbytes for weight in kept[0].module.parameters()),
         "wall": sum(stats.wall),
     }
+
+
+@pytest.mark.processes
+def test_a_rank_that_waits_shows_which_collective_it_is_in(tmp_path: Path) -> None:
+    run_group(train, 2, describe(workload=f"{Late.__module__}:Late", virtualShards=2), tmp_path)
+    phase, step, collective = (tmp_path / "waits").read_text().split(maxsplit=2)
+    assert (phase, step) == ("step", "4"), "the sixth loss, of which two were the warm-up's"
+    assert collective.startswith("all_reduce(float32[1083])")
 
 
 @pytest.mark.processes

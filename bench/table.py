@@ -7,11 +7,14 @@ import platform
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def interleave(measures: Mapping[str, Callable[[], float]], *, rounds: int) -> dict[str, list[float]]:
+def interleave(measures: Mapping[str, Callable[[], T]], *, rounds: int) -> dict[str, list[T]]:
     """Take every measure once per round, so that a machine that warms up or slows down does so for all of them."""
-    taken: dict[str, list[float]] = {name: [] for name in measures}
+    taken: dict[str, list[T]] = {name: [] for name in measures}
     for _ in range(rounds):
         for name, measure in measures.items():
             taken[name].append(measure())

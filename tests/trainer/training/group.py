@@ -7,7 +7,6 @@ Functions and arguments travel by pickle: module-level functions and plain value
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import traceback
@@ -15,11 +14,10 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from tests.trainer.checkpoint.ranks import prepared_context
+
 PATIENCE = 120.0
 """Seconds for one group, on a machine that others use too."""
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.nn.parallel", "torch._dynamo", "kdist_trainer.worker"])
 
 
 class RankFailed(AssertionError):  # noqa: N818 - it reads as what happened
@@ -41,11 +39,12 @@ def run_group(function: Callable[..., Any], size: int, *args: Any, environment: 
         "KDIST_RUN_ID": "test",
         **(environment or {}),
     }
+    context = prepared_context()
     pipes, processes = [], []
     for rank in range(size):
-        ours, theirs = _context.Pipe(duplex=False)
+        ours, theirs = context.Pipe(duplex=False)
         variables = {**shared, "RANK": str(rank), "LOCAL_RANK": "0"}
-        process = _context.Process(target=_be_rank, args=(theirs, variables, function, args), daemon=False)
+        process = context.Process(target=_be_rank, args=(theirs, variables, function, args), daemon=False)
         process.start()
         theirs.close()
         pipes.append(ours)

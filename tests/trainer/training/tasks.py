@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,9 @@ def weights(folder: Path) -> dict[str, Tensor]:
     newest = CheckpointDirectory(folder / "checkpoints").latest()
     assert newest is not None, "there is no checkpoint"
     model = Small(WorkloadContext(_options(folder))).model()
-    load({"model": model.state_dict()}, checkpoint_id=newest, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that torch.distributed is not initialised here
+        load({"model": model.state_dict()}, checkpoint_id=newest, no_dist=True)
     return model.state_dict()
 
 

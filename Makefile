@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # More arguments for pytest, as in `make test ARGS="-k lock -x"`.
 ARGS ?=
-# Tests that only compute share the cores; tests that kill processes run after them, so that no one waits for the other.
+# How many tests run side by side: those that kill processes wait more than they compute, and run after those that compute.
 JOBS ?= 2
 # How many seeds the random kills of `make chaos` draw from.
 KDIST_SEEDS ?= 20
@@ -54,10 +54,10 @@ unit: setup
 	$(call pytest,unit) -m "not (processes or chaos or e2e)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS)
 
 processes: setup
-	$(call pytest,processes) -m "processes and not (chaos or e2e)" --ignore=tests/house $(ARGS)
+	$(call pytest,processes) -m "processes and not (chaos or e2e)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS)
 
 chaos: setup system ## Kill, crash and fill disks, for long; started again, it goes on where it was stopped
-	KDIST_SEEDS=$(KDIST_SEEDS) $(call pytest,chaos) -p tests.resume --resume-file=.kdist/chaos-passed -m chaos $(ARGS)
+	KDIST_SEEDS=$(KDIST_SEEDS) $(call pytest,chaos) -p tests.resume --resume-file=.kdist/chaos-passed -m chaos -n $(JOBS) --dist=worksteal $(ARGS)
 
 e2e: setup system ## Meet the project as a stranger does: a fresh clone, the built wheels, the README's commands
 	$(call pytest,e2e) -m e2e $(ARGS)

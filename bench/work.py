@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from time import perf_counter, thread_time
+from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
@@ -27,7 +27,7 @@ class Options(Model):
 class Work(Workload):
     """A perceptron of `depth` hidden layers. Every call of `loss` is noted in `marks`: two marks enclose one step."""
 
-    marks: ClassVar[list[tuple[float, float]]] = []
+    marks: ClassVar[list[float]] = []
 
     def __init__(self, context: WorkloadContext) -> None:
         super().__init__(context)
@@ -47,17 +47,12 @@ class Work(Workload):
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         """Cross-entropy, summed."""
-        self.marks.append((perf_counter(), thread_time()))
+        self.marks.append(perf_counter())
         inputs, labels = batch
         return functional.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
 
 
-def take_marks(*, warm: int) -> tuple[list[float], list[float]]:
-    """Seconds of each step since the last call without the first `warm` ones: by the clock, and of this thread's work.
-
-    The second leaves out what waits, but also what other processes of the machine took away.
-    """
+def take_marks(*, warm: int) -> list[float]:
+    """Seconds of each step since the last call, without the first `warm` ones."""
     marks, Work.marks[:] = Work.marks[warm:], []
-    steps = [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(marks)]
-    clock, work = zip(*steps, strict=True)
-    return list(clock), list(work)
+    return [after - before for before, after in pairwise(marks)]

@@ -6,7 +6,9 @@ same with any number of loader processes and after any resume.
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +73,8 @@ class Loader:
 
     def __init__(self, steps: Steps, workload: Workload, samples: Samples, *, settings: config.Loader, seed: int) -> None:
         self._steps, self._workload, self._samples, self._settings, self._seed = steps, workload, samples, settings, seed
+        if settings.workers:
+            _warm_up_server()
         device = workload.context.device
         self._move: Callable[[Any], Any] | None = None if device.type == "cpu" else workload.to_device
 
@@ -106,7 +110,7 @@ class Loader:
             prefetch_factor=self._settings.prefetch,
             collate_fn=_unchanged,  # type: ignore[arg-type]  # without a batch size it is handed single items
             pin_memory=self._move is not None,
-            multiprocessing_context="forkserver",  # a fork would copy gloo's threads half-way
+            multiprocessing_context="forkserver",
         )
 
     def _fetcher(self) -> Fetch:
@@ -159,6 +163,15 @@ class _Pieces(Dataset[Piece]):
         if self._fetch is None:  # made here, because closures do not travel to another process
             self._fetch = fetcher(self._workload, self._samples)
         return _fetched(request, self._fetch)
+
+
+def _warm_up_server() -> None:
+    """Start the process that loader processes are forked from, so that it imports torch while the rank does other things.
+
+    A fork of the rank itself would copy gloo's threads half-way.
+    """
+    multiprocessing.set_forkserver_preload(["torch.utils.data", __name__])
+    forkserver.ensure_running()
 
 
 def _unchanged(piece: Piece) -> Piece:

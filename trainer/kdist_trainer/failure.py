@@ -140,6 +140,8 @@ def _chain(error: BaseException) -> list[BaseException]:
 def _classify_one(error: BaseException) -> tuple[Cause, Exit, bool] | None:
     name = type(error).__name__
     said = f"{name}: {error}"
+    if isinstance(error, KeyboardInterrupt):  # SIGINT: its forkserver died, or somebody at a terminal
+        return Cause.SIGNAL, Exit.PEERS_LOST, True
     if isinstance(error, MemoryError):
         return Cause.OOM_HOST, Exit.HOST_OOM, True
     if _DEVICE_OOM.search(said):

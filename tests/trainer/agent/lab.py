@@ -124,20 +124,27 @@ def kill(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def descendants(pid: int) -> list[int]:
-    """Children of a process, their children, and so on."""
-    parents: dict[int, list[int]] = {}
+def children(pid: int) -> list[int]:
+    """Processes that a process started itself."""
+    found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    found, queue = [], [pid]
-    while queue:
-        queue += (children := parents.get(queue.pop(), []))
-        found += children
+        with contextlib.suppress(OSError):
+            if int(path.read_text(errors="replace").rpartition(")")[2].split()[1]) == pid:
+                found.append(int(path.parent.name))
     return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Its children, their children, and so on."""
+    return [one for child in children(pid) for one in (child, *descendants(child))]
+
+
+def command_of(pid: int) -> str:
+    """A process's command line; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def is_alive(pid: int) -> bool:

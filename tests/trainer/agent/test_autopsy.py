@@ -29,7 +29,7 @@ CODES = [
     (1, {}, Cause.USER_CODE, Exit.USER, True),
     (127, {}, Cause.USER_CODE, Exit.USER, True),
     (128, {}, Cause.UNKNOWN, Exit.PEERS_LOST, True),
-    (255, {}, Cause.UNKNOWN, Exit.PEERS_LOST, True),
+    (255, {}, Cause.SIGNAL, Exit.PEERS_LOST, True),
 ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.agent.lab import Lab, descendants, is_alive, kill
+from tests.trainer.agent.lab import Lab, children, command_of, descendants, is_alive, kill
 
 pytestmark = pytest.mark.processes
 
@@ -61,8 +61,10 @@ def test_nodes_join_by_plan_and_leave_by_accident(tmp_path: Path) -> None:
         assert alone[0]["kdist_node"] == "node-1"
         lab.start("node-0")
         lab.stepping(4, world=2)
-        lab.tell("finish")
-        assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]
+        for agent in (lab.agents["node-0"], lab.agents["node-1"]):
+            agent.terminate()
+        assert [lab.end("node-0"), lab.end("node-1")] == [200, 200]
+        assert lab.record("node-0")["message"] == lab.record("node-1")["message"] == "stopped on request"
         assert [one["reason"] for one in lab.ledger("generation")] == ["start", "join", "failure", "join"]
         assert [one["restarts"] for one in lab.events("node-1", "restarting")] == [1], "joining costs no restart"
 
@@ -81,7 +83,7 @@ def test_a_crash_loop_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
         assert lab.end("node-0") == 75, "agents that come later learn the verdict"
 
 
-def test_a_stopped_rank_is_found_shown_and_replaced_and_a_request_to_stop_is_obeyed(tmp_path: Path) -> None:
+def test_a_stopped_rank_is_found_shown_and_replaced_and_a_second_request_to_stop_does_not_wait_for_it(tmp_path: Path) -> None:
     with Lab(tmp_path, procsPerNode=2, hangTimeoutSeconds=3) as lab:
         lab.start("node-0")
         first = lab.stepping(1, world=2)
@@ -94,6 +96,13 @@ def test_a_stopped_rank_is_found_shown_and_replaced_and_a_request_to_stop_is_obe
         assert lab.ledger("failure")[0]["cause"] == "hang"
         assert time.monotonic() - stopped_at < 60
 
+        (forkserver,) = (pid for pid in children(lab.agents["node-0"].pid) if "forkserver" in command_of(pid))
+        kill(forkserver, signal.SIGKILL)
+        third = lab.stepping(3, world=2)
+
+        kill(third[1]["pid"], signal.SIGSTOP)
+        lab.agents["node-0"].terminate()
+        lab.wait(lambda: lab.events("node-0", "stopping"), "the first request")
         lab.agents["node-0"].terminate()
         assert lab.end("node-0") == 200
-        assert lab.record("node-0")["outcome"] == "stopped"
+        assert lab.record("node-0")["message"] == "stopped on request, in the middle of work"

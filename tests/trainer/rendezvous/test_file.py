@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import resource
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -79,6 +80,20 @@ def test_of_many_writers_who_compare_and_set_each_step_is_made_once(tmp_path: Pa
     for thread in threads:
         thread.join()
     assert FileStore(tmp_path).get("n") == b"100"
+
+
+def test_a_disk_that_refuses_is_the_stores_failure_and_changes_nothing(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.set("key", "old")
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(dist.DistStoreError, match="cannot be written"):
+            store.compare_set("key", "old", "new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert store.get("key") == b"old"
+    assert store.compare_set("key", "old", "new") == b"new"
 
 
 @pytest.mark.processes

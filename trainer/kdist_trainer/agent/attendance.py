@@ -6,7 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kdist_trainer import log
@@ -15,11 +15,12 @@ from kdist_trainer.agent.budget import JOIN, Generation
 from kdist_trainer.agent.entry import stacks_path
 from kdist_trainer.agent.exchange import Exchange
 from kdist_trainer.agent.ranks import Ranks
+from kdist_trainer.agent.standstill import accuse, ask, compare_notes
 from kdist_trainer.agent.stopping import StopSignals
 from kdist_trainer.agent.telling import Teller
-from kdist_trainer.agent.watchdog import Note, Watchdog, culprit, dump_stacks
-from kdist_trainer.config import Cause, Exit, TrainConfig
-from kdist_trainer.failure import TRACEBACK_LINES, Failure
+from kdist_trainer.agent.watchdog import Watchdog, culprit, dump_stacks
+from kdist_trainer.config import TrainConfig
+from kdist_trainer.failure import Failure
 from kdist_trainer.heartbeat import Phase
 from kdist_trainer.rendezvous.dynamic import News
 
@@ -27,8 +28,6 @@ TICK_SECONDS = 0.1
 """Longest pause between two looks; the end of a rank is noticed at once."""
 ECHO_SECONDS = 1.0
 """How long a node that has only seen peers vanish waits for its other ranks to say why."""
-NOTES_SECONDS = 2.0
-"""How long an agent waits for what the others know of a standstill."""
 LEFT_SECONDS = 5.0
 """How long ranks may go on unaware that other nodes have left their group: the next collective tells them."""
 STOP = "stop"
@@ -52,7 +51,7 @@ def stop_margin(grace_seconds: float) -> float:
 
 @dataclass
 class Attendance:
-    """One group at work. Raises nothing of its own; what the store raises is warned of and taken as no news."""
+    """One group at work. What the store raises is warned of and taken as no news."""
 
     config: TrainConfig
     scratch: Path
@@ -130,14 +129,14 @@ class Attendance:
 
     def _take_verdict(self) -> None:
         """The run is over: after a failure end now, after a success let the ranks come to their own end."""
-        code = self.exchange.verdict().get("code")
+        code = ask(self.exchange.verdict).get("code")
         if code is not None:
             self._must_end_at = min(self._must_end_at, time.monotonic() + (self.config.grace_seconds if code == 0 else 0))
 
     def _terminate(self, plan: str | None, *, since: float) -> None:
         """Ask the ranks to end, once; with a plan their end is no failure."""
         if plan is not None:
-            self.exchange.plan(self.generation.number, plan)
+            ask(lambda: self.exchange.plan(self.generation.number, plan))
         self._terminated_at = time.monotonic()
         self.ranks.signal(signal.SIGTERM)
         self._must_end_at = since + self.config.grace_seconds - stop_margin(self.config.grace_seconds)
@@ -147,8 +146,8 @@ class Attendance:
         if not self._begun and all(stacks_path(self.scratch, number).exists() for number in self._pids):
             self._begun = True
             self.ranks.release()
-        script = self.config.script is not None
-        if not self._running and (script or any(beat.phase is Phase.STEP for beat in self.watchdog.beats)):
+        stepping = self.config.script is not None or any(beat.phase is Phase.STEP for beat in self.watchdog.beats)
+        if stepping and not self._running:
             self._running = True
             self.teller.state("running")
 
@@ -167,8 +166,7 @@ class Attendance:
     def _end_by_force(self) -> End:
         exits = self.ranks.exits()
         self.ranks.kill()
-        end = self._end(exits)
-        return End(outcomes=end.outcomes, exits=exits, forced=True)
+        return End(outcomes=self._end(exits).outcomes, exits=exits, forced=True)
 
     def _end(self, exits: dict[int, int]) -> End:
         known = self._circumstances(exits)
@@ -193,50 +191,27 @@ class Attendance:
 
     def _end_hanging(self, stalled: list[int]) -> End:
         """Some ranks stand still: find out who is to blame, keep the stacks, end the group."""
-        blamed = culprit(self._compare_notes())
+        notes = [self.watchdog.note(number, rank=rank, pid=self._pids[number]) for number, rank in enumerate(self.global_ranks)]
+        blamed = culprit(compare_notes(self.exchange, self.generation, self.node, notes))
         stacks = dump_stacks(
             {number: self._pids[number] for number in stalled if number in self.ranks.living},
             {number: stacks_path(self.scratch, number) for number in stalled},
         )
         exits = self.ranks.exits()
         self.ranks.kill()
-        failures = {number: self._standstill(number, blamed, stacks.get(number, [])) for number in stalled}
+        failures = {
+            number: accuse(
+                self.watchdog.beats[number],
+                rank=self.global_ranks[number],
+                blamed=blamed,
+                node=self.node,
+                generation=self.generation.number,
+                stacks=stacks.get(number, []),
+            )
+            for number in stalled
+        }
         for local_rank, failure in failures.items():
             if failure.primary:
-                path = str(stacks_path(self.scratch, local_rank))
-                self.teller.hang(failure, phase=self.watchdog.beats[local_rank].phase.value, stacks=path)
+                phase, path = self.watchdog.beats[local_rank].phase, stacks_path(self.scratch, local_rank)
+                self.teller.hang(failure, phase=phase.value, stacks=str(path))
         return End(failures=failures, exits=exits)
-
-    def _standstill(self, local_rank: int, blamed: int | None, stacks: list[str]) -> Failure:
-        beat, rank = self.watchdog.beats[local_rank], self.global_ranks[local_rank]
-        where = f"in {beat.collective}" if beat.collective else f"in phase {beat.phase.value}"
-        failure = Failure(
-            cause=Cause.HANG,
-            code=Exit.HANG,
-            primary=True,
-            message=f"rank {rank} hangs {where}: no progress within hangTimeoutSeconds",
-            rank=rank,
-            node=self.node,
-            generation=self.generation.number,
-            step=self.watchdog.step(local_rank),
-            time=time.time(),
-            traceback=tuple(stacks[:TRACEBACK_LINES]),
-            collective=beat.collective,
-        )
-        if rank == blamed:
-            return failure
-        message = f"rank {rank} waited {where} for rank {blamed}"
-        return replace(failure, cause=Cause.COLLECTIVE_TIMEOUT, primary=False, message=message)
-
-    def _compare_notes(self) -> list[Note]:
-        """What all agents know of their ranks, as far as they say so in time."""
-        mine = [self.watchdog.note(number, rank=rank, pid=self._pids[number]) for number, rank in enumerate(self.global_ranks)]
-        deadline = time.monotonic() + NOTES_SECONDS
-        document = self.exchange.post_beats(self.generation.number, mine)
-        while time.monotonic() < deadline:
-            beats = document.get("beats", {})
-            if len(beats) >= len(self.generation.nodes) or document.get("failures"):
-                break
-            time.sleep(TICK_SECONDS)
-            document = self.exchange.generation(self.generation.number)
-        return [note for notes in document.get("beats", {}).values() for note in notes]

@@ -14,6 +14,8 @@ from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
 
 DONE, STOPPED = "done", "stopped"
+FORKSERVER_LOST = 255
+"""What multiprocessing reports when the forkserver died and nobody can say how its children ended."""
 
 
 @dataclass
@@ -90,6 +92,8 @@ def _judge(code: int, *, out_of_memory: bool, collective: str | None) -> tuple[C
         return Cause.COLLECTIVE_TIMEOUT, Exit.HANG, False, f"aborted inside {collective}"
     if code < 0:
         return Cause.SIGNAL, Exit.PEERS_LOST, True, f"was killed by {signal_name(code)}"
+    if code == FORKSERVER_LOST:
+        return Cause.SIGNAL, Exit.PEERS_LOST, True, "was lost with the forkserver, or ended with code 255"
     if code >= 128:
         return Cause.UNKNOWN, Exit.PEERS_LOST, True, f"ended with code {code}"
     return Cause.USER_CODE, Exit.USER, True, f"ended with code {code}"

@@ -77,9 +77,9 @@ class Exchange:
 
         return failures_of(self._change_generation(number, edit))
 
-    def plan(self, number: int, reason: str) -> None:
+    def plan(self, number: int, reason: str) -> Document:
         """Note that a generation ends on purpose, so that losing peers in it is no failure. The first reason stands."""
-        self._change_generation(number, lambda document: document.setdefault("plan", reason))
+        return self._change_generation(number, lambda document: document.setdefault("plan", reason))
 
     def finish(self, number: int) -> Document:
         """Note that this node's ranks have succeeded; returns the document."""

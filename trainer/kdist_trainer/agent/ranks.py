@@ -11,8 +11,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import MultiprocessContext, PContext, SubprocessContext
 
-FORKSERVER_LOST = 255
-"""What multiprocessing reports when the forkserver died and nobody can say how its children ended."""
+from kdist_trainer.agent.autopsy import FORKSERVER_LOST
 
 
 class Ranks:

@@ -27,7 +27,7 @@ _LOCK = "lock"
 class FileStore(Store):
     """`torch.distributed.Store` in `folder`, which is made if missing. Keys and values are str or bytes, `get` gives bytes.
 
-    `get` and `wait` raise `DistStoreError` when the key does not come within `timeout_seconds`.
+    `get` and `wait` raise `DistStoreError` when the key does not come within `timeout_seconds`, writers when the disk refuses.
     """
 
     def __init__(self, folder: Path, *, timeout_seconds: float = 30.0) -> None:
@@ -102,8 +102,11 @@ class FileStore(Store):
 
     def _write(self, key: str, value: bytes) -> None:
         fresh = self.folder / f"new-{os.getpid()}-{threading.get_ident()}"
-        fresh.write_bytes(value)
-        fresh.replace(self._path(key))
+        try:
+            fresh.write_bytes(value)
+            fresh.replace(self._path(key))
+        except OSError as error:  # torch's callers bear with a store that fails, not with a disk that does
+            raise dist.DistStoreError(f"{key} cannot be written: {error}") from error
 
     def _await(self, keys: Sequence[str], seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -72,6 +72,15 @@ class Exploding(Small):
         return torch.where(wild, loss * torch.nan, loss), count
 
 
+class Creeping(Small):
+    """Its loss stays finite while, from some sample on, its gradient is NaN. Options: at_sample."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        loss, count = super().loss(model, batch)
+        wild = (batch[2] == self.context.options["at_sample"]).any()
+        return loss + torch.where(wild, (loss * 0).sqrt(), loss * 0), count
+
+
 class Late(Small):
     """Rank 1 comes late to one step: not before rank 0's heartbeat shows the collective that it waits in."""
 

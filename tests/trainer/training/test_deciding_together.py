@@ -63,6 +63,25 @@ def test_a_loss_that_is_not_finite_ends_the_job_and_leaves_the_last_good_checkpo
 
 
 @pytest.mark.processes
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
+    checkpoint = {"every": {"steps": 1}, "mode": "blocking", "keep": 1000}
+    document = describe(workload=f"{TASKS}:Creeping", options={"at_sample": 11}, epochs=1, checkpoint=checkpoint)
+    with pytest.raises(RankFailed, match="a weight is NaN or infinite after step"):
+        train_here(document, tmp_path, 1)
+    kept = [one.step for one in CheckpointDirectory(tmp_path / "checkpoints").committed()]
+    assert max(losses(tmp_path)) == max(kept, default=0) + 1, "the step whose gradient was NaN is in no checkpoint"
+
+
+@pytest.mark.processes
+def test_slow_steps_are_stopped_before_their_interval_is_over(tmp_path: Path) -> None:
+    options = {"at_loss": 8, "on_rank": 1, "pause": 0.3}
+    document = describe(epochs=8, workload=f"{TASKS}:Interrupted", options=options, virtualShards=2, syncEverySteps=30)
+    assert train_here(document, tmp_path, 2) == ["stopped"] * 2
+    (checkpoint,) = CheckpointDirectory(tmp_path / "checkpoints").committed()
+    assert 6 < checkpoint.step <= 6 + 2 * 3, "intervals of a second hold three steps; the eighth loss was that of step 6"
+
+
+@pytest.mark.processes
 def test_a_loss_that_is_not_finite_may_be_ignored(tmp_path: Path) -> None:
     document = describe(
         workload=f"{TASKS}:Exploding", options={"at_sample": 11}, epochs=1, onNonfinite="ignore", clipGradNorm=None

@@ -1,0 +1,63 @@
+"""The ledger as the loop writes it: nothing is lost to a disk that refuses for a while, and nothing raises."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+
+from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.diary import Diary
+from kdist_trainer.signals import StepRecord
+from kdist_trainer.world import World
+
+
+def world_of(rank: int) -> World:
+    return World(rank, 2, 0, 1, 4, torch.device("cpu"), "gloo", timedelta(seconds=1))
+
+
+def record(step: int) -> StepRecord:
+    return StepRecord(step, (step - 1) * 10, step * 10 - 1, 0.25)
+
+
+def test_a_step_is_one_line_with_its_samples_and_the_bits_of_its_loss(tmp_path: Path) -> None:
+    Diary(tmp_path, world_of(0)).add_steps([record(1)], [0.1])
+    assert RunLedger(tmp_path).read_steps() == [
+        {"step": 1, "generation": 4, "world_size": 2, "first": 0, "last": 9, "loss": (0.1).hex(), "seconds": 0.25}
+    ]
+
+
+def test_lines_that_a_disk_refuses_wait_and_hold_back_the_commit(tmp_path: Path) -> None:
+    obstacle = tmp_path / "ledger/steps.jsonl"
+    obstacle.mkdir(parents=True)
+    diary = Diary(tmp_path, world_of(0))
+    diary.add_steps([record(1)], [1.0])
+    diary.add_steps([record(2)], [0.5])
+    with pytest.raises(OSError, match="2 lines"):
+        diary.sync()
+    obstacle.rmdir()
+    diary.add_steps([record(3)], [0.25])
+    diary.sync()
+    assert [line["step"] for line in RunLedger(tmp_path).read_steps()] == [1, 2, 3]
+
+
+def test_an_event_that_cannot_be_written_is_let_go(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_text("in the way")
+    diary = Diary(tmp_path, world_of(0))
+    diary.add_event("first_step", step=1)
+    (tmp_path / "ledger").unlink()
+    diary.add_event("first_step", step=2)
+    assert [(event["event"], event["generation"], event["step"]) for event in RunLedger(tmp_path).events()] == [
+        ("first_step", 4, 2)
+    ]
+
+
+@pytest.mark.parametrize(("rank", "folder"), [(1, True), (0, False)])
+def test_other_ranks_and_runs_without_a_folder_keep_no_ledger(tmp_path: Path, rank: int, folder: bool) -> None:
+    diary = Diary(tmp_path if folder else None, world_of(rank))
+    diary.add_steps([record(1)], [1.0])
+    diary.add_event("first_step", step=1)
+    diary.sync()
+    assert list(tmp_path.iterdir()) == []

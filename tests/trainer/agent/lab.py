@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from kdist_trainer.lifeline import Lifeline
+
 PATIENCE = 150.0
 """Seconds; machines that run these tests are small and busy."""
 ROOT = Path(__file__).parents[3]
@@ -28,6 +30,7 @@ class Lab:
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self._started: list[subprocess.Popen[bytes]] = []
         folder.mkdir(parents=True, exist_ok=True)
+        self.lifeline = Lifeline.create(folder / "lifeline")  # no agent outlives this process
         defaults = {"name": "lab", "nodes": {"min": 1, "max": 1}, "procsPerNode": 1, "graceSeconds": 30}
         document = {**defaults, "joinWindowSeconds": 0, "hangTimeoutSeconds": 100, **job}
         if "script" not in document:
@@ -41,7 +44,7 @@ class Lab:
             command += ["--run-id", run_id or self.run_id, "--scratch", self.folder / node, "--port", "0"]
             command += ["--rendezvous", f"file:{self.folder / 'store'}", "--checkpoints"]
             command += [self.checkpoints if run_id is None else self.folder / run_id]
-            command += ["--entrypoint", self.entrypoint]
+            command += ["--entrypoint", self.entrypoint, "--lifeline", self.lifeline.path]
             with (self.folder / f"{node}.log").open("ab") as log:
                 agent = subprocess.Popen(
                     [str(word) for word in command],
@@ -116,6 +119,7 @@ class Lab:
             for pid in [agent.pid, *descendants(agent.pid)] if agent.poll() is None else []:
                 kill(pid, signal.SIGKILL)
             agent.wait()
+        self.lifeline.close()
 
 
 def kill(pid: int, number: signal.Signals) -> None:

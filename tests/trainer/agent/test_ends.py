@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
-from tests.trainer.agent.lab import Lab
+from tests.trainer.agent.lab import Lab, is_alive
 
 pytestmark = pytest.mark.processes
 
@@ -90,6 +90,15 @@ def test_a_rank_killed_for_want_of_memory_ends_the_job_with_72(tmp_path: Path, m
         assert lab.end("node-0") == 72
         assert lab.record("node-0")["cause"] == "oom_host"
         lab.wait(lambda: not (memory_group / "cgroup.procs").read_text(), "the end of all processes of the agent")
+
+
+def test_agents_and_ranks_die_with_whoever_started_them(tmp_path: Path) -> None:
+    with Lab(tmp_path) as lab:
+        lab.start("node-0")
+        ranks = lab.stepping(1, world=1)
+        lab.lifeline.close()
+        assert lab.end("node-0") == -9
+        lab.wait(lambda: not is_alive(ranks[0]["pid"]), "the end of the rank", seconds=2)
 
 
 def test_a_train_json_that_is_wrong_ends_with_64_and_says_where(tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ def test_three_ranks_with_several_buckets_resume_exactly(tmp_path: Path) -> None
     assert_resumes_are_exact(tmp_path, 3, [1, 5, 8], options=WIDE)
 
 
+def test_an_optimizer_without_a_state_of_its_own_resumes_exactly(tmp_path: Path) -> None:
+    assert_resumes_are_exact(tmp_path, 2, [3], optimizer={"name": "sgd", "learningRate": 0.1, "momentum": 0.0})
+
+
 def test_draws_from_numpy_and_python_in_the_loss_are_repeated(tmp_path: Path) -> None:
     assert_resumes_are_exact(tmp_path, 1, [3], workload=f"{Whimsical.__module__}:Whimsical")
 

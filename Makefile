@@ -19,7 +19,7 @@ KDIST_SEEDS ?= 20
 # $(call pytest,TIER): run one tier and leave its counts where .ci/summary.py finds them.
 pytest = $(BIN)/python -m pytest --junitxml=.kdist/tiers/$(1).xml -o junit_suite_name=$(1)
 
-.PHONY: help setup system demo test unit house processes chaos e2e lint format bench lock clean
+.PHONY: help setup system demo test unit house processes chaos stranger lint format bench lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 12
@@ -51,16 +51,16 @@ house: setup
 	$(call pytest,house) tests/house -n $(JOBS) $(ARGS)
 
 unit: setup
-	$(call pytest,unit) -m "not (processes or chaos or e2e)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS)
+	$(call pytest,unit) -m "not (processes or chaos or e2e or stranger)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS)
 
 processes: setup
-	$(call pytest,processes) -m "processes and not (chaos or e2e)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS)
+	$(call pytest,processes) -m "processes and not (chaos or e2e or stranger)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS)
 
 chaos: setup system ## Kill, crash and fill disks, for long; started again, it goes on where it was stopped
 	KDIST_SEEDS=$(KDIST_SEEDS) $(call pytest,chaos) -p tests.resume --resume-file=.kdist/chaos-passed -m chaos -n $(JOBS) --dist=worksteal $(ARGS)
 
-e2e: setup system ## Meet the project as a stranger does: a fresh clone, the built wheels, the README's commands
-	$(call pytest,e2e) -m e2e $(ARGS)
+stranger: setup system ## Meet the project as a stranger does: a fresh clone, the built wheels, the README's commands
+	$(call pytest,stranger) -m stranger $(ARGS)
 
 lint: setup ## Check format, style, types and who imports whom
 	$(BIN)/ruff format --check .

@@ -10,11 +10,10 @@ README = ROOT / "README.md"
 
 # Commands that the end-to-end tier does not type one after the other, and who runs them instead.
 RUN_ELSEWHERE = {
-    "make demo": "tests/e2e/test_clone.py",
-    "make setup": "tests/e2e/test_clone.py",
+    "make demo": "tests/stranger/test_clone.py",
+    "make setup": "tests/stranger/test_clone.py",
     "make test": ".ci/run",
     "make chaos": ".ci/run",
-    "make e2e": ".ci/run",
     "make bench": "bench/__init__.py",
     "make help": "tests/house/test_make.py",
 }

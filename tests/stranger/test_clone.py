@@ -11,7 +11,7 @@ import pytest
 
 from tests.house.tree import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.stranger, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

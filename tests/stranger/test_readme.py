@@ -10,7 +10,7 @@ import pytest
 from tests.house.readme import typed
 from tests.house.tree import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.stranger, pytest.mark.timeout(1800)]
 
 
 def test_every_command_of_the_readme_succeeds(stranger: dict[str, str], tmp_path: Path) -> None:

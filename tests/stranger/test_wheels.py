@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stranger, pytest.mark.timeout(600)]
 
 
 def kdist(*args: str, cwd: Path, env: dict[str, str]) -> str:

@@ -32,7 +32,7 @@ LIGHT = {
 # Each contract of pyproject.toml, and a line that breaks it, put at the end of a file (which is made where it is missing).
 BREACHES = {
     "kdist: layers": ("cli/kdist/shed.py", "x = 1"),
-    "kdist_trainer: layers": ("trainer/kdist_trainer/config.py", "import kdist_trainer.log"),
+    "kdist_trainer: layers": ("trainer/kdist_trainer/config/codes.py", "import kdist_trainer.log"),
     "the command line never reaches torch": ("cli/kdist/load/__init__.py", "def f():\n    import torch"),
     "the trainer knows nothing of the command line": ("trainer/kdist_trainer/log.py", "import kdist.errors"),
     "the only bridge is kdist.spec to kdist_trainer.config": ("cli/kdist/render.py", "import kdist_trainer.log"),

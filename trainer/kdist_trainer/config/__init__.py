@@ -1,0 +1,85 @@
+"""What a training is told: the document `train.json`, and the exit codes that everything agrees on.
+
+`kdist` renders a job's `train` or `script` section and the agent's settings into one `train.json`; every agent and every
+rank reads the same file. Nothing here imports torch, so the command line can share these models.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from kdist_trainer.config.codes import Cause, Exit
+from kdist_trainer.config.model import Count, Model, Name, Nodes, PositiveSeconds, Seconds
+from kdist_trainer.config.training import Checkpointing, Every, Loader, Optimizer, Schedule, Training
+
+__all__ = [
+    "Cause",
+    "Checkpointing",
+    "Count",
+    "Every",
+    "Exit",
+    "Loader",
+    "Model",
+    "Name",
+    "Nodes",
+    "Optimizer",
+    "PositiveSeconds",
+    "Schedule",
+    "Script",
+    "Seconds",
+    "TrainConfig",
+    "Training",
+]
+
+
+class Script(Model):
+    """A torchrun script, run as it is: `spec.script`."""
+
+    path: Name = Field(description="path of the script, relative to the job file or to code.")
+    args: list[Annotated[str, Field(max_length=32_768)]] = Field([], max_length=1024, description="args of the script.")
+
+
+class TrainConfig(Model):
+    """The whole of `train.json`: what the agents and ranks of one job are told, the same bytes everywhere."""
+
+    name: Name = Field(description="name of the job.")
+    nodes: Nodes = Field(description="nodes of the job.")
+    procs_per_node: int | Literal["auto"] = Field(
+        "auto", description="procsPerNode: ranks on each node; auto is one per GPU, else 1."
+    )
+    threads_per_rank: int = Field(1, ge=1, le=1024, description="threadsPerRank: CPU threads of each rank.")
+    max_restarts: int = Field(10, ge=0, le=100_000, description="maxRestarts without progress before the job gives up.")
+    grace_seconds: PositiveSeconds = Field(60, description="graceSeconds from the request to stop to the end by force.")
+    rendezvous_timeout_seconds: PositiveSeconds = Field(600, description="rendezvousTimeoutSeconds to wait for enough nodes.")
+    join_window_seconds: Seconds = Field(10, description="joinWindowSeconds in which joining nodes are let in together.")
+    collective_timeout_seconds: PositiveSeconds = Field(300, description="collectiveTimeoutSeconds a collective may take.")
+    hang_timeout_seconds: PositiveSeconds = Field(300, description="hangTimeoutSeconds without progress before a rank is killed.")
+    metrics_linger_seconds: Seconds = Field(0, description="metricsLingerSeconds that the exporter still answers after success.")
+    train: Training | None = Field(None, description="train: the managed loop.")
+    script: Script | None = Field(None, description="script: a torchrun script as it is.")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> TrainConfig:
+        if (self.train is None) == (self.script is None):
+            raise ValueError("needs exactly one of train and script")
+        return self
+
+    @classmethod
+    def read(cls, path: Path) -> TrainConfig:
+        """Read `train.json`. Raises `OSError`, or `pydantic.ValidationError` with every problem."""
+        return cls.model_validate_json(path.read_bytes())
+
+    def to_json(self) -> str:
+        """Text of `train.json`, every default written out, keys in the order of this file."""
+        return self.model_dump_json(by_alias=True, indent=2)
+
+    def to_document(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    def max_world_size(self, procs_per_node: int) -> int:
+        """Most ranks that the job can have when every node has `procs_per_node` of them."""
+        return self.nodes.max * procs_per_node

@@ -1,0 +1,110 @@
+"""`spec.train`: what the managed loop is told."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, JsonValue, model_validator
+
+from kdist_trainer.config.model import Count, Model, Name, PositiveSeconds
+
+
+class Optimizer(Model):
+    """The optimizer that the managed loop builds, unless the workload brings its own."""
+
+    name: Literal["adamw", "sgd"] = Field("adamw", description="name of the algorithm.")
+    learning_rate: float = Field(1e-3, gt=0, le=1e3, description="learningRate at the schedule's peak.")
+    weight_decay: float = Field(0.01, ge=0, le=1e3, description="weightDecay of all parameters.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd.")
+    betas: tuple[float, float] = Field((0.9, 0.999), strict=False, description="betas of adamw.")
+
+    @model_validator(mode="after")
+    def _betas_in_range(self) -> Optimizer:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas {list(self.betas)} must be at least 0 and less than 1")
+        return self
+
+
+class Schedule(Model):
+    """How the learning rate moves with the step."""
+
+    name: Literal["constant", "linear", "cosine"] = Field("constant", description="name of the curve after the warm-up.")
+    warmup_steps: int = Field(0, ge=0, le=2**53, description="warmupSteps of linear rise from zero.")
+    final_ratio: float = Field(0.0, ge=0, le=1, description="finalRatio of the peak rate at the last step (linear, cosine).")
+
+
+class Every(Model):
+    """An interval: by the clock, by steps, or whichever comes first."""
+
+    seconds: PositiveSeconds | None = Field(None, description="seconds between two saves.")
+    steps: Count | None = Field(None, description="steps between two saves.")
+
+    @model_validator(mode="after")
+    def _given(self) -> Every:
+        if self.seconds is None and self.steps is None:
+            raise ValueError("needs seconds, steps or both")
+        return self
+
+
+class Checkpointing(Model):
+    """When and how the training's state is saved."""
+
+    every: Every = Field(Every(seconds=300), description="every so many seconds or steps a checkpoint is saved.")
+    mode: Literal["async", "blocking"] = Field("async", description="mode: async writes while the training goes on.")
+    keep: int = Field(3, ge=1, le=1000, description="keep that many committed checkpoints.")
+
+
+class Loader(Model):
+    """How samples reach a rank."""
+
+    workers: int = Field(
+        0, ge=0, le=256, description="workers (processes) that fetch samples ahead; 0 fetches in the rank itself."
+    )
+    prefetch: int = Field(2, ge=1, le=1024, description="prefetch that many batches per worker.")
+
+
+class Training(Model):
+    """The managed loop: `spec.train`."""
+
+    workload: Name = Field(description="workload to train: digits, gpt, or module:Class from the image or from code.")
+    options: dict[str, JsonValue] = Field({}, max_length=256, description="options handed to the workload as they are.")
+    epochs: Count | None = Field(None, description="epochs to train: passes over the data set. Either epochs or steps.")
+    steps: Count | None = Field(None, description="steps to train: optimizer steps. Either epochs or steps.")
+    global_batch: int = Field(256, ge=1, le=2**31, description="globalBatch: samples in one optimizer step, over all ranks.")
+    micro_batch: int | None = Field(
+        None, ge=1, le=2**31, description="microBatch: most samples in one forward pass; a larger shard accumulates gradients."
+    )
+    virtual_shards: int | None = Field(
+        None,
+        ge=1,
+        le=65536,
+        description="virtualShards that each batch is dealt to; at least the largest world size, which is the default.",
+    )
+    strategy: Literal["ddp"] = Field("ddp", description="strategy of parallel training.")
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="precision of the forward and backward pass.")
+    seed: int = Field(
+        0, ge=0, le=2**63 - 1, description="seed of the order of samples, of the weights and of each step's randomness."
+    )
+    optimizer: Optimizer = Field(Optimizer(), description="optimizer and its settings.")
+    schedule: Schedule = Field(Schedule(), description="schedule of the learning rate.")
+    clip_grad_norm: float | None = Field(None, gt=0, le=1e9, description="clipGradNorm: the gradient's largest total norm.")
+    on_nonfinite: Literal["stop", "ignore"] = Field("stop", description="onNonfinite: what a loss of NaN or infinity leads to.")
+    sync_every_steps: int = Field(
+        10,
+        ge=1,
+        le=10_000,
+        description="syncEverySteps: how often ranks share losses and flags; agreed actions follow within two.",
+    )
+    evaluate: Literal["end", "never"] = Field("end", description="evaluate the workload on its test split when training ends.")
+    bucket_mib: int = Field(25, ge=1, le=4096, description="bucketMib: size of a gradient bucket of DDP in MiB.")
+    comm_hook: Literal["timing", "none"] = Field(
+        "timing", description="commHook: timing measures each all-reduce; none is bare DDP."
+    )
+    loader: Loader = Field(Loader(), description="loader of samples.")
+    checkpoint: Checkpointing = Field(Checkpointing(), description="checkpoint: when and how state is saved.")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Training:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("needs exactly one of epochs and steps")
+        return self

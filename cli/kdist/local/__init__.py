@@ -2,7 +2,7 @@
 
 `run_job` is the door. Behind it: `folder` keeps what outlives an invocation, `launch` says how agents start, `kubelet` keeps them
 going, `follow` reads their logs, `poll` asks them for their status, `progress` gathers what is known, `view` draws it, `narrate`
-turns events into lines, `report` computes the end report from the ledger, and `session` is the loop that joins them.
+turns events into lines, and `session` is the loop that joins them. The end report comes from the room `report`.
 This room prints nothing: it is given a `Screen`.
 """
 

@@ -18,8 +18,8 @@ from kdist.local.lifeline import Lifeline
 from kdist.local.narrate import Narrator
 from kdist.local.poll import StatusPoller
 from kdist.local.progress import Node, Progress
-from kdist.local.report import build_report, read_ledger
 from kdist.local.session import Screen, Session
+from kdist.report.ledger import build_report, read_ledger
 from kdist.spec import Exit, TrainingJob
 
 REPORT_VERSION = "cli.kdist.dev/v1"

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kdist.local.follow import Entry
+from kdist.quantity import is_number, number, seconds, size
 
 Event = Mapping[str, Any]
 
@@ -26,47 +27,6 @@ def _count(number: object, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def seconds(value: object) -> str:
-    """A duration for people: 500 µs, 3 ms, 0.21 s, 12 s, 2:05, 1:00:00."""
-    if not isinstance(value, int | float):
-        return str(value)
-    if 0 < value < 0.001:
-        return f"{value * 1e6:.0f} µs"
-    if value < 0.1:
-        return f"{value * 1000:.0f} ms"
-    if value < 9.95:
-        return f"{value:.2g} s" if value < 1 else f"{value:.1f} s"
-    minutes, rest = divmod(round(value), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}" if minutes else f"{rest} s"
-
-
-def size(nbytes: object) -> str:
-    """Bytes for people, in binary units."""
-    if not isinstance(nbytes, int | float):
-        return str(nbytes)
-    value, units = float(nbytes), iter(("B", "KiB", "MiB", "GiB", "TiB"))
-    unit = next(units)
-    while value >= 1024 and unit != "TiB":
-        value, unit = value / 1024, next(units)
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
-
-
-def number(value: object, digits: int = 4) -> str:
-    """A measured value with so many significant digits; text (such as "nan") as it is."""
-    return (
-        f"{value:,.{digits}g}"
-        if isinstance(value, float) and abs(value) < 10**digits
-        else f"{value:,}"
-        if _is_number(value)
-        else str(value)
-    )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _group_formed(e: Event) -> str:
     nodes = f" on {_count(e['nodes'], 'node')}" if "nodes" in e else ""
     return f"{_count(e['world_size'], 'rank')}{nodes}, generation {e['generation']} ({e.get('reason', 'start')})"
@@ -74,8 +34,8 @@ def _group_formed(e: Event) -> str:
 
 def _progress(e: Event) -> str:
     of = f"/{e['target']}" if e.get("target") else ""
-    rate = f", {number(round(e['samples_per_second']))} samples/s" if _is_number(e.get("samples_per_second")) else ""
-    rate += f", learning rate {number(e['learning_rate'], 3)}" if _is_number(e.get("learning_rate")) else ""
+    rate = f", {number(round(e['samples_per_second']))} samples/s" if is_number(e.get("samples_per_second")) else ""
+    rate += f", learning rate {number(e['learning_rate'], 3)}" if is_number(e.get("learning_rate")) else ""
     return f"step {e['step']}{of}, loss {number(e['loss'])}{rate}"
 
 

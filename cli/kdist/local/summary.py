@@ -7,7 +7,7 @@ from typing import Any
 
 from kdist.errors import Code, KdistError
 from kdist.local.job import Ended
-from kdist.local.narrate import number, seconds, size
+from kdist.quantity import number, seconds, size
 
 Report = Mapping[str, Any]
 

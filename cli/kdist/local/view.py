@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kdist.local.follow import Entry
-from kdist.local.narrate import describe, number, seconds
+from kdist.local.narrate import describe
 from kdist.local.progress import SLOW, Node, Progress
+from kdist.quantity import number, seconds
 
 _BARS = "▁▂▃▄▅▆▇█"
 _LEVELS = {"warning": "yellow not dim", "error": "red not dim"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kdist.local.follow import Entry
-from kdist.local.narrate import Narrator, describe, line, number, seconds, size
+from kdist.local.narrate import Narrator, describe, line
 
 TIME = "2026-01-31T12:00:01.123Z"
 
@@ -107,26 +107,3 @@ def test_the_live_view_shows_progress_itself() -> None:
     narrator = Narrator(lines_only=False)
     assert not narrator.is_news({"event": "progress", "step": 1, "loss": 1.0})
     assert not narrator.is_news({"event": "waiting", "message": "x"})
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.0, "0 ms"), (0.0031, "3 ms"), (0.213, "0.21 s"), (1.25, "1.2 s"), (9.94, "9.9 s"), (12.4, "12 s"), (59.6, "1:00"),
-     (125, "2:05"), (3600, "1:00:00"), (0.0005, "500 µs"), ("nan", "nan")],
-)  # fmt: skip
-def test_durations_read_easily(value: object, text: str) -> None:
-    assert seconds(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_258_291, "1.2 MiB"), (None, "None")]
-)
-def test_sizes_read_easily(value: object, text: str) -> None:
-    assert size(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.123456, "0.1235"), (12345, "12,345"), (12345.6, "12,345.6"), ("nan", "nan"), (True, "True")]
-)
-def test_numbers_read_easily(value: object, text: str) -> None:
-    assert number(value) == text

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdist.local.report import build_report, parse_lines, read_ledger
+from kdist.report.ledger import build_report, parse_lines, read_ledger
 
 Record = dict[str, Any]
 

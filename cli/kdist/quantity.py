@@ -1,0 +1,45 @@
+"""Durations, sizes and measured values as people read them. Pure."""
+
+from __future__ import annotations
+
+
+def seconds(value: object) -> str:
+    """A duration for people: 500 µs, 3 ms, 0.21 s, 12 s, 2:05, 1:00:00."""
+    if not isinstance(value, int | float):
+        return str(value)
+    if 0 < value < 0.001:
+        return f"{value * 1e6:.0f} µs"
+    if value < 0.1:
+        return f"{value * 1000:.0f} ms"
+    if value < 9.95:
+        return f"{value:.2g} s" if value < 1 else f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}" if minutes else f"{rest} s"
+
+
+def size(nbytes: object) -> str:
+    """Bytes for people, in binary units."""
+    if not isinstance(nbytes, int | float):
+        return str(nbytes)
+    value, units = float(nbytes), iter(("B", "KiB", "MiB", "GiB", "TiB"))
+    unit = next(units)
+    while value >= 1024 and unit != "TiB":
+        value, unit = value / 1024, next(units)
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
+
+
+def number(value: object, digits: int = 4) -> str:
+    """A measured value with so many significant digits; text (such as "nan") as it is."""
+    return (
+        f"{value:,.{digits}g}"
+        if isinstance(value, float) and abs(value) < 10**digits
+        else f"{value:,}"
+        if is_number(value)
+        else str(value)
+    )
+
+
+def is_number(value: object) -> bool:
+    """Whether the value is a number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,1 @@
+"""What a run's life came to: computed from the ledger beside its checkpoints, and shown as a receipt. Pure."""

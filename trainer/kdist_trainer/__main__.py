@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from kdist_trainer import log
 from kdist_trainer.agent.launch import launch
 from kdist_trainer.agent.outcome import failed, write_record
-from kdist_trainer.agent.settings import WORKER, Settings
+from kdist_trainer.agent.settings import EXIT, ON_END, WORKER, Settings
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.failure import Failure
+from kdist_trainer.rendezvous.place import PLACES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code=given.code and given.code.absolute(),
             data=dict(given.data),
             port=given.port,
+            address=given.address,
+            termination_message=given.termination_message and given.termination_message.absolute(),
+            on_end=given.on_end,
+            take_over=given.take_over,
             lifeline=given.lifeline and given.lifeline.absolute(),
             entrypoint=given.entrypoint,
         )
@@ -50,7 +55,7 @@ def _refuse(given: argparse.Namespace, error: Exception) -> int:
     log.error("failed", cause=cause, code=int(code), node=given.node, message=failure.message)
     with contextlib.suppress(OSError):
         given.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_record(failed(failure), given.scratch)
+    write_record(failed(failure), given.scratch, given.termination_message)
     return int(code)
 
 
@@ -60,11 +65,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--run-id", required=True, help="what tells this run's agents from others")
     parser.add_argument("--node", required=True, help="name of this node, such as node-0")
     parser.add_argument("--scratch", type=Path, required=True, help="private folder of this agent")
-    parser.add_argument("--rendezvous", required=True, help="where agents meet: file:/path/of/a/shared/folder")
+    parser.add_argument("--rendezvous", required=True, help=f"where agents meet: {PLACES}")
     parser.add_argument("--checkpoints", type=Path, help="folder of the run's checkpoints and ledger")
     parser.add_argument("--code", type=Path, help="folder with the user's modules or script")
     parser.add_argument("--data", type=_pair, action="append", default=[], metavar="MOUNT=PATH", help="a data set's place here")
     parser.add_argument("--port", type=int, default=9401, help="port of metrics and status; 0 picks a free one")
+    parser.add_argument("--address", help="where this node's ranks listen; locally 127.0.0.1, else this host's name")
+    parser.add_argument("--termination-message", type=Path, help="file that shall hold the exit record, as Kubernetes reads it")
+    parser.add_argument(
+        "--on-end", choices=ON_END, default=EXIT, help="park: after a success or a failure for good, stay until SIGTERM"
+    )
+    parser.add_argument("--take-over", action="store_true", help="take the folder of checkpoints from another run that holds it")
     parser.add_argument("--lifeline", type=Path, help="pipe whose end of file ends this agent")
     parser.add_argument("--entrypoint", default=WORKER, metavar="MODULE:FUNCTION", help="what each rank of a training runs")
     return parser

@@ -103,6 +103,7 @@ def make_saves(config: TrainConfig, train: Training, around: Surroundings, parts
             config=train.checkpoint,
             config_digest=hashlib.sha256(config.to_json().encode()).hexdigest(),
             sharded=parts.strategy.sharded,
+            take_over="KDIST_TAKE_OVER" in os.environ,
         )
     return Saves(store, parts, every=train.checkpoint.every, diary=Diary(root, around.world), stats=around.stats)
 

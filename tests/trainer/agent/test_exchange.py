@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -70,16 +71,27 @@ def test_only_a_primary_failure_below_128_is_permanent() -> None:
     assert not failure(0, cause=Cause.SIGNAL).permanent
 
 
-def test_records_reach_scratch_and_the_termination_log_which_takes_4_kib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = tmp_path / "termination-log"
-    monkeypatch.setenv("KDIST_TERMINATION_LOG", str(log))
+def test_records_reach_scratch_and_the_termination_message_which_takes_4_kib(tmp_path: Path) -> None:
+    message = tmp_path / "termination-log"
     lines = tuple(f"line {number} {'ü' * 100}" for number in range(100))
     record = failed(Failure(Cause.USER_CODE, Exit.USER, True, "ValueError: odd", traceback=lines))
-    write_record(record, tmp_path)
-    assert len(log.read_bytes()) <= 4096
-    assert "line 99" in log.read_text()
-    assert "line 0 " not in log.read_text()
-    assert "line 0 " in (tmp_path / "exit.json").read_text()
+    write_record(record, tmp_path, message)
+    assert len(message.read_bytes()) <= 4096
+    short = json.loads(message.read_bytes())
+    assert short["traceback"][-1] == lines[-1]
+    assert lines[0] not in short["traceback"]
+    assert {**short, "traceback": None} == {**record, "traceback": None}
+    assert json.loads((tmp_path / "exit.json").read_text()) == {**record, "traceback": list(lines)}
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "\U0001f525" * 100_000, '"\\' * 100_000, "\ud800" * 9000])
+def test_a_termination_message_is_whole_json_whatever_the_record_holds(tmp_path: Path, text: str) -> None:
+    record = failed(Failure(Cause.USER_CODE, Exit.USER, True, text, node=text, collective=text, traceback=(text,) * 50))
+    write_record(record, tmp_path, tmp_path / "message")
+    short = json.loads((tmp_path / "message").read_bytes())
+    assert len((tmp_path / "message").read_bytes()) <= 4096
+    assert short["code"] == 70
+    assert json.loads((tmp_path / "exit.json").read_bytes())["code"] == 70
 
 
 def test_every_record_has_a_code_of_the_table() -> None:
@@ -87,6 +99,7 @@ def test_every_record_has_a_code_of_the_table() -> None:
         assert Exit(record["code"]) == record["code"]
 
 
-def test_a_record_that_cannot_be_written_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KDIST_TERMINATION_LOG", str(tmp_path / "gone" / "log"))
-    write_record(success(step=None), tmp_path / "gone")
+def test_a_record_that_cannot_be_written_raises_nothing(tmp_path: Path) -> None:
+    write_record(success(step=None), tmp_path / "gone", tmp_path / "message")
+    assert json.loads((tmp_path / "message").read_bytes())["outcome"] == "done"
+    write_record(success(step=None), tmp_path / "gone", tmp_path / "gone" / "message")

@@ -23,6 +23,7 @@ from kdist_trainer.agent.telling import Teller
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.exporter import Exporter
 from kdist_trainer.failure import ConfigProblem, Failure, KdistTrainerError
+from kdist_trainer.rendezvous.place import FILE, parse
 
 PRELOAD = "kdist_trainer.agent.preload"
 _MONITOR_SECONDS = 0.1
@@ -37,7 +38,7 @@ def launch(settings: Settings) -> int:
     done = read_done(settings.checkpoints, run_id=settings.run_id)
     if done is not None:
         log.event("done", step=done.get("step"), message="the run has ended before")
-        write_record(success(step=done.get("step")), settings.scratch)
+        write_record(success(step=done.get("step")), settings.scratch, settings.termination_message)
         return Exit.DONE
     stop = StopSignals()
     stop.install()
@@ -129,16 +130,16 @@ def _work(
 
     _quieten()
     config = settings.config
-    scheme, _, where = settings.rendezvous.partition(":")
-    if scheme != "file":
-        raise ConfigProblem(f"there is no rendezvous {scheme!r} (there is: file)")
-    store = FileStore(Path(where), timeout_seconds=_STORE_SECONDS)
+    place = parse(settings.rendezvous)
+    if place.scheme != FILE:
+        raise ConfigProblem(f"there is no rendezvous {place.scheme!r} yet (there is: file)")
+    store = FileStore(Path(place.where[0]), timeout_seconds=_STORE_SECONDS)
     handler = open_rendezvous(
         store,
         run_id=settings.run_id,
         min_nodes=config.nodes.min,
         max_nodes=config.nodes.max,
-        address="127.0.0.1",
+        address=settings.address or ("127.0.0.1" if place.scheme == FILE else None),
         timeout_seconds=config.rendezvous_timeout_seconds,
     )
     if predecessor is not None:
@@ -170,7 +171,7 @@ def _quieten() -> None:
 
 
 def _report(settings: Settings, record: dict[str, Any], teller: Teller) -> None:
-    write_record(record, settings.scratch)
+    write_record(record, settings.scratch, settings.termination_message)
     if record["code"] in (Exit.DONE, Exit.STOPPED):
         teller.state("succeeded")
     else:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
 
 RECORD = "exit.json"
-_TERMINATION_LOG = "KDIST_TERMINATION_LOG"
-_TERMINATION_LOG_BYTES = 4000  # Kubernetes keeps 4096
+TERMINATION_BYTES = 4096
+"""What Kubernetes keeps of a termination message."""
 
 
 class Ended(Exception):  # noqa: N818 - it is how the agent's loop is left, well or badly
@@ -62,33 +62,30 @@ def failed(failure: Failure) -> dict[str, Any]:
     return {**json.loads(failure.to_json()), "outcome": "failed"}
 
 
-def write_record(record: dict[str, Any], scratch: Path) -> None:
-    """Write the record to `scratch` and, in a pod, to the termination message. Never raises: the exit code still speaks."""
-    places = [(scratch / RECORD, json.dumps(record, indent=2, ensure_ascii=False).encode() + b"\n")]
-    if path := os.environ.get(_TERMINATION_LOG):
-        places.append((Path(path), _short(record)))
-    for place, text in places:
-        try:
-            # A pod's termination log is a mounted file: it can be written, not replaced.
-            if place.name == RECORD:
-                fresh = place.with_name(place.name + ".new")
-                fresh.write_bytes(text)
-                fresh.replace(place)
-            else:
-                place.write_bytes(text)
-        except OSError:
-            continue
+def write_record(record: dict[str, Any], scratch: Path, termination_message: Path | None = None) -> None:
+    """Write the record to `scratch`, and a short form where Kubernetes looks. Never raises: the exit code still speaks."""
+    fresh = scratch / f"{RECORD}.new"
+    with suppress(OSError):
+        fresh.write_bytes(json.dumps(record, indent=2, ensure_ascii=False).encode(errors="replace") + b"\n")
+        fresh.replace(scratch / RECORD)
+    if termination_message is not None:
+        with suppress(OSError):  # a mounted file: it can be written, not replaced
+            termination_message.write_bytes(shorten(record))
 
 
-def _short(record: dict[str, Any]) -> bytes:
-    """The record in at most 4000 bytes, by leaving out the traceback's first lines."""
-    record = dict(record)
-    lines = list(record.get("traceback") or [])
-    while True:
-        text = json.dumps({**record, "traceback": lines}, ensure_ascii=False).encode()
-        if len(text) <= _TERMINATION_LOG_BYTES or not lines:
-            return text[:_TERMINATION_LOG_BYTES]
-        lines = lines[1:]
+def shorten(record: dict[str, Any], limit: int = TERMINATION_BYTES) -> bytes:
+    """The record as JSON of at most `limit` bytes: the traceback's first lines go first, then the ends of long texts."""
+    for length in (2000, 500, 50):
+        short = {name: value[:length] if isinstance(value, str) else value for name, value in record.items()}
+        lines = [line[:length] for line in record.get("traceback") or []]
+        while True:
+            text = json.dumps({**short, "traceback": lines}, ensure_ascii=False).encode(errors="replace")
+            if len(text) <= limit:
+                return text
+            if not lines:
+                break
+            lines = lines[1:]
+    return json.dumps({"code": record["code"]}).encode()
 
 
 def read_done(checkpoints: Path | None, *, run_id: str) -> dict[str, Any] | None:

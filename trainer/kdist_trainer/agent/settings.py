@@ -12,6 +12,8 @@ from pathlib import Path
 from kdist_trainer.config import TrainConfig
 
 WORKER = "kdist_trainer.worker:main"
+EXIT, PARK = ON_END = ("exit", "park")
+"""What an agent does once its work is over for good: end, or stay until it is told to go (a StatefulSet would start it anew)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,10 @@ class Settings:
     code: Path | None = None
     data: dict[str, str] = field(default_factory=dict)
     port: int = 9401
+    address: str | None = None
+    termination_message: Path | None = None
+    on_end: str = EXIT
+    take_over: bool = False
     lifeline: Path | None = None
     entrypoint: str = WORKER
 
@@ -54,6 +60,8 @@ class Settings:
             "KDIST_DATA": json.dumps(self.data),
             "KDIST_ENTRYPOINT": self.entrypoint,
         }
+        if self.take_over:
+            variables["KDIST_TAKE_OVER"] = "1"
         if self.checkpoints is not None:
             variables["KDIST_CHECKPOINTS"] = str(self.checkpoints)
         if self.code is not None:

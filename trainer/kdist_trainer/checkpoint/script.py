@@ -182,4 +182,5 @@ def _open_store(config: Checkpointing) -> CheckpointStore | None:
     digest = ""
     with suppress(OSError, KeyError):
         digest = hashlib.sha256(Path(os.environ["KDIST_CONFIG"]).read_bytes()).hexdigest()
-    return CheckpointStore(Path(root), world=_world(), run_id=run_id, config=config, config_digest=digest)
+    take_over = "KDIST_TAKE_OVER" in os.environ
+    return CheckpointStore(Path(root), world=_world(), run_id=run_id, config=config, config_digest=digest, take_over=take_over)

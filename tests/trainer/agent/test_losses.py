@@ -96,7 +96,7 @@ def test_a_stopped_rank_is_found_shown_and_replaced_and_a_second_request_to_stop
         assert lab.ledger("failure")[0]["cause"] == "hang"
         assert time.monotonic() - stopped_at < 60
 
-        (forkserver,) = (pid for pid in children(lab.agents["node-0"].pid) if "forkserver" in command_of(pid))
+        (forkserver,) = (pid for pid in children(lab.agents["node-0"].pid) if "resource_tracker" not in command_of(pid))
         kill(forkserver, signal.SIGKILL)
         third = lab.stepping(3, world=2)
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
 import os
 import sys
 import tempfile
 import time
 import traceback
 from contextlib import suppress
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 from kdist_trainer import lifeline, log
+from kdist_trainer.agent import forkserver
 from kdist_trainer.agent.outcome import failed, read_done, success, write_record
 from kdist_trainer.agent.settings import Settings, clear_litter, count_procs, make_tempdir, prepare_scratch
 from kdist_trainer.agent.stopping import StopSignals
@@ -25,7 +24,6 @@ from kdist_trainer.exporter import Exporter
 from kdist_trainer.failure import ConfigProblem, Failure, KdistTrainerError
 from kdist_trainer.rendezvous.place import FILE, parse
 
-PRELOAD = "kdist_trainer.agent.preload"
 _MONITOR_SECONDS = 0.1
 _STORE_SECONDS = 10.0
 """How long an agent waits for a word that another one owes it; then the other one is taken for lost and they meet anew."""
@@ -33,6 +31,7 @@ _STORE_SECONDS = 10.0
 
 def launch(settings: Settings) -> int:
     """Be the agent of one node until its work is over; returns the exit code. Raises `OSError` if it cannot even begin."""
+    began = time.monotonic()
     log.bind(job=settings.config.name, node=settings.node)
     predecessor = prepare_scratch(settings)
     done = read_done(settings.checkpoints, run_id=settings.run_id)
@@ -44,10 +43,11 @@ def launch(settings: Settings) -> int:
     stop.install()
     # Closed by the kernel when this process ends: held to the last, so that nothing of it outlives it.
     held = _arrange_life(settings)
-    _start_forkserver(settings)
+    if settings.config.train is not None:
+        forkserver.start()  # before anything that starts a thread
     procs = count_procs(settings.config)
     health: list[Any] = []
-    exporter = _start_exporter(settings, procs, lambda: not health or health[0].is_healthy())
+    exporter = _start_exporter(settings, procs, lambda: not health or health[0].is_healthy(), began)
     teller = Teller(exporter, max_restarts=settings.config.max_restarts)
     try:
         record = _work(settings, procs, teller, stop, predecessor, health)
@@ -82,14 +82,7 @@ def _arrange_life(settings: Settings) -> lifeline.Lifeline:
     return own
 
 
-def _start_forkserver(settings: Settings) -> None:
-    """Let it import torch while this process does."""
-    if settings.config.train is not None:
-        multiprocessing.set_forkserver_preload([PRELOAD])
-        forkserver.ensure_running()
-
-
-def _start_exporter(settings: Settings, procs: int, healthy: Any) -> Exporter:
+def _start_exporter(settings: Settings, procs: int, healthy: Any, since: float) -> Exporter:
     config = settings.config
     info = {
         "node": settings.node,
@@ -107,6 +100,7 @@ def _start_exporter(settings: Settings, procs: int, healthy: Any) -> Exporter:
         host=host,
         info=info,
         healthy=healthy,
+        since=since,
     )
     exporter.start()
     document = {"pid": os.getpid(), "port": exporter.port, "node": settings.node, "run_id": settings.run_id}

@@ -34,8 +34,9 @@ class Exporter:
     """The metrics of one agent and its ranks. All methods may be called from any thread, none waits for a rank or a client.
 
     `info` holds labels of `kdist_job_info` (`framework`, `workload_kind`, `world_size_min`, `world_size_max`) and may hold
-    `node`. Numbers that belong to the job rather than to this agent (lost steps,
-    time to recover) are to be told by the agent that has rank 0 only, so that a sum over the agents is right.
+    `node`. `since` is when the agent's wall time began, in monotonic seconds; now, if left out. Numbers that belong to the
+    job rather than to this agent (lost steps, time to recover) are to be told by the agent that has rank 0 only, so that a
+    sum over the agents is right.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Exporter:
         host: str,
         info: Mapping[str, str],
         healthy: Callable[[], bool] = lambda: True,
+        since: float | None = None,
     ) -> None:
         self.port = port
         self.socket_path = socket_path
@@ -58,7 +60,7 @@ class Exporter:
         self._told = Told()
         self._totals = Totals()
         self._throughput = status.Throughput()
-        self._clock = WallClock(time.monotonic())
+        self._clock = WallClock(time.monotonic() if since is None else since)
         self._failed_at: float | None = None
         self._scrape_seconds = 0.0
         self._exposition = Exposition(job, self._read)

@@ -1,0 +1,98 @@
+"""The forkserver as a fork of the agent: what it is made of in the standard library, and what a fork must not carry over."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import threading
+from multiprocessing import forkserver, util
+from pathlib import Path
+
+import pytest
+
+from kdist_trainer.agent.forkserver import read_call
+from tests.trainer.agent.lab import PATIENCE, ROOT, Lab, children, command_of
+
+AGENT = """
+import multiprocessing, os, signal, sys
+from pathlib import Path
+from tests.trainer.agent import test_forkserver
+from kdist_trainer.agent import forkserver
+from kdist_trainer.lifeline import Lifeline
+
+if __name__ == "__main__":
+    os.environ.update(KDIST_LIFELINE=sys.argv[1], KDIST_ENTRYPOINT="other:one")
+    lifeline = Lifeline.create(Path(sys.argv[1]))
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    forkserver.start()
+    context = multiprocessing.get_context("forkserver")
+    inherited = multiprocessing.forkserver._forkserver._forkserver_pid
+    for attempt in range(2):
+        receiver, sender = context.Pipe(duplex=False)
+        rank = context.Process(target=test_forkserver.look, args=(sender,))
+        rank.start()
+        print(*receiver.recv(), multiprocessing.forkserver._forkserver._forkserver_pid == inherited, flush=True)
+        rank.join()
+        if not attempt:
+            os.kill(inherited, signal.SIGKILL)
+            os.waitid(os.P_PID, inherited, os.WEXITED | os.WNOWAIT)
+"""
+
+
+def look(sender: object) -> None:
+    """What a rank finds."""
+    lock = forkserver._forkserver._lock  # type: ignore[attr-defined]
+    sender.send(  # type: ignore[attr-defined]
+        [
+            signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
+            signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+            not lock.locked(),
+            "torch" in sys.modules,
+            util.spawnv_passfds.__module__ == "multiprocessing.util",
+        ]
+    )
+
+
+def test_the_standard_library_has_what_is_replaced_in_it() -> None:
+    assert list(inspect.signature(util.spawnv_passfds).parameters) == ["path", "args", "passfds"]
+    source = inspect.getsource(forkserver.ForkServer)
+    assert "util.spawnv_passfds(" in source
+    assert "'-c', cmd" in source
+    assert "main(%d, %d, %r, **%r)" in source
+    program = "from multiprocessing.forkserver import main; main(5, 6, ['one'], **{'sys_path': ['/a', 'b'], 'key': None})"
+    assert read_call(program) == ([5, 6, ["one"]], {"sys_path": ["/a", "b"], "key": None})
+    assert isinstance(forkserver._forkserver._lock, type(threading.Lock()))  # type: ignore[attr-defined]
+
+
+@pytest.mark.processes
+def test_ranks_are_as_of_a_fresh_server_and_a_dead_server_has_a_successor(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    ended = subprocess.run(
+        [sys.executable, tmp_path / "agent.py", tmp_path / "lifeline"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        start_new_session=True,  # the lifeline ends a whole process group
+        check=False,
+    )
+    assert ended.stdout.splitlines() == ["True True True True True True", "True True True True True False"], ended.stderr
+
+
+@pytest.mark.processes
+def test_the_server_holds_nothing_that_is_the_agents_alone(tmp_path: Path) -> None:
+    with Lab(tmp_path) as lab:
+        lab.start("node-0")
+        lab.stepping(1, world=1)
+        agent = lab.agents["node-0"].pid
+        (server,) = (pid for pid in children(agent) if "resource_tracker" not in command_of(pid))
+        held = {path.name: str(path.readlink()) for path in Path(f"/proc/{server}/fd").iterdir()}
+        (lifeline,) = (number for number, name in held.items() if name.endswith("lifeline"))
+        assert held[lifeline] == str(tmp_path / "node-0" / "lifeline")
+        flags = int(Path(f"/proc/{server}/fdinfo/{lifeline}").read_text().split("flags:")[1].split()[0], 8)
+        assert flags & os.O_ACCMODE == os.O_RDONLY, "with the end for writing it would keep the ranks alive, and itself"
+        lab.tell("finish")
+        assert lab.end("node-0") == 0

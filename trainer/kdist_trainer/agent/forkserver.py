@@ -1,0 +1,92 @@
+"""The forkserver of the ranks, begun as a fork of the agent, so that a node imports torch once and holds it once.
+
+multiprocessing's own forkserver does the work; only its start is another: not a fresh interpreter, which would import again
+what the agent needs as well, but a fork of the agent, which must have no thread at work and no CUDA yet. Should the server
+die, multiprocessing starts the next one as it always does.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gc
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Sequence
+from multiprocessing import forkserver, resource_tracker, util
+from pathlib import Path
+from typing import Any, NoReturn
+
+_NEEDED_BY_BOTH = ("kdist_trainer.agent.elastic", "kdist_trainer.rendezvous.dynamic", "kdist_trainer.agent.entry")
+_PRELOAD = "kdist_trainer.agent.preload"
+"""What the server imports besides, while the agent meets the others."""
+
+
+def start() -> None:
+    """Import torch, then fork the server off. Main thread only, before this process starts threads or touches a GPU."""
+    with contextlib.suppress(Exception):  # who needs it imports it again, and can say why it cannot be had
+        for module in _NEEDED_BY_BOTH:
+            importlib.import_module(module)
+    multiprocessing.set_forkserver_preload([_PRELOAD])
+    resource_tracker.ensure_running()
+    util.spawnv_passfds = _fork  # what multiprocessing starts the server with
+    try:
+        forkserver.ensure_running()
+    finally:
+        util.spawnv_passfds = _SPAWN
+
+
+_SPAWN = util.spawnv_passfds
+
+
+def _fork(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:  # noqa: ARG001 - the standard library's signature
+    """Start what `python -c PROGRAM` would, as a fork of this process that keeps these descriptors; returns its pid."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    gc.collect()
+    with warnings.catch_warnings():
+        # The threads here, if any, sleep in read() or are a numerical library's, which looks after them across a fork.
+        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        _serve(args[-1], passfds)
+    return pid
+
+
+def _serve(program: str, kept: Sequence[int]) -> NoReturn:
+    """Be the server: without what belongs to the agent, its lifeline above all, and with signals as a new process has them."""
+    code = 1
+    try:
+        for descriptor in {int(path.name) for path in Path("/dev/fd").iterdir()} - {0, 1, 2, *kept}:
+            with contextlib.suppress(OSError):  # the one that listed them
+                os.close(descriptor)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        util.spawnv_passfds = _SPAWN
+        forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined]  # its copy is held, by the agent
+        arguments, keywords = read_call(program)
+        forkserver.main(*arguments, **keywords)
+    except SystemExit:
+        code = 0
+    except BaseException:  # noqa: BLE001 - the agent's own code must not run on in here
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def read_call(program: str) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments of the call that ends `program`, as in `import it; it(1, "two", **{"three": 3})`."""
+    last = ast.parse(program).body[-1]
+    assert isinstance(last, ast.Expr)  # noqa: S101 - the program is multiprocessing's
+    assert isinstance(last.value, ast.Call)  # noqa: S101
+    keywords: dict[str, Any] = {}
+    for keyword in last.value.keywords:
+        value = ast.literal_eval(keyword.value)
+        keywords.update(value if keyword.arg is None else {keyword.arg: value})
+    return [ast.literal_eval(argument) for argument in last.value.args], keywords

@@ -1,0 +1,140 @@
+"""What lies in a checkpoint folder, as plain values for people and programs: read only, and free of torch.
+
+A checkpoint whose manifest agrees with its files' names and sizes is *complete*; `verify` reads every byte too and compares the
+digests. Which one a training would go on from is found by the rules of the restore: LATEST is a hint, the lock's fences decide.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kdist_trainer.checkpoint.layout import MANIFEST, Checkpoint, CheckpointDirectory
+from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.lock import Lock
+from kdist_trainer.checkpoint.manifest import Damaged, Manifest, check_digests, read_manifest
+
+_MOST_STEPS = 20_000
+
+Entry = dict[str, Any]
+
+
+def describe(root: Path, *, verify: bool = False, only: str = "") -> dict[str, Any]:
+    """The folder `root`: its checkpoints, newest first, which one LATEST names, which one a training would resume, and DONE.
+
+    Args:
+        root: the folder; one that is not there is empty.
+        verify: read every file of the committed checkpoints and compare its digest, which may take long.
+        only: name of the one checkpoint to look at; empty for all.
+
+    Raises `OSError` when the disk does not answer.
+    """
+    directory, lock = CheckpointDirectory(root), Lock(root)
+    committed = directory.committed()
+    valid = {one.name for one in lock.valid(committed)}
+    entries = [_entry(one, verify=verify, valid=one.name in valid) for one in committed if only in ("", one.name)]
+    entries += [_other(one, "damaged") for one in directory.damaged() if only in ("", one.path.name)]
+    entries += [_other(one, "unfinished") for one in directory.temporary() if only in ("", one.path.name)]
+    resumed = next((entry["name"] for entry in entries if entry["state"] in ("complete", "verified")), None)
+    claim = lock.last()
+    return {
+        "folder": str(root),
+        "exists": root.is_dir(),
+        "runId": claim.run_id if claim else None,
+        "latest": directory.named(),
+        "resumesFrom": resumed if only == "" else None,
+        "done": directory.done(),
+        "time": round(time.time(), 3),
+        "checkpoints": entries,
+    }
+
+
+def _entry(one: Checkpoint, *, verify: bool, valid: bool) -> Entry:
+    """A committed checkpoint: complete, verified, damaged, or superseded (its writer had lost the lock when it came)."""
+    entry = _bare(one)
+    try:
+        manifest = read_manifest(one.path)
+        entry |= _facts(manifest)
+        if verify:
+            check_digests(one.path, manifest.files.items())
+        entry["state"] = "superseded" if not valid else "verified" if verify else "complete"
+    except Damaged as error:
+        entry |= {"state": "damaged", "problem": str(error)}
+    return entry
+
+
+def _facts(manifest: Manifest) -> Entry:
+    return {
+        "bytes": manifest.nbytes,
+        "files": len(manifest.files),
+        "samplesSeen": manifest.samples_seen,
+        "worldSize": manifest.world_size,
+        "runId": manifest.run_id,
+        "parent": manifest.parent,
+        "versions": manifest.versions,
+    }
+
+
+def _other(one: Checkpoint, state: str) -> Entry:
+    return _bare(one) | {"name": one.path.name, "state": state}
+
+
+def _bare(one: Checkpoint) -> Entry:
+    try:
+        written = (one.path / MANIFEST).stat().st_mtime
+    except OSError:
+        try:
+            written = one.path.stat().st_mtime
+        except OSError:  # pruned this moment
+            written = None
+    return {
+        "name": one.name, "step": one.step, "epoch": one.epoch, "time": written, "bytes": None, "files": None,
+        "samplesSeen": None, "worldSize": None, "runId": None, "parent": None, "versions": {}, "problem": None,
+    }  # fmt: skip
+
+
+def read_ledger(root: Path, *, most_steps: int = _MOST_STEPS) -> dict[str, Any]:
+    """Events and steps of the run; of very many steps, neighbours of one generation are put together. Raises `OSError`."""
+    ledger = RunLedger(root)
+    return {"events": ledger.events(), "steps": list(thin(ledger.read_steps(), most_steps))}
+
+
+def thin(steps: list[Entry], most: int) -> Iterator[Entry]:
+    """At most about `most` lines: each is the last of its group, with the group's seconds added up."""
+    share = -(-len(steps) // most)
+    group: list[Entry] = []
+    for line in steps:
+        if group and (len(group) == share or line.get("generation") != group[0].get("generation")):
+            yield _merged(group)
+            group = []
+        group.append(line)
+    if group:
+        yield _merged(group)
+
+
+def _merged(group: list[Entry]) -> Entry:
+    if len(group) == 1:
+        return group[0]
+    merged = {**group[-1], "first": group[0].get("first"), "steps": len(group)}
+    for name in ("seconds", "wait_seconds"):
+        values = [line[name] for line in group if isinstance(line.get(name), int | float)]
+        if values:
+            merged[name] = round(sum(values), 6)
+    return merged
+
+
+def put_aside(root: Path) -> Path | None:
+    """Rename the folder, so that the next run begins anew and nothing is lost; its new path, None if there was none.
+
+    Only for a run that is not at work. Raises `OSError`.
+    """
+    if not root.is_dir():
+        return None
+    stamp, number = time.strftime("%Y%m%d-%H%M%S", time.gmtime()), 1
+    target = root.with_name(f"{root.name}.{stamp}")
+    while target.exists():
+        number += 1
+        target = root.with_name(f"{root.name}.{stamp}-{number}")
+    return root.rename(target)

@@ -1,0 +1,178 @@
+"""One pod of a job: where it is, what its training container does or how it ended, in kubectl's words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from kdist.status import fields
+from kdist.status.fields import Document
+from kdist.status.record import ExitRecord
+
+_CONTAINERS = ("trainer", "pytorch", "node")  # what the kinds of workloads call the training's container
+_INDEX_LABELS = (
+    "batch.kubernetes.io/job-completion-index",
+    "apps.kubernetes.io/pod-index",
+    "training.kubeflow.org/replica-index",
+)
+_ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")
+_INDEX_IN_NAME = re.compile(r"-(\d+)(-[a-z0-9]{5})?$")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a container ended. `reason` is Kubernetes' word (Error, OOMKilled, Completed), `at` unix seconds."""
+
+    code: int
+    reason: str = ""
+    message: str = ""
+    at: float | None = None
+    record: ExitRecord | None = None
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod. `state` is what kubectl shows as its status; times are unix seconds.
+
+    `ended` is set while the container is not running again, `before` tells of the container before this one.
+    `lost` means that the pod's node has not been heard of, so that nothing said of the pod is news.
+    """
+
+    name: str
+    container: str
+    index: int | None
+    node: str
+    phase: str
+    state: str
+    reason: str = ""
+    message: str = ""
+    ready: bool = False
+    running: bool = False
+    scheduled: bool = False
+    deleting: bool = False
+    lost: bool = False
+    restarts: int = 0
+    created: float | None = None
+    started: float | None = None
+    ended: Ended | None = None
+    before: Ended | None = None
+
+    @property
+    def working(self) -> bool:
+        """Whether its container runs and may be spoken to."""
+        return self.running and not self.lost
+
+    @property
+    def over(self) -> bool:
+        """Whether it will never run again."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def troubled(self) -> bool:
+        """Whether something keeps it from running."""
+        return self.reason not in _ON_ITS_WAY
+
+    @property
+    def record(self) -> ExitRecord | None:
+        """The newest exit record that it holds."""
+        return next((end.record for end in (self.ended, self.before) if end and end.record), None)
+
+
+def read_pod(document: Document, *, lost_nodes: Collection[str] = ()) -> Pod:
+    """The pod in its object. `lost_nodes` names nodes that are known not to answer."""
+    container = container_of(document)
+    status = next((each for each in fields.items(document, "status", "containerStatuses") if each.get("name") == container), {})
+    node, phase = fields.text(document, "spec", "nodeName"), fields.text(document, "status", "phase")
+    running = phase == "Running" and bool(fields.mapping(status, "state", "running"))
+    deleting = bool(fields.text(document, "metadata", "deletionTimestamp"))
+    lost = phase not in ("Succeeded", "Failed") and bool(node) and (node in lost_nodes or _is_abandoned(document))
+    ended = _read_end(fields.at(status, "state", "terminated"))
+    reason, message = _read_trouble(document, status)
+    return Pod(
+        name=fields.name(document),
+        container=container,
+        index=_read_index(document),
+        node=node,
+        phase=phase,
+        state=_name_state(phase, reason, ended, deleting=deleting, lost=lost),
+        reason=reason,
+        message=message,
+        ready=running and not lost and fields.at(status, "ready") is True,
+        running=running,
+        scheduled=bool(node),
+        deleting=deleting,
+        lost=lost,
+        restarts=fields.integer(status, "restartCount") or 0,
+        created=fields.moment(document, "metadata", "creationTimestamp"),
+        started=fields.moment(status, "state", "running", "startedAt"),
+        ended=ended,
+        before=_read_end(fields.at(status, "lastState", "terminated")),
+    )
+
+
+def container_of(document: Document) -> str:
+    """Name of the container that trains: kinds of workloads want it under different names."""
+    names = [fields.text(each, "name") for each in fields.items(document, "spec", "containers")]
+    return next((name for name in _CONTAINERS if name in names), names[0] if names else _CONTAINERS[0])
+
+
+def _read_index(document: Document) -> int | None:
+    for key in _INDEX_LABELS:
+        if (found := fields.label(document, key)).isdecimal():
+            return int(found[:9])
+    in_name = _INDEX_IN_NAME.search(fields.name(document))
+    return int(in_name[1][:9]) if in_name else None
+
+
+def _is_abandoned(document: Document) -> bool:
+    """Whether the control plane took readiness away from a pod whose own containers were ready: its node is silent."""
+    if fields.text(document, "status", "reason") == "NodeLost":
+        return True
+    if fields.items(document, "spec", "readinessGates"):
+        return False
+    ready, inside = fields.condition(document, "Ready"), fields.condition(document, "ContainersReady")
+    return fields.text(ready, "status") == "False" and fields.text(inside, "status") == "True"
+
+
+def _read_end(terminated: object) -> Ended | None:
+    code = fields.integer(terminated, "exitCode")
+    if code is None:
+        return None
+    message = fields.text(terminated, "message")
+    return Ended(
+        code=code,
+        reason=fields.text(terminated, "reason"),
+        message=message,
+        at=fields.moment(terminated, "finishedAt"),
+        record=ExitRecord.parse(message),
+    )
+
+
+def _read_trouble(document: Document, status: Document) -> tuple[str, str]:
+    """Why the pod does not run: reason and message of the container, of an init container, of scheduling, or of the pod."""
+    for each in (status, *fields.items(document, "status", "initContainerStatuses")):
+        waiting = fields.mapping(each, "state", "waiting")
+        if fields.text(waiting, "reason") not in _ON_ITS_WAY:
+            return fields.text(waiting, "reason"), fields.text(waiting, "message")
+    scheduled = fields.condition(document, "PodScheduled")
+    if fields.text(scheduled, "status") == "False":
+        return fields.text(scheduled, "reason"), fields.text(scheduled, "message")
+    disrupted = fields.condition(document, "DisruptionTarget")
+    if fields.text(disrupted, "status") == "True":
+        return fields.text(disrupted, "reason"), fields.text(disrupted, "message")
+    if reason := fields.text(document, "status", "reason"):
+        return reason, fields.text(document, "status", "message")
+    return fields.text(status, "state", "waiting", "reason"), fields.text(status, "state", "waiting", "message")
+
+
+def _name_state(phase: str, reason: str, ended: Ended | None, *, deleting: bool, lost: bool) -> str:
+    if lost:
+        return "NodeLost"
+    if phase == "Succeeded":
+        return "Completed"
+    if phase == "Failed":
+        return (ended.reason if ended and ended.reason else reason) or "Error"
+    if deleting:
+        return "Terminating"
+    return (ended.reason if ended and ended.reason and not reason else reason) or phase or "Unknown"

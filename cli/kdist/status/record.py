@@ -1,0 +1,117 @@
+"""The exit record that an agent leaves in its container's termination message, as far as it can be read.
+
+Kubernetes cuts the message at 4096 bytes, and a container that died without a word has the end of its log there, or nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kdist.status import fields
+
+DONE, STOPPED = 0, 200
+_KEYS = ("code", "cause", "outcome", "message", "rank", "node", "step", "generation", "time", "traceback", "collective")
+_LONGEST = 1 << 16
+
+
+@dataclass(frozen=True)
+class ExitRecord:
+    """How an agent's work ended. `code` is one of the trainer's exit codes, `time` unix seconds.
+
+    `whole` is false where the record was cut or put together from a log.
+    """
+
+    code: int
+    cause: str = ""
+    outcome: str = ""
+    message: str = ""
+    rank: int | None = None
+    node: str = ""
+    step: int | None = None
+    generation: int | None = None
+    time: float | None = None
+    traceback: tuple[str, ...] = ()
+    collective: str = ""
+    whole: bool = True
+
+    @property
+    def permanent(self) -> bool:
+        """Whether another try cannot help."""
+        return 0 < self.code < 128
+
+    def to_document(self) -> dict[str, Any]:
+        """The record as plain values."""
+        return {**asdict(self), "traceback": list(self.traceback)}
+
+    def to_text(self) -> str:
+        """The record as JSON, for an annotation."""
+        return json.dumps(self.to_document(), ensure_ascii=False)
+
+    @classmethod
+    def parse(cls, text: object) -> ExitRecord | None:
+        """Read a termination message, an annotation, or the end of a log; None if it holds no record."""
+        if not isinstance(text, str):
+            return None
+        text = text[:_LONGEST]
+        return cls.read(_loads(text)) or _from_log(text) or _from_pieces(text)
+
+    @classmethod
+    def read(cls, document: object, *, whole: bool = True) -> ExitRecord | None:
+        """The record that a JSON object holds; None if it lacks a code."""
+        code = fields.integer(document, "code")
+        if code is None or not 0 <= code <= 255 or not (fields.at(document, "cause") or fields.at(document, "outcome")):
+            return None
+        lines = fields.at(document, "traceback")
+        return cls(
+            code=code,
+            cause=fields.text(document, "cause"),
+            outcome=fields.text(document, "outcome") or ("done" if code == DONE else "stopped" if code == STOPPED else "failed"),
+            message=fields.text(document, "message"),
+            rank=fields.integer(document, "rank"),
+            node=fields.text(document, "node"),
+            step=fields.integer(document, "step"),
+            generation=fields.integer(document, "generation"),
+            time=fields.number(document, "time"),
+            traceback=tuple(line for line in lines if isinstance(line, str)) if isinstance(lines, list) else (),
+            collective=fields.text(document, "collective"),
+            whole=whole and fields.at(document, "whole") is not False,
+        )
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _from_log(text: str) -> ExitRecord | None:
+    """The agent's last `failed` event, where the message is the end of the container's log."""
+    for line in reversed(text.splitlines()):
+        start = line.find('{"time"')
+        event = _loads(line[start:]) if start >= 0 else None
+        if fields.text(event, "event") == "failed":
+            return ExitRecord.read(
+                {**fields.mapping(event), "time": fields.moment(event, "time"), "outcome": "failed"}, whole=False
+            )
+    return None
+
+
+def _from_pieces(text: str) -> ExitRecord | None:
+    """What is left of a record that was cut: its first fields, each of which is whole."""
+    if not text.lstrip().startswith("{"):
+        return None
+    decoder, found = json.JSONDecoder(), {}
+    for key in _KEYS:
+        place = re.search(rf'[{{,]\s*"{key}"\s*:\s*', text)
+        if place is None:
+            continue
+        try:
+            found[key], _ = decoder.raw_decode(text, place.end())
+        except (ValueError, RecursionError):
+            if text[place.end() : place.end() + 1] == '"':  # this one was cut: its beginning still says something
+                found[key] = text[place.end() + 1 :].replace("\\n", "\n").rstrip("\\")
+    return ExitRecord.read(found, whole=False)

@@ -1,0 +1,169 @@
+"""Objects of a job as an API server shows them, small enough to be read and with the fields that are decisive in place."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
+RUN = "cafe0001"
+IMAGE = "registry/kdist-trainer:1"
+
+Document = dict[str, Any]
+
+
+def at(seconds_ago: float) -> str:
+    """A time as Kubernetes writes it, so many seconds before now."""
+    return (NOW - timedelta(seconds=seconds_ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def config_map(*, least: int = 2, most: int = 2, name: str = "digits", age: float = 600, **annotations: str) -> Document:
+    """The job's ConfigMap. Annotations are given by what follows `kdist.dev/`."""
+    spec = {"nodes": {"min": least, "max": most}, "maxRestarts": 10, "checkpoints": {"claim": "ckpt"}}
+    job = {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
+    told = {"run-id": RUN, "backend": "job", "rendezvous": "kubernetes", **annotations}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": name,
+            "namespace": "ml",
+            "labels": {"kdist.dev/job": name},
+            "annotations": {f"kdist.dev/{key}": value for key, value in told.items()},
+            "creationTimestamp": at(age),
+        },
+        "data": {"job.json": json.dumps(job)},
+    }
+
+
+def workload(*, name: str = "digits", kind: str = "Job", age: float = 600, **spec: Any) -> Document:
+    """The object that makes the pods."""
+    return {
+        "apiVersion": "batch/v1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": "ml", "labels": {"kdist.dev/job": name}, "creationTimestamp": at(age)},
+        "spec": spec,
+        "status": {},
+    }
+
+
+def pod(index: int, *, name: str = "", node: str | None = "worker-1", phase: str = "Running", **status: Any) -> Document:
+    """A pod of the job; `status` adds to, or replaces parts of, what a healthy one says."""
+    ready = "True" if phase == "Running" else "False"
+    conditions = [
+        {"type": "PodScheduled", "status": "True"},
+        {"type": "ContainersReady", "status": ready},
+        {"type": "Ready", "status": ready},
+    ]
+    told: Document = {"phase": phase, "conditions": conditions, "podIP": f"10.0.0.{index + 1}"}
+    if phase == "Running":
+        told["containerStatuses"] = [container(state={"running": {"startedAt": at(500)}}, ready=True)]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name or f"digits-{index}-abcde",
+            "namespace": "ml",
+            "uid": f"uid-{index}",
+            "labels": {"kdist.dev/job": "digits", "batch.kubernetes.io/job-completion-index": str(index)},
+            "creationTimestamp": at(550),
+        },
+        "spec": {
+            "containers": [{"name": "trainer", "image": "registry/kdist-trainer:1"}],
+            **({"nodeName": node} if node else {}),
+        },
+        "status": {**told, **status},
+    }
+
+
+def container(*, state: Document, ready: bool = False, restarts: int = 0, before: Document | None = None) -> Document:
+    """The status of the training's container."""
+    return {
+        "name": "trainer",
+        "ready": ready,
+        "restartCount": restarts,
+        "state": state,
+        "lastState": before or {},
+        "image": IMAGE,
+    }
+
+
+def waiting(reason: str, message: str = "", **more: Any) -> Document:
+    """Status of a pod whose container waits."""
+    state = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
+    return {"containerStatuses": [container(state=state, **more)]}
+
+
+def terminated(code: int, reason: str = "Error", record: Document | str | None = None, *, ago: float = 10) -> Document:
+    """A container's end."""
+    message = record if isinstance(record, str) else json.dumps(record) if record else ""
+    return {"terminated": {"exitCode": code, "reason": reason, "message": message, "finishedAt": at(ago)}}
+
+
+def ended_pod(index: int, code: int, reason: str = "Error", record: Document | str | None = None, **more: Any) -> Document:
+    """A pod that is over; `more` may hold its `name`, and the seconds `ago` that it ended."""
+    end = terminated(code, reason, record, ago=more.get("ago", 10))
+    return pod(
+        index, name=more.get("name", ""), phase="Failed" if code else "Succeeded", containerStatuses=[container(state=end)]
+    )
+
+
+def unscheduled(index: int, message: str, reason: str = "Unschedulable") -> Document:
+    """A pod that found no node."""
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+    return pod(index, node=None, phase="Pending", conditions=[condition])
+
+
+def lost_pod(index: int, *, node: str = "worker-2") -> Document:
+    """A pod on a node that is silent: its container was ready, the control plane took its readiness away."""
+    found = pod(index, node=node)
+    found["status"]["conditions"][2]["status"] = "False"
+    return found
+
+
+def report(state: str = "running", *, ranks: tuple[int, ...] = (0,), generation: int = 1, **more: Any) -> Document:
+    """An agent's `/status` document."""
+    told: Document = {
+        "job": "digits",
+        "run_id": RUN,
+        "node": "digits-0-abcde",
+        "state": state,
+        "phase": "step",
+        "generation": generation,
+        "world_size": 2,
+        "step": 120,
+        "target_steps": 500,
+        "loss": 0.25,
+        "learning_rate": 0.001,
+        "last_checkpoint_step": 100,
+        "last_checkpoint_time": NOW.timestamp() - 30,
+        "samples_per_second": 1000.0,
+        "restarts": 0,
+        "restarts_remaining": 10,
+        "lost_steps": 0,
+        "wall_seconds": {},
+        "ranks": [rank(each, local) for local, each in enumerate(ranks)],
+        "pid": 7,
+    }
+    return {**told, **more}
+
+
+def rank(number: int, local: int = 0) -> Document:
+    """One rank in an agent's report."""
+    return {
+        "rank": number,
+        "local_rank": local,
+        "step": 120,
+        "step_seconds": 0.2,
+        "busy_seconds": 0.15,
+        "all_reduce_seconds": 0.02 + number / 1000,
+        "phase": "step",
+        "heartbeat_age": 0.1,
+    }
+
+
+def record(code: int, cause: str | None, *, outcome: str = "failed", **more: Any) -> Document:
+    """An exit record as the trainer writes it."""
+    told = {"code": code, "cause": cause, "outcome": outcome, "message": "", "rank": 1, "node": "digits-1-abcde", "step": 42}
+    return {**told, "generation": 1, "time": NOW.timestamp() - 10, "traceback": [], "collective": None, "primary": True, **more}

@@ -1,0 +1,142 @@
+"""The phase follows from the strongest evidence: the workload's end, the user's requests, the agents, and last the pods."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kdist.status import JobStatus, Phase, WorkloadState, read
+from tests.cli.status.objects import (
+    NOW,
+    config_map,
+    ended_pod,
+    lost_pod,
+    pod,
+    record,
+    report,
+    unscheduled,
+    waiting,
+    workload,
+)
+
+ACTIVE = WorkloadState(active=2)
+SUSPENDED = WorkloadState(suspended=True)
+DONE = WorkloadState(succeeded=2, finished="succeeded")
+FAILED = WorkloadState(failed=1, finished="failed", reason="PodFailurePolicy", message="container failed with exit code 70")
+FIRST, SECOND = "digits-0-abcde", "digits-1-abcde"
+BOTH = [pod(0), pod(1)]
+QUEUED = {**workload(), "metadata": {**workload()["metadata"], "labels": {"kueue.x-k8s.io/queue-name": "team-a"}}}
+STOPPED = record(200, "preempted", outcome="stopped")
+TRACEBACK = record(70, "user_code", message="ValueError: bad label")
+PULLING = pod(0, phase="Pending", **waiting("ImagePullBackOff", "Back-off pulling image"))
+CREATING = pod(0, phase="Pending", **waiting("ContainerCreating"))
+
+
+def look(
+    state: WorkloadState | None = ACTIVE,
+    pods: list[Any] = BOTH,
+    reports: dict[str, Any] | None = None,
+    *,
+    told: dict[str, Any] | None = None,
+    over: dict[str, Any] | None = None,
+    **more: Any,
+) -> JobStatus:
+    """The status of a job of two nodes."""
+    over = workload() if over is None and state else over
+    return read(told or config_map(), over, pods, reports or {}, state=state, now=NOW.timestamp(), **more)
+
+
+@pytest.mark.parametrize(
+    ("status", "phase", "reason"),
+    [
+        (look(reports={FIRST: report(), SECOND: report(ranks=(1,))}), Phase.RUNNING, ""),
+        (look(reports={FIRST: report("checkpointing")}), Phase.RUNNING, ""),
+        (look(reports={FIRST: report("rendezvous", step=None)}), Phase.STARTING, "Rendezvous"),
+        (look(reports={FIRST: report("initializing", step=None)}), Phase.STARTING, "Initializing"),
+        (look(reports={FIRST: report("rendezvous", generation=2)}), Phase.RECOVERING, "Rendezvous"),
+        (look(reports={FIRST: report("restarting")}), Phase.RECOVERING, "Restarting"),
+        (look(reports={FIRST: report("hung")}), Phase.RECOVERING, "Hang"),
+        (look(reports={FIRST: report("succeeded")}), Phase.RUNNING, "Finishing"),
+        (look(reports={FIRST: report("succeeded"), SECOND: report("succeeded")}), Phase.SUCCEEDED, "Parked"),
+        (look(reports={FIRST: report("failed", exit=TRACEBACK)}), Phase.FAILED, "user_code"),
+        (look(), Phase.RUNNING, "NoAnswer"),
+        (look(pods=[]), Phase.PENDING, "NoPods"),
+        (look(pods=[unscheduled(0, "0/3 nodes are available")]), Phase.PENDING, "Unschedulable"),
+        (look(pods=[PULLING, CREATING]), Phase.PENDING, "ImagePullBackOff"),
+        (look(pods=[CREATING]), Phase.STARTING, "ContainerCreating"),
+        (look(pods=[lost_pod(0), lost_pod(1)]), Phase.RECOVERING, "NodeLost"),
+        (look(pods=[pod(0), lost_pod(1)], reports={FIRST: report(generation=2)}), Phase.RUNNING, "NodeLost"),
+        (look(pods=[pod(0), pod(1)], lost_nodes=["worker-1"]), Phase.RECOVERING, "NodeLost"),
+        (
+            look(pods=[ended_pod(0, 201, name="old"), pod(0)], reports={FIRST: report("rendezvous")}),
+            Phase.RECOVERING,
+            "Rendezvous",
+        ),
+        (look(DONE, [ended_pod(0, 0, "Completed"), ended_pod(1, 0, "Completed")]), Phase.SUCCEEDED, ""),
+        (look(DONE, []), Phase.SUCCEEDED, ""),
+        (look(FAILED, [ended_pod(0, 70, record=TRACEBACK)]), Phase.FAILED, "user_code"),
+        (look(FAILED, []), Phase.FAILED, "PodFailurePolicy"),
+        (look(FAILED, [ended_pod(0, 200, record=STOPPED), ended_pod(1, 200, record=STOPPED)]), Phase.STOPPED, "Stopped"),
+        (look(FAILED, [ended_pod(0, 200, record=STOPPED), ended_pod(1, 137)]), Phase.FAILED, "PodFailurePolicy"),
+        (look(SUSPENDED, []), Phase.SUSPENDED, "Suspended"),
+        (look(SUSPENDED, [], told=config_map(asked="suspended")), Phase.SUSPENDED, "Suspended"),
+        (look(SUSPENDED, [], told=config_map(asked="stopped")), Phase.STOPPED, "Stopped"),
+        (look(SUSPENDED, BOTH, told=config_map(asked="suspended")), Phase.RUNNING, "Suspending"),
+        (look(SUSPENDED, [], over=QUEUED), Phase.QUEUED, "Queued"),
+        (look(SUSPENDED, [], over=QUEUED, told=config_map(asked="suspended")), Phase.SUSPENDED, "Suspended"),
+        (look(None, []), Phase.UNKNOWN, "NoWorkload"),
+    ],
+)
+def test_the_phase_and_its_reason_are_found(status: JobStatus, phase: Phase, reason: str) -> None:
+    assert (status.phase, status.reason) == (phase, reason)
+
+
+def test_the_numbers_are_those_of_the_newest_group() -> None:
+    old = report(generation=1, step=900, loss=9.0)
+    status = look(reports={FIRST: old, SECOND: report(ranks=(0,), generation=2, step=110, last_checkpoint_step=100)})
+    assert (status.step, status.loss, status.generation, status.last_checkpoint_step) == (110, 0.25, 2, 100)
+    assert [(rank.rank, rank.pod) for rank in status.ranks] == [(0, SECOND)]
+
+
+def test_what_another_run_says_is_not_believed() -> None:
+    status = look(reports={FIRST: report(run_id="0000beef", step=9999)})
+    assert (status.step, status.ranks) == (None, ())
+
+
+def test_a_finished_job_still_tells_its_last_step_and_how_it_ended() -> None:
+    done = record(0, None, outcome="done", step=500, rank=None)
+    status = look(DONE, [ended_pod(0, 0, "Completed"), ended_pod(1, 0, "Completed", done)])
+    assert status.exit_record is not None
+    assert (status.step, status.exit_record.outcome) == (500, "done")
+
+
+def test_the_failure_that_decides_is_told_and_not_what_followed_from_it() -> None:
+    peers = record(201, "node_lost", message="Connection closed by peer", primary=False, time=NOW.timestamp() - 60)
+    status = look(FAILED, [ended_pod(0, 201, record=peers), ended_pod(1, 70, record=TRACEBACK)])
+    assert status.exit_record is not None
+    assert (status.exit_record.cause, status.message) == ("user_code", "ValueError: bad label")
+
+
+def test_an_outcome_that_was_noted_outlives_the_pods() -> None:
+    parked = {
+        **workload(kind="StatefulSet"),
+        "metadata": {"name": "digits", "annotations": {"kdist.dev/outcome": json.dumps(TRACEBACK)}},
+    }
+    status = look(FAILED, [], over=parked)
+    assert (status.phase, status.reason, status.step) == (Phase.FAILED, "user_code", 42)
+
+
+def test_nodes_at_work_are_counted_against_those_wanted() -> None:
+    status = look(pods=[pod(0), lost_pod(1), unscheduled(2, "")], told=config_map(least=1, most=4), reports={FIRST: report()})
+    assert (str(status.nodes), status.nodes.min) == ("1/4", 1)
+    assert status.reason == "NodeLost"
+
+
+def test_a_status_is_plain_for_programs() -> None:
+    document = look(reports={FIRST: report(loss="nan")}).to_document()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert (document["apiVersion"], document["phase"], document["loss"]) == ("cli.kdist.dev/v1", "Running", "nan")
+    assert document["ranks"][0]["allReduceSeconds"] == 0.02
+    assert document["terminal"] is False

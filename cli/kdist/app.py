@@ -17,7 +17,8 @@ import click
 from kdist import __version__, console
 from kdist.errors import Code, KdistError, UsageError
 
-# section -> command -> its line in `kdist --help`. The command's code is `kdist.commands.<name>:command`.
+# section -> command -> its line in `kdist --help`. The command's code is `kdist.commands.<name>:command`,
+# with `_` for each `-`.
 COMMANDS: dict[str, dict[str, str]] = {
     "Write": {
         "init": "Write a job.yaml to start from.",
@@ -51,7 +52,7 @@ class Commands(click.Group):
         """Import the command; None if there is no such name."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = import_module(f"kdist.commands.{cmd_name}").command
+        command: click.Command = import_module(f"kdist.commands.{cmd_name.replace('-', '_')}").command
         command.help = keep_lines(command.help or "")
         return command
 

@@ -35,7 +35,7 @@ def test_help_shows_every_command_in_its_section(kdist: Kdist) -> None:
     shown = kdist("--help").stdout
     for section, commands in COMMANDS.items():
         block = shown.split(f"{section}:\n")[1].split("\n\n")[0]
-        assert dict(re.findall(r"^  (\w+) +(.*)$", block, re.MULTILINE)) == commands
+        assert dict(re.findall(r"^  ([\w-]+) +(.*)$", block, re.MULTILINE)) == commands
 
 
 def test_examples_come_first_in_the_help_of_every_command(kdist: Kdist) -> None:

@@ -12,22 +12,29 @@ import kdist.commands
 from kdist.app import COMMANDS
 
 LINES = {name: line for section in COMMANDS.values() for name, line in section.items()}
-MODULES = {path.stem for path in Path(kdist.commands.__file__).parent.glob("*.py")} - {"__init__"}
+# `options` holds what the commands that talk to a cluster have in common.
+MODULES = {path.stem for path in Path(kdist.commands.__file__).parent.glob("*.py")} - {"__init__", "options"}
+
+
+def load(name: str) -> click.Command:
+    """The command of this name."""
+    command: click.Command = import_module(f"kdist.commands.{name.replace('-', '_')}").command
+    return command
 
 
 def test_the_table_and_the_folder_hold_the_same_commands() -> None:
-    assert set(LINES) == MODULES
+    assert {name.replace("-", "_") for name in LINES} == MODULES
 
 
 @pytest.mark.parametrize("name", LINES)
 def test_a_command_has_a_help_that_begins_with_its_line_in_the_table(name: str) -> None:
-    command: click.Command = import_module(f"kdist.commands.{name}").command
+    command = load(name)
     assert command.help is not None
     assert command.help.replace("\b", "").split("\n")[0].strip() == LINES[name]
 
 
 @pytest.mark.parametrize("name", LINES)
 def test_a_command_shows_an_example_and_explains_every_option(name: str) -> None:
-    command: click.Command = import_module(f"kdist.commands.{name}").command
+    command = load(name)
     assert f"kdist {name}" in (command.help or "") + (command.epilog or "")
     assert [option.name for option in command.params if isinstance(option, click.Option) and not option.help] == []

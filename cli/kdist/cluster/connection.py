@@ -1,0 +1,123 @@
+"""`Cluster`: a connection to a Kubernetes API server, made by `connect`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from kdist.cluster import discovery, kubeconfig, logs, resources, streams
+from kdist.cluster.objects import Objects
+from kdist.cluster.refusal import MissingError
+from kdist.cluster.transport import Request, Transport
+
+
+def connect(
+    context: str | None = None,
+    namespace: str | None = None,
+    *,
+    patience: float = 60.0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Cluster:
+    """A connection by the kubeconfig, or by the pod's own account in a cluster; nothing is sent yet.
+
+    `patience` is how many seconds each request goes on trying while the server is away; `tell` hears of it, once per outage.
+    Raises `KdistError` (code UNREACHABLE) if there is no configuration, or none that can be used.
+    """
+    access = kubeconfig.load(context)
+    return Cluster(Transport(access, patience=patience, tell=tell), namespace or access.namespace)
+
+
+class Cluster(Objects):
+    """A cluster and a namespace in it. Threads may share one.
+
+    Every method raises `RefusalError` when the server says no (`MissingError`, which is a `NotFoundError`, where there is no such
+    object), and `KdistError` with code UNREACHABLE when it stays away. Where `namespace` is left out, it is the connection's own.
+    """
+
+    def __init__(self, transport: Transport, namespace: str) -> None:
+        super().__init__(transport, namespace)
+        self.context = transport.access.context
+        self.server = transport.access.server
+
+    def logs(
+        self,
+        pod: str,
+        *,
+        namespace: str | None = None,
+        container: str = "trainer",
+        follow: bool = False,
+        previous: bool = False,
+        tail: int | None = None,
+        since: float | None = None,
+        timestamps: bool = False,
+    ) -> Iterator[str]:
+        """Lines of a container's log, without their ends. `since`: seconds back. A cut connection is followed up."""
+        wanted = logs.Wanted(pod, namespace or self.namespace, container, follow, previous, tail, since, timestamps)
+        return logs.read(self._transport, wanted)
+
+    def exec(
+        self,
+        pod: str,
+        argv: Sequence[str],
+        *,
+        namespace: str | None = None,
+        container: str = "trainer",
+        stdin: bool = False,
+        tty: bool = False,
+        out: Callable[[bytes], object] | None = None,
+        err: Callable[[bytes], object] | None = None,
+    ) -> int:
+        """Run a command in a container and return its exit code. What it writes goes to `out` and `err` (ours by default)."""
+        return streams.execute(
+            self._transport, pod, argv, namespace=namespace or self.namespace, container=container,
+            stdin=stdin, tty=tty, out=out, err=err,
+        )  # fmt: skip
+
+    def proxy(self, pod: str, port: int, path: str, *, namespace: str | None = None, timeout: float = 5.0) -> bytes:
+        """Body of `GET path` from a pod's port, through the API server; asked once, within `timeout` seconds."""
+        request = self._request("GET", "proxy", "v1", "Pod", name=f"{pod}:{port}", namespace=namespace, subresource="proxy")
+        base = Request(
+            "GET", f"{request.path}/{path.lstrip('/')}", f"GET {path} of pod/{pod}", accept="*/*", again=False, timeout=timeout
+        )
+        return self._transport.send(base).body
+
+    def forward(self, pod: str, port: int, *, namespace: str | None = None, local_port: int = 0) -> AbstractContextManager[int]:
+        """A local port (a free one for 0) whose connections end at the pod's port, as long as the context lasts."""
+        return streams.forward(self._transport, pod, port, namespace=namespace or self.namespace, local_port=local_port)
+
+    def kinds(self) -> set[tuple[str, str]]:
+        """Every (API version, kind) that the cluster serves."""
+        return discovery.kinds(self._transport)
+
+    def version(self) -> dict[str, Any]:
+        """The server's own words on its version: `gitVersion`, `major`, `minor`, …"""
+        return self._transport.send(Request("GET", "/version", "get /version")).document()
+
+    def can_i(
+        self, verb: str, api_version: str, kind: str, *, namespace: str | None = None, name: str = "", subresource: str = ""
+    ) -> bool:
+        """Whether the server would let us, by what it knows of our rights."""
+        attributes = {
+            "verb": verb,
+            "group": resources.group(api_version),
+            "resource": resources.plural(kind),
+            "subresource": subresource,
+            "name": name,
+            "namespace": "" if kind in resources.CLUSTER_SCOPED else namespace or self.namespace,
+        }
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}},
+        }
+        return bool((self.create(review).get("status") or {}).get("allowed"))
+
+    def whoami(self) -> str:
+        """The name that the server knows us by; empty where it does not tell (before 1.28)."""
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        try:
+            found = self.create(review)
+        except MissingError:
+            return ""
+        return str(((found.get("status") or {}).get("userInfo") or {}).get("username") or "")

@@ -1,0 +1,219 @@
+"""The verbs on objects: get, list, apply, create, patch, delete, watch."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from kdist.cluster import resources, watching
+from kdist.cluster.refusal import MissingError
+from kdist.cluster.transport import Request, Transport
+from kdist.manifest import Manifest
+
+FIELD_MANAGER = "kdist"
+PAGE = "500"
+
+Document = dict[str, Any]
+
+# What the server writes into metadata by itself.
+_SERVERS_OWN = frozenset({"managedFields", "resourceVersion", "generation", "uid", "creationTimestamp", "selfLink"})
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What came of sending an object: as the server has it now, what it was before (None if new), and its warnings."""
+
+    document: Document
+    verb: Literal["created", "configured", "unchanged"]
+    before: Document | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def essence(document: Mapping[str, Any]) -> Document:
+    """An object without what the server keeps about it by itself: two objects of one essence are the same to their user."""
+    metadata = {key: value for key, value in document.get("metadata", {}).items() if key not in _SERVERS_OWN}
+    return {key: value for key, value in document.items() if key != "status"} | {"metadata": metadata}
+
+
+class Objects:
+    """The objects of one cluster; where `namespace` is left out, it is the connection's own."""
+
+    def __init__(self, transport: Transport, namespace: str) -> None:
+        self._transport = transport
+        self.namespace = namespace
+
+    def get(self, api_version: str, kind: str, name: str, namespace: str | None = None, *, subresource: str = "") -> Document:
+        """The object as the server has it."""
+        return self._ask("GET", "get", api_version, kind, name=name, namespace=namespace, subresource=subresource)
+
+    def list(
+        self,
+        api_version: str,
+        kind: str,
+        *,
+        namespace: str | None = None,
+        all_namespaces: bool = False,
+        selector: str = "",
+        field_selector: str = "",
+    ) -> builtins.list[Document]:
+        """All objects of the kind that the selectors pick, in the server's order."""
+        place = None if all_namespaces else namespace or self.namespace
+        return self.list_with_version(api_version, kind, namespace=place, selector=selector, field_selector=field_selector)[0]
+
+    def list_with_version(
+        self, api_version: str, kind: str, *, namespace: str | None, selector: str, field_selector: str
+    ) -> tuple[builtins.list[Document], str]:
+        """The objects, and the version of the whole from which a watch goes on. Namespace None is all of them."""
+        chosen = [("labelSelector", selector), ("fieldSelector", field_selector)]
+        query = [("limit", PAGE), *((key, value) for key, value in chosen if value)]
+        path = resources.path(api_version, kind, namespace=namespace)
+        what = f"list {resources.named(api_version, kind)}"
+        found: list[Document] = []
+        more = ""
+        while True:
+            pages = [*query, ("continue", more)] if more else query
+            page = self._transport.send(Request("GET", path, what, pages)).document()
+            # Items of a list come without their kind, which everybody who handles one needs.
+            found += [{"apiVersion": api_version, "kind": kind, **item} for item in page.get("items") or []]
+            metadata = page.get("metadata") or {}
+            more = metadata.get("continue") or ""
+            if not more:
+                return found, str(metadata.get("resourceVersion") or "")
+
+    def apply(self, manifest: Manifest, *, dry_run: bool = False, force: bool = False) -> Applied:
+        """Send an object by server-side apply as field manager `kdist`; `force` takes over fields that another manager set.
+
+        With `dry_run` the server says what would come of it, admission and defaults included, and keeps nothing.
+        """
+        try:
+            before: Document | None = self.get(manifest.api_version, manifest.kind, manifest.name, manifest.namespace)
+        except MissingError as error:
+            if not error.details.get("name"):
+                raise  # the kind is missing, not the object
+            before = None
+        query = [("fieldManager", FIELD_MANAGER), ("force", "true" if force else "false"), *_dry(dry_run)]
+        request = self._request(
+            "PATCH", "apply", manifest.api_version, manifest.kind, name=manifest.name, namespace=manifest.namespace, query=query
+        )
+        answer = self._transport.send(_carry(request, manifest.document, "application/apply-patch+yaml"))
+        after = answer.document()
+        verb: Literal["created", "configured", "unchanged"] = "configured"
+        if before is None:
+            verb = "created"
+        elif essence(before) == essence(after):
+            verb = "unchanged"
+        return Applied(after, verb, before, answer.warnings)
+
+    def create(
+        self,
+        document: Mapping[str, Any],
+        *,
+        namespace: str | None = None,
+        name: str = "",
+        subresource: str = "",
+        dry_run: bool = False,
+    ) -> Document:
+        """Send a new object; with `name` and `subresource`, to that of an object (an eviction)."""
+        api_version, kind = document["apiVersion"], document["kind"]
+        if subresource:  # POST …/pods/NAME/eviction: the path is the parent's
+            api_version, kind = "v1", "Pod"
+        metadata = document.get("metadata") or {}
+        place = namespace or metadata.get("namespace")
+        request = self._request(
+            "POST", "create", api_version, kind, name=name, namespace=place, subresource=subresource, query=_dry(dry_run)
+        )
+        return self._transport.send(_carry(request, document, "application/json")).document()
+
+    def patch(
+        self,
+        api_version: str,
+        kind: str,
+        name: str,
+        body: Mapping[str, Any],
+        *,
+        namespace: str | None = None,
+        subresource: str = "",
+        dry_run: bool = False,
+    ) -> Document:
+        """Change some fields of an object: a merge patch, in which null removes a field and a list replaces the whole list."""
+        request = self._request(
+            "PATCH", "patch", api_version, kind, name=name, namespace=namespace, subresource=subresource,
+            query=[("fieldManager", FIELD_MANAGER), *_dry(dry_run)],
+        )  # fmt: skip
+        return self._transport.send(_carry(request, body, "application/merge-patch+json")).document()
+
+    def delete(
+        self,
+        api_version: str,
+        kind: str,
+        name: str,
+        *,
+        namespace: str | None = None,
+        propagation: str = "Background",
+        grace: int | None = None,
+        dry_run: bool = False,
+    ) -> bool:
+        """Delete an object; False if there was none. `grace`: seconds that its pod gets, instead of those in its spec."""
+        options: Document = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
+        if dry_run:
+            options["dryRun"] = ["All"]
+        request = self._request("DELETE", "delete", api_version, kind, name=name, namespace=namespace)
+        try:
+            self._transport.send(_carry(request, options, "application/json"))
+        except MissingError:
+            return False
+        return True
+
+    def watch(
+        self,
+        api_version: str,
+        kind: str,
+        *,
+        namespace: str | None = None,
+        all_namespaces: bool = False,
+        selector: str = "",
+        field_selector: str = "",
+        timeout: float | None = None,
+    ) -> Iterator[tuple[str, Document]]:
+        """(ADDED | MODIFIED | DELETED, object) for what is there and then for each change, for `timeout` seconds or for ever.
+
+        Cut connections and versions that are gone (410) are mended here: nothing is missed but the states in between.
+        """
+        place = None if all_namespaces else namespace or self.namespace
+        return watching.watch(
+            self._transport, self.list_with_version, api_version, kind,
+            namespace=place, selector=selector, field_selector=field_selector, timeout=timeout,
+        )  # fmt: skip
+
+    def _ask(self, method: str, verb: str, api_version: str, kind: str, **where: Any) -> Document:
+        return self._transport.send(self._request(method, verb, api_version, kind, **where)).document()
+
+    def _request(
+        self,
+        method: str,
+        verb: str,
+        api_version: str,
+        kind: str,
+        *,
+        name: str = "",
+        namespace: str | None = None,
+        subresource: str = "",
+        query: Sequence[tuple[str, str]] = (),
+    ) -> Request:
+        place = namespace or self.namespace
+        what = f"{verb} {resources.named(api_version, kind)}{f'/{name}' if name else ''}"
+        return Request(
+            method, resources.path(api_version, kind, namespace=place, name=name, subresource=subresource), what, query
+        )
+
+
+def _carry(request: Request, body: Mapping[str, Any], content_type: str) -> Request:
+    return replace(request, body=body, content_type=content_type)
+
+
+def _dry(dry_run: bool) -> list[tuple[str, str]]:
+    return [("dryRun", "All")] if dry_run else []

@@ -1,0 +1,97 @@
+"""What the API server refused, in words that say who may not do what, and the way out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from kdist.errors import Code, KdistError, NotFoundError
+
+_FORBIDDEN = re.compile(
+    r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"'
+    r'(?: in API group "(?P<group>[^"]*)")?(?: in the namespace "(?P<namespace>[^"]*)")?'
+)
+_NO_NAMESPACE = re.compile(r'namespaces "(?P<namespace>[^"]+)" not found')
+_CONFLICT_OWNER = re.compile(r'conflict with "(?P<manager>[^"]+)"')
+
+
+class RefusalError(KdistError):
+    """The API server answered, and the answer is no.
+
+    `status` is HTTP's number, `reason` the API's word (`Conflict`, `Invalid`, `Forbidden`, …), `details` what it adds.
+    """
+
+    def __init__(self, message: str, *, status: int, reason: str = "", details: Mapping[str, Any] | None = None, **extra: Any):
+        super().__init__(message, **extra)
+        self.status = status
+        self.reason = reason
+        self.details = dict(details or {})
+
+
+class MissingError(NotFoundError, RefusalError):
+    """The API server answered that there is no such object, or no such kind."""
+
+
+def read_status(body: bytes) -> dict[str, Any]:
+    """The API's `Status` document in an answer; empty where a proxy or something else answered."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) and found.get("kind") == "Status" else {}
+
+
+def explain(status: int, body: bytes, *, what: str, namespace: str, context: str) -> RefusalError:
+    """The error for an answer of 400 and above. `what` says what was asked: `get jobs.batch/digits`."""
+    answer = read_status(body)
+    message = str(answer.get("message") or body[:300].decode(errors="replace").strip() or f"HTTP {status}")
+    reason, details = str(answer.get("reason") or ""), answer.get("details")
+    facts: dict[str, Any] = {"status": status, "reason": reason, "details": details if isinstance(details, dict) else {}}
+    if status == 401:
+        return RefusalError(
+            f"the API server does not know who you are (context {context})",
+            hint="the credentials in the kubeconfig are missing or have expired: log in to the cluster again",
+            next_command="kdist doctor",
+            code=Code.UNREACHABLE,
+            **facts,
+        )
+    if status == 403 and (found := _FORBIDDEN.search(message)):
+        return _forbidden(found, namespace=namespace, facts=facts)
+    if status == 404:
+        return _missing(message, bool(facts["details"].get("name")), what=what, facts=facts)
+    if status == 409 and (owners := dict.fromkeys(_CONFLICT_OWNER.findall(message))):
+        return RefusalError(
+            f"{what}: {message}",
+            hint=f"{' and '.join(owners)} set these fields; leave them out of the job, or take them over with --force-conflicts",
+            **facts,
+        )
+    return RefusalError(f"{what}: {message}", **facts)
+
+
+def _forbidden(found: re.Match[str], *, namespace: str, facts: dict[str, Any]) -> RefusalError:
+    resource = ".".join(part for part in (found["resource"], found["group"]) if part)
+    where = found["namespace"] or ""
+    place = f"in namespace {where}" if where else "in the whole cluster"
+    return RefusalError(
+        f"you are `{found['user']}`, who may not {found['verb']} {resource} {place}",
+        hint=f"ask an admin of the cluster for a role with the verb {found['verb']} on {resource} {place}",
+        next_command=f"kdist doctor -n {where or namespace}",
+        code=Code.UNREACHABLE,
+        **facts,
+    )
+
+
+def _missing(message: str, named: bool, *, what: str, facts: dict[str, Any]) -> RefusalError:
+    if found := _NO_NAMESPACE.search(message):
+        name = found["namespace"]
+        return MissingError(f"there is no namespace {name}", next_command=f"kubectl create namespace {name}", **facts)
+    if named:
+        return MissingError(message, **facts)
+    return MissingError(
+        f"{what}: this cluster knows no such kind",
+        hint="`kdist doctor` shows which workload kinds it has",
+        next_command="kdist doctor",
+        **facts,
+    )

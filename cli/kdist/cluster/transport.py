@@ -1,0 +1,184 @@
+"""One request to the API server, tried again while it is away, and its answer or a `KdistError`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+from kdist.cluster.kubeconfig import Access
+from kdist.cluster.outage import PASSING, WEBHOOK_PATIENCE, Patience, Tries, is_wrong_certificate
+from kdist.cluster.refusal import explain, read_status
+from kdist.errors import Code, KdistError
+
+CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked. `what` names it in errors; `again` is False where a failure is an answer and not an outage."""
+
+    method: str
+    path: str
+    what: str
+    query: Sequence[tuple[str, str]] = ()
+    body: Mapping[str, Any] | None = None
+    content_type: str = "application/json"
+    accept: str = "application/json"
+    again: bool = True
+    timeout: float = READ_SECONDS
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back: status below 300, headers in lower case, the body, and the warnings that the server added."""
+
+    status: int
+    body: bytes
+    warnings: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """The body as a document. Raises `KdistError` if it is none: then something else than an API server answers."""
+        try:
+            found = json.loads(self.body)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise KdistError(
+                "the API server's address answers, but not as an API server does",
+                hint="a proxy or a login page may stand before it: check `server` in the kubeconfig",
+                code=Code.UNREACHABLE,
+            )
+        return found
+
+
+class Transport:
+    """Sends requests over the official client's pool of connections; threads may share it."""
+
+    def __init__(self, access: Access, *, patience: float, tell: Callable[[str], None]) -> None:
+        from kubernetes.client.rest import RESTClientObject
+
+        access.configuration.retries = False  # tries are counted here, where they can be told of
+        self.access = access
+        self.patience = Patience(patience, tell)
+        self._pool = RESTClientObject(access.configuration).pool_manager
+
+    def headers(self) -> dict[str, str]:
+        """Who we are: the credentials' header, asked for anew each time because tokens end."""
+        found = {"user-agent": "kdist"}
+        for setting in self.access.configuration.auth_settings().values():
+            if setting["in"] == "header" and setting["value"]:
+                found[setting["key"]] = setting["value"]
+        return found
+
+    def send(self, request: Request) -> Answer:
+        """The answer to a request. Raises `RefusalError` (a `MissingError` for 404) or `KdistError` with code UNREACHABLE."""
+        response = self.open(request)
+        return Answer(
+            response.status, response.data, _warnings(response), {key.lower(): response.headers[key] for key in response.headers}
+        )
+
+    def open(self, request: Request, *, stream: bool = False) -> Any:
+        """The pool's response itself; with `stream`, its body is still to be read by the caller, who releases it."""
+        tries = Tries(self.patience)
+        while True:
+            try:
+                response = self._once(request, stream=stream)
+            except OSError as error:
+                if self._give_up(error, request, tries):
+                    raise self._unreachable(error, tries) from error
+                continue
+            if response.status < 300:
+                self.patience.answered()
+                return response
+            body = response.data  # reads a stream's too, which ends with its refusal
+            if not self._again(request, response, body, tries):
+                raise self._refused(request, response.status, body)
+
+    def _once(self, request: Request, *, stream: bool) -> Any:
+        import urllib3
+
+        headers = self.headers() | {"accept": request.accept}
+        body = None
+        if request.body is not None:
+            headers["content-type"] = request.content_type
+            body = json.dumps(request.body).encode()
+        query = f"?{urlencode(request.query)}" if request.query else ""
+        try:
+            return self._pool.request(
+                request.method,
+                f"{self.access.server}{request.path}{query}",
+                body=body,
+                headers=headers,
+                timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=request.timeout),
+                preload_content=not stream,
+                retries=False,
+            )
+        except urllib3.exceptions.HTTPError as error:
+            raise ConnectionError(_reason(error)) from error
+
+    def _give_up(self, error: OSError, request: Request, tries: Tries) -> bool:
+        if not request.again or is_wrong_certificate(error):
+            return True
+        return not tries.pause(f"the API server does not answer ({error})")
+
+    def _again(self, request: Request, response: Any, body: bytes, tries: Tries) -> bool:
+        if not request.again or response.status not in PASSING:
+            return False
+        message = str(read_status(body).get("message") or "")
+        if "failed calling webhook" in message:
+            return tries.pause(f"an admission webhook does not answer ({message})", at_most=WEBHOOK_PATIENCE)
+        asked = response.headers.get("Retry-After", "")
+        why = "is busy" if response.status == 429 else f"answers {response.status}"
+        return tries.pause(f"the API server {why}", at_least=float(asked) if asked.isdecimal() else 0.0)
+
+    def _refused(self, request: Request, status: int, body: bytes) -> KdistError:
+        error = explain(status, body, what=request.what, namespace=self.access.namespace, context=self.access.context)
+        if status in PASSING and request.again:
+            error.code = Code.UNREACHABLE
+        return error
+
+    def _unreachable(self, error: OSError, tries: Tries) -> KdistError:
+        if is_wrong_certificate(error):
+            return KdistError(
+                f"the certificate of {self.access.server} is not the one that the kubeconfig expects: {error}",
+                hint=f"check `server` and `certificate-authority-data` of context {self.access.context}",
+                code=Code.UNREACHABLE,
+            )
+        waited = f" after {tries.spent:.0f} s of trying" if tries.spent >= 1 else ""
+        return KdistError(
+            f"the API server at {self.access.server} does not answer{waited}: {error}",
+            hint=f"context {self.access.context}: is the cluster up, and is it reachable from here?",
+            next_command="kdist doctor",
+            code=Code.UNREACHABLE,
+        )
+
+
+def _reason(error: Exception) -> str:
+    """Why a connection failed, in a few words, without the pool's wrapping."""
+    inner = error.args[-1] if error.args else error
+    while isinstance(inner, BaseException) and inner.args and not isinstance(inner, OSError):
+        inner = inner.args[-1]
+    if isinstance(inner, OSError) and inner.strerror:
+        return str(inner.strerror).lower()
+    if isinstance(inner, TimeoutError) or "timed out" in str(error).lower():
+        return "timed out"
+    return str(inner).rpartition("> ")[2].strip() or type(error).__name__
+
+
+def _warnings(response: Any) -> tuple[str, ...]:
+    """Texts of the `Warning: 299 - "…"` headers."""
+    found = []
+    for value in response.headers.getlist("Warning"):
+        parts = value.split('"')
+        found.append('"'.join(parts[1:-1]).replace('\\"', '"') if len(parts) > 2 else value)
+    return tuple(found)
+
+
+def deadline(timeout: float | None) -> float:
+    """Moment on the monotonic clock that lies `timeout` seconds ahead; None is never."""
+    return float("inf") if timeout is None else time.monotonic() + timeout

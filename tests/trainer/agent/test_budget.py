@@ -39,8 +39,10 @@ class Job:
         self.exchange = Exchange(HashStore(), run_id="run", node="node-0")
 
     def open(self, agents: dict[str, str] = AGENTS) -> Generation:
-        book = Book(self.exchange, checkpoints=self.checkpoints, max_restarts=self.max_restarts)
-        return book.open_generation(agents, world_size=len(agents))
+        return self.book().open_generation(agents, world_size=len(agents))
+
+    def book(self) -> Book:
+        return Book(self.exchange, checkpoints=self.checkpoints, max_restarts=self.max_restarts)
 
 
 @pytest.fixture(params=["with checkpoints", "without"])
@@ -117,6 +119,38 @@ def test_a_ledger_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_text("a file where the folder should be")
     job = Job(tmp_path)
     assert [job.open().number, job.open().number] == [1, 2]
+
+
+def test_restarts_that_the_ledger_refuses_are_counted_and_slowed_down(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    ledger.write_text("a file where the folder should be")
+    job = Job(tmp_path, max_restarts=9)
+    pauses = []
+    for number in range(1, 12):
+        pauses.append(job.book().pause_seconds())
+        generation = job.open()
+        assert (generation.restarts, generation.spent) == (number - 1, number == 11)
+        job.exchange.post_failures(number, [killed(number)])
+    assert pauses == [0, 0, 0, 1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_refused_restarts_and_written_ones_add_up_until_a_step_is_committed(tmp_path: Path) -> None:
+    job, ledger, aside = Job(tmp_path), tmp_path / "ledger", tmp_path / "aside"
+    job.open()
+    job.exchange.post_failures(1, [killed(1)])
+    assert job.open().restarts == 1
+    ledger.rename(aside)
+    ledger.write_text("a file where the folder should be")
+    job.exchange.post_failures(2, [killed(2)])
+    job.open()
+    ledger.unlink()
+    aside.rename(ledger)
+    job.exchange.post_failures(3, [killed(3)])
+    assert job.open().restarts == 3
+    (tmp_path / "step-00000005-e1").mkdir()
+    RunLedger(tmp_path).append("commit", step=5)
+    job.exchange.post_failures(4, [killed(4)])
+    assert job.open().restarts == 1
 
 
 def generation(reason: str) -> dict[str, object]:

@@ -83,6 +83,17 @@ def test_a_crash_loop_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
         assert lab.end("node-0") == 75, "agents that come later learn the verdict"
 
 
+def test_a_crash_loop_on_a_refusing_disk_ends_as_well(tmp_path: Path) -> None:
+    with Lab(tmp_path, entrypoint="crash", maxRestarts=3) as lab:
+        lab.checkpoints.mkdir()
+        (lab.checkpoints / "ledger").write_text("a file where the folder should be")
+        lab.start("node-0")
+        assert lab.end("node-0") == 75
+        assert [one["restarts"] for one in lab.events("node-0", "restarting")] == [1, 2, 3]
+        (told,) = lab.events("node-0", "disk-refuses")[:1]
+        assert told["message"].endswith("the next attempt is in 1 s")
+
+
 def test_a_stopped_rank_is_found_shown_and_replaced_and_a_second_request_to_stop_does_not_wait_for_it(tmp_path: Path) -> None:
     with Lab(tmp_path, procsPerNode=2, hangTimeoutSeconds=3) as lab:
         lab.start("node-0")

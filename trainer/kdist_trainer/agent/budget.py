@@ -23,6 +23,8 @@ from kdist_trainer.failure import Failure
 
 START, RESUME, JOIN, FAILURE = "start", "resume", "join", "failure"
 _KEPT_EVENTS = 1000
+_UNWRITTEN = "unwritten"
+_LONGEST_PAUSE = 60
 
 
 class Events(Protocol):
@@ -91,12 +93,14 @@ class Book:
         self._events: Events = SharedEvents(exchange) if checkpoints is None else RunLedger(checkpoints)
         self._max_restarts = max_restarts
 
-    def note(self, event: str, **fields: Any) -> None:
-        """Write an event; a disk that refuses it is warned of and ends nothing."""
+    def note(self, event: str, **fields: Any) -> bool:
+        """Write an event; a disk that refuses it is warned of and ends nothing. Returns whether it was written."""
         try:
             self._events.append(event, **fields)
         except OSError as error:
             log.warn("ledger-failed", message=f"{event} could not be written to the run ledger: {error}")
+            return False
+        return True
 
     def note_failure(self, failure: Failure) -> None:
         """Write the failure that ended a generation, with the time at which it happened."""
@@ -111,8 +115,10 @@ class Book:
         )
         document = self._exchange.generation(last) if last else {}
         reason, failure = self._explain(last, document, agents)
-        restarts = count_restarts(events) + (1 if failure else 0) if reason in (FAILURE, JOIN) else 0
         step = self._committed_step()
+        restarts = 0
+        if reason in (FAILURE, JOIN):
+            restarts = count_restarts(events) + self._unwritten(step) + (1 if failure else 0)
         reached = max((one.step or 0 for one in failures_of(document)), default=0)
         if failure:
             self.note_failure(failure)
@@ -128,11 +134,25 @@ class Book:
             message=failure.message if failure else "",
         )
         if not spent:
-            self.note(
-                "generation", generation=last + 1, reason=reason, world_size=world_size, nodes=sorted(agents), from_step=step
-            )
+            fields = {"world_size": world_size, "nodes": sorted(agents), "from_step": step}
+            if not self.note("generation", generation=last + 1, reason=reason, **fields) and reason == FAILURE:
+                self._count_unwritten(step)
             self._exchange.open_generation(last + 1, agents)
         return generation
+
+    def pause_seconds(self) -> int:
+        """How long to wait before the next group: 0, or longer each time once the disk has refused two restarts' lines."""
+        refused = self._unwritten(self._committed_step())
+        return min(2 ** (refused - 2), _LONGEST_PAUSE) if refused >= 2 else 0
+
+    def _unwritten(self, step: int) -> int:
+        """Restarts since `step` was committed that stand in the rendezvous's store, because the ledger did not take them."""
+        document = self._exchange.read(_UNWRITTEN)
+        return int(document["restarts"]) if document.get("step") == step else 0
+
+    def _count_unwritten(self, step: int) -> None:
+        count = self._unwritten(step) + 1
+        self._exchange.change(_UNWRITTEN, lambda document: document.update(step=step, restarts=count))
 
     def _explain(self, last: int, document: Document, agents: dict[str, str]) -> tuple[str, Failure | None]:
         """Why a generation follows the one with this document."""

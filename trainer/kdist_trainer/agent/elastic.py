@@ -78,10 +78,11 @@ class Agent(LocalElasticAgent):
         self._pulse = None
         self._teller.rendezvous_started()
         timeout = self._settings.config.rendezvous_timeout_seconds
-        deadline = time.monotonic() + timeout
+        deadline, rested = time.monotonic() + timeout, False
         while True:
             try:
                 with self._stop.interruptible():
+                    rested = rested or self._rest()
                     self._rendezvous(self._worker_group)
                     generation = self._agree()
                 break
@@ -100,6 +101,13 @@ class Agent(LocalElasticAgent):
         if generation.spent:
             self._conclusion.end_spent(generation)
         return generation
+
+    def _rest(self) -> bool:
+        """Give a disk that refuses time to be cleared, for otherwise the restarts are spent in seconds; True once done."""
+        if seconds := self._book.pause_seconds():
+            log.warn("disk-refuses", message=f"the checkpoints' disk takes nothing: the next attempt is in {seconds} s")
+            time.sleep(seconds)
+        return True
 
     def _give_up(self, message: str) -> None:
         self._conclusion.leave()

@@ -49,10 +49,14 @@ class Cluster(Objects):
         follow: bool = False,
         previous: bool = False,
         tail: int | None = None,
-        since: float | None = None,
+        since: float | str | None = None,
         timestamps: bool = False,
     ) -> Iterator[str]:
-        """Lines of a container's log, without their ends. `since`: seconds back. A cut connection is followed up."""
+        """Lines of a container's log, without their ends; `since` is a number of seconds back, or a moment as RFC 3339 text.
+
+        With `follow` it ends when the container has ended; a cut connection is taken up again. A container that has not begun
+        is a `RefusalError` with status 400.
+        """
         wanted = logs.Wanted(pod, namespace or self.namespace, container, follow, previous, tail, since, timestamps)
         return logs.read(self._transport, wanted)
 
@@ -74,6 +78,20 @@ class Cluster(Objects):
             stdin=stdin, tty=tty, out=out, err=err,
         )  # fmt: skip
 
+    def run(
+        self, pod: str, argv: Sequence[str], *, namespace: str | None = None, container: str = "trainer", timeout: float = 30.0
+    ) -> tuple[int, bytes]:
+        """Run a command and collect what it writes to stdout: (exit code, output). Its stderr is dropped.
+
+        Raises `KdistError` with code TIMEOUT if it takes longer than `timeout` seconds.
+        """
+        found = bytearray()
+        code = streams.execute(
+            self._transport, pod, argv, namespace=namespace or self.namespace, container=container, stdin=False, tty=False,
+            out=found.extend, err=lambda _: None, timeout=timeout,
+        )  # fmt: skip
+        return code, bytes(found)
+
     def proxy(self, pod: str, port: int, path: str, *, namespace: str | None = None, timeout: float = 5.0) -> bytes:
         """Body of `GET path` from a pod's port, through the API server; asked once, within `timeout` seconds."""
         request = self._request("GET", "proxy", "v1", "Pod", name=f"{pod}:{port}", namespace=namespace, subresource="proxy")
@@ -82,9 +100,12 @@ class Cluster(Objects):
         )
         return self._transport.send(base).body
 
-    def forward(self, pod: str, port: int, *, namespace: str | None = None, local_port: int = 0) -> AbstractContextManager[int]:
-        """A local port (a free one for 0) whose connections end at the pod's port, as long as the context lasts."""
-        return streams.forward(self._transport, pod, port, namespace=namespace or self.namespace, local_port=local_port)
+    def forward(self, pod: str, port: int, *, namespace: str | None = None, local: int = 0) -> AbstractContextManager[int]:
+        """A port on 127.0.0.1 (`local`, or a free one) whose connections end at the pod's port, as long as the context lasts.
+
+        Each connection is carried by itself, so an API server that was away is no matter to the ones that come after.
+        """
+        return streams.forward(self._transport, pod, port, namespace=namespace or self.namespace, local=local)
 
     def kinds(self) -> set[tuple[str, str]]:
         """Every (API version, kind) that the cluster serves."""

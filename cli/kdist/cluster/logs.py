@@ -17,7 +17,7 @@ SILENCE_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which log, and how much of it. `since`: seconds back."""
+    """Which log, and how much of it. `since`: seconds back, or a moment as RFC 3339 text."""
 
     pod: str
     namespace: str
@@ -25,7 +25,7 @@ class Wanted:
     follow: bool
     previous: bool
     tail: int | None
-    since: float | None
+    since: float | str | None
     timestamps: bool
 
 
@@ -64,7 +64,9 @@ def _request(wanted: Wanted, last: str) -> Request:
     else:
         if wanted.tail is not None:
             query.append(("tailLines", str(wanted.tail)))
-        if wanted.since is not None:
+        if isinstance(wanted.since, str):
+            query.append(("sinceTime", wanted.since))
+        elif wanted.since is not None:
             query.append(("sinceSeconds", str(max(1, round(wanted.since)))))
     return Request(
         "GET",

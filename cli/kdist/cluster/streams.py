@@ -7,7 +7,8 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlencode
@@ -15,7 +16,7 @@ from urllib.parse import urlencode
 from kdist.cluster import resources
 from kdist.cluster.refusal import explain
 from kdist.cluster.terminal import raw_terminal
-from kdist.cluster.transport import Transport
+from kdist.cluster.transport import Transport, deadline
 from kdist.errors import Code, KdistError
 
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
@@ -34,8 +35,12 @@ def execute(
     tty: bool,
     out: Callable[[bytes], object] | None,
     err: Callable[[bytes], object] | None,
+    timeout: float | None = None,
 ) -> int:
-    """Run `argv` in the container and pass its output on as it comes; the command's exit code."""
+    """Run `argv` in the container and pass its output on as it comes; the command's exit code.
+
+    Raises `KdistError` with code TIMEOUT after `timeout` seconds; the command itself is not ended by that.
+    """
     from kubernetes.stream.ws_client import WSClient
 
     flags = {"stdin": stdin, "stdout": True, "stderr": not tty, "tty": tty}
@@ -45,23 +50,34 @@ def execute(
     what = f"exec in pod/{pod}"
     with _handshake(transport, what):
         client = WSClient(transport.access.configuration, url, transport.headers(), capture_all=False, binary=True)
-    write_out, write_err = out or _writer(1), err or _writer(2)
+    outputs = {STDOUT: out or _writer(1), STDERR: err or _writer(2)}
+    end = deadline(timeout)
     with raw_terminal(tty) as terminal:
-        open_stdin = stdin
+        listening = stdin
         while client.is_open():
+            if time.monotonic() > end:
+                client.close()
+                raise KdistError(f"{what}: `{argv[0]}` has not ended after {timeout:.0f} s", code=Code.TIMEOUT)
             if terminal is not None and (size := terminal.changed_size()):
                 client.write_channel(RESIZE, json.dumps({"Width": size.columns, "Height": size.lines}).encode())
-            ready, _, _ = select.select([client.sock.sock, *([0] if open_stdin else [])], [], [], _POLL_SECONDS)
-            if 0 in ready and not _send_stdin(client):
-                open_stdin = False
-            client.update(timeout=0)
-            for channel, write in ((STDOUT, write_out), (STDERR, write_err)):
-                if data := client.read_channel(channel):
-                    write(data)
-        for channel, write in ((STDOUT, write_out), (STDERR, write_err)):
-            if data := client.read_channel(channel):
-                write(data)
+            ready, _, _ = select.select([client.sock.sock, *([0] if listening else [])], [], [], _POLL_SECONDS)
+            if 0 in ready:
+                listening = _send_stdin(client)
+            _pass_on(client, outputs)
+        _pass_on(client, outputs)
     return _exit_code(client.read_channel(ERROR), what)
+
+
+def _pass_on(client: Any, outputs: Mapping[int, Callable[[bytes], object]]) -> None:
+    from websocket import WebSocketException
+
+    try:
+        client.update(timeout=0)
+    except (WebSocketException, OSError):
+        client.close()  # what was read before the cut is still passed on; that no exit code came tells the rest
+    for channel, write in outputs.items():
+        if data := client.read_channel(channel):
+            write(data)
 
 
 def _send_stdin(client: Any) -> bool:
@@ -99,10 +115,10 @@ def _exit_code(status: bytes, what: str) -> int:
 
 
 @contextmanager
-def forward(transport: Transport, pod: str, port: int, *, namespace: str, local_port: int) -> Iterator[int]:
+def forward(transport: Transport, pod: str, port: int, *, namespace: str, local: int) -> Iterator[int]:
     """A listening port on 127.0.0.1 whose connections end at the pod's port; gives its number."""
     closing = threading.Event()
-    with socket.create_server(("127.0.0.1", local_port)) as server:
+    with socket.create_server(("127.0.0.1", local)) as server:
         server.settimeout(_POLL_SECONDS)
 
         def serve() -> None:

@@ -114,7 +114,7 @@ class Transport:
                 f"{self.access.server}{request.path}{query}",
                 body=body,
                 headers=headers,
-                timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=request.timeout),
+                timeout=urllib3.Timeout(connect=min(CONNECT_SECONDS, request.timeout), read=request.timeout),
                 preload_content=not stream,
                 retries=False,
             )

@@ -21,20 +21,13 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _FILE_SUFFIXES = (".yaml", ".yml", ".json")
 
 
-class Seconds(click.ParamType[float]):
-    """A duration as kubectl writes it (`90s`, `5m`, `1h30m`) or a number of seconds; seconds in Python."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds; click's own error for anything else."""
-        if isinstance(value, int | float):
-            return float(value)
-        if re.fullmatch(r"\d+(\.\d+)?", value):
-            return float(value)
-        if not re.fullmatch(r"(\d+[smhd])+", value):
-            self.fail(f"`{value}` is no duration; write 90s, 5m or 1h30m", param, ctx)
-        return float(sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+)([smhd])", value)))
+def seconds(value: str) -> float:
+    """A duration as kubectl writes it (`90s`, `5m`, `1h30m`), or a number of seconds; in seconds. For click's `type=`."""
+    if re.fullmatch(r"\d+(\.\d+)?", value):
+        return float(value)
+    if not re.fullmatch(r"(\d+[smhd])+", value):
+        raise click.BadParameter(f"`{value}` is no duration; write 90s, 5m or 1h30m")
+    return float(sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+)([smhd])", value)))
 
 
 def cluster_options(command: Command) -> Command:
@@ -42,7 +35,7 @@ def cluster_options(command: Command) -> Command:
     decorators = (
         click.option("-n", "--namespace", metavar="NAME", help="Namespace; without it the job file's, else the kubeconfig's."),
         click.option("--context", metavar="NAME", help="Context of the kubeconfig; without it the current one."),
-        click.option("--timeout", type=Seconds(), metavar="DURATION", help="How long to try or wait, e.g. 90s or 5m."),
+        click.option("--timeout", type=seconds, metavar="DURATION", help="How long to try or wait, e.g. 90s or 5m."),
     )
     for decorate in reversed(decorators):
         command = decorate(command)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from kdist_trainer import precision
+from kdist_trainer import parallel, precision
 from kdist_trainer.checkpoint.checkpointer import CheckpointStore
 from kdist_trainer.config import TrainConfig, Training
 from kdist_trainer.data.loader import Batch, Loader
@@ -19,7 +19,6 @@ from kdist_trainer.data.order import Deal, Order, Steps
 from kdist_trainer.diary import Diary
 from kdist_trainer.failure import ConfigProblem, DataProblem
 from kdist_trainer.heartbeat import Heartbeat, Phase
-from kdist_trainer.parallel.ddp import Ddp
 from kdist_trainer.randomness import WEIGHTS, derive, generators, generators_of
 from kdist_trainer.run import Run
 from kdist_trainer.saves import Savable, Saves
@@ -52,17 +51,16 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
     world, stats = around.world, around.stats
     set_generators = generators(world.device)
     set_generators(derive(train.seed, WEIGHTS))
-    module = workload.model().to(world.device)
+    arithmetic = precision.build(train.precision, world.device, clip=train.clip_grad_norm)
+    module = arithmetic.cast(workload.model()).to(world.device)
     samples = training_samples(workload)
-    steps = deal_steps(config, train, samples, world)
     timer = make_timer(train, around)
-    strategy = Ddp(
-        world, bucket_mib=train.bucket_mib, timer=timer if isinstance(timer, HostAllReduces | DeviceAllReduces) else None
-    )
-    model = strategy.wrap(module)
+    launcher = timer if isinstance(timer, HostAllReduces | DeviceAllReduces) else None
+    strategy = parallel.build(train.strategy, world, bucket_mib=train.bucket_mib, timer=launcher)
+    steps = deal_steps(config, train, samples, world, even=strategy.sharded)
+    model = strategy.wrap(module, workload.blocks(module))
     optimizer = workload.optimizer(module, train.optimizer)
     scheduler = workload.scheduler(optimizer, train.schedule, steps=steps.count())
-    arithmetic = precision.build(train.precision, world.device, clip=train.clip_grad_norm)
     state = TrainState(train.seed, workload.fingerprint(samples), world.size, describe_machine(world))
     stats.target_steps = steps.count()
     return Run(
@@ -81,7 +79,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         evaluation_batch=train.micro_batch or max(1, train.global_batch // steps.deal.shards),
         state=state,
         target=steps.count(),
-        saves=make_saves(config, train, around, Savable(strategy, module, optimizer, scheduler, arithmetic, state)),
+        saves=make_saves(config, train, around, Savable(world, strategy, module, optimizer, scheduler, arithmetic, state)),
         flag=around.flag,
         exchange=Exchange(world, most_steps=train.sync_every_steps, heartbeat=around.heartbeat),
         stats=stats,
@@ -116,17 +114,17 @@ def training_samples(workload: Workload) -> Samples:
     return samples
 
 
-def deal_steps(config: TrainConfig, train: Training, samples: Samples, world: World) -> Steps:
+def deal_steps(config: TrainConfig, train: Training, samples: Samples, world: World, *, even: bool) -> Steps:
     """The run's steps. Raises `ConfigProblem` where the batch cannot be dealt to shards and ranks."""
     shards = train.virtual_shards or max(world.size, config.max_world_size(world.local_size))
-    deal = Deal(train.global_batch, shards, world.rank, world.size, train.micro_batch)
+    deal = Deal(train.global_batch, shards, world.rank, world.size, train.micro_batch, even)
     total = train.epochs * len(samples) if train.epochs is not None else (train.steps or 0) * train.global_batch
     return Steps(Order(length=len(samples), seed=train.seed), deal, total=total)
 
 
 def make_timer(train: Training, around: Surroundings) -> Timer:
     """What measures all-reduces, as the job and the device ask."""
-    if train.comm_hook == "none":
+    if train.comm_hook == "none" or train.strategy != "ddp":  # only DDP lets us launch its all-reduces
         return Untimed()
     group = dist.group.WORLD
     assert group is not None  # noqa: S101 - the world is open

@@ -17,20 +17,23 @@ def evaluate(run: Run) -> dict[str, float]:
     if samples is None or len(samples) == 0:
         return {}
     own = share_of(len(samples), run.world.size, run.world.rank)
+    rounds = len(share_of(len(samples), run.world.size, 0))  # the first share is the longest
     fetch = fetcher(run.workload, samples)
     sums: dict[str, tuple[float, int]] = {}
     set_generators = generators(run.world.device)
     run.module.eval()
     with torch.no_grad():
-        for start in range(own.start, own.stop, run.evaluation_batch):
+        for offset in range(0, rounds if run.strategy.sharded else len(own), run.evaluation_batch):
             run.beat(Phase.EVALUATE, run.state.step)
-            indices = torch.arange(start, min(start + run.evaluation_batch, own.stop))
+            # A rank whose share is used up still joins the forward passes of a sharded model, with a sample that counts nothing.
+            start = own.start + offset
+            indices = torch.arange(start, min(start + run.evaluation_batch, own.stop)) if start < own.stop else torch.tensor([0])
             seed = derive(run.state.seed, EVALUATE, start)
             batch = run.workload.to_device(fetch(indices, seed))
             set_generators(seed)
             with run.precision.autocast():
                 measured = run.workload.evaluate(run.module, batch)
-            for name, (total, count) in measured.items():
+            for name, (total, count) in measured.items() if start < own.stop else ():
                 before = sums.get(name, (0.0, 0))
                 sums[name] = (before[0] + float(total), before[1] + count)
     run.module.train()

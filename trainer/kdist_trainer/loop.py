@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kdist_trainer import log
 from kdist_trainer.assembly import warm_up
@@ -217,7 +217,7 @@ def finish(run: Run) -> str:
         "samples_seen": run.state.samples_seen,
         "outcome": "done",
         "metrics": metrics,
-        "weights": digest(run.module),
+        "weights": digest(run),
     }
     save(run, done=done)
     run.saves.diary.add_event("done", **done)
@@ -226,13 +226,17 @@ def finish(run: Run) -> str:
     return "done"
 
 
-def digest(module: nn.Module, most_bytes: int = 2**28) -> str | None:
-    """SHA-256 of all parameters and buffers in the order of their names; None for a model too large to hash in passing."""
-    state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-    if sum(value.nbytes for value in state.values()) > most_bytes:
+def digest(run: Run, most_bytes: int = 2**28) -> str | None:
+    """SHA-256 of all parameters and buffers in the order of their names; None for a model too large to hash in passing.
+
+    Collective where the model is sharded.
+    """
+    if sum(value.nbytes for value in run.module.state_dict().values() if isinstance(value, Tensor)) > most_bytes:
         return None
+    state = {name: value for name, value in run.strategy.weights().items() if isinstance(value, Tensor)}
     sha = hashlib.sha256()
     for name in sorted(state):
         sha.update(name.encode())
-        sha.update(state[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return sha.hexdigest()
+        sha.update(state[name].contiguous().flatten().view(torch.uint8).numpy().data)
+    own = sha.hexdigest()
+    return str(run.world.broadcast_object(own)) if run.strategy.sharded else own

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -19,12 +20,14 @@ from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.precision import Precision
 from kdist_trainer.state import TrainState
 from kdist_trainer.stats import StepStats
+from kdist_trainer.world import World
 
 
 @dataclass(frozen=True)
 class Savable:
     """All that makes up the state of a training."""
 
+    world: World
     strategy: Strategy
     module: nn.Module
     optimizer: Optimizer
@@ -127,9 +130,11 @@ class Saves:
 
     def weights_are_finite(self) -> bool:
         """Whether no weight is NaN or infinite: what is kept should be worth going back to."""
-        weights = [weight.detach() for weight in self.parts.module.parameters() if weight.is_floating_point() and weight.numel()]
-        largest = [norm.float() for norm in torch._foreach_norm(weights, torch.inf)] if weights else []  # NaN wins over all
-        return not largest or bool(torch.isfinite(torch.stack(largest)).all())
+        weights = [local(weight) for weight in self.parts.module.parameters() if weight.is_floating_point()]
+        filled = [weight for weight in weights if weight.numel()]
+        largest = [norm.float() for norm in torch._foreach_norm(filled, torch.inf)] if filled else []  # NaN wins over all
+        own = not largest or bool(torch.isfinite(torch.stack(largest)).all())
+        return all(self.parts.world.all_gather_object(own)) if self.parts.strategy.sharded else own
 
     def _count(self, result: SaveResult) -> None:
         self._stats.add_checkpoint(
@@ -142,3 +147,9 @@ class Saves:
         )
         if result.ok:
             self.kept_step = result.step
+
+
+def local(weight: Tensor) -> Tensor:
+    """What this rank holds of a weight, without its history."""
+    detached = weight.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached

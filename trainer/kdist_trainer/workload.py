@@ -88,6 +88,13 @@ class Workload(ABC):
         """Make one batch of single samples."""
         return default_collate(samples)
 
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:  # noqa: ARG002 - for those who override it
+        """Parts of the model that are computed one after the other, such as a transformer's layers; none by default.
+
+        Sharded strategies gather one block at a time, and activation checkpointing computes a block again in the backward pass.
+        """
+        return ()
+
     def optimizer(self, model: nn.Module, settings: config.Optimizer) -> Optimizer:
         """The optimizer over the model's parameters; by default the one that job.yaml asks for."""
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -39,6 +39,7 @@ def check(spec: Spec) -> Iterator[Violation]:
     yield from _one_kind(spec)
     yield from _shards(spec)
     yield from _devices(spec)
+    yield from _one_process(spec)
     yield from _unique(spec)
     yield from _workload(spec)
 
@@ -83,6 +84,18 @@ def _devices(spec: Spec) -> Iterator[Violation]:
     if gpus and procs != "auto" and procs > gpus:
         message = f"must be at most {gpus}, the GPUs of a node, as NCCL takes one rank per GPU, found {procs}"
         yield Violation(message, "procsPerNode", ("procsPerNode", "resources.gpu"))
+
+
+def _one_process(spec: Spec) -> Iterator[Violation]:
+    """`data_parallel` is one process with all GPUs: nobody would average the gradients of several."""
+    if spec.train is None or spec.train.strategy != "data_parallel":
+        return
+    if spec.nodes.max > 1:
+        message = f"must be 1 with strategy data_parallel, which is one process; ddp takes several nodes, found {spec.nodes.max}"
+        yield Violation(message, "nodes.max", ("nodes.max", "train.strategy"))
+    if spec.procs_per_node not in ("auto", 1):
+        message = f"must be 1 with strategy data_parallel, which is one process, found {spec.procs_per_node}"
+        yield Violation(message, "procsPerNode", ("procsPerNode", "train.strategy"))
 
 
 def _unique(spec: Spec) -> Iterator[Violation]:

@@ -70,9 +70,11 @@ class Settings:
 
 
 def count_procs(config: TrainConfig) -> int:
-    """Ranks on this node: as the job says, else one per GPU, else one."""
+    """Ranks on this node: as the job says, else one per GPU, else one; `data_parallel` is one with all GPUs."""
     if isinstance(config.procs_per_node, int):
         return config.procs_per_node
+    if config.train is not None and config.train.strategy == "data_parallel":
+        return 1
     import torch
 
     return max(1, torch.cuda.device_count())

@@ -80,8 +80,12 @@ class Training(Model):
         le=65536,
         description="virtualShards that each batch is dealt to; at least the largest world size, which is the default.",
     )
-    strategy: Literal["ddp"] = Field("ddp", description="strategy of parallel training.")
-    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="precision of the forward and backward pass.")
+    strategy: Literal["ddp", "fsdp", "hsdp", "data_parallel"] = Field(
+        "ddp", description="strategy of parallel training; docs/strategies.md compares them."
+    )
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "bf16-params"] = Field(
+        "fp32", description="precision of the forward and backward pass; bf16-params keeps the weights in it too."
+    )
     seed: int = Field(
         0, ge=0, le=2**63 - 1, description="seed of the order of samples, of the weights and of each step's randomness."
     )

@@ -74,6 +74,8 @@ class Deal:
     rank: int
     world_size: int
     micro_batch: int | None = None
+    even: bool = False
+    """Give every rank equally many parts, by stand-ins where need be: a sharded model's forward pass is collective."""
 
     def __post_init__(self) -> None:
         if self.shards < self.world_size:
@@ -87,13 +89,19 @@ class Deal:
 
     def parts(self, samples: int) -> list[Part]:
         """This rank's forward passes in a step of `samples` samples; never empty."""
+        parts = self._parts_of(self.rank, samples)
+        wanted = max(len(self._parts_of(rank, samples)) for rank in range(self.world_size)) if self.even else 1
+        stand_in = Part(self.own_shards().start, 0, 0, 1, 0, 0.0)
+        return [*parts, *[stand_in] * (max(1, wanted) - len(parts))]
+
+    def _parts_of(self, rank: int, samples: int) -> list[Part]:
         parts = []
-        for shard in self.own_shards():
+        for shard in share_of(self.shards, self.world_size, rank):
             own = share_of(samples, self.shards, shard)
             size = self.micro_batch or max(1, len(own))
             for chunk, start in enumerate(range(own.start, own.stop, size)):
                 parts.append(Part(shard, chunk, start, min(start + size, own.stop), min(size, own.stop - start), 1.0))
-        return parts or [Part(self.own_shards().start, 0, 0, 1, 0, 0.0)]
+        return parts
 
 
 def share_of(total: int, holders: int, holder: int) -> range:

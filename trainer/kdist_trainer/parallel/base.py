@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -13,10 +14,16 @@ class Strategy(Protocol):
     """Spreads one model over the ranks. After `wrap`, the loop only calls the wrapped model."""
 
     sharded: bool
-    """Whether each rank holds (and saves) a part of the state; False: all ranks hold the same."""
+    """Whether each rank holds (and saves) a part of the state; False: all ranks hold the same.
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """The model as the loop calls it: a backward pass leaves the gradients' mean over the ranks. Collective."""
+    A sharded model's forward pass is collective, so all ranks must make equally many.
+    """
+
+    def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
+        """The model as the loop calls it: a backward pass leaves the gradients' mean over the ranks. Collective.
+
+        `blocks` are the parts of it that are gathered, computed and let go one after the other.
+        """
         ...
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -29,4 +36,11 @@ class Strategy(Protocol):
 
     def put(self, tensors: dict[str, Any], optimizer: Optimizer) -> None:
         """Take over what a checkpoint brought into the values of `tensors`. Collective if sharded."""
+        ...
+
+    def weights(self) -> dict[str, Any]:
+        """The whole model's state by full names, every tensor whole and on the CPU.
+
+        Collective if sharded, and then empty on all ranks but rank 0.
+        """
         ...

@@ -122,6 +122,11 @@ class Gpt(Workload):
         """A transformer with pre-normalisation."""
         return Transformer(self.options)
 
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        """The layers."""
+        assert isinstance(model, Transformer)  # noqa: S101 - it comes from `model`
+        return list(model.layers)
+
     def dataset(self, split: Split) -> Windows:
         """Windows of the first or of the last part of the text."""
         text = read_corpus(Path(torch.__file__).parent, self.options.corpus_bytes)

@@ -1,0 +1,77 @@
+"""Which strategy runs in which precision on how many ranks: the table of docs/strategies.md, and one short training of each."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, get_args
+
+from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.config import Training
+from tests.trainer.training.tasks import describe, train_here
+
+STRATEGIES: tuple[str, ...] = get_args(Training.model_fields["strategy"].annotation)
+PRECISIONS: tuple[str, ...] = get_args(Training.model_fields["precision"].annotation)
+SIZES = (1, 2, 4)
+TOLERANCE = {"fp32": 1e-5, "tf32": 1e-5, "bf16": 2e-2, "bf16-params": 2e-2, "fp16": 5e-2}
+"""Largest relative distance of a step's loss from that of one rank with ddp in the same precision."""
+STEPS = 50
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "digits": {"options": {"width": 4, "dropout": 0.0}, "globalBatch": 24},
+    "gpt": {"options": {"width": 16, "heads": 2, "block": 16, "corpusBytes": 65536}, "globalBatch": 8},
+}
+
+
+def refusal(strategy: str, size: int) -> str:
+    """Why a strategy does not run on so many ranks; empty where it does."""
+    return f"one process with several GPUs, and this job has {size} ranks" if strategy == "data_parallel" and size > 1 else ""
+
+
+def document(workload: str, strategy: str, precision: str, **section: Any) -> dict[str, Any]:
+    """A training of 50 steps without anything drawn at random, so that all cells should learn the same."""
+    return describe(
+        **{
+            "workload": workload,
+            "epochs": None,
+            "steps": STEPS,
+            "strategy": strategy,
+            "precision": precision,
+            "virtualShards": 4,
+            # Plain descent: Adam divides by gradients that are nothing but rounding where a weight hardly matters.
+            "optimizer": {"name": "sgd", "learningRate": 0.05, "momentum": 0.0},
+            **WORKLOADS[workload],
+            **section,
+        }
+    )
+
+
+def losses(folder: Path, *, generation: int = 1) -> list[float]:
+    """Loss of every step of a generation of the training in `folder`, in order."""
+    lines = RunLedger(folder / "checkpoints").read_steps()
+    return [
+        float.fromhex(line["loss"]) for line in sorted(lines, key=lambda line: line["step"]) if line["generation"] == generation
+    ]
+
+
+def learn(folder: Path, size: int, workload: str, strategy: str, precision: str, **section: Any) -> list[float]:
+    """Losses of one cell's training."""
+    train_here(document(workload, strategy, precision, **section), folder, size)
+    return losses(folder)
+
+
+def distance(found: list[float], expected: list[float]) -> float:
+    """Largest relative distance of two courses of the loss; infinite where one is longer."""
+    if len(found) != len(expected):
+        return math.inf
+    return max(abs(one - other) / abs(other) for one, other in zip(found, expected, strict=True))
+
+
+def table() -> str:
+    """The Markdown table of what runs."""
+    rows = ["| strategy | " + " | ".join(PRECISIONS) + " |", "|---|" + "---|" * len(PRECISIONS)]
+    for strategy in STRATEGIES:
+        refused = [size for size in SIZES if refusal(strategy, size)]
+        ranks = " and ".join(str(size) for size in refused)
+        word = f"1 rank; refused on {ranks}: {refusal(strategy, refused[0]).split(',')[0]}" if refused else "1, 2, 4 ranks"
+        rows.append(f"| `{strategy}` | " + " | ".join([word] * len(PRECISIONS)) + " |")
+    return "\n".join(rows)

@@ -1,0 +1,122 @@
+"""Checkpoints move between strategies and sizes, and each strategy keeps what it promises besides."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from kdist_trainer import parallel
+from kdist_trainer.data.order import Deal
+from kdist_trainer.world import World
+from tests.trainer.training.cells import STRATEGIES, TOLERANCE, distance, document, learn, losses
+from tests.trainer.training.group import run_group
+from tests.trainer.training.tasks import done, train_here
+
+pytestmark = pytest.mark.processes
+SPREAD = [strategy for strategy in STRATEGIES if strategy != "data_parallel"]
+CUT = 25
+
+
+def interrupted(folder: Path, strategy: str, size: int) -> None:
+    """A training of `gpt` that ends after half of its steps, with the state of a run that would go on."""
+    section = {"checkpoint": {"every": {"steps": CUT}, "mode": "blocking", "keep": 1000}}
+    train_here(document("gpt", strategy, "fp32", **section), folder, size)
+    for path in (folder / "checkpoints").iterdir():
+        if path.name == "DONE" or path.name.startswith("step-00000050"):
+            path.rename(folder / path.name)
+
+
+def go_on(folder: Path, strategy: str, size: int) -> list[float]:
+    """Go on in `folder` with another strategy; the losses of the second half."""
+    train_here(document("gpt", strategy, "fp32"), folder, size, generation=2)
+    return losses(folder, generation=2)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "sizes"),
+    [
+        pytest.param("fsdp", "ddp", (2, 1)),
+        pytest.param("ddp", "fsdp", (1, 2)),
+        pytest.param("hsdp", "data_parallel", (2, 1)),
+        *(
+            pytest.param(first, then, (2, size), marks=pytest.mark.chaos)
+            for first in SPREAD
+            for then in STRATEGIES
+            for size in ((1,) if then == "data_parallel" else (1, 3, 4))
+        ),
+    ],
+)
+def test_a_checkpoint_goes_on_under_another_strategy_and_size(
+    first: str, then: str, sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    whole = learn(tmp_path / "whole", 1, "gpt", "ddp", "fp32")
+    interrupted(tmp_path / "run", first, sizes[0])
+    found = go_on(tmp_path / "run", then, sizes[1])
+    assert distance(found, whole[CUT:]) <= TOLERANCE["fp32"]
+
+
+def hold(strategy: str, folder: Path) -> tuple[list[bool], int, int]:
+    """Whether each weight is sharded, and how many numbers this rank holds of how many."""
+    with World.from_environment(timeout_seconds=60) as world:
+        blocks = [nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 16)) for _ in range(2)]
+        model = parallel.build(strategy, world, bucket_mib=1, timer=None).wrap(nn.Sequential(*blocks), blocks)
+        weights = list(model.parameters())
+        held = sum(w.to_local().numel() if isinstance(w, DTensor) else w.numel() for w in weights)
+        return [isinstance(weight, DTensor) for weight in weights], held, sum(weight.numel() for weight in weights)
+
+
+def test_each_rank_of_fsdp_holds_its_part_only(tmp_path: Path) -> None:
+    for sharded, held, whole in run_group(hold, 4, "fsdp", tmp_path):
+        assert all(sharded)
+        assert held == whole // 4
+
+
+def test_hsdp_shards_within_a_node_and_replicates_across_nodes(tmp_path: Path) -> None:
+    for _, held, whole in run_group(hold, 4, "hsdp", tmp_path, environment={"LOCAL_WORLD_SIZE": "2"}):
+        assert held == whole // 2
+
+
+def test_a_sharded_model_of_uneven_shares_ends_with_the_weights_of_one_rank(tmp_path: Path) -> None:
+    section: dict[str, Any] = {"virtualShards": 4, "microBatch": 1, "evaluate": "end", "steps": 8}
+    for name, size, strategy in (("one", 1, "ddp"), ("three", 3, "fsdp")):
+        train_here(document("gpt", strategy, "fp32", **section), tmp_path / name, size)
+    assert distance(losses(tmp_path / "three"), losses(tmp_path / "one")) <= TOLERANCE["fp32"]
+    one, three = done(tmp_path / "one")["metrics"], done(tmp_path / "three")["metrics"]
+    assert three["loss"] == pytest.approx(one["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_an_even_deal_gives_every_rank_as_many_parts_and_every_sample_once(ranks: int) -> None:
+    for samples in range(1, 13):
+        deals = [Deal(12, 4, rank, ranks, micro_batch=2, even=True).parts(samples) for rank in range(ranks)]
+        assert len({len(parts) for parts in deals}) == 1
+        seen = [index for parts in deals for part in parts if part.samples for index in range(part.first, part.last)]
+        assert sorted(seen) == list(range(samples))
+
+
+def arithmetic(precision: str, folder: Path) -> tuple[str, str]:
+    """What matrix products are told, and in what the weights are kept, while a training in `precision` is put together."""
+    from kdist_trainer import precision as precisions
+
+    chosen = precisions.build(precision, torch.device("cpu"))
+    model = chosen.cast(nn.Linear(2, 2))
+    return torch.get_float32_matmul_precision(), str(model.weight.dtype)
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"),
+    [
+        ("fp32", ("highest", "torch.float32")),
+        ("tf32", ("high", "torch.float32")),
+        ("bf16", ("highest", "torch.float32")),
+        ("bf16-params", ("highest", "torch.bfloat16")),
+    ],
+)
+def test_a_precision_sets_products_and_weights(precision: str, expected: tuple[str, str], tmp_path: Path) -> None:
+    assert run_group(arithmetic, 1, precision, tmp_path, environment=dict(os.environ)) == [expected]

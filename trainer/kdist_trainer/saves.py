@@ -119,9 +119,16 @@ class Saves:
         )
 
     def poll(self) -> None:
-        """Count a save that has ended meanwhile."""
+        """Count a save that has ended meanwhile, and tell how far apart saves are at the present pace."""
         if self.store is not None:
             self.store.poll()
+            self._stats.checkpoint_interval = self.interval_seconds()
+
+    def interval_seconds(self) -> float | None:
+        """Time between two saves; None while the pace of the steps that they go by is unknown."""
+        seconds, steps, pace = self._every.seconds, self._every.steps, self._stats.step_ewma
+        by_steps = None if steps is None or pace is None else steps * pace
+        return min((each for each in (seconds, by_steps) if each is not None), default=None)
 
     def close(self) -> None:
         """Nothing more will be saved."""

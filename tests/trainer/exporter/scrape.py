@@ -94,6 +94,7 @@ def full_stats(rank: int, generation: int = 1) -> StepStats:
     stats.add_checkpoint("save", cause="enospc")
     stats.add_checkpoint("restore", total=0.2)
     stats.add_fallback("corrupt")
+    stats.checkpoint_interval, stats.probe_bandwidth = 300.0, 8e9
     stats.loss, stats.grad_norm, stats.learning_rate, stats.target_steps = 0.5, 1.5, 0.001, 200
     return stats
 

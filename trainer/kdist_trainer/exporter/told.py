@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from kdist_trainer import __version__
 from kdist_trainer.stats import AGENT_METRICS, Kind, Metric
-from kdist_trainer.stats.agent import BUILD_INFO, JOB_INFO
+from kdist_trainer.stats.agent import BUILD_INFO, JOB_INFO, WORLD_SIZE_MAX
 
 Labels = tuple[str, ...]
 
@@ -42,7 +42,7 @@ class Told:
         counts[-1] += seconds
 
     def set_info(self, info: Mapping[str, str]) -> None:
-        """Let the info metrics show these labels, and the versions at hand; a label that nobody knows is empty."""
+        """Let the info metrics show these labels, empty where nobody knows them, and a gauge the largest world size."""
         try:
             torch_version = importlib.metadata.version("torch")
         except importlib.metadata.PackageNotFoundError:
@@ -50,6 +50,8 @@ class Told:
         found = {"version": __version__, "torch_version": torch_version, "python_version": platform.python_version(), **info}
         for metric in (BUILD_INFO, JOB_INFO):
             self.set(metric, 1, tuple(str(found.get(label, "")) for label in metric.labels))
+        if str(found.get("world_size_max", "")).isdecimal():
+            self.set(WORLD_SIZE_MAX, int(found["world_size_max"]))
 
     def get(self, metric: Metric, labels: Labels = ()) -> float | None:
         """One value; None if it was never told."""

@@ -2,7 +2,8 @@
 
 from kdist_trainer.stats.agent import AGENT_METRICS, STATES
 from kdist_trainer.stats.metric import Kind, Metric, Scope
-from kdist_trainer.stats.record import WALL_CATEGORIES, StepPhase, StepStats, Wall
+from kdist_trainer.stats.phases import WALL_CATEGORIES, StepPhase, Wall
+from kdist_trainer.stats.record import StepStats
 from kdist_trainer.stats.wire import (
     COUNTER_SLOTS,
     GAUGES,

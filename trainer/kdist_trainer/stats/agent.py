@@ -44,6 +44,7 @@ JOB_STATE = _gauge(
     "kdist_job_state", "1 for the agent's current state, 0 for the others", labels=("state",), series=tuple((s,) for s in STATES)
 )
 WORLD_SIZE = _gauge("kdist_world_size", "Ranks in the current generation")
+WORLD_SIZE_MAX = _gauge("kdist_world_size_max", "Most ranks that the job may have")
 GENERATION = _gauge("kdist_generation", "Generation of the group: one more after each rendezvous")
 HEARTBEAT = _gauge(
     "kdist_heartbeat_timestamp_seconds",

@@ -11,40 +11,11 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
 
 from kdist_trainer.stats.metric import Scope, counter, gauge, histogram
+from kdist_trainer.stats.phases import WALL_CATEGORIES, StepPhase
 
-
-class StepPhase(IntEnum):
-    """Parts of a step, indices of `StepStats.phase`."""
-
-    DATA_WAIT = 0
-    FORWARD = 1
-    BACKWARD = 2
-    OPTIMIZER = 3
-    COMM_EXPOSED = 4
-    OTHER = 5
-
-
-class Wall(StrEnum):
-    """Categories that a run's wall time is divided into."""
-
-    STARTUP = "startup"
-    RENDEZVOUS = "rendezvous"
-    INIT = "init"
-    DATA_WAIT = "data_wait"
-    PRODUCTIVE_STEP = "productive_step"
-    CHECKPOINT_SAVE = "checkpoint_save"
-    CHECKPOINT_RESTORE = "checkpoint_restore"
-    EVALUATION = "evaluation"
-    STALLED = "stalled"
-    RESTART = "restart"
-    IDLE = "idle"
-
-
-WALL_CATEGORIES = tuple(str(category) for category in Wall)
-STEP_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+STEP_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0)
 ALL_REDUCE_BUCKETS = (0.0002, 0.001, 0.005, 0.02, 0.1, 1.0, 10.0)
 SAVE_BUCKETS = (0.1, 1.0, 10.0, 1800.0)
 _SAVE_SERIES = len(SAVE_BUCKETS) + 2
@@ -186,6 +157,18 @@ class StepStats:
         unit="seconds",
     )
     checkpoint_step: float | None = gauge("kdist_checkpoint_last_success_step", "Step of the last good save", scope=Scope.LEADER)
+    checkpoint_interval: float | None = gauge(
+        "kdist_checkpoint_interval_seconds",
+        "Time between two saves: the configured one, or that of the configured steps at the present pace",
+        scope=Scope.LEADER,
+        unit="seconds",
+    )
+    probe_bandwidth: float | None = gauge(
+        "kdist_allreduce_probe_bus_bandwidth_bytes_per_second",
+        "Bus bandwidth of the last probe, all ranks together and nothing else going on: S/t * 2(n-1)/n",
+        scope=Scope.LEADER,
+        unit="bytes_per_second",
+    )
 
     def add_step(self, seconds: float, samples: int, step: int) -> None:
         """Count one optimizer step of this rank: its wall time, its own samples, its number."""

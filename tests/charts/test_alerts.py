@@ -1,0 +1,129 @@
+"""Every alert fires on what it is for, stays silent on what is well, resolves, and is explained."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kdist_trainer.exporter.exposition import CATALOGUE
+from kdist_trainer.stats import Kind
+from tests.charts.rules import FILES, SCENARIOS, alerts, promtool_test, read_rules, run_promtool
+from tests.house.tree import ROOT
+
+RUNBOOKS = ROOT / "docs" / "runbooks.md"
+FOREIGN = {"up", "kube_pod_container_status_running"}
+
+
+@pytest.fixture(autouse=True)
+def promtool(program: Callable[[str], str]) -> str:
+    return program("promtool")
+
+
+def test_promtool_finds_nothing_wrong_with_the_rule_files() -> None:
+    done = subprocess.run(["promtool", "check", "rules", *FILES], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_alert_fires_on_the_sick_job_alone_and_resolves(tmp_path: Path) -> None:
+    done = run_promtool(tmp_path, *[promtool_test(name) for name in alerts()])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_scenario_would_notice_an_alert_that_never_fires(tmp_path: Path) -> None:
+    tried = [promtool_test(name) for name in alerts()]
+    for one in tried:
+        one["input_series"] = [series for series in one["input_series"] if 'kdist_job="sick"' not in series["series"]]
+    done = run_promtool(tmp_path, *tried)
+    assert set(re.findall(r"alertname: (\w+), time", done.stdout + done.stderr)) == set(alerts())
+
+
+def test_dead_exporters_are_told_and_read_as_nothing_else(tmp_path: Path) -> None:
+    dead = 'up{job="kdist",namespace="ml",kdist_job="digits",pod="p-0",instance="10.0.0.1:9401"}'
+    silent = [{"eval_time": "20m", "alertname": name, "exp_alerts": []} for name in alerts() if name != "KdistExporterDown"]
+    tried = {"interval": "30s", "input_series": [{"series": dead, "values": "0x60"}], "alert_rule_test": silent}
+    assert run_promtool(tmp_path, tried).returncode == 0
+    tried["alert_rule_test"] = [{"eval_time": "20m", "alertname": "KdistExporterDown", "exp_alerts": []}]
+    assert run_promtool(tmp_path, tried).returncode != 0
+
+
+def test_a_pod_that_runs_and_is_scraped_no_more_is_told(tmp_path: Path) -> None:
+    series = {
+        'up{job="kdist",namespace="ml",kdist_job="digits",pod="p-0"}': "1x10 stale",
+        'kdist_job_state{namespace="ml",kdist_job="digits",pod="p-0",state="running"}': "1x10 stale",
+        'kube_pod_container_status_running{namespace="ml",pod="p-0",container="trainer"}': "1x60",
+        'kube_pod_container_status_running{namespace="ml",pod="other-0",container="trainer"}': "1x60",
+    }
+    inputs = [{"series": key, "values": values} for key, values in series.items()]
+    expr = 'sum by (pod) (ALERTS{alertname="KdistExporterDown",alertstate="firing"})'
+    sample = {"labels": '{pod="p-0"}', "value": 1}
+    tried = {
+        "interval": "30s",
+        "input_series": inputs,
+        "promql_expr_test": [
+            {"expr": expr, "eval_time": "5m", "exp_samples": []},
+            {"expr": expr, "eval_time": "15m", "exp_samples": [sample]},
+        ],
+    }
+    done = run_promtool(tmp_path, tried)
+    assert done.returncode == 0, done.stdout
+
+
+def test_recording_rules_say_what_their_names_promise(tmp_path: Path) -> None:
+    job = 'namespace="a",kdist_job="x"'
+    series = {
+        f'kdist_wall_seconds_total{{{job},category="productive_step"}}': "0+45x120",
+        f'kdist_wall_seconds_total{{{job},category="data_wait"}}': "0+15x120",
+        f"kdist_lost_progress_seconds_total{{{job}}}": "0+15x120",
+        f'kdist_collective_bytes_total{{{job},rank="0",op="all_reduce"}}': "0+1000000000x120",
+        f'kdist_collective_seconds_total{{{job},rank="0",op="all_reduce"}}': "0+1x120",
+        f"kdist_world_size{{{job}}}": "4x120",
+        f"kdist_step_duration_seconds_sum{{{job}}}": "0+30x120",
+        f"kdist_step_duration_seconds_count{{{job}}}": "0+60x120",
+    }
+    wanted = {
+        "round(job:kdist_goodput:ratio_rate1h, 0.001)": 0.5,
+        "round(job:kdist_allreduce_bus_bandwidth:bytes_per_second_rate5m)": 1_500_000_000,
+        "round(job:kdist_step_duration_seconds:mean5m, 0.001)": 0.5,
+    }
+    tried = {
+        "interval": "1m",
+        "input_series": [{"series": key, "values": values} for key, values in series.items()],
+        "promql_expr_test": [
+            {"expr": expr, "eval_time": "100m", "exp_samples": [{"labels": f"{{{job}}}", "value": value}]}
+            for expr, value in wanted.items()
+        ],
+    }
+    done = run_promtool(tmp_path, tried)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_alert_is_tried_and_explained() -> None:
+    assert set(SCENARIOS) == set(alerts())
+    for name, rule in alerts().items():
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url", "dashboard"}, name
+        assert rule["annotations"]["runbook_url"] == f"docs/runbooks.md#{name.lower()}"
+        assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+
+
+def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
+    text = RUNBOOKS.read_text()
+    assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == list(alerts())
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        for part in ("**What it means.**", "**What to do.**"):
+            assert part in section, section.splitlines()[0]
+
+
+def test_rules_speak_of_metrics_that_exist() -> None:
+    known = {metric.name for metric in CATALOGUE} | FOREIGN
+    known |= {
+        f"{metric.name}_{end}" for metric in CATALOGUE if metric.kind is Kind.HISTOGRAM for end in ("sum", "count", "bucket")
+    }
+    recorded = {rule["record"] for rule in read_rules() if "record" in rule}
+    for rule in read_rules():
+        expr = re.sub(r"\{[^}]*\}|\"[^\"]*\"", "", rule["expr"])
+        used = set(re.findall(r"\b(?:job:|rank:)?(?:kdist|kube)_\w+(?::\w+)?|\bup\b", expr)) - {"kdist_job"}
+        assert used <= known | recorded, used - known - recorded

@@ -1,0 +1,30 @@
+"""How far apart saves are, as the training tells it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kdist_trainer.config import Every
+from kdist_trainer.saves import Saves
+from kdist_trainer.stats import StepStats
+
+
+@pytest.mark.parametrize(
+    ("every", "step_seconds", "interval"),
+    [
+        (Every(seconds=300), None, 300),
+        (Every(steps=100), None, None),
+        (Every(steps=100), 0.5, 50),
+        (Every(seconds=300, steps=100), 0.5, 50),
+        (Every(seconds=30, steps=100), 0.5, 30),
+    ],
+)
+def test_the_interval_of_saves_is_the_configured_one_or_that_of_the_steps(
+    every: Every, step_seconds: float | None, interval: float | None
+) -> None:
+    stats = StepStats()
+    stats.step_ewma = step_seconds
+    nothing: Any = None
+    assert Saves(None, nothing, every=every, diary=nothing, stats=stats).interval_seconds() == interval

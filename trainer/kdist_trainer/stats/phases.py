@@ -1,0 +1,35 @@
+"""What a rank's time is divided into: the phases of a step, and the categories of a run's wall time."""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+
+class StepPhase(IntEnum):
+    """Parts of a step, indices of `StepStats.phase`."""
+
+    DATA_WAIT = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+    COMM_EXPOSED = 4
+    OTHER = 5
+
+
+class Wall(StrEnum):
+    """Categories that a run's wall time is divided into."""
+
+    STARTUP = "startup"
+    RENDEZVOUS = "rendezvous"
+    INIT = "init"
+    DATA_WAIT = "data_wait"
+    PRODUCTIVE_STEP = "productive_step"
+    CHECKPOINT_SAVE = "checkpoint_save"
+    CHECKPOINT_RESTORE = "checkpoint_restore"
+    EVALUATION = "evaluation"
+    STALLED = "stalled"
+    RESTART = "restart"
+    IDLE = "idle"
+
+
+WALL_CATEGORIES = tuple(str(category) for category in Wall)

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 # What others lean on goes first: a pod that starts before its ConfigMap or Role exists waits for a retry of the kubelet.
-_FIRST = ("Namespace", "ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim", "ConfigMap", "Secret", "Service")
+_FIRST = (
+    "Namespace",
+    "ServiceAccount",
+    "Role",
+    "RoleBinding",
+    "PersistentVolumeClaim",
+    "ConfigMap",
+    "Secret",
+    "Service",
+    "NetworkPolicy",
+    "PodDisruptionBudget",
+    "TrainingRuntime",
+)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A Kubernetes object. `document` is the whole of it in plain values, as it was parsed back from the rendered text."""
+    """A Kubernetes object. `document` is the whole of it in plain values, as it was parsed back from the rendered text.
+
+    `sources` says which field of job.yaml a leaf of the document comes from, by its path: `("spec", "replicas")`.
+    """
 
     document: dict[str, Any]
+    sources: Mapping[tuple[str | int, ...], str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Raises `ValueError` where the document lacks what makes it an object."""

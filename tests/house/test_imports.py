@@ -35,7 +35,7 @@ BREACHES = {
     "kdist_trainer: layers": ("trainer/kdist_trainer/config/codes.py", "import kdist_trainer.log"),
     "the command line never reaches torch": ("cli/kdist/load/__init__.py", "def f():\n    import torch"),
     "the trainer knows nothing of the command line": ("trainer/kdist_trainer/log.py", "import kdist.errors"),
-    "the only bridge is kdist.spec to kdist_trainer.config": ("cli/kdist/render.py", "import kdist_trainer.log"),
+    "the only bridge is kdist.spec to kdist_trainer.config": ("cli/kdist/render/__init__.py", "import kdist_trainer.log"),
     "only app, commands and console know click": ("cli/kdist/errors.py", "import click"),
     "only cluster knows the Kubernetes client": ("cli/kdist/manifest.py", "import kubernetes"),
     "what the agent's own loop reads is free of torch": ("trainer/kdist_trainer/lifeline.py", "import torch"),

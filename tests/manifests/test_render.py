@@ -109,7 +109,7 @@ def test_a_number_that_json_does_not_know_is_refused(value: float) -> None:
 
 
 def test_a_name_that_a_template_was_not_given_is_an_error() -> None:
-    with pytest.raises(KdistError, match=r"configmap\.yaml\.j2 cannot be rendered: 'namespace' is undefined"):
+    with pytest.raises(KdistError, match=r"configmap\.yaml\.j2 cannot be rendered: 'placement' is undefined"):
         render.render_template("configmap.yaml.j2", {"name": "digits"})
 
 

@@ -1,0 +1,57 @@
+"""The workload kinds that a job can become on a cluster, by the names that job.yaml uses."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final, Literal
+
+from kdist.backends.base import PERMANENT_CODES, Backend, Placement, WorkloadState, backstop, is_elastic
+from kdist.backends.job import IndexedJob
+from kdist.errors import KdistError
+from kdist.spec import TrainingJob
+
+__all__ = [
+    "NAMES",
+    "PERMANENT_CODES",
+    "Backend",
+    "Placement",
+    "WorkloadState",
+    "backstop",
+    "choose",
+    "choose_rendezvous",
+    "get",
+    "is_elastic",
+]
+
+_BACKENDS: Final[dict[str, Backend]] = {backend.name: backend for backend in (IndexedJob(),)}
+NAMES: Final = tuple(_BACKENDS)
+
+
+def get(name: str) -> Backend:
+    """The backend that job.yaml calls so. Raises `KdistError` for another name."""
+    if name not in _BACKENDS:
+        raise KdistError(f"there is no backend `{name}`", hint=f"one of {', '.join(NAMES)}")
+    return _BACKENDS[name]
+
+
+def choose(kinds: Collection[tuple[str, str]], job: TrainingJob | None = None) -> str:
+    """What `backend: auto` becomes on a cluster that knows these (apiVersion, kind).
+
+    JobSet where there is one, else the Indexed Job. An elastic job is always an Indexed Job: the only kind that Kubernetes and
+    Kueue can scale while it runs.
+    """
+    if job is not None and is_elastic(job):
+        return IndexedJob.name
+    jobset = _BACKENDS.get("jobset")
+    return jobset.name if jobset and (jobset.api_version, jobset.kind) in kinds else IndexedJob.name
+
+
+def choose_rendezvous(job: TrainingJob, *, may_create_role: bool = True) -> Literal["kubernetes", "c10d"]:
+    """What `rendezvous` becomes on a cluster. Raises `KdistError` for `file`, which is a folder of one machine."""
+    if job.spec.rendezvous == "file":
+        raise KdistError(
+            "rendezvous: file is for `kdist run`; pods share no folder", hint="leave it out, or use kubernetes or c10d"
+        )
+    if job.spec.rendezvous == "auto":
+        return "kubernetes" if may_create_role else "c10d"
+    return job.spec.rendezvous

@@ -1,0 +1,63 @@
+"""A `TrainingJob` becomes Kubernetes objects. Pure: the same job gives the same bytes; no clock, network or randomness."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from typing import Any
+
+from kdist import backends, manifest
+from kdist.backends import Placement
+from kdist.errors import KdistError
+from kdist.manifest import Manifest
+from kdist.render.code import pack
+from kdist.render.pod import read_pod
+from kdist.render.templates import TEMPLATES, as_json, read_template, render_template
+from kdist.render.values import check, collect
+from kdist.spec import TrainingJob
+
+__all__ = ["TEMPLATES", "Placement", "as_json", "digest", "read_job", "read_train_json", "render", "render_template"]
+
+
+def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifest]:
+    """All objects of the job, in the order of sending; without a placement only what a run on this machine reads.
+
+    Raises `KdistError` with all that a cluster would need and the job does not say.
+    """
+    if placement is None:
+        return render_template("configmap.yaml.j2", collect(job, None))
+    backend = backends.get(placement.backend)
+    check(job, placement)
+    values = collect(job, placement)
+    values["code"] = pack(placement.code) if placement.code is not None else None
+    values |= backend.values(job, placement)
+    values["pod"] = read_pod(job, values)
+    values["job_spec"] = read_template("_job.yaml.j2", values)[0]
+    names = ["configmap.yaml.j2", "account.yaml.j2", "storage.yaml.j2", "network.yaml.j2", backend.template]
+    return manifest.sort(each for name in names for each in render_template(name, values))
+
+
+def digest(job: TrainingJob) -> str:
+    """Eight hexadecimal digits of the job's content: a run id for objects that are shown and not sent."""
+    return sha256(job.model_dump_json(by_alias=True).encode()).hexdigest()[:8]
+
+
+def read_train_json(manifests: Iterable[Manifest]) -> str:
+    """Text of `train.json` as the rendered ConfigMap carries it. Raises `KdistError` if no object does."""
+    for each in manifests:
+        if each.kind == "ConfigMap" and "train.json" in each.document.get("data", {}):
+            return str(each.document["data"]["train.json"])
+    raise KdistError("the rendered objects carry no train.json")
+
+
+def read_job(config_map: Mapping[str, Any]) -> TrainingJob:
+    """The job that a cluster's ConfigMap describes. Raises `KdistError` if it is not one of kdist's, or of another version."""
+    name = (config_map.get("metadata") or {}).get("name", "")
+    try:
+        return TrainingJob.model_validate(json.loads((config_map.get("data") or {})["job.json"]), by_alias=True, by_name=False)
+    except (KeyError, ValueError) as error:
+        raise KdistError(
+            f"ConfigMap {name} does not hold a job that this kdist understands",
+            hint="`kdist apply` with the job file writes it anew",
+        ) from error

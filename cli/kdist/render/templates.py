@@ -1,0 +1,128 @@
+"""Templates to objects: how a value is written, and how what was written is read back with its origin.
+
+Templates in `manifests/` write every value as JSON (`as_json`, Jinja's `finalize`), which is also YAML, so that no value can add
+a key, a line or an object; what comes out is parsed back, and only then is it an object. A template may use nothing undefined.
+A value that a template takes with `field("spec.image")` or marks with `| of("spec.image")` travels as the YAML tag `!from`, so
+that each leaf of the parsed document knows which field of job.yaml it comes from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+from kdist.errors import KdistError
+from kdist.manifest import Manifest
+
+TEMPLATES = Path(__file__).parent.parent / "manifests"
+
+# Characters that JSON leaves bare and YAML does not take inside a quoted string, or folds as line breaks.
+_BARE_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
+_BASE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True)
+class Sourced:
+    """A value and the field of job.yaml that it comes from."""
+
+    value: Any
+    source: str
+
+
+def as_json(value: object) -> str:
+    """`value` as JSON that every YAML reader understands in the same way; Jinja's `finalize`.
+
+    Raises `ValueError` for what JSON cannot say (NaN, infinity), `TypeError` for other kinds of objects, and
+    `jinja2.UndefinedError` for a name that the template has not been given.
+    """
+    if isinstance(value, jinja2.Undefined):
+        return str(value)  # StrictUndefined raises here
+    if isinstance(value, Sourced):
+        return f"!from {{{as_json('source')}: {as_json(value.source)}, {as_json('value')}: {as_json(value.value)}}}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{as_json(str(key))}: {as_json(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(as_json(item) for item in value) + "]"
+    text = json.dumps(
+        value, ensure_ascii=False, allow_nan=False
+    )  # with ASCII only, 😀 would be two surrogates, which YAML refuses
+    if isinstance(value, float) and "e" in text and "." not in text:
+        return text.replace("e", ".0e")  # to YAML 1.1, 1e-05 is a word
+    return _BARE_IN_JSON.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def spread(value: Any, source: str) -> Any:
+    """`value` with every leaf marked as coming from `source`, so that mappings and lists stay what they are."""
+    if isinstance(value, Mapping):
+        return {key: spread(item, source) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [spread(item, source) for item in value]
+    return value if isinstance(value, Sourced) else Sourced(value, source)
+
+
+def _construct(loader: Any, node: Any) -> Any:
+    marked = loader.construct_mapping(node, deep=True)
+    return spread(marked["value"], marked["source"])
+
+
+class _Loader(_BASE_LOADER):  # type: ignore[misc]
+    yaml_constructors = {**_BASE_LOADER.yaml_constructors, "!from": _construct}  # noqa: RUF012 - PyYAML's way to know tags
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        finalize=as_json,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - the output is YAML; as_json is what keeps values in their place
+    )
+    environment.globals.clear()  # Jinja brings a function `namespace`, which must not stand in for a value that is missing
+    environment.filters = {"of": Sourced}
+    return environment
+
+
+def read_template(name: str, values: Mapping[str, Any]) -> list[Any]:
+    """The documents that the template `name` describes, leaves marked. Raises `KdistError` where it cannot be rendered."""
+    try:
+        text = _environment().get_template(name).render(values)
+        return [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
+    except (jinja2.TemplateError, yaml.YAMLError, ValueError, TypeError, AttributeError) as error:
+        raise KdistError(f"manifests/{name} cannot be rendered: {error}") from error
+
+
+def render_template(name: str, values: Mapping[str, Any]) -> list[Manifest]:
+    """The objects that the template `name` describes. Raises `KdistError` where it gives anything but whole objects."""
+    documents = read_template(name, values)
+    try:
+        return [to_manifest(document) for document in documents]
+    except (ValueError, AttributeError) as error:
+        raise KdistError(f"manifests/{name} cannot be rendered: {error}") from error
+
+
+def to_manifest(marked: Any) -> Manifest:
+    """The object of a marked document, with the origin of each leaf beside it. Raises `ValueError` if it is no whole object."""
+    sources: dict[tuple[str | int, ...], str] = {}
+    return Manifest(_plain(marked, (), sources), sources)
+
+
+def _plain(value: Any, path: tuple[str | int, ...], sources: dict[tuple[str | int, ...], str]) -> Any:
+    if isinstance(value, Sourced):
+        sources[path] = value.source
+        return value.value
+    if isinstance(value, dict):
+        return {key: _plain(item, (*path, key), sources) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item, (*path, index), sources) for index, item in enumerate(value)]
+    return value

@@ -16,8 +16,19 @@ JOBS ?= 2
 # How many seeds the random kills of `make chaos` draw from.
 KDIST_SEEDS ?= 20
 
+# Not empty: a test that kills processes and failed is tried once more, alone; .ci/run asks for it and names those tests.
+AGAIN ?=
+# Not empty: what is marked `wide` is left out, as .ci/run does.
+NARROW ?=
+
 # $(call pytest,TIER): run one tier and leave its counts where .ci/summary.py finds them.
 pytest = $(BIN)/python -m pytest --junitxml=.kdist/tiers/$(1).xml -o junit_suite_name=$(1)
+
+# $(call patiently,TIER,ARGUMENTS): the same. A try on a machine that has become quieter tells a fault from a busy machine.
+define patiently
+$(call pytest,$(1)) -o cache_dir=.kdist/tiers/$(1).cache $(2) || { [[ $$? == 1 && -n "$(AGAIN)" ]] && \
+  $(call pytest,$(1).again) -o cache_dir=.kdist/tiers/$(1).cache $(2) --last-failed --last-failed-no-failures none -n 0 -x; }
+endef
 
 .PHONY: help setup system demo test unit house processes chaos stranger lint format bench lock clean
 
@@ -54,10 +65,11 @@ unit: setup
 	$(call pytest,unit) -m "not (processes or chaos or e2e or stranger)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS)
 
 processes: setup
-	$(call pytest,processes) -m "processes and not (chaos or e2e or stranger)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS)
+	$(call patiently,processes,-m "processes and not (chaos or e2e or stranger)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS))
 
 chaos: setup system ## Kill, crash and fill disks, for long; started again, it goes on where it was stopped
-	KDIST_SEEDS=$(KDIST_SEEDS) $(call pytest,chaos) -p tests.resume --resume-file=.kdist/chaos-passed -m chaos -n $(JOBS) --dist=worksteal $(ARGS)
+	export KDIST_SEEDS=$(KDIST_SEEDS); \
+	$(call patiently,chaos,-p tests.resume --resume-file=.kdist/chaos-passed -m "chaos$(if $(NARROW), and not wide)" -n $(JOBS) --dist=worksteal $(ARGS))
 
 stranger: setup system ## Meet the project as a stranger does: a fresh clone, the built wheels, the README's commands
 	$(call pytest,stranger) -m stranger $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable
 
 import hypothesis
@@ -11,6 +12,10 @@ import pytest
 
 # Tests share the cores, so torch takes one thread in each; set before anything imports it. Trainings set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts a process in its background has it ignore Ctrl-C, and so would everything that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine proves nothing about an example that took long; under CI the examples are the same ones every time.
 hypothesis.settings.register_profile(

@@ -56,3 +56,30 @@ def test_a_shell_script_stops_at_its_first_error_and_is_clean(script: Path, prog
     assert "set -euo pipefail" in script.read_text() or script.read_text().startswith("#!/bin/sh\nset -eu\n")
     done = subprocess.run([program("shellcheck"), script], capture_output=True, text=True, check=False)
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "again", "tries", "ends_well"),
+    [
+        (0, 9, "1", 1, True),
+        (1, 0, "1", 2, True),
+        (1, 1, "1", 2, False),
+        (1, 5, "1", 2, False),  # no test to be tried
+        (2, 0, "1", 1, False),  # interrupted: who knows what did not run
+        (1, 0, "", 1, False),
+    ],
+)
+def test_what_failed_is_tried_once_more_where_that_is_asked_for(
+    first: int, then: int, again: str, tries: int, ends_well: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / ".ready").touch()
+    python = tmp_path / "bin" / "python"
+    python.write_text(
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/tries\n[ "$(wc -l <{tmp_path}/tries)" = 1 ] && exit {first}\nexit {then}\n'
+    )
+    python.chmod(0o755)
+    assert (make("processes", f"VENV={tmp_path}", f"AGAIN={again}").returncode == 0) == ends_well
+    calls = (tmp_path / "tries").read_text().splitlines()
+    assert len(calls) == tries
+    assert ["--last-failed --last-failed-no-failures none -n 0" in call for call in calls] == [False, True][:tries]

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, Literal
 
-from kdist.backends.base import PERMANENT_CODES, Backend, Placement, WorkloadState, backstop, is_elastic
+from kdist.backends.base import PERMANENT_CODES, Backend, Placement, backstop, is_elastic
 from kdist.backends.job import IndexedJob
+from kdist.backends.jobset import JobSet
+from kdist.backends.pytorchjob import PyTorchJob
+from kdist.backends.statefulset import StatefulSet
+from kdist.backends.trainjob import TrainJob
 from kdist.errors import KdistError
 from kdist.spec import TrainingJob
+from kdist.status import WorkloadState
 
 __all__ = [
     "NAMES",
@@ -23,7 +28,9 @@ __all__ = [
     "is_elastic",
 ]
 
-_BACKENDS: Final[dict[str, Backend]] = {backend.name: backend for backend in (IndexedJob(),)}
+_BACKENDS: Final[dict[str, Backend]] = {
+    backend.name: backend for backend in (IndexedJob(), StatefulSet(), PyTorchJob(), JobSet(), TrainJob())
+}
 NAMES: Final = tuple(_BACKENDS)
 
 
@@ -42,8 +49,7 @@ def choose(kinds: Collection[tuple[str, str]], job: TrainingJob | None = None) -
     """
     if job is not None and is_elastic(job):
         return IndexedJob.name
-    jobset = _BACKENDS.get("jobset")
-    return jobset.name if jobset and (jobset.api_version, jobset.kind) in kinds else IndexedJob.name
+    return JobSet.name if (JobSet.api_version, JobSet.kind) in kinds else IndexedJob.name
 
 
 def choose_rendezvous(job: TrainingJob, *, may_create_role: bool = True) -> Literal["kubernetes", "c10d"]:

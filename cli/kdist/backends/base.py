@@ -6,11 +6,12 @@ A `Placement` is what a job becomes besides its file: decided once per run by `k
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
 from kdist.spec import Exit, TrainingJob
+from kdist.status import WorkloadState
 
 PERMANENT_CODES: Final = tuple(sorted([1, 2, 126, 127, *(code.value for code in Exit if code and not code.retryable)]))
 """Exit codes that another try cannot help: ours, an uncaught exception, wrong usage, and a command that cannot be run."""
@@ -33,22 +34,13 @@ class Placement:
     code: Mapping[str, bytes] | None = None
 
 
-@dataclass(frozen=True)
-class WorkloadState:
-    """What the workload's own status says, in words independent of its kind; counts are pods where the kind counts pods."""
-
-    active: int = 0
-    ready: int = 0
-    succeeded: int = 0
-    failed: int = 0
-    suspended: bool = False
-    finished: Literal["succeeded", "failed"] | None = None
-    reason: str = ""
-    message: str = ""
-
-
 class Backend(ABC):
-    """A workload kind. `container` is the name that the kind wants for the pod's training container."""
+    """A workload kind.
+
+    `container` is the name that the kind wants for the training's container. `parks` says that an agent which has ended stays
+    until it is told to go, because the kind would start its pod again. `scalable` is empty where the number of nodes can be
+    changed while the job runs, else the reason why not; `keeps_lost_pods` is the reason why a dead node's pod is not replaced.
+    """
 
     name: ClassVar[str]
     api_version: ClassVar[str]
@@ -57,8 +49,8 @@ class Backend(ABC):
     container: ClassVar[str] = "trainer"
     restart_policy: ClassVar[Literal["Never", "Always", ""]] = "Never"
     parks: ClassVar[bool] = False
-    """Whether an agent that has ended stays until it is told to go, because the kind would start its pod again."""
-    pods_have_ready_probe: ClassVar[bool] = False
+    scalable: ClassVar[str] = ""
+    keeps_lost_pods: ClassVar[str] = "with a podFailurePolicy Kubernetes allows no podReplacementPolicy but Failed"
 
     @abstractmethod
     def first_host(self, name: str) -> str:
@@ -69,11 +61,31 @@ class Backend(ABC):
         return {}
 
     def warnings(self, job: TrainingJob, rendezvous: str = "") -> list[str]:
-        """What this kind cannot express of the job, each with its reason and an alternative."""
-        return [*self._limits(job), *_shared_limits(job, rendezvous or job.spec.rendezvous)]
+        """What a cluster, and this kind, cannot give the job; each with its reason and an alternative."""
+        return [*self._limits(job), *self._shared_limits(job, rendezvous or job.spec.rendezvous)]
 
-    def _limits(self, job: TrainingJob) -> Iterable[str]:  # noqa: ARG002 - the kinds' signature
-        return ()
+    def _limits(self, job: TrainingJob) -> Iterator[str]:
+        """What this kind alone cannot express."""
+        if job.spec.queue and is_elastic(job):
+            yield (
+                f"Kueue admits a {self.kind} only with quota for all {job.spec.nodes.max} nodes, and it cannot be scaled then; "
+                "backend: job can be scaled within its queue"
+            )
+
+    def _shared_limits(self, job: TrainingJob, rendezvous: str) -> Iterator[str]:
+        if not is_elastic(job):
+            most = job.spec.nodes.max
+            instead = f"; with nodes {{min: {most - 1}, max: {most}}} the others would go on" if most > 1 else ""
+            yield (
+                "a dead node's pod is not replaced until the node comes back, is deleted, or is tainted "
+                f"node.kubernetes.io/out-of-service, as {self.keeps_lost_pods}{instead}"
+            )
+        yield from _storage_limits(job)
+        if rendezvous == "c10d":
+            yield (
+                "with rendezvous c10d, node 0's pod holds the state of the rendezvous: losing it restarts all pods of the job, "
+                "which resume from the last checkpoint; kubernetes has no such pod, and needs leave to create a Role"
+            )
 
     def pod_selector(self, name: str) -> str:
         """Label selector of the job's pods."""
@@ -112,6 +124,19 @@ def find_condition(workload: Mapping[str, Any], *types: str) -> Mapping[str, Any
     return {}
 
 
+def _storage_limits(job: TrainingJob) -> Iterator[str]:
+    checkpoints, nodes = job.spec.checkpoints, job.spec.nodes.max
+    if checkpoints is None or checkpoints.path is not None:
+        why = "there are no checkpoints" if checkpoints is None else "checkpoints.path is a folder of your own machine"
+        yield f"{why}: a lost pod loses all that was learnt; give checkpoints {{claim: NAME}} or {{size: 10Gi}}"
+    elif nodes > 1 and checkpoints.access_mode in ("ReadWriteOnce", "ReadWriteOncePod"):
+        holder = "node" if checkpoints.access_mode == "ReadWriteOnce" else "pod"
+        yield (
+            f"checkpoints.accessMode {checkpoints.access_mode} lets a single {holder} mount the claim, so the job's {nodes} pods "
+            "may not all start; ReadWriteMany lets them"
+        )
+
+
 def read_end(workload: Mapping[str, Any], succeeded: str, failed: str) -> WorkloadState:
     """How the workload ended, if it did, from the two conditions that say so; the counts are left to the kind."""
     done, broken = find_condition(workload, succeeded), find_condition(workload, failed)
@@ -121,21 +146,3 @@ def read_end(workload: Mapping[str, Any], succeeded: str, failed: str) -> Worklo
         reason=str(condition.get("reason", "")),
         message=str(condition.get("message", "")),
     )
-
-
-def _shared_limits(job: TrainingJob, rendezvous: str) -> Iterator[str]:
-    """What no kind can give this job."""
-    checkpoints = job.spec.checkpoints
-    if checkpoints is None or checkpoints.path is not None:
-        why = "there are no checkpoints" if checkpoints is None else "checkpoints.path is a folder of your own machine"
-        yield f"{why}: a lost pod loses all that was learnt; give checkpoints {{claim: …}} or {{size: 10Gi}}"
-    elif checkpoints.access_mode in ("ReadWriteOnce", "ReadWriteOncePod") and job.spec.nodes.max > 1:
-        yield (
-            f"checkpoints.accessMode {checkpoints.access_mode} lets only one node or pod mount the claim, so not all "
-            f"{job.spec.nodes.max} pods may start; use ReadWriteMany"
-        )
-    if rendezvous == "c10d":
-        yield (
-            "with rendezvous c10d, node 0's pod holds the state of the rendezvous: losing it restarts all of the job's pods, "
-            "which resume from the last checkpoint; kubernetes has no such pod, and needs leave to create a Role"
-        )

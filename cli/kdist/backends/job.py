@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kdist.backends.base import Backend, WorkloadState, read_end
+from kdist.backends.base import Backend, Placement, is_elastic, read_end
 from kdist.spec import TrainingJob
+from kdist.status import WorkloadState
 
 
 class IndexedJob(Backend):
@@ -22,13 +23,16 @@ class IndexedJob(Backend):
         """Its hostname within the job's headless Service."""
         return f"{name}-0.{name}"
 
-    def _limits(self, job: TrainingJob) -> Iterable[str]:
-        if job.spec.nodes.min > 1:
-            yield (
-                "a pod on a dead node is not replaced until the node comes back, is deleted, or is tainted "
-                "node.kubernetes.io/out-of-service: with a podFailurePolicy Kubernetes allows no other podReplacementPolicy "
-                "than Failed; with nodes.min below nodes.max the others go on meanwhile"
-            )
+    def values(self, job: TrainingJob, placement: Placement) -> dict[str, Any]:  # noqa: ARG002 - the kinds' signature
+        """Kueue's leave to change the number of pods while they run; it cannot be given later."""
+        if not job.spec.queue:
+            return {}
+        names = ("kueue.x-k8s.io/elastic-job", "kueue.x-k8s.io/job-completions-equal-parallelism")
+        return {"workload_annotations": dict.fromkeys(names, "true")}
+
+    def _limits(self, job: TrainingJob) -> Iterator[str]:
+        if job.spec.queue and is_elastic(job):
+            yield f"Kueue starts the job when its queue has room for all {job.spec.nodes.max} nodes; `kdist scale` asks for fewer"
 
     def scale_patch(self, nodes: int) -> dict[str, Any]:
         """Completions move together with parallelism, as an elastic Indexed Job wants it."""

@@ -34,6 +34,7 @@ def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifes
     values |= backend.values(job, placement)
     values["pod"] = read_pod(job, values)
     values["job_spec"] = read_template("_job.yaml.j2", values)[0]
+    values["jobset_spec"] = read_template("_jobset.yaml.j2", values)[0]
     names = ["configmap.yaml.j2", "account.yaml.j2", "storage.yaml.j2", "network.yaml.j2", backend.template]
     return manifest.sort(each for name in names for each in render_template(name, values))
 

@@ -36,6 +36,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "spec": document["spec"],
         "job_json": spread(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "spec"),
         "elastic": backends.is_elastic(job),
+        "procs": Sourced(str(job.spec.procs_per_node), "spec.procsPerNode"),
         "backstop": Sourced(backends.backstop(job), "spec.maxRestarts"),
         "permanent_codes": list(backends.PERMANENT_CODES),
         "rendezvous": placement.rendezvous,

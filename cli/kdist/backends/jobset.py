@@ -1,0 +1,32 @@
+"""A JobSet with a single Job: its controller begins the job anew, where a Job alone would have given up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kdist.backends.base import Backend, read_end
+from kdist.status import WorkloadState
+
+
+class JobSet(Backend):
+    """`backend: jobset`."""
+
+    name = "jobset"
+    api_version = "jobset.x-k8s.io/v1alpha2"
+    kind = "JobSet"
+    template = "jobset.yaml.j2"
+    scalable = "the replicatedJobs of a JobSet cannot be changed"
+
+    def first_host(self, name: str) -> str:
+        """Pod 0 of Job 0, within the job's headless Service, which JobSet takes for its own."""
+        return f"{name}-node-0-0.{name}"
+
+    def suspend_patch(self, suspended: bool, *, nodes: int = 1) -> dict[str, Any]:  # noqa: ARG002 - the count stays
+        """Its Job is suspended with it."""
+        return {"spec": {"suspend": suspended}}
+
+    def read(self, workload: Mapping[str, Any]) -> WorkloadState:
+        """How it ended; it counts Jobs and no pods, so there are no counts."""
+        return replace(read_end(workload, "Completed", "Failed"), suspended=bool((workload.get("spec") or {}).get("suspend")))

@@ -1,0 +1,53 @@
+"""A PyTorchJob of Kubeflow's training-operator (v1): workers only, as an elastic job must be, and no launcher of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kdist.backends.base import Backend, read_end
+from kdist.spec import TrainingJob
+from kdist.status import WorkloadState
+
+
+class PyTorchJob(Backend):
+    """`backend: pytorchjob`. The operator insists on the container's name, and sets the pods' restart policy itself."""
+
+    name = "pytorchjob"
+    api_version = "kubeflow.org/v1"
+    kind = "PyTorchJob"
+    template = "pytorchjob.yaml.j2"
+    container = "pytorch"
+    restart_policy = ""
+    keeps_lost_pods = "the operator makes no second pod of one name"
+
+    def first_host(self, name: str) -> str:
+        """The operator's own Service for worker 0."""
+        return f"{name}-worker-0"
+
+    def _limits(self, job: TrainingJob) -> Iterator[str]:
+        yield (
+            "the training-operator makes failed pods anew without end, as its backoffLimit does not count them, so only the "
+            "agents keep to maxRestarts; and it never removes a job that failed; backend: job does both"
+        )
+        yield from super()._limits(job)
+
+    def scale_patch(self, nodes: int) -> dict[str, Any]:
+        """Workers; the operator removes those with the highest numbers."""
+        return {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": nodes}}}}
+
+    def suspend_patch(self, suspended: bool, *, nodes: int = 1) -> dict[str, Any]:  # noqa: ARG002 - the count stays
+        """The operator removes the pods of a suspended job."""
+        return {"spec": {"runPolicy": {"suspend": suspended}}}
+
+    def read(self, workload: Mapping[str, Any]) -> WorkloadState:
+        """Counts are worker pods; the operator does not count which of them are ready."""
+        counts = ((workload.get("status") or {}).get("replicaStatuses") or {}).get("Worker") or {}
+        return replace(
+            read_end(workload, "Succeeded", "Failed"),
+            active=int(counts.get("active") or 0),
+            succeeded=int(counts.get("succeeded") or 0),
+            failed=int(counts.get("failed") or 0),
+            suspended=bool(((workload.get("spec") or {}).get("runPolicy") or {}).get("suspend")),
+        )

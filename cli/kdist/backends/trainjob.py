@@ -1,0 +1,33 @@
+"""A TrainJob of Kubeflow Trainer (v2) with a TrainingRuntime of its own, which holds the whole pod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kdist.backends.base import Backend, read_end
+from kdist.status import WorkloadState
+
+
+class TrainJob(Backend):
+    """`backend: trainjob`. Trainer insists on the container's name, and makes a JobSet of the job's name."""
+
+    name = "trainjob"
+    api_version = "trainer.kubeflow.org/v1alpha1"
+    kind = "TrainJob"
+    template = "trainjob.yaml.j2"
+    container = "node"
+    scalable = "the number of nodes of a TrainJob cannot be changed"
+
+    def first_host(self, name: str) -> str:
+        """Pod 0 of the JobSet's Job, within the job's headless Service."""
+        return f"{name}-node-0-0.{name}"
+
+    def suspend_patch(self, suspended: bool, *, nodes: int = 1) -> dict[str, Any]:  # noqa: ARG002 - the count stays
+        """Its JobSet is suspended with it."""
+        return {"spec": {"suspend": suspended}}
+
+    def read(self, workload: Mapping[str, Any]) -> WorkloadState:
+        """How it ended; it counts Jobs and no pods, so there are no counts."""
+        return replace(read_end(workload, "Complete", "Failed"), suspended=bool((workload.get("spec") or {}).get("suspend")))

@@ -87,11 +87,13 @@ format: setup
 bench: setup ## Measure kdist beside its peers (prints only; never decides whether a test passes)
 	@for measure in startup step recovery checkpoint; do $(BIN)/python -m bench.$$measure; done
 
-lock: setup ## Resolve requirements.txt anew: exact versions with hashes, no index address
+lock: setup ## Resolve requirements.txt, and the image's part of it, anew: exact versions with hashes, no index address
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	  --all-extras --group pyproject.toml:dev --group pyproject.toml:bench \
 	  --no-emit-package kdist-trainer --no-emit-package kdist \
 	  --output-file requirements.txt $(ARGS) cli/pyproject.toml trainer/pyproject.toml
+	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+	  --extra torch --constraint requirements.txt --output-file trainer/requirements.txt trainer/pyproject.toml
 
 clean: ## Remove what make has made here: .venv, caches, test reports (never the runs in .kdist)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build .kdist/tiers .kdist/chaos-passed

@@ -13,6 +13,7 @@ from packaging.version import Version
 from tests.house.tree import ROOT
 
 LOCK = (ROOT / "requirements.txt").read_text()
+IMAGE_LOCK = (ROOT / "trainer" / "requirements.txt").read_text()
 PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
 
 
@@ -40,6 +41,12 @@ def declared() -> list[Requirement]:
 
 def test_every_line_of_the_lock_is_one_version_with_its_hashes() -> None:
     assert list(loose_lines(LOCK)) == []
+    assert list(loose_lines(IMAGE_LOCK)) == []
+
+
+def test_the_image_holds_the_versions_that_were_tested_here() -> None:
+    assert "torch" in dict(PINNED.findall(IMAGE_LOCK))
+    assert set(PINNED.findall(IMAGE_LOCK)) <= set(PINNED.findall(LOCK))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,46 @@
+# The image that every pod of a job runs: the agent, the training loop, torch. docker and buildah build it alike:
+#   docker build -t kdist-trainer .
+# For machines without GPUs, with wheels of torch from an index that has such: --build-arg TORCH_INDEX=https://…
+ARG BASE=python:3.12-slim-bookworm
+
+# Its files change with every commit, what they need hardly ever.
+FROM ${BASE} AS trainer
+COPY trainer/kdist_trainer /opt/kdist/trainer/kdist_trainer
+RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kdist/trainer
+
+FROM ${BASE}
+# An index of other wheels of torch: its version is the lock's, its hash is not.
+ARG TORCH_INDEX=
+# Packages of the lock to leave out, as a regular expression for awk.
+ARG WITHOUT=^$
+# hadolint ignore=DL3008
+RUN command -v tini >/dev/null \
+    || { apt-get update && apt-get install -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/*; }
+RUN python3 -m venv /opt/kdist && /opt/kdist/bin/python -c 'import sysconfig; print("/opt/kdist/trainer", \
+    file=open(sysconfig.get_path("purelib") + "/kdist-trainer.pth", "w"))'
+COPY trainer/requirements.txt /opt/kdist/requirements.txt
+# torch and what only torch needs: by far the largest layer, and the one that changes least.
+RUN awk -v without="$WITHOUT" -v other="$TORCH_INDEX" \
+    '/^[a-z]/ {keep = /^(torch|triton|nvidia-|cuda-)/ && $1 !~ without && !other} keep' /opt/kdist/requirements.txt >/tmp/torch.txt \
+    && if [ -n "$TORCH_INDEX" ]; then /opt/kdist/bin/pip install --no-cache-dir --no-deps --index-url "$TORCH_INDEX" \
+    "$(awk '/^torch==/ {print $1}' /opt/kdist/requirements.txt)"; \
+    else /opt/kdist/bin/pip install --no-cache-dir --no-deps --require-hashes -r /tmp/torch.txt; fi \
+    && rm /tmp/torch.txt
+RUN awk -v without="$WITHOUT" '/^[a-z]/ {keep = !/^(torch|triton|nvidia-|cuda-)/ && $1 !~ without} keep' \
+    /opt/kdist/requirements.txt >/tmp/rest.txt \
+    && /opt/kdist/bin/pip install --no-cache-dir --no-deps --require-hashes -r /tmp/rest.txt && rm /tmp/rest.txt
+COPY --from=trainer /opt/kdist/trainer /opt/kdist/trainer
+
+# The root may be read-only and the user any number: nothing is written but in /tmp, and nobody is looked up by number.
+ENV PATH=/opt/kdist/bin:$PATH HOME=/tmp USER=kdist PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+WORKDIR /tmp
+EXPOSE 9401
+ENTRYPOINT ["/usr/bin/tini", "--", "/opt/kdist/bin/python", "-m", "kdist_trainer"]
+LABEL org.opencontainers.image.title="kdist-trainer" \
+    org.opencontainers.image.description="What every pod of a kdist job runs: the elastic agent, the training loop and its exporter" \
+    org.opencontainers.image.licenses="Apache-2.0"
+# The versions of this build, last so that they do not touch the layers above.
+ARG VERSION=dev
+ARG REVISION=unknown
+LABEL org.opencontainers.image.version="${VERSION}" org.opencontainers.image.revision="${REVISION}"

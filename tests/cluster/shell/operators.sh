@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The real operators: their own manifests, from their own modules, and their programs built from the same source.
+set -euo pipefail
+
+operator() {
+  local name=$1 binary=$1 module overlay modules folder image
+  case $name in
+    jobset) module=sigs.k8s.io/jobset@v0.12.0/config overlay=default ;;
+    kueue) module=sigs.k8s.io/kueue@v0.19.2/config overlay=default ;;
+    training-operator) module=github.com/kubeflow/training-operator@v1.9.4/manifests overlay=overlays/standalone ;;
+    trainer) binary=trainer-controller-manager module=github.com/kubeflow/trainer/v2@v2.3.0/manifests overlay=overlays/manager ;;
+    *) fail "no operator $name: there are ${OPERATORS[*]}" ;;
+  esac
+  operator_program "$binary"
+  say "installing $name"
+  modules=$(go env GOMODCACHE)
+  folder=$(mktemp -d -p "$CACHE")
+  cp -r --no-preserve=mode "$modules/$module/." "$folder"
+  sed -i '/third-party\/jobset/d' "$folder/$overlay/kustomization.yaml" # trainer's would fetch JobSet, which is here by its own name
+  kubectl kustomize "$folder/$overlay" >"$folder/all.yaml" 2>/dev/null
+  image=$(sed -n 's/^        image: //p' "$folder/all.yaml" | head -1)
+  binary_image "$REGISTRY/${image#*/}" "$BIN/$binary" /manager scratch 65532
+  push "$REGISTRY/${image#*/}"
+  kubectl apply --server-side --force-conflicts -f "$folder/all.yaml" >/dev/null
+  rm -rf "$folder"
+}
+
+operators_ready() { # a webhook that does not answer yet refuses every job of its kind
+  local namespace name
+  while read -r namespace name; do
+    kubectl -n "$namespace" rollout status "deployment/$name" --timeout=300s >/dev/null
+  done < <(kubectl get deployments -A -o custom-columns=S:.metadata.namespace,N:.metadata.name --no-headers)
+}

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# The image that every pod of a job runs, from this tree, on every node.
+set -euo pipefail
+
+export IMAGE=$REGISTRY/kdist-trainer:dev
+PYTHON_BASE=localhost/python-base:bookworm
+# No test has a GPU: CUDA's large libraries stay out, and the base holds empty ones of the same names.
+WITHOUT='^(nvidia-(cublas|cudnn|cufft|cufile|curand|cusolver|cusparse|nccl|nvjitlink|nvshmem|nvtx|cuda-nvrtc)|cuda-bindings|triton)'
+
+python_base() { # Debian with Python, standing in for python:slim where that cannot be pulled
+  have_image "$PYTHON_BASE" && return
+  say "making the base of the trainer's image"
+  local root torch
+  torch=$("$HERE/../../.venv/bin/python" -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')
+  root=$(mktemp -d -p "$CACHE")
+  chmod 755 "$root"
+  debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates,tini bookworm "$root" >/dev/null
+  python3 "$HERE/empty_cuda.py" "$torch" "$root/usr/lib/x86_64-linux-gnu"
+  chroot "$root" ldconfig
+  import "$root" "$PYTHON_BASE" -c 'ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin' \
+    -c 'ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt'
+}
+
+image() { # image [TAG]
+  local node image=${IMAGE%:*}:${1:-dev}
+  room 8
+  python_base
+  say "building the trainer's image"
+  DOCKER_BUILDKIT=0 docker build -q -t "$image" --build-arg "BASE=$PYTHON_BASE" --build-arg "WITHOUT=$WITHOUT" \
+    "$HERE/../.." >/dev/null 2>"$CACHE/image.log" || fail "$(tail -30 "$CACHE/image.log")"
+  push "$image"
+  for node in $(nodes | grep -v control-plane); do # under the same name, so that every pod gets the new one
+    docker exec "$node" crictl pull "$image" >/dev/null &
+  done
+  wait
+  docker image prune -f >/dev/null
+}

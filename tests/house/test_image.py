@@ -1,0 +1,91 @@
+"""The Dockerfile: what restricted clusters ask of an image, and the linters' rules that need no linter."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.house.tree import ROOT
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+def instructions(text: str) -> list[tuple[str, str]]:
+    """Each instruction of a Dockerfile with its argument, comments away and continued lines joined."""
+    lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    joined = re.sub(r"\\\n\s*", "", lines)
+    return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in joined.splitlines() if line.strip()]
+
+
+def unsound(text: str) -> Iterator[str]:
+    """What is wrong with a Dockerfile, in the words of its instructions."""
+    found = instructions(text)
+    stages = re.findall(r"^FROM \S+ AS (\S+)", text, re.MULTILINE)
+    last = max(index for index, (name, _) in enumerate(found) if name == "FROM")
+    defaults = dict(value.partition("=")[::2] for name, value in found if name == "ARG")
+    for name, value in found:
+        image = re.sub(r"\$\{(\w+)\}", lambda match: defaults[match[1]], value.split()[0]) if name == "FROM" else ""
+        if name == "FROM" and image not in stages and (":" not in image or image.endswith(":latest")):
+            yield f"FROM {value}: no fixed tag"
+        if name in {"ADD", "MAINTAINER"} or (name in {"ENTRYPOINT", "CMD"} and not value.startswith("[")):
+            yield f"{name} {value}"
+        if name == "RUN":
+            yield from unsound_command(value)
+    users = [value for name, value in found[last:] if name == "USER"]
+    if not users or not re.fullmatch(r"[1-9]\d*(:\d+)?", users[-1]):
+        yield f"USER {users}: not a number other than 0, which is all that runAsNonRoot can check"
+
+
+def unsound_command(command: str) -> Iterator[str]:
+    """What is wrong with a command that builds a layer."""
+    if "apt-get install" in command and not ("--no-install-recommends" in command and "rm -rf /var/lib/apt/lists" in command):
+        yield f"apt-get leaves more than is needed: {command}"
+    for install in re.findall(r"pip install[^;&]*", command):
+        if "--no-cache-dir" not in install or not ("--require-hashes" in install or "--index-url" in install):
+            yield f"pip leaves its cache or trusts the index: {install}"
+    if re.search(r"\bsudo\b|curl[^|]*\|", command):
+        yield command
+
+
+def test_the_dockerfile_is_sound() -> None:
+    assert list(unsound(DOCKERFILE)) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "FROM python\nUSER 65532",
+        "FROM python:latest\nUSER 65532",
+        "FROM python:3.12\nUSER kdist",
+        "FROM python:3.12\nUSER 0",
+        "FROM python:3.12",
+        "FROM python:3.12\nUSER 65532\nENTRYPOINT python -m kdist_trainer",
+        "FROM python:3.12\nADD x /\nUSER 65532",
+        "FROM python:3.12\nRUN apt-get install -y tini\nUSER 65532",
+        "FROM python:3.12\nRUN pip install torch\nUSER 65532",
+        "FROM python:3.12 AS build\nUSER 1\nFROM python:3.12\nCOPY --from=build /x /x",
+    ],
+)
+def test_an_unsound_dockerfile_is_noticed(wrong: str) -> None:
+    assert list(unsound(wrong)) != []
+
+
+def test_what_ends_the_pod_reaches_the_agent_and_no_shell_stands_between() -> None:
+    entrypoint = json.loads(dict(instructions(DOCKERFILE))["ENTRYPOINT"])
+    assert entrypoint[:2] == ["/usr/bin/tini", "--"]
+    assert entrypoint[2:] == ["/opt/kdist/bin/python", "-m", "kdist_trainer"]
+
+
+def test_a_change_of_the_trainer_leaves_the_layer_of_torch_alone() -> None:
+    final = DOCKERFILE[DOCKERFILE.rindex("\nFROM ") :]
+    assert final.index("torch.txt") < final.index("rest.txt") < final.index("COPY --from=trainer")
+
+
+def test_only_the_trainer_and_its_lock_are_sent_to_the_engine() -> None:
+    ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert ignored == ["*", "!trainer/requirements.txt", "!trainer/kdist_trainer", "**/__pycache__"]
+    for copied in (value for name, value in instructions(DOCKERFILE) if name == "COPY" and "--from" not in value):
+        assert f"!{copied.split()[0]}" in ignored

@@ -30,6 +30,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "run": "Run a job, or a script, as processes on this machine.",
     },
     "Admin": {
+        "dashboards": "Write the Grafana dashboards, or try them on a Grafana.",
         "completion": "Print the completion script of a shell.",
         "version": "Show the versions of kdist and what it runs on.",
     },
@@ -53,7 +54,8 @@ class Commands(click.Group):
         if cmd_name not in self.list_commands(ctx):
             return None
         command: click.Command = import_module(f"kdist.commands.{cmd_name.replace('-', '_')}").command
-        command.help = keep_lines(command.help or "")
+        for each in (command, *getattr(command, "commands", {}).values()):  # a group's own commands too
+            each.help = keep_lines(each.help or "")
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:

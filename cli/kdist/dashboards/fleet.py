@@ -1,0 +1,124 @@
+"""The dashboard of all trainings: who runs, who stands, and where the time of the machines goes."""
+
+from kdist.dashboards.panels import RATE, Dashboard, Kind, Panel, Row, Variable, at_least, bars, lines, stack, stat
+
+_BY_JOB = "by (namespace, kdist_job)"
+_BUSY = 'kdist_step_phase_seconds_total{phase=~"data_wait|forward|backward|optimizer"}'
+_BUSY_OF_RANK = (
+    f"sum by (namespace, kdist_job, rank) (rate({_BUSY}[{RATE}]))"
+    f" / sum by (namespace, kdist_job, rank) (rate(kdist_steps_total{{}}[{RATE}]))"
+)
+_WALL = "increase(kdist_wall_seconds_total{}[$__range])"
+_PRODUCTIVE = 'increase(kdist_wall_seconds_total{category="productive_step"}[$__range])'
+
+NOW = Row(
+    "Now",
+    (
+        stat("Trainings", "Jobs whose agents answer", f"count(max {_BY_JOB} (kdist_job_info{{}}))", "none", width=4),
+        stat(
+            "At work",
+            "Jobs that make steps",
+            f'count(max {_BY_JOB} (kdist_job_state{{state="running"}}) == 1) or vector(0)',
+            "none",
+            width=4,
+        ),
+        stat("Ranks", "Ranks in all groups", f"sum(max {_BY_JOB} (kdist_world_size{{}}))", "none", width=4),
+        stat(
+            "Samples", "Samples per second, all jobs", f"sum(rate(kdist_samples_total{{}}[{RATE}]))", "cps", width=4, decimals=0
+        ),
+        stat(
+            "Goodput",
+            "Share of all agents' shown time that went into steps",
+            f"sum({_PRODUCTIVE}) / sum({_WALL})",
+            "percentunit",
+            width=4,
+            decimals=1,
+            steps=at_least(0.5, 0.8),
+        ),
+        stat(
+            "Restarts",
+            "Of all jobs since their agents began",
+            "sum(kdist_worker_group_restarts_total{}) or vector(0)",
+            "none",
+            width=4,
+        ),
+        Panel(
+            title="Trainings",
+            description="One line for each job",
+            kind=Kind.TABLE,
+            queries={
+                "Ranks": f"max {_BY_JOB} (kdist_world_size{{}})",
+                "Progress": f"max {_BY_JOB} (kdist_last_step{{}}) / max {_BY_JOB} (kdist_target_steps{{}})",
+                "Loss": f"max {_BY_JOB} (kdist_loss{{}})",
+                "Samples/s": f"sum {_BY_JOB} (rate(kdist_samples_total{{}}[{RATE}]))",
+                "Goodput": f"sum {_BY_JOB} ({_PRODUCTIVE}) / sum {_BY_JOB} ({_WALL})",
+                "Restarts": f"max {_BY_JOB} (sum by (namespace, kdist_job, instance) (kdist_worker_group_restarts_total{{}}))"
+                f" or 0 * max {_BY_JOB} (kdist_generation{{}})",
+                "Skew": f"max {_BY_JOB} ({_BUSY_OF_RANK}) / quantile {_BY_JOB} (0.5, {_BUSY_OF_RANK})",
+                "Last step": f"time() - max {_BY_JOB} (kdist_last_step_timestamp_seconds{{}})",
+            },
+            unit="none",
+            units={"Progress": "percentunit", "Goodput": "percentunit", "Last step": "s", "Samples/s": "cps"},
+            width=24,
+            height=9,
+        ),
+    ),
+)
+
+TIME = Row(
+    "Time",
+    (
+        stack(
+            "Agents by what they do",
+            "Agents in each category of wall time",
+            "none",
+            {"{{category}}": f"sum by (category) (rate(kdist_wall_seconds_total{{}}[{RATE}]))"},
+            width=12,
+            height=8,
+        ),
+        bars(
+            "Hours by category",
+            "Agents' time within the shown time",
+            "s",
+            {"{{category}}": f"sort_desc(sum by (category) ({_WALL}) > 0)"},
+            width=6,
+            height=8,
+        ),
+        bars(
+            "Longest without a step",
+            "Time since the last step of each job",
+            "s",
+            {"{{kdist_job}}": f"topk(8, clamp_min(time() - max {_BY_JOB} (kdist_last_step_timestamp_seconds{{}}), 0))"},
+            width=6,
+            height=8,
+        ),
+        lines(
+            "Throughput",
+            "Samples per second of each job",
+            "cps",
+            {"{{kdist_job}}": f"sum {_BY_JOB} (rate(kdist_samples_total{{}}[{RATE}]))"},
+            width=12,
+            minimum=0.0,
+        ),
+        lines(
+            "Loss",
+            "Of each job",
+            "none",
+            {"{{kdist_job}}": f"max {_BY_JOB} (kdist_loss{{}})"},
+            width=12,
+        ),
+    ),
+)
+
+FLEET = Dashboard(
+    uid="kdist-fleet",
+    title="kdist / Fleet",
+    description="All trainings: who runs, who stands, and where the time of the machines goes.",
+    rows=(NOW, TIME),
+    variables=(
+        Variable("namespace", "Namespace", "kdist_job_info", all_value=".*"),
+        Variable("job", "Job", "kdist_job_info"),
+        Variable("instance", "Instance", "kdist_job_info"),
+    ),
+    hours=6,
+)

@@ -1,0 +1,171 @@
+"""What a dashboard is made of, independent of who draws it: rows of panels, their queries and their units. Plain data.
+
+A query names its metrics with `{}` (or more labels in between); the matchers of the dashboard's variables are put in there. So a
+query says only what is its own, and no selector can be without the variables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+RATE = "$__rate_interval"
+"""Window of every `rate`: Grafana chooses it to hold at least four scrapes."""
+
+_SELECTOR = re.compile(r"(?P<metric>[a-zA-Z_:][\w:]*)\{(?P<labels>[^}]*)\}")
+
+
+class Kind(StrEnum):
+    """How a panel shows its numbers; Grafana's names."""
+
+    STAT = "stat"
+    LINES = "timeseries"
+    BARS = "bargauge"
+    TABLE = "table"
+
+
+@dataclass(frozen=True)
+class Step:
+    """From `value` on, a number is shown in `color`: good, warning, bad or neutral."""
+
+    value: float | None
+    color: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One picture: `queries` are PromQL by their legend, in which `{{label}}` stands for a label's value."""
+
+    title: str
+    description: str
+    kind: Kind
+    queries: Mapping[str, str]
+    unit: str
+    """Grafana's identifier of the unit."""
+    width: int = 8
+    """Columns of 24."""
+    height: int = 7
+    stacked: bool = False
+    logarithmic: bool = False
+    minimum: float | None = None
+    maximum: float | None = None
+    decimals: int | None = None
+    steps: tuple[Step, ...] = ()
+    shows_name: bool = False
+    """A stat that shows its legend, not its value."""
+    foreign: bool = False
+    """It draws metrics of others (cAdvisor, DCGM), which may be absent."""
+    units: Mapping[str, str] | None = None
+    """Units of a table's columns by legend, where they differ from `unit`."""
+
+    @property
+    def instant(self) -> bool:
+        """Whether it shows now, and not how it came to be."""
+        return self.kind in (Kind.BARS, Kind.TABLE) or self.shows_name
+
+
+@dataclass(frozen=True)
+class Row:
+    """A titled group of panels; `collapsed` ones are opened by who wants them."""
+
+    title: str
+    panels: tuple[Panel, ...]
+    collapsed: bool = False
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A choice at the dashboard's head: all values of `label` on `metric`."""
+
+    name: str
+    label: str
+    metric: str
+    multi: bool = True
+    all_value: str = ".+"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An event that is drawn across all panels when `query` gives a number greater than zero."""
+
+    title: str
+    query: str
+    color: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dashboard:
+    """A page of rows. `uid` is part of the address that alerts link to."""
+
+    uid: str
+    title: str
+    description: str
+    rows: tuple[Row, ...]
+    variables: tuple[Variable, ...]
+    marks: tuple[Mark, ...] = ()
+    hours: int = 1
+    """How far back it looks at first."""
+
+    @property
+    def panels(self) -> tuple[Panel, ...]:
+        """All panels, in reading order."""
+        return tuple(panel for row in self.rows for panel in row.panels)
+
+    def query(self, text: str) -> str:
+        """A panel's query with the variables' matchers in each selector: all of them only where a metric is kdist's own."""
+
+        def with_variables(found: re.Match[str]) -> str:
+            known = [each.name for each in self.variables if each.name in _known_to(found["metric"])]
+            own = [f'{name}=~"${name}"' for name in known]
+            return f"{found['metric']}{{{', '.join([*own, *filter(None, [found['labels'].strip()])])}}}"
+
+        return _SELECTOR.sub(with_variables, text)
+
+
+def _known_to(metric: str) -> tuple[str, ...]:
+    """Variables whose labels a metric has: Prometheus' own lack the training, other people's the scrape of ours too."""
+    if metric.startswith("kdist_"):
+        return ("namespace", "kdist_job", "job", "instance")
+    return ("namespace", "job", "instance") if metric in {"up", "scrape_samples_scraped"} else ("namespace",)
+
+
+def stat(title: str, description: str, query: str, unit: str, *, width: int = 3, height: int = 4, **panel: Any) -> Panel:
+    """One number, large; its trend behind it."""
+    return Panel(
+        title=title,
+        description=description,
+        kind=Kind.STAT,
+        queries={title: query},
+        unit=unit,
+        width=width,
+        height=height,
+        **panel,
+    )
+
+
+def lines(title: str, description: str, unit: str, queries: Mapping[str, str], **panel: Any) -> Panel:
+    """Numbers over time."""
+    return Panel(title=title, description=description, kind=Kind.LINES, queries=queries, unit=unit, **panel)
+
+
+def stack(title: str, description: str, unit: str, queries: Mapping[str, str], **panel: Any) -> Panel:
+    """Parts of a whole over time."""
+    return lines(title, description, unit, queries, stacked=True, minimum=0.0, **panel)
+
+
+def bars(title: str, description: str, unit: str, queries: Mapping[str, str], **panel: Any) -> Panel:
+    """Numbers of now, side by side."""
+    return Panel(title=title, description=description, kind=Kind.BARS, queries=queries, unit=unit, minimum=0.0, **panel)
+
+
+def at_most(warning: float, bad: float) -> tuple[Step, ...]:
+    """Good below `warning`, bad from `bad` on."""
+    return (Step(None, "good"), Step(warning, "warning"), Step(bad, "bad"))
+
+
+def at_least(warning: float, good: float) -> tuple[Step, ...]:
+    """Bad below `warning`, good from `good` on."""
+    return (Step(None, "bad"), Step(warning, "warning"), Step(good, "good"))

@@ -1,0 +1,108 @@
+"""Asks a Prometheus over its HTTP API, and puts the variables of a dashboard into its queries."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kdist.dashboards.panels import Dashboard
+from kdist.errors import Code, KdistError
+
+_TIMEOUT_SECONDS = 30.0
+_MOST_BYTES = 64 * 2**20
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One time series: its labels, and pairs of Unix time and value."""
+
+    labels: Labels
+    points: tuple[tuple[float, float], ...]
+
+    @property
+    def last(self) -> float:
+        """The newest value; NaN where there is none."""
+        return self.points[-1][1] if self.points else math.nan
+
+
+@dataclass(frozen=True)
+class Window:
+    """What is looked at: Unix times, and the seconds between two points."""
+
+    start: float
+    end: float
+    step: float
+
+
+class Prometheus:
+    """A Prometheus at `url`. Every method raises `KdistError` where it does not answer, or refuses a query."""
+
+    def __init__(self, url: str) -> None:
+        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+            raise KdistError(f"`{url}` is no http address", hint="as in --prometheus http://localhost:9090", code=Code.USAGE)
+        self.url = url.rstrip("/")
+
+    def instant(self, query: str, *, at: float) -> list[Series]:
+        """The query's series at one time."""
+        found = self._ask("query", {"query": query, "time": f"{at:.3f}"})["result"]
+        if isinstance(found, list) and found and not isinstance(found[0], dict):
+            return [Series({}, (_point(found),))]  # a scalar
+        return [Series(one["metric"], (_point(one["value"]),)) for one in found]
+
+    def range(self, query: str, window: Window) -> list[Series]:
+        """The query's series over a window of time."""
+        times = {"start": f"{window.start:.3f}", "end": f"{window.end:.3f}", "step": f"{window.step:g}"}
+        found = self._ask("query_range", {"query": query, **times})["result"]
+        return [Series(one["metric"], tuple(_point(point) for point in one["values"])) for one in found]
+
+    def label_values(self, label: str, metric: str, window: Window) -> list[str]:
+        """Values of a label on a metric's series within the window."""
+        times = {"start": f"{window.start:.3f}", "end": f"{window.end:.3f}"}
+        found: list[str] = self._ask(f"label/{label}/values", {"match[]": metric, **times}, get=True)
+        return found
+
+    def _ask(self, path: str, fields: Mapping[str, str], *, get: bool = False) -> Any:
+        encoded = urllib.parse.urlencode(fields)
+        url = f"{self.url}/api/v1/{path}"
+        request = urllib.request.Request(f"{url}?{encoded}" if get else url, data=None if get else encoded.encode())  # noqa: S310
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - the scheme was looked at
+                document = json.loads(answer.read(_MOST_BYTES))
+        except urllib.error.HTTPError as error:
+            raise KdistError(f"Prometheus refused a query: {_reason(error)}", hint=fields.get("query", "")) from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            hint = "is it there, and is the address right?"
+            raise KdistError(f"Prometheus at {self.url} does not answer: {reason}", hint=hint, code=Code.UNREACHABLE) from None
+        if not isinstance(document, dict) or document.get("status") != "success":
+            raise KdistError(f"{self.url} does not answer as a Prometheus does", code=Code.UNREACHABLE)
+        return document["data"]
+
+
+def fill(dashboard: Dashboard, text: str, window: Window, *, chosen: Mapping[str, str], scrape_seconds: float) -> str:
+    """A panel's query as Prometheus takes it: variables by `chosen` or all of them, and the windows that Grafana would choose."""
+    query = dashboard.query(text)
+    query = query.replace("$__rate_interval", f"{math.ceil(max(4 * scrape_seconds, window.step))}s")
+    query = query.replace("$__range", f"{max(1, math.ceil(window.end - window.start))}s")
+    for variable in sorted(dashboard.variables, key=lambda each: -len(each.name)):
+        query = query.replace(f"${variable.name}", chosen.get(variable.name, variable.all_value))
+    return query
+
+
+def _point(pair: Any) -> tuple[float, float]:
+    return float(pair[0]), float(pair[1])
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read(65_536))["error"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{error.code} {error.reason}"

@@ -1,0 +1,34 @@
+"""The dashboard of one training: whether it learns, how fast, what it waits for, which rank is slow, what a restart cost."""
+
+from kdist.dashboards.panels import Dashboard, Mark, Variable
+from kdist.dashboards.training.learning import ANATOMY, COMMUNICATION, LEARNING, STRAGGLERS
+from kdist.dashboards.training.overview import OVERVIEW
+from kdist.dashboards.training.running import CHECKPOINTS, EXPORTER, GOODPUT, RELIABILITY, RESOURCES
+
+TRAINING = Dashboard(
+    uid="kdist-training-job",
+    title="kdist / Training job",
+    description="One distributed training: learning, step anatomy, all-reduce, stragglers, goodput, checkpoints, restarts.",
+    rows=(
+        OVERVIEW,
+        LEARNING,
+        ANATOMY,
+        COMMUNICATION,
+        STRAGGLERS,
+        GOODPUT,
+        CHECKPOINTS,
+        RELIABILITY,
+        RESOURCES,
+        EXPORTER,
+    ),
+    variables=(
+        Variable("namespace", "Namespace", "kdist_job_info", all_value=".*"),
+        Variable("kdist_job", "Training", "kdist_job_info", multi=False),
+        Variable("job", "Job", "kdist_job_info"),
+        Variable("instance", "Instance", "kdist_job_info"),
+    ),
+    marks=(
+        Mark("New group", "max(changes(kdist_generation{}[$__rate_interval]))", "bad"),
+        Mark("Checkpoint", "max(changes(kdist_checkpoint_last_success_step{}[$__rate_interval]))", "neutral"),
+    ),
+)

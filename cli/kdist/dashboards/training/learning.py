@@ -1,0 +1,168 @@
+"""Rows of the dashboard of one training: what it learns, how fast, and what a step is made of."""
+
+from __future__ import annotations
+
+from kdist.dashboards.panels import RATE, Row, at_most, bars, lines, stack
+
+_STEPS = f"sum(rate(kdist_steps_total{{}}[{RATE}]))"
+_PHASES = f"sum(rate(kdist_step_phase_seconds_total{{}}[{RATE}]))"
+_BUSY = f'sum by (rank) (rate(kdist_step_phase_seconds_total{{phase=~"data_wait|forward|backward|optimizer"}}[{RATE}]))'
+
+
+def _quantiles(metric: str) -> dict[str, str]:
+    rate = f"sum by (le) (rate({metric}_bucket{{}}[{RATE}]))"
+    return {f"p{share:.0%}".rstrip("%"): f"histogram_quantile({share}, {rate})" for share in (0.5, 0.9, 0.99)}
+
+
+LEARNING = Row(
+    "Learning",
+    (
+        lines("Loss", "Global mean training loss", "none", {"loss": "max(kdist_loss{})"}, width=12, height=9),
+        lines(
+            "Gradient norm",
+            "Before clipping, where it is clipped",
+            "none",
+            {"norm": "max(kdist_grad_norm{})"},
+            logarithmic=True,
+            width=6,
+            height=9,
+        ),
+        lines(
+            "Learning rate",
+            "Of parameter group 0",
+            "none",
+            {"rate": "max(kdist_learning_rate{})"},
+            minimum=0.0,
+            width=6,
+            height=9,
+        ),
+        lines(
+            "Progress",
+            "Highest step done, and the last one that a checkpoint holds",
+            "none",
+            {
+                "step": "max(kdist_last_step{})",
+                "checkpoint": "max(kdist_checkpoint_last_success_step{})",
+                "target": "max(kdist_target_steps{})",
+            },
+            width=12,
+        ),
+        lines(
+            "Throughput",
+            "Samples per second, all ranks together",
+            "cps",
+            {"samples": f"sum(rate(kdist_samples_total{{}}[{RATE}]))"},
+            minimum=0.0,
+            width=6,
+        ),
+        lines(
+            "Steps that were not finite",
+            "NaN or infinite loss or gradient, per second",
+            "cps",
+            {"{{kind}}": f"sum by (kind) (rate(kdist_nonfinite_total{{}}[{RATE}]))"},
+            minimum=0.0,
+            width=6,
+        ),
+    ),
+)
+
+ANATOMY = Row(
+    "Step anatomy",
+    (
+        lines("Step time", "Quantiles over all ranks", "s", _quantiles("kdist_step_duration_seconds"), minimum=0.0),
+        stack(
+            "Where a step goes",
+            "Mean seconds per step and phase: they sum to the step time",
+            "s",
+            {
+                "{{phase}}": f"sum by (phase) (rate(kdist_step_phase_seconds_total{{}}[{RATE}]))"
+                f" / ignoring(phase) group_left() {_STEPS}"
+            },
+        ),
+        lines(
+            "Waiting",
+            "Share of the step time spent waiting for data, and for all-reduces that no computation hides",
+            "percentunit",
+            {
+                "data": f'sum(rate(kdist_step_phase_seconds_total{{phase="data_wait"}}[{RATE}])) / {_PHASES}',
+                "all-reduce": f'sum(rate(kdist_step_phase_seconds_total{{phase="comm_exposed"}}[{RATE}])) / {_PHASES}',
+            },
+            minimum=0.0,
+        ),
+    ),
+)
+
+_SECONDS = f'sum(rate(kdist_collective_seconds_total{{op="all_reduce"}}[{RATE}]))'
+_BYTES = f'sum(rate(kdist_collective_bytes_total{{op="all_reduce"}}[{RATE}]))'
+_WORLD = "max(kdist_world_size{})"
+
+COMMUNICATION = Row(
+    "Communication",
+    (
+        lines(
+            "All-reduce",
+            "Time of one gradient bucket's all-reduce, waiting for peers included",
+            "s",
+            _quantiles("kdist_allreduce_duration_seconds"),
+            minimum=0.0,
+            width=6,
+        ),
+        lines(
+            "Bus bandwidth",
+            "Of the training's own all-reduces (a lower bound, for it holds the waiting) and of the probe",
+            "Bps",
+            {
+                "training": f"{_BYTES} / {_SECONDS} * 2 * ({_WORLD} - 1) / {_WORLD}",
+                "probe": "max(kdist_allreduce_probe_bus_bandwidth_bytes_per_second{})",
+            },
+            minimum=0.0,
+            width=6,
+        ),
+        lines(
+            "Traffic",
+            "Payload that a rank reduces each second",
+            "Bps",
+            {"{{op}}": f"avg by (op) (rate(kdist_collective_bytes_total{{}}[{RATE}]))"},
+            minimum=0.0,
+            width=6,
+        ),
+        lines(
+            "Collectives",
+            "Completed per second and rank",
+            "cps",
+            {"{{op}}": f"avg by (op) (rate(kdist_collectives_total{{}}[{RATE}]))"},
+            minimum=0.0,
+            width=6,
+        ),
+    ),
+)
+
+STRAGGLERS = Row(
+    "Stragglers",
+    (
+        lines(
+            "Busy seconds per step",
+            "By rank, waiting for peers left out: the slow one stands above",
+            "s",
+            {"rank {{rank}}": f"{_BUSY} / sum by (rank) (rate(kdist_steps_total{{}}[{RATE}]))"},
+            minimum=0.0,
+        ),
+        lines(
+            "All-reduce seconds per step",
+            "By rank, waiting included: the mirror image, for the slow one waits least",
+            "s",
+            {
+                "rank {{rank}}": f"sum by (rank) (rate(kdist_collective_seconds_total{{}}[{RATE}]))"
+                f" / sum by (rank) (rate(kdist_steps_total{{}}[{RATE}]))"
+            },
+            minimum=0.0,
+        ),
+        bars(
+            "Silence",
+            "Time since each rank's last record",
+            "s",
+            {"rank {{rank}}": "sort_desc(clamp_min(time() - max by (rank) (kdist_heartbeat_timestamp_seconds{}), 0))"},
+            steps=at_most(30, 60),
+        ),
+    ),
+)

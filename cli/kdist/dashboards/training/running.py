@@ -1,0 +1,223 @@
+"""Rows of the dashboard of one training: where its time went, what is kept, what failed, and who measures it."""
+
+from __future__ import annotations
+
+from kdist.dashboards.panels import RATE, Row, at_least, at_most, bars, lines, stack, stat
+
+_UNPRODUCTIVE = 'increase(kdist_wall_seconds_total{category!="productive_step"}[$__range])'
+_WALL = f"sum(rate(kdist_wall_seconds_total{{}}[{RATE}]))"
+
+
+def _mean_duration(mode: str) -> str:
+    labels = f'{{op="save", mode="{mode}"}}'
+    total, count = (f"sum(rate(kdist_checkpoint_duration_seconds_{end}{labels}[$__rate_interval]))" for end in ("sum", "count"))
+    return f"{total} / ({count} > 0)"
+
+
+GOODPUT = Row(
+    "Goodput",
+    (
+        stack(
+            "Wall time",
+            "Share of the agents' wall time by what it went into",
+            "percentunit",
+            {
+                "{{category}}": f"sum by (category) (rate(kdist_wall_seconds_total{{}}[{RATE}]))"
+                f" / ignoring(category) group_left() {_WALL}"
+            },
+            maximum=1.0,
+            width=12,
+            height=8,
+        ),
+        bars(
+            "What was not productive",
+            "Seconds of all agents within the shown time",
+            "s",
+            {
+                "{{category}}": f"topk(6, sum by (category) ({_UNPRODUCTIVE}) > 0)",
+            },
+            width=6,
+            height=8,
+        ),
+        stat(
+            "Lost progress",
+            "Productive time that was done again after a restart",
+            "sum(kdist_lost_progress_seconds_total{})",
+            "s",
+            decimals=1,
+            height=4,
+        ),
+        stat(
+            "Time to recover",
+            "From the last failure to the first new step",
+            "max(kdist_time_to_recover_seconds{})",
+            "s",
+            height=4,
+            decimals=1,
+        ),
+        stat(
+            "Time to first step",
+            "From the start of this generation's ranks to their first step",
+            "max(kdist_time_to_first_step_seconds{})",
+            "s",
+            height=4,
+            decimals=1,
+        ),
+        stat(
+            "Longest rendezvous",
+            "Mean time to form a group",
+            "max(kdist_rendezvous_duration_seconds_sum{} / kdist_rendezvous_duration_seconds_count{})",
+            "s",
+            height=4,
+            decimals=1,
+        ),
+    ),
+)
+
+CHECKPOINTS = Row(
+    "Checkpoints",
+    (
+        lines(
+            "Save duration",
+            "Blocking is the stall that training sees, total lasts until the commit is durable",
+            "s",
+            {"blocking": _mean_duration("blocking"), "total": _mean_duration("total")},
+            minimum=0.0,
+            width=6,
+        ),
+        lines(
+            "Age and interval",
+            "Time since the last durable save, beside the time that lies between two",
+            "s",
+            {
+                "age": "clamp_min(time() - max(kdist_checkpoint_last_success_timestamp_seconds{}), 0)",
+                "interval": "max(kdist_checkpoint_interval_seconds{})",
+            },
+            minimum=0.0,
+            width=6,
+        ),
+        lines(
+            "Size", "Of the last good checkpoint", "bytes", {"size": "max(kdist_checkpoint_size_bytes{})"}, minimum=0.0, width=6
+        ),
+        bars(
+            "Tried, failed, passed over",
+            "Saves and restores, failures by cause, and checkpoints that a resume found damaged",
+            "none",
+            {
+                "{{op}}": "sum by (op) (kdist_checkpoint_attempts_total{})",
+                "{{op}} failed: {{cause}}": "sum by (op, cause) (kdist_checkpoint_failures_total{})",
+                "passed over: {{cause}}": "sum by (cause) (kdist_checkpoint_fallbacks_total{})",
+            },
+            width=6,
+        ),
+    ),
+)
+
+RELIABILITY = Row(
+    "Reliability",
+    (
+        lines(
+            "Group",
+            "Ranks of the group, the most it may have, and its generation",
+            "none",
+            {
+                "ranks": "max(kdist_world_size{})",
+                "at most": "max(kdist_world_size_max{})",
+                "generation": "max(kdist_generation{})",
+            },
+            minimum=0.0,
+        ),
+        bars(
+            "Ends of workers",
+            "By cause and signal, normal ends included",
+            "none",
+            {"{{cause}} {{signal}}": "sum by (cause, signal) (kdist_worker_exits_total{})"},
+            width=6,
+        ),
+        bars(
+            "Restarts",
+            "By cause, as the agent saw them that saw most",
+            "none",
+            {"{{cause}}": "max by (cause) (kdist_worker_group_restarts_total{})"},
+            width=5,
+            steps=at_most(1, 4),
+        ),
+        stat(
+            "Restarts left",
+            "Of the job's budget; a checkpoint of a later step fills it up",
+            "min(kdist_restarts_remaining{})",
+            "none",
+            width=5,
+            height=7,
+            steps=at_least(2, 4),
+        ),
+    ),
+)
+
+RESOURCES = Row(
+    "Resources (cAdvisor and DCGM, where they are)",
+    (
+        lines(
+            "Memory",
+            "Working set of each pod",
+            "bytes",
+            {"{{pod}}": 'sum by (pod) (container_memory_working_set_bytes{container="trainer"})'},
+            foreign=True,
+            minimum=0.0,
+        ),
+        lines(
+            "CPU",
+            "Cores that each pod uses",
+            "none",
+            {"{{pod}}": f'sum by (pod) (rate(container_cpu_usage_seconds_total{{container="trainer"}}[{RATE}]))'},
+            foreign=True,
+            minimum=0.0,
+        ),
+        lines(
+            "GPU activity",
+            "Share of time with work on the streaming multiprocessors and on the tensor cores",
+            "percentunit",
+            {
+                "SM {{gpu}}": "avg by (gpu) (DCGM_FI_PROF_SM_ACTIVE{})",
+                "tensor {{gpu}}": "avg by (gpu) (DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{})",
+            },
+            foreign=True,
+            minimum=0.0,
+        ),
+    ),
+    collapsed=True,
+)
+
+EXPORTER = Row(
+    "Exporter",
+    (
+        lines("Scraped", "Agents that answer Prometheus", "none", {"up": "sum(up{})"}, minimum=0.0, width=6),
+        lines(
+            "Scrape",
+            "Time that an agent takes to answer",
+            "s",
+            {"{{instance}}": "max by (instance) (kdist_exporter_scrape_duration_seconds{})"},
+            minimum=0.0,
+            width=6,
+        ),
+        lines(
+            "Records",
+            "From ranks to their agent, per second; dropped ones cost resolution, never a count",
+            "cps",
+            {
+                "{{outcome}}": f"sum by (outcome) (rate(kdist_exporter_records_total{{}}[{RATE}]))",
+                "dropped": f"sum(rate(kdist_exporter_records_dropped_total{{}}[{RATE}]))",
+            },
+            minimum=0.0,
+            width=6,
+        ),
+        lines(
+            "Series",
+            "Samples of one scrape",
+            "none",
+            {"{{instance}}": "max by (instance) (scrape_samples_scraped{})"},
+            minimum=0.0,
+            width=6,
+        ),
+    ),
+)

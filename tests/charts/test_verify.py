@@ -39,7 +39,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.kept[body["dashboard"]["uid"]] = body["dashboard"]
             self._answer({"uid": body["dashboard"]["uid"]})
             return
-        results = {}
+        results: dict[str, Any] = {}
         for query in body["queries"]:
             self.server.queries.append(query["expr"])
             failed = self.server.broken and self.server.broken in query["expr"]

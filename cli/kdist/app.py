@@ -29,6 +29,11 @@ COMMANDS: dict[str, dict[str, str]] = {
     "Run": {
         "run": "Run a job, or a script, as processes on this machine.",
     },
+    "Cluster": {
+        "status": "Show what a job is doing: phase, ranks, step, loss, checkpoint.",
+        "wait": "Wait until a job is done, or has come as far as asked.",
+        "why": "Say why a job does not do what it should, and what helps.",
+    },
     "Admin": {
         "dashboards": "Write the Grafana dashboards, or try them on a Grafana.",
         "completion": "Print the completion script of a shell.",

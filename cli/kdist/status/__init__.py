@@ -5,6 +5,7 @@ from kdist.status.pod import Ended, Pod, container_of, read_pod
 from kdist.status.read import ASKED, BACKEND, OUTCOME, RENDEZVOUS, RUN_ID, read, read_job
 from kdist.status.record import ExitRecord
 from kdist.status.report import Rank, Report
+from kdist.status.snapshot import Snapshot
 from kdist.status.workload import WorkloadState
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Pod",
     "Rank",
     "Report",
+    "Snapshot",
     "WorkloadState",
     "container_of",
     "read",

@@ -34,6 +34,8 @@ def read(
     state: WorkloadState | None,
     lost_nodes: Collection[str] = (),
     now: float | None = None,
+    name: str = "",
+    namespace: str = "",
 ) -> JobStatus:
     """The status of one job.
 
@@ -45,6 +47,8 @@ def read(
         state: what the workload's kind reads from it.
         lost_nodes: names of nodes that are known not to answer.
         now: unix time of the reading.
+        name: of the job, where its objects may be gone.
+        namespace: of the job.
     """
     now = time.time() if now is None else now
     run_id = fields.annotation(config_map, RUN_ID)
@@ -60,8 +64,8 @@ def read(
         config_map, "metadata", "creationTimestamp"
     )
     return JobStatus(
-        name=fields.name(config_map) or fields.name(workload),
-        namespace=fields.text(config_map, "metadata", "namespace"),
+        name=name or fields.name(config_map) or fields.name(workload),
+        namespace=namespace or fields.text(config_map, "metadata", "namespace"),
         backend=fields.annotation(config_map, BACKEND),
         phase=verdict.phase,
         reason=verdict.reason,

@@ -1,0 +1,98 @@
+"""`kdist status`: what a job is doing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kdist import console
+from kdist.commands.options import cluster_options, connect, find_job, job_argument, output_option
+from kdist.errors import Code
+
+if TYPE_CHECKING:
+    from kdist.cluster import Cluster
+    from kdist.status import JobStatus, Snapshot
+
+_EVERY = 1.0  # seconds between two looks
+
+
+@click.command()
+@job_argument
+@click.option("-w", "--watch", is_flag=True, help="Show it live until the job ends; Ctrl-C leaves the job alone.")
+@output_option("table", "json", "yaml", "name")
+@cluster_options
+def command(job: str | None, file: str | None, *, watch: bool, output: str, timeout: float | None, **place: Any) -> int:
+    r"""Show what a job is doing: phase, ranks, step, loss, checkpoint.
+
+    The numbers are the agents' own, asked through the API server; where that is cut off, over a forwarded port.
+
+    \b
+    Examples:
+      kdist status digits
+      kdist status -f job.yaml -w
+      kdist status digits -o json | jq .phase
+    """
+    from kdist import follow
+
+    found = find_job(job, file)
+    cluster = connect(**place, timeout=timeout, job=found.namespace)
+    if watch:
+        return _watch(cluster, found.name, output)
+    seen = follow.snapshot(cluster, found.name)
+    follow.settle(cluster, seen)
+    _print(seen.status, output)
+    return Code.OK
+
+
+def _print(status: JobStatus, output: str) -> None:
+    from kdist.follow import table
+
+    if output != "table":
+        console.emit(status.to_document(), output=output, name=f"job/{status.name}")
+        return
+    console.table(table.rows(status), header=("JOB", status.name))
+    ranks = table.rank_rows(status)
+    if ranks:
+        console.result("")
+        console.table(ranks, header=table.RANK_HEADER)
+
+
+def _watch(cluster: Cluster, name: str, output: str) -> int:
+    """Look until the job ends: drawn on a terminal, else a line (or a document) whenever something has changed."""
+    from kdist import follow
+
+    agents = follow.Agents(cluster, namespace=cluster.namespace)
+    last = ""
+    if output == "table" and console.can_draw():
+        return _draw(cluster, name, agents)
+    while True:
+        seen = follow.snapshot(cluster, name, agents=agents)
+        follow.settle(cluster, seen)
+        line = follow.describe(seen.status)
+        if output != "table":
+            console.emit(seen.status.to_document(), output=output, name=f"job/{name}")
+        elif line != last:
+            console.result(line)
+        last = line
+        if seen.status.phase.terminal:
+            return Code.OK
+        time.sleep(_EVERY)
+
+
+def _draw(cluster: Cluster, name: str, agents: Any) -> int:
+    from kdist import follow
+    from kdist.follow.view import View
+
+    view = View()
+    with console.drawing() as drawing:
+        while True:
+            seen: Snapshot = follow.snapshot(cluster, name, agents=agents)
+            follow.settle(cluster, seen)
+            drawing.update(view.draw(seen), refresh=True)
+            if seen.status.phase.terminal:
+                break
+            time.sleep(_EVERY)
+    _print(seen.status, "table")
+    return Code.OK

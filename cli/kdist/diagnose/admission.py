@@ -1,0 +1,176 @@
+"""Why there are no pods: the queue holds the job, or the API server refuses to make them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from kdist.diagnose.case import Case, Diagnosis, Event, clip
+from kdist.status import Phase, fields
+
+_MAKERS = ("Job", "StatefulSet", "JobSet", "TrainJob", "PyTorchJob")
+_REFUSED = ("FailedCreate", "FailedCreatePod", "JobCreationFailed", "SuspendedJobCreationFailed")
+_MADE = ("SuccessfulCreate", "SuccessfulCreatePod")
+
+
+def find_queue(case: Case) -> Diagnosis | None:
+    """Kueue has not admitted the job: its own reason."""
+    if case.status.phase is not Phase.QUEUED:
+        return None
+    queue, admission = case.status.queue, case.seen.admission
+    reserved, evicted = fields.condition(admission, "QuotaReserved"), fields.condition(admission, "Evicted")
+    said = fields.text(reserved, "message") or fields.text(evicted, "message") or case.status.message
+    evidence = [f"workload/{fields.name(admission)}: {clip(said)}"] if admission else []
+    commands = [case.kubectl("get", "localqueue", queue), case.kubectl("get", "workloads.kueue.x-k8s.io")]
+    if fields.text(reserved, "reason") == "Inadmissible" or "doesn't exist" in said:
+        return Diagnosis(
+            "queue-unusable",
+            f"the queue {queue} cannot admit the job: {clip(said, 200)}",
+            evidence=tuple(evidence),
+            fix="set spec.queue to a LocalQueue of this namespace whose ClusterQueue is active",
+            commands=(case.kubectl("get", "localqueues"),),
+        )
+    if fields.text(evicted, "status") == "True":
+        why = fields.text(evicted, "reason") or "evicted"
+        sentence = f"the queue {queue} has taken the job's place away ({why}); it waits to come in again"
+    elif admission is None:
+        sentence = f"the queue {queue} has not taken notice of the job: Kueue may not run here, or may not know this kind"
+    else:
+        sentence = f"the queue {queue} has no room for the job yet: {clip(said, 200)}"
+    return Diagnosis("queued", sentence, "waiting", tuple(evidence), "wait, ask for less, or raise the quota", tuple(commands))
+
+
+def find_refusal(case: Case) -> Diagnosis | None:
+    """The API server refuses the pods (or the volume, or the Job) that the workload wants to make."""
+    event = _find_refused(case)
+    if event is None:
+        return None
+    for pattern, explain in _REFUSALS:
+        if found := re.search(pattern, event.message, re.DOTALL):
+            return explain(case, event, found)
+    return _say(case, event, "pods-refused", f"pods cannot be made: {clip(event.message, 200)}", "")
+
+
+def _find_refused(case: Case) -> Event | None:
+    """The latest refusal, unless pods were made after it or all are there."""
+    if not case.stuck and not any(pod.over for pod in case.pods) and case.status.nodes.ready >= case.status.nodes.max:
+        return None
+    if case.status.phase.terminal:
+        return None
+    event = next((each for each in case.events if each.kind in _MAKERS and each.reason in _REFUSED), None)
+    made = next((each.at for each in case.events if each.kind in _MAKERS and each.reason in _MADE), 0.0)
+    alive = sum(not pod.over for pod in case.pods)
+    return event if event is not None and (event.at >= made or alive < case.status.nodes.min) else None
+
+
+Explain = Callable[[Case, Event, re.Match[str]], Diagnosis]
+
+
+def _say(case: Case, event: Event, cause: str, sentence: str, fix: str, *commands: str) -> Diagnosis:
+    return Diagnosis(cause, sentence, evidence=(str(event),), fix=fix, commands=commands or (case.kdist("events"),))
+
+
+def _quota(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+    amounts = re.search(r"requested: ([^:]+?), used: ([^:]+?), limited: (.+?)$", event.message)
+    detail = f": asks for {amounts[1]}, {amounts[2]} in use, the limit is {amounts[3]}" if amounts else ""
+    fix = "ask for less in spec.resources or spec.nodes, end something else in the namespace, or have the quota raised"
+    return _say(
+        case,
+        event,
+        "quota",
+        f"the quota {found[1]} of the namespace is used up{detail}",
+        fix,
+        case.kubectl("describe", "resourcequota", found[1]),
+    )
+
+
+def _quota_field(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+    fix = f"name it for every container: spec.resources, or spec.podTemplate for what you added ({found[2].strip()})"
+    return _say(
+        case,
+        event,
+        "quota",
+        f"the quota {found[1]} wants every pod to say how much it takes",
+        fix,
+        case.kubectl("describe", "resourcequota", found[1]),
+    )
+
+
+def _limit_range(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+    sentence = f"a LimitRange of the namespace refuses the pods: {clip(found[0], 200)}"
+    return _say(
+        case, event, "limit-range", sentence, "bring spec.resources within the limits", case.kubectl("describe", "limitrange")
+    )
+
+
+def _pod_security(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+    sentence = f"Pod Security level {found[1]} of the namespace refuses the pods: {clip(found[2], 300)}"
+    fix = "what kdist renders passes `restricted`: take out of spec.podTemplate what it complains about"
+    return _say(case, event, "pod-security", sentence, fix, case.kubectl("get", "namespace", case.namespace, "--show-labels"))
+
+
+def _webhook_refused(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+    sentence = f"the admission webhook {found[1]} refuses the pods: {clip(found[2], 300)}"
+    return _say(case, event, "webhook-refused", sentence, "change what it complains about, or ask whoever runs the webhook")
+
+
+def _webhook_away(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+    sentence = f"the admission webhook {found[1]} does not answer, so nothing can be made"
+    fix = "whoever runs the cluster must bring the webhook's service back, or remove its configuration"
+    return _say(
+        case, event, "webhook-away", sentence, fix, "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations"
+    )
+
+
+def _policy(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+    sentence = f"the admission policy {found[1]} refuses the pods: {clip(found[2], 300)}"
+    return _say(case, event, "policy-refused", sentence, "change what it complains about, or ask whoever runs the cluster")
+
+
+def _service_account(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+    sentence = f"the service account {found[1]} does not exist"
+    return _say(
+        case,
+        event,
+        "no-service-account",
+        sentence,
+        "send the job again: it makes its own",
+        f"kdist apply JOB.yaml -n {case.namespace}",
+    )
+
+
+def _priority_class(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+    sentence = f"there is no PriorityClass {found[1]}"
+    return _say(
+        case, event, "no-priority-class", sentence, "set spec.priorityClass to one that exists", "kubectl get priorityclasses"
+    )
+
+
+_REFUSALS: tuple[tuple[str, Explain], ...] = (
+    (r"exceeded quota: ([^,\s]+)", _quota),
+    (r"failed quota: ([^:\s]+): must specify ([^;]+)", _quota_field),
+    (r'violates PodSecurity "([^"]+)": (.+)', _pod_security),
+    (r'admission webhook "([^"]+)" denied the request: ?(.*)', _webhook_refused),
+    (r'failed calling webhook "([^"]+)"', _webhook_away),
+    (r"ValidatingAdmissionPolicy '([^']+)'[^:]*denied request: ?(.*)", _policy),
+    (r"error looking up service account (\S+):", _service_account),
+    (r"no PriorityClass with name (\S+) was found", _priority_class),
+    (r"(?:maximum|minimum) [\w./-]+ usage per \w+ is .+", _limit_range),
+)
+
+
+def find_idle_operator(case: Case) -> Diagnosis | None:
+    """Nothing has touched the workload for a while: what makes pods of it may not run."""
+    workload, age = case.seen.workload, case.status.age
+    if not case.stuck or case.pods or workload is None or age is None or age < 30 or case.status.phase is Phase.QUEUED:
+        return None
+    kind = fields.text(workload, "kind")
+    if fields.items(workload, "status", "conditions"):
+        return None
+    return Diagnosis(
+        "operator-absent",
+        f"nobody has made pods of the {kind} for {int(age)} s: its controller may not run",
+        evidence=(f"{kind.lower()}/{case.name}: no status, no pods",),
+        fix=f"whoever runs the cluster must look after the controller of {kind}",
+        commands=("kdist doctor", case.kubectl("get", kind.lower(), case.name, "-o", "yaml")),
+    )

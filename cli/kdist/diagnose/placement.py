@@ -1,0 +1,152 @@
+"""Why pods find no node: resources, taints, selectors, and volumes that cannot be had."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from kdist.diagnose import amounts
+from kdist.diagnose.case import Case, Diagnosis, Severity, clip, count, name_all, name_pods
+from kdist.status import Pod, fields
+
+_OBSTACLE = re.compile(r"(\d+) (node\(s\) [^,.]*(?:\{[^}]*\})?[^,.]*|Insufficient [\w./-]*\w|Too many pods)")
+
+
+def _unscheduled(case: Case) -> list[Pod]:
+    return [pod for pod in case.waiting if not pod.scheduled and pod.reason == "Unschedulable"]
+
+
+def find_claim_trouble(case: Case) -> Diagnosis | None:
+    """A volume claim does not exist, or gets no volume."""
+    if not case.waiting:
+        return None
+    for pod in _unscheduled(case):
+        if found := re.search(r'persistentvolumeclaim "([^"]+)" not found', pod.message):
+            return _missing_claim(case, found[1], f"pod/{pod.name}: {clip(pod.message)}")
+    for name, claim in case.seen.claims.items():
+        if not claim:
+            return _missing_claim(case, name, f"{name_pods(case.waiting)} mount it")
+    return next(filter(None, (_pending_claim(case, name) for name in case.seen.claims)), None)
+
+
+def _missing_claim(case: Case, name: str, evidence: str) -> Diagnosis:
+    return Diagnosis(
+        "claim-missing",
+        f"the volume claim {name} does not exist in namespace {case.namespace}",
+        evidence=(evidence,),
+        fix="create it, name one that exists, or let kdist make one with `checkpoints: {size: 10Gi}`",
+        commands=(case.kubectl("get", "pvc"),),
+    )
+
+
+def _pending_claim(case: Case, name: str) -> Diagnosis | None:
+    claim = case.seen.claims[name]
+    events = list(case.events_of("PersistentVolumeClaim", [name], "ProvisioningFailed", "FailedBinding", "VolumeResizeFailed"))
+    phase = fields.text(claim, "status", "phase")
+    if phase == "Lost":
+        return _claim(
+            case, "claim-lost", f"the volume of claim {name} is gone", [f"pvc/{name}: Lost"], "restore it, or use another claim"
+        )
+    waits = any("unbound immediate PersistentVolumeClaims" in pod.message for pod in _unscheduled(case))
+    if phase != "Pending" or not (events or waits):
+        return None
+    wanted = fields.text(claim, "spec", "storageClassName")
+    modes = fields.at(claim, "spec", "accessModes")
+    asked = ", ".join(str(mode) for mode in modes) if isinstance(modes, list) else ""
+    said = events[0].message if events else ""
+    fix = "choose a class that can give it: `kubectl get storageclass` lists them"
+    if "not found" in said and wanted:
+        sentence = f"the volume claim {name} wants the storage class {wanted}, which does not exist"
+    elif "no storage class is set" in said:
+        sentence = f"the volume claim {name} names no storage class, there is no default one, and no volume fits"
+        fix = "set checkpoints.class, or have a default storage class made"
+    elif "ReadWriteMany" in asked:
+        sentence = f"the volume claim {name} gets no volume; the class {wanted or 'used'} may not know ReadWriteMany"
+        fix = "choose a class that can share volumes, or checkpoints.accessMode: ReadWriteOnce for a job of one node"
+    else:
+        sentence = f"the volume claim {name} has got no volume yet"
+    return _claim(case, "claim-pending", sentence, [str(event) for event in events[:2]] or [f"pvc/{name}: Pending"], fix)
+
+
+def _claim(case: Case, cause: str, sentence: str, evidence: Sequence[str], fix: str) -> Diagnosis:
+    name = sentence.split("claim ")[1].split()[0].rstrip(",")
+    return Diagnosis(cause, sentence, evidence=tuple(evidence), fix=fix, commands=(case.kubectl("describe", "pvc", name),))
+
+
+def find_unschedulable(case: Case) -> Diagnosis | None:
+    """No node takes a pod: which resource is short, and what the nodes have."""
+    pods = _unscheduled(case)
+    if not pods:
+        return None
+    message = next((pod.message for pod in pods if pod.message), "")
+    obstacles = [(int(number), what.strip()) for number, what in _OBSTACLE.findall(message.split("preemption:")[0])]
+    short = [what.removeprefix("Insufficient ") for _, what in obstacles if what.startswith("Insufficient ")]
+    evidence = [f"pod/{pods[0].name}: {clip(message)}"]
+    if short:
+        return _short_of(case, pods, short, evidence)
+    return _kept_off(case, pods, [what for _, what in obstacles], message, evidence)
+
+
+def _short_of(case: Case, pods: Sequence[Pod], short: Sequence[str], evidence: list[str]) -> Diagnosis:
+    wanted = amounts.requests(case.document(pods[0]))
+    resource = next((each for each in short if not _fits_anywhere(case, each, wanted)), short[0])
+    asked = amounts.show(resource, wanted[resource]) if resource in wanted else resource
+    largest = max((amounts.allocatable(node, resource) for node in case.seen.nodes.values()), default=None)
+    evidence += [_describe_nodes(case, resource)] if case.seen.nodes else []
+    who = f"{name_pods(pods)} {'find' if len(pods) > 1 else 'finds'} no node"
+    if largest is not None and resource in wanted and largest < wanted[resource]:
+        offers = f"the largest node has {amounts.show(resource, largest)}" if largest else f"no node has any {resource}"
+        sentence = f"{who}: each asks for {asked}, {offers}"
+        fix = f"ask for less {resource} in spec.resources, or add a larger node"
+    else:
+        sentence = f"{who}: each asks for {asked}, and the nodes that could give it are full"
+        fix = f"wait until something ends, ask for less {resource} in spec.resources, use fewer nodes, or add one"
+    severity: Severity = "blocked" if largest is not None and largest < wanted.get(resource, 0.0) else "waiting"
+    commands = ("kubectl describe nodes", case.kubectl("describe", "pod", pods[0].name))
+    return Diagnosis("unschedulable", sentence, severity, tuple(evidence), fix, commands)
+
+
+def _fits_anywhere(case: Case, resource: str, wanted: dict[str, float]) -> bool:
+    return any(amounts.allocatable(node, resource) >= wanted.get(resource, 0.0) for node in case.seen.nodes.values())
+
+
+def _describe_nodes(case: Case, resource: str) -> str:
+    have = [f"{name} {amounts.show(resource, amounts.allocatable(node, resource))}" for name, node in case.seen.nodes.items()]
+    return f"allocatable in all: {', '.join(have[:8])}" + (f" and {len(have) - 8} more nodes" if len(have) > 8 else "")
+
+
+_KEPT_OFF: tuple[tuple[str, str, str], ...] = (
+    ("unreachable", "nodes are not reachable", "bring the nodes back, or add others"),
+    ("not-ready", "nodes are not ready", "bring the nodes back, or add others"),
+    ("taint", "nodes have taints that the job does not tolerate", "add the taint to spec.tolerations, or use nodes without it"),
+    ("affinity/selector", "no node has the labels of spec.nodeSelector", "change spec.nodeSelector, or label nodes"),
+    (
+        "volume node affinity",
+        "the volume is on a node, or in a zone, that cannot take the pod",
+        "use a volume that all nodes can mount",
+    ),
+    ("available persistent volumes", "no volume fits the job's claim on any node", "have a volume made, or choose another class"),
+    ("unschedulable", "nodes are cordoned", "uncordon one: kubectl uncordon NODE"),
+    ("Too many pods", "the nodes are full of pods", "wait, or add a node"),
+    ("free ports", "a host port of the pod is taken on every node", "take the host port out of spec.podTemplate"),
+)
+
+
+def _kept_off(case: Case, pods: Sequence[Pod], obstacles: Sequence[str], message: str, evidence: list[str]) -> Diagnosis:
+    said = " ".join(obstacles) or message
+    reasons = [(words, fix) for key, words, fix in _KEPT_OFF if key in said][:2]
+    words = "; ".join(each for each, _ in reasons) or clip(message, 200) or "the scheduler does not say why"
+    if case.seen.nodes:
+        taints = sorted({_taint(each) for node in case.seen.nodes.values() for each in fields.items(node, "spec", "taints")})
+        evidence += [f"taints of the nodes: {name_all(taints)}"] if taints and "taint" in said else []
+        evidence += [f"{count(len(case.seen.nodes), 'node')}: {name_all(list(case.seen.nodes))}"]
+    who = f"{name_pods(pods)} {'find' if len(pods) > 1 else 'finds'} no node"
+    commands = (case.kubectl("describe", "pod", pods[0].name), "kubectl get nodes --show-labels")
+    return Diagnosis(
+        "unschedulable", f"{who}: {words}", evidence=tuple(evidence), fix="; ".join(fix for _, fix in reasons), commands=commands
+    )
+
+
+def _taint(taint: fields.Document) -> str:
+    value = fields.text(taint, "value")
+    return f"{fields.text(taint, 'key')}{'=' + value if value else ''}:{fields.text(taint, 'effect')}"

@@ -1,0 +1,63 @@
+"""The table of causes, and which of several is the one that matters.
+
+A cause stands before its consequences: a volume that cannot be mounted before the image that is slow to come, the rank that was
+killed before the peers that lost it, the pods that cannot be made before the rendezvous that waits for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kdist.diagnose import admission, ending, placement, starting, working
+from kdist.diagnose.case import Case, Diagnosis, Rule
+from kdist.status import Phase, Snapshot
+
+RULES: tuple[Rule, ...] = (
+    working.find_success,
+    working.find_rest,
+    working.find_gone,
+    admission.find_queue,
+    admission.find_refusal,
+    placement.find_claim_trouble,
+    starting.find_mount_trouble,
+    starting.find_config_trouble,
+    starting.find_image_trouble,
+    ending.find_memory_trouble,
+    starting.find_start_trouble,
+    working.find_lost_node,
+    ending.find_failure,
+    ending.find_crash,
+    ending.find_eviction,
+    placement.find_unschedulable,
+    ending.find_limit,
+    working.find_hang,
+    working.find_rendezvous,
+    starting.find_slow_pull,
+    admission.find_idle_operator,
+    working.find_no_answer,
+    working.find_on_its_way,
+)
+"""From the cause that explains most to the one that explains least."""
+
+_ONLY_WHEN_ALONE = ("starting", "failed")
+_FOLLOWS = ("peers-lost", "rendezvous", "hang", "collective-timeout")
+"""What happens to the other pods when one is lost: no news beside the reason for which it was."""
+_OVER = ("done", "stopped", "suspended")
+
+
+def diagnose(seen: Snapshot) -> Diagnosis:
+    """The one cause that matters; the others that were found are in its `also`."""
+    case = Case(seen)
+    found = [diagnosis for rule in RULES if (diagnosis := rule(case)) is not None]
+    if (
+        case.status.phase is Phase.RUNNING
+        and case.status.reason != "NoAnswer"
+        and not any(each.cause == "hang" for each in found)
+    ):
+        found.insert(0, working.find_nothing_wrong(case))  # what limps beside a job that trains is worth a word, no more
+    if not found:
+        found = [working.find_nothing_wrong(case)]
+    first, *others = found
+    known = (*_ONLY_WHEN_ALONE, *_FOLLOWS, first.cause)
+    also = {each.cause: each for each in reversed(others) if each.cause not in known}
+    return replace(first, also=() if first.cause in _OVER else tuple(reversed(also.values())))

@@ -1,0 +1,8 @@
+"""What a job on a cluster is doing, fetched in few requests: snapshots, waiting, and the logs of all its pods."""
+
+from kdist.follow.agents import Agents
+from kdist.follow.fetch import snapshot, survey
+from kdist.follow.settle import settle
+from kdist.follow.wait import GOALS, describe, until
+
+__all__ = ["GOALS", "Agents", "describe", "settle", "snapshot", "survey", "until"]

@@ -1,0 +1,81 @@
+"""Asks the agents of a job for their `/status`: through the API server, and where that is cut off, over a forwarded port."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from kdist.errors import KdistError
+from kdist.status import Pod
+
+if TYPE_CHECKING:
+    from kdist.cluster import Cluster
+
+PORT = 9401
+TIMEOUT = 3.0  # seconds for one answer
+_THREADS = 16
+_MOST = 256  # agents that are asked; of more, the ones with the lowest index
+_FORWARDS = 4  # agents that are asked over a forwarded port, which is dearer, when the API server's proxy is cut off
+_LARGEST = 1 << 20
+
+
+class Agents:
+    """Remembers from one snapshot to the next which way leads to a job's agents.
+
+    `timeout` is seconds for one answer, `forwards` how many agents at most are asked over a forwarded port.
+    """
+
+    def __init__(self, cluster: Cluster, *, namespace: str, timeout: float = TIMEOUT, forwards: int = _FORWARDS) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._timeout = timeout
+        self._forwards = forwards
+        self._forwarded: set[str] = set()
+
+    def ask(self, pods: Sequence[Pod]) -> dict[str, dict[str, Any]]:
+        """The documents of those that answer, by pod."""
+        asked = [pod.name for pod in pods if pod.working][:_MOST]
+        if not asked:
+            return {}
+        with ThreadPoolExecutor(min(_THREADS, len(asked))) as pool:
+            answers = dict(zip(asked, pool.map(self._ask_one, asked), strict=True))
+            silent = [name for name in asked if answers[name] is None and name not in self._forwarded]
+            chosen = silent[: self._forwards]
+            for name, answer in zip(chosen, pool.map(self._ask_forwarded, chosen), strict=True):
+                if answer is not None:
+                    self._forwarded.add(name)
+                    answers[name] = answer
+        return {name: answer for name, answer in answers.items() if answer is not None}
+
+    def _ask_one(self, pod: str) -> dict[str, Any] | None:
+        if pod in self._forwarded:
+            return self._ask_forwarded(pod)
+        try:
+            return _parse(self._cluster.proxy(pod, PORT, "status", namespace=self._namespace, timeout=self._timeout))
+        except (KdistError, OSError):
+            return None
+
+    def _ask_forwarded(self, pod: str) -> dict[str, Any] | None:
+        """Over the kubelet, which a NetworkPolicy does not stop."""
+        with (
+            suppress(KdistError, OSError, http.client.HTTPException),
+            self._cluster.forward(pod, PORT, namespace=self._namespace) as port,
+            closing(http.client.HTTPConnection("127.0.0.1", port, timeout=self._timeout)) as connection,
+        ):
+            connection.request("GET", "/status")
+            response = connection.getresponse()
+            return _parse(response.read(_LARGEST)) if response.status == HTTPStatus.OK else None
+        return None
+
+
+def _parse(body: bytes) -> dict[str, Any] | None:
+    try:
+        document = json.loads(body[:_LARGEST])
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None

@@ -1,0 +1,177 @@
+"""Fetches all that a `Snapshot` holds: first what every job has, at the same time; then what the first answers ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kdist import backends
+from kdist.errors import KdistError, NotFoundError
+from kdist.follow.agents import Agents
+from kdist.follow.related import is_about
+from kdist.status import BACKEND, Pod, Snapshot, fields, read_pod
+from kdist.status.fields import Document
+
+if TYPE_CHECKING:
+    from kdist.cluster import Cluster
+
+_T = TypeVar("_T")
+_THREADS = 8
+_KUEUE = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")
+_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+
+def snapshot(cluster: Cluster, name: str, namespace: str | None = None, *, agents: Agents | None = None) -> Snapshot:
+    """All of one job as it is now. `agents` may be kept from one snapshot to the next, so that it knows its way.
+
+    Raises `NotFoundError` if there is no such job, `KdistError` (code UNREACHABLE) if the API server stays away. What may not
+    be read is left out, except for the job's own objects.
+    """
+    place = namespace or cluster.namespace
+    agents = agents or Agents(cluster, namespace=place)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        told = pool.submit(lambda: _optional(lambda: cluster.get("v1", "ConfigMap", name, place)))
+        listed = pool.submit(lambda: cluster.list("v1", "Pod", namespace=place, selector=f"kdist.dev/job={name}"))
+        heard = pool.submit(lambda: _listed(lambda: cluster.list("v1", "Event", namespace=place)))
+        config_map = told.result() or {}
+        backend = _find_backend(fields.annotation(config_map, BACKEND))
+        made = pool.submit(lambda: _find_workload(cluster, backend, name, place))
+        documents = listed.result()
+        pods = [read_pod(document) for document in documents]
+        asked = pool.submit(agents.ask, pods)
+        nodes = pool.submit(_find_nodes, cluster, pods)
+        claims = pool.submit(_find_claims, cluster, place, documents, pods)
+        workload = made.result()
+        if workload is None and not config_map and not documents:
+            raise NotFoundError(f"there is no job {name} in namespace {place}", next_command=f"kdist get -n {place}")
+        admission = pool.submit(_find_admission, cluster, place, workload)
+        state = backend.read(workload) if backend is not None and workload is not None else None
+        events = tuple(each for each in heard.result() if is_about(each, name, documents, claims.result()))
+        return Snapshot(
+            name, place, config_map, workload, state, documents, events,
+            asked.result(), nodes.result(), claims.result(), admission.result(),
+        )  # fmt: skip
+
+
+def survey(cluster: Cluster, namespace: str | None = None, *, all_namespaces: bool = False, selector: str = "") -> list[Snapshot]:
+    """Every job as it is now, without events, nodes and claims; of each job one agent is asked. Raises as `snapshot` does."""
+    place = namespace or cluster.namespace
+    wanted = ",".join(part for part in ("kdist.dev/job", selector) if part)
+
+    def find(api_version: str, kind: str) -> list[Any]:
+        return cluster.list(api_version, kind, namespace=place, all_namespaces=all_namespaces, selector=wanted)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        listed = pool.submit(find, "v1", "Pod")
+        config_maps = [each for each in find("v1", "ConfigMap") if fields.label(each, "kdist.dev/job") == fields.name(each)]
+        names = {fields.annotation(each, BACKEND) for each in config_maps}
+        kinds = [backend for backend in map(_find_backend, sorted(names)) if backend is not None]
+        found = {kind.name: pool.submit(_listed, partial(find, kind.api_version, kind.kind)) for kind in kinds}
+        workloads = {(name, *_key(each)): each for name, listing in found.items() for each in listing.result()}
+        pods: dict[tuple[str, str], list[Any]] = {}
+        for pod in listed.result():
+            pods.setdefault((fields.text(pod, "metadata", "namespace"), fields.label(pod, "kdist.dev/job")), []).append(pod)
+        each = pool.map(lambda one: _one_of_many(cluster, one, workloads, pods.get(_key(one), [])), config_maps)
+        return sorted(each, key=lambda one: (one.namespace, one.name))
+
+
+def _one_of_many(cluster: Cluster, config_map: Document, workloads: dict[Any, Any], pods: Sequence[Any]) -> Snapshot:
+    backend = _find_backend(fields.annotation(config_map, BACKEND))
+    namespace, name = _key(config_map)
+    workload = workloads.get((backend.name, namespace, name)) if backend is not None else None
+    state = backend.read(workload) if backend is not None and workload is not None else None
+    first = sorted((read_pod(pod) for pod in pods), key=lambda pod: (not pod.working, pod.index or 0))[:1]
+    reports = Agents(cluster, namespace=namespace, forwards=0).ask(first)
+    return Snapshot(name, namespace, config_map, workload, state, pods, reports=reports)
+
+
+def _key(document: Document) -> tuple[str, str]:
+    return fields.text(document, "metadata", "namespace"), fields.name(document)
+
+
+def _find_backend(name: str) -> backends.Backend | None:
+    return backends.get(name) if name in backends.NAMES else None
+
+
+def _find_workload(cluster: Cluster, backend: backends.Backend | None, name: str, namespace: str) -> Any:
+    if backend is None:
+        return None
+    return _optional(lambda: cluster.get(backend.api_version, backend.kind, name, namespace))
+
+
+def _find_nodes(cluster: Cluster, pods: Sequence[Pod]) -> dict[str, Any]:
+    """All nodes while a pod looks for one; the nodes of pods that are not well; none while all is well."""
+    if any(not pod.scheduled and not pod.over for pod in pods):
+        return {fields.name(node): node for node in _listed(lambda: cluster.list("v1", "Node"))}
+    names = {pod.node for pod in pods if pod.node and not pod.over and (pod.deleting or pod.lost or not pod.ready)}
+    found = {name: _find_node(cluster, name) for name in sorted(names)}
+    return {name: node for name, node in found.items() if node is not None}
+
+
+def _find_node(cluster: Cluster, name: str) -> Any:
+    return _permitted(lambda: cluster.get("v1", "Node", name), None)
+
+
+def _find_claims(cluster: Cluster, namespace: str, documents: Sequence[Document], pods: Sequence[Pod]) -> dict[str, Any]:
+    """The volume claims of pods that do not run yet; an empty document for one that does not exist."""
+    waiting = {pod.name for pod in pods if not pod.running and not pod.over}
+    names = {
+        fields.text(volume, "persistentVolumeClaim", "claimName")
+        for document in documents
+        if fields.name(document) in waiting
+        for volume in fields.items(document, "spec", "volumes")
+    }
+    return {name: claim for name in sorted(names - {""}) if (claim := _find_claim(cluster, namespace, name)) is not None}
+
+
+def _find_claim(cluster: Cluster, namespace: str, name: str) -> Any:
+    """The claim; an empty document if it does not exist, None if we may not know."""
+    return _permitted(lambda: _optional(lambda: cluster.get("v1", "PersistentVolumeClaim", name, namespace)) or {}, None)
+
+
+def _find_admission(cluster: Cluster, namespace: str, workload: Document | None) -> Any:
+    """What Kueue says of a job that a queue admits."""
+    uid = fields.text(workload, "metadata", "uid")
+    if not fields.label(workload, _QUEUE_LABEL):
+        return None
+    for api_version in _KUEUE:
+        try:
+            listed = cluster.list(api_version, "Workload", namespace=namespace)
+        except NotFoundError:
+            continue
+        except KdistError:
+            return None
+        return next((each for each in listed if uid in _owners(each)), None)
+    return None
+
+
+def _owners(document: Document) -> Iterator[str]:
+    yield fields.label(document, "kueue.x-k8s.io/job-uid")
+    yield from (fields.text(owner, "uid") for owner in fields.items(document, "metadata", "ownerReferences"))
+
+
+def _optional(ask: Callable[[], _T]) -> _T | None:
+    try:
+        return ask()
+    except NotFoundError:
+        return None
+
+
+def _listed(ask: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What the server lists; nothing where we may not know."""
+    return _permitted(ask, [])
+
+
+def _permitted(ask: Callable[[], _T], otherwise: _T) -> _T:
+    """What the server says, or `otherwise` where we may not know, or it has no such thing."""
+    from kdist.cluster import RefusalError
+
+    try:
+        return ask()
+    except RefusalError as error:
+        if error.status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+            return otherwise
+        raise

@@ -30,7 +30,7 @@ $(call pytest,$(1)) -o cache_dir=.kdist/tiers/$(1).cache $(2) || { [[ $$? == 1 &
   $(call pytest,$(1).again) -o cache_dir=.kdist/tiers/$(1).cache $(2) --last-failed --last-failed-no-failures none -n 0 -x; }
 endef
 
-.PHONY: help setup system demo test unit house processes chaos stranger lint format bench lock clean
+.PHONY: help setup system demo test unit house processes chaos e2e stranger lint format bench lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 12
@@ -70,6 +70,11 @@ processes: setup
 chaos: setup system ## Kill, crash and fill disks, for long; started again, it goes on where it was stopped
 	export KDIST_SEEDS=$(KDIST_SEEDS); \
 	$(call patiently,chaos,-p tests.resume --resume-file=.kdist/chaos-passed -m "chaos$(if $(NARROW), and not wide)" -n $(JOBS) --dist=worksteal $(ARGS))
+
+e2e: setup ## Meet a real Kubernetes: kind, started and kept here, or with KDIST_E2E=kubeconfig your kubeconfig's cluster
+	@[[ "$${KDIST_E2E:-}" == kubeconfig ]] || tests/cluster/cluster all
+	$(call patiently,e2e,-m "e2e and not disruptive$(if $(NARROW), and not wide)" --dist=worksteal -n $(JOBS) $(ARGS))
+	$(if $(NARROW),,$(call patiently,disruptive,-m "e2e and disruptive" -n 0 $(ARGS)))
 
 stranger: setup system ## Meet the project as a stranger does: a fresh clone, the built wheels, the README's commands
 	$(call pytest,stranger) -m stranger $(ARGS)

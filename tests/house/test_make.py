@@ -12,7 +12,7 @@ import pytest
 
 from tests.house.tree import ROOT, files
 
-TARGETS = {"help", "setup", "demo", "test", "chaos", "stranger", "lint", "bench", "clean", "lock"}
+TARGETS = {"help", "setup", "demo", "test", "chaos", "e2e", "stranger", "lint", "bench", "clean", "lock"}
 
 
 def make(*args: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,116 @@
+"""One namespace of a real cluster, as a user meets it: kdist and kubectl typed in it, its objects, and what it looked like."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import yaml
+
+T = TypeVar("T")
+
+CLUSTER = Path(__file__).parent / "cluster"  # the script that starts one
+PATIENCE = 240.0  # seconds; a condition on a loaded machine
+REPORT_LINES = 60  # of each pod's log
+
+
+class Namespace:
+    """A namespace and a folder in which commands are typed. Nothing in it outlives its test."""
+
+    def __init__(self, name: str, home: Path, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.home = home
+        self.environment = dict(environment)
+
+    def kubectl(self, *args: str, stdin: str = "") -> str:
+        """What kubectl prints; it must succeed."""
+        done = self._type("kubectl", "-n", self.name, *args, stdin=stdin)
+        assert done.returncode == 0, f"kubectl {' '.join(args)}: {done.stderr}"
+        return done.stdout
+
+    def kdist(self, *args: str, code: int = 0, timeout: float = PATIENCE) -> str:
+        """What `kdist ARGS` prints to stdout, in this namespace; it must end with this code and never with a traceback."""
+        done = self.type_kdist(*args, timeout=timeout)
+        assert done.returncode == code, f"kdist {' '.join(args)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def type_kdist(self, *args: str, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
+        """The ended `kdist COMMAND -n NAMESPACE …`, whatever its code."""
+        command, *rest = args
+        done = self._type(sys.executable, "-m", "kdist", command, "-n", self.name, *rest, timeout=timeout)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def start_kdist(self, *args: str, output: Path) -> subprocess.Popen[str]:
+        """The same, still running; stdout and stderr go to a file. Whoever starts it ends it."""
+        command, *rest = args
+        line = [sys.executable, "-m", "kdist", command, "-n", self.name, *rest]
+        with output.open("w") as target:
+            return subprocess.Popen(line, cwd=self.home, env=self.environment, stdout=target, stderr=subprocess.STDOUT, text=True)
+
+    def get(self, kind: str, name: str) -> dict[str, Any]:
+        """An object; `{}` if there is none."""
+        printed = self.kubectl("get", kind, name, "-o", "json", "--ignore-not-found")
+        return json.loads(printed) if printed else {}
+
+    def find(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
+        """Objects of a kind, by name."""
+        return sorted(
+            json.loads(self.kubectl("get", kind, "-l", selector, "-o", "json"))["items"],
+            key=lambda each: each["metadata"]["name"],
+        )
+
+    def pods(self, job: str) -> list[dict[str, Any]]:
+        """The job's pods that nobody is taking away, by name."""
+        return [pod for pod in self.find("pods", f"kdist.dev/job={job}") if "deletionTimestamp" not in pod["metadata"]]
+
+    def status(self, job: str) -> dict[str, Any]:
+        """What `kdist status -o json` knows of the job."""
+        document: dict[str, Any] = json.loads(self.kdist("status", job, "-o", "json"))
+        return document
+
+    def until(self, what: str, condition: Callable[[], T], seconds: float = PATIENCE) -> T:
+        """The first true answer of the condition, asked twice a second."""
+        end = time.monotonic() + seconds
+        while not (answer := condition()):
+            if time.monotonic() > end:
+                pytest.fail(f"waited {seconds:.0f} s in vain: {what}")
+            time.sleep(0.5)
+        return answer
+
+    def write(self, document: Mapping[str, Any], name: str = "job.yaml") -> str:
+        """A file in the folder of this namespace; returns its name."""
+        (self.home / name).write_text(yaml.safe_dump(dict(document), sort_keys=False))
+        return name
+
+    def look(self) -> str:
+        """What a person would look at after a failure: objects, events, the pods' last words."""
+        parts = [
+            self._type("kubectl", "-n", self.name, "get", "all,pvc,configmap", "-o", "wide").stdout,
+            self._type("kubectl", "-n", self.name, "get", "events", "--sort-by=.lastTimestamp").stdout,
+        ]
+        names = self._type("kubectl", "-n", self.name, "get", "pods", "-o", "name").stdout.split()
+        for pod in names:
+            for previous in ("false", "true"):
+                log = self._type("kubectl", "-n", self.name, "logs", pod, f"--previous={previous}", f"--tail={REPORT_LINES}")
+                if log.returncode == 0:
+                    parts.append(f"--- {pod}{' before its restart' if previous == 'true' else ''}\n{log.stdout}")
+        return "\n".join(parts)
+
+    def _type(self, *command: str, stdin: str = "", timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=self.home,
+            env=self.environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )

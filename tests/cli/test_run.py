@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import PATIENCE, Start, commits, processes_of, read_ledger, write_job
+from tests.patience import soon
 
 
 @pytest.mark.processes
@@ -81,10 +82,7 @@ def test_a_second_run_is_refused_and_the_death_of_the_first_ends_everything(star
 
     assert len(processes_of(folder)) >= 4, "two agents and two ranks"
     run.process.kill()
-    end = time.monotonic() + 2
-    while processes_of(folder) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert processes_of(folder) == []
+    assert soon(lambda: not processes_of(folder)), processes_of(folder)
 
 
 @pytest.mark.processes

@@ -13,7 +13,8 @@ import yaml
 from tests.faults.training_run import TrainingRun, kill
 from tests.house.tree import ROOT
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+# The promise itself is held by tests/trainer/agent/test_scripts.py, with a script that takes seconds.
+pytestmark = [pytest.mark.processes, pytest.mark.chaos, pytest.mark.timeout(600)]
 
 FOLDER = ROOT / "examples" / "script"
 EPOCHS = 5

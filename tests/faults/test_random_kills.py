@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import soon
+
 from .check_ledger import assert_every_sample_once, assert_repeats_are_equal
 from .training_run import PATIENCE, Rank, TrainingRun, describe_job, is_alive, kill
 
@@ -117,7 +119,7 @@ def test_a_run_with_kills_in_every_phase_ends_with_the_weights_of_the_undisturbe
     assert run.done()["weights"] == undisturbed
     assert_every_sample_once(run.steps(), total=EPOCHS * SAMPLES)
     assert_repeats_are_equal(run.steps())
-    assert not run.processes()
+    assert soon(lambda: not run.processes()), run.processes()
 
 
 def test_the_plan_of_three_seeds_has_a_kill_in_every_phase() -> None:

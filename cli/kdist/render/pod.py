@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from kdist.render.overlay import lay
 from kdist.render.templates import Sourced, read_template
 from kdist.spec import TrainingJob
 
@@ -30,8 +31,7 @@ def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
         "resources": _resources(job),
     }
     (pod,) = read_template("_pod.yaml.j2", {**values, **more})
-    found: dict[str, Any] = pod
-    return found
+    return lay(pod, job.spec.pod_template, values["backend"])
 
 
 def literal(text: str) -> str:

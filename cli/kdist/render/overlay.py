@@ -1,0 +1,134 @@
+"""`spec.podTemplate`, laid over the rendered pod template last: Kubernetes' strategic merge, and a guard over what kdist needs.
+
+Mappings are merged, null takes a field away, lists of named things are merged by their names and all other lists replaced. The
+training's container is called `trainer` here whatever the workload kind calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kdist.backends import Backend
+from kdist.errors import KdistError
+from kdist.render.templates import Sourced, spread
+
+TRAINER: Final = "trainer"
+_SOURCE: Final = "spec.podTemplate"
+_MERGE_KEYS: Final = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+}
+_OWN_FIELDS: Final = {
+    "restartPolicy": "belongs to the workload kind",
+    "serviceAccountName": "is the account that the rendezvous' Role is bound to",
+    "terminationGracePeriodSeconds": "is spec.graceSeconds",
+}
+_OWN_VOLUMES: Final = ("config", "token", "checkpoints", "code")
+
+
+def lay(pod: dict[str, Any], overlay: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
+    """The pod template with the overlay merged into it. Raises `KdistError` with everything it must not change, or cannot."""
+    if not overlay:
+        return pod
+    strange = [key for key in overlay if key not in ("metadata", "spec")]
+    if strange:
+        raise KdistError(
+            f"{_SOURCE} takes metadata and spec, found {', '.join(map(repr, strange))}",
+            hint="it is laid over a pod template: podTemplate: {spec: {…}}",
+        )
+    merged = _merge(pod, _with_container_name(overlay, backend), ())
+    before, after = dict(_contract(pod, backend.container)), dict(_contract(merged, backend.container))
+    broken = [f"{_SOURCE} must not change {what}" for what, value in before.items() if after.get(what) != value]
+    if broken:
+        raise KdistError(
+            "; ".join(broken), hint="kdist needs these as they are; `kdist render --annotate` shows where they come from"
+        )
+    found: dict[str, Any] = merged
+    return found
+
+
+def _with_container_name(overlay: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
+    spec = overlay.get("spec")
+    containers = spec.get("containers") if isinstance(spec, Mapping) else None
+    if not isinstance(spec, Mapping) or not isinstance(containers, list):
+        return dict(overlay)
+    renamed = [
+        {**each, "name": backend.container} if isinstance(each, Mapping) and each.get("name") == TRAINER else each
+        for each in containers
+    ]
+    return {**overlay, "spec": {**spec, "containers": renamed}}
+
+
+def _merge(old: Any, new: Any, path: tuple[str, ...]) -> Any:
+    """`new` laid over `old`; the leaves of `new` know where they come from."""
+    if isinstance(new, Mapping) and isinstance(old, dict | None):
+        merged = dict(old or {})
+        for key, value in new.items():
+            if value is None:
+                merged.pop(key, None)
+            else:
+                merged[key] = _merge(merged.get(key), value, (*path, key))
+        return merged
+    if isinstance(new, list) and isinstance(old, list) and path[-1] in _MERGE_KEYS:
+        return _merge_named(old, new, path)
+    if old is not None and _kind(old) != _kind(new):
+        raise KdistError(f"{_SOURCE}.{'.'.join(path)} must be {_kind(old)}, found {_kind(new)}")
+    return spread(new, _SOURCE)
+
+
+def _merge_named(old: list[Any], new: list[Any], path: tuple[str, ...]) -> list[Any]:
+    key = _MERGE_KEYS[path[-1]]
+    merged = list(old)
+    for item in new:
+        name = item.get(key) if isinstance(item, Mapping) else None
+        if name is None:
+            raise KdistError(f"each item of {_SOURCE}.{'.'.join(path)} needs its {key}, by which it is merged")
+        place = next((index for index, each in enumerate(merged) if _value(each.get(key)) == name), None)
+        if place is None:
+            merged.append(spread({part: value for part, value in item.items() if value is not None}, _SOURCE))
+        else:
+            merged[place] = _merge(merged[place], {part: value for part, value in item.items() if part != key}, path)
+    return merged
+
+
+def _kind(value: Any) -> str:
+    return "a mapping" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else "a value"
+
+
+def _value(marked: Any) -> Any:
+    return marked.value if isinstance(marked, Sourced) else marked
+
+
+def _contract(pod: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+    """What the pod owes to the other parts of kdist, by the words that an error uses for it."""
+    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    for kind in ("labels", "annotations"):
+        for key, value in (metadata.get(kind) or {}).items():
+            if not isinstance(value, Sourced) or value.source == "metadata.name" or key.startswith("kdist.dev/"):
+                yield f"metadata.{kind}.{key}", value
+    for field, reason in _OWN_FIELDS.items():
+        yield f"spec.{field}, which {reason}", spec.get(field)
+    for volume in spec.get("volumes") or ():
+        if volume["name"] in _OWN_VOLUMES:
+            yield f"the volume {volume['name']}", volume
+    container: Mapping[str, Any] = next((each for each in spec.get("containers") or () if each["name"] == name), {})
+    yield "the container's args: change the job's own fields instead", container.get("args")
+    yield "terminationMessagePath, where the exit record is left", container.get("terminationMessagePath")
+    for variable in container.get("env") or ():
+        if str(_value(variable["name"])).startswith("KDIST_"):
+            yield f"the variable {_value(variable['name'])}", variable
+    for mount in container.get("volumeMounts") or ():
+        if not isinstance(mount["mountPath"], Sourced) or mount["mountPath"].source != _SOURCE:
+            yield f"the mount at {_value(mount['mountPath'])}", mount
+    for port in container.get("ports") or ():
+        if port.get("name") == "metrics":
+            yield "the port metrics", port

@@ -1,0 +1,45 @@
+"""What the examples become, kept as files: a change of a template shows in the diff of a review.
+
+`KDIST_REGENERATE=1 python -m pytest tests/manifests/test_golden.py` writes them anew. A file beside the Indexed Job's holds only
+the objects that an Indexed Job does not have.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kdist import backends
+from kdist.render import text
+from kdist.spec import TrainingJob
+from tests.manifests.jobs import EXAMPLES, FULL, example, load, place
+
+FOLDER = Path(__file__).parent / "golden"
+JOBS = (*EXAMPLES, "full")
+CASES = [(job, backend) for job in JOBS for backend in backends.NAMES]
+
+
+def find_job(name: str) -> TrainingJob:
+    return load(FULL) if name == "full" else example(EXAMPLES[name])
+
+
+@pytest.mark.parametrize(("name", "backend"), CASES)
+def test_an_example_renders_to_its_golden_file(name: str, backend: str) -> None:
+    job = find_job(name)
+    found = place(job, backend)
+    if backend != "job":
+        shared = {each.kind for each in place(job, "job")}
+        found = [each for each in found if each.kind not in shared]
+    path = FOLDER / name / f"{backend}.yaml"
+    rendered = text.to_yaml(found, annotate=name == "full") + "\n"
+    if os.environ.get("KDIST_REGENERATE"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(rendered)
+    assert path.is_file(), "KDIST_REGENERATE=1 writes it"
+    assert path.read_text() == rendered, "if that is meant: KDIST_REGENERATE=1 writes it anew"
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {(path.parent.name, path.stem) for path in FOLDER.rglob("*.yaml")} == set(CASES)

@@ -1,0 +1,158 @@
+"""Each workload kind: which exit code leads to what, what an operator's default would break, what waits and what goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kdist import backends
+from kdist.spec import Exit
+from tests.manifests.jobs import make, place, workload
+
+KINDS = pytest.mark.parametrize("backend", backends.NAMES)
+JOBS = pytest.mark.parametrize("backend", ["job", "jobset", "trainjob"])
+
+
+def find_spec(backend: str, *, suspended: bool = False, **spec: Any) -> dict[str, Any]:
+    found: dict[str, Any] = workload(place(make(**spec), backend, suspended=suspended), backend)["spec"]
+    return found
+
+
+def find_jobset(backend: str, **spec: Any) -> dict[str, Any]:
+    manifests = place(make(**spec), backend)
+    if backend == "jobset":
+        found: dict[str, Any] = workload(manifests, backend)["spec"]
+        return found
+    (runtime,) = [each.document for each in manifests if each.kind == "TrainingRuntime"]
+    template: dict[str, Any] = runtime["spec"]["template"]["spec"]
+    return template
+
+
+def find_job(backend: str, **spec: Any) -> dict[str, Any]:
+    if backend == "job":
+        return find_spec(backend, **spec)
+    (replicated,) = find_jobset(backend, **spec)["replicatedJobs"]
+    found: dict[str, Any] = replicated["template"]["spec"]
+    return found
+
+
+def decide(rules: list[dict[str, Any]], code: int, *, disrupted: bool = False) -> str:
+    """What a podFailurePolicy makes of a pod whose container ended so: the first rule that fits, else it counts."""
+    for rule in rules:
+        codes = rule.get("onExitCodes")
+        if (codes is not None and code in codes["values"]) or (codes is None and disrupted):
+            return str(rule["action"])
+    return "Count"
+
+
+@JOBS
+@pytest.mark.parametrize("code", [code for code in Exit if code])
+def test_what_another_try_cannot_help_fails_the_job(backend: str, code: Exit) -> None:
+    wanted = "Ignore" if code == Exit.STOPPED else "Count" if code.retryable else "FailJob"
+    assert decide(find_job(backend)["podFailurePolicy"]["rules"], code) == wanted
+
+
+@JOBS
+@pytest.mark.parametrize(("code", "wanted"), [(1, "FailJob"), (127, "FailJob"), (137, "Count"), (143, "Count")])
+def test_codes_of_the_system_follow_the_same_rule(backend: str, code: int, wanted: str) -> None:
+    assert decide(find_job(backend)["podFailurePolicy"]["rules"], code) == wanted
+
+
+@JOBS
+@pytest.mark.parametrize("code", [Exit.STOPPED, Exit.USER, 137])
+def test_a_pod_that_was_taken_away_is_never_counted(backend: str, code: int) -> None:
+    assert decide(find_job(backend)["podFailurePolicy"]["rules"], code, disrupted=True) == "Ignore"
+
+
+@JOBS
+def test_losses_count_for_each_node_by_itself_and_beyond_the_jobs_own_budget(backend: str) -> None:
+    job = find_job(backend, maxRestarts=7)
+    assert job["backoffLimitPerIndex"] > 7
+    assert job["backoffLimit"] == 2**31 - 1
+    assert job["podReplacementPolicy"] == "Failed"
+    assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", 2, 2)
+
+
+@JOBS
+@pytest.mark.parametrize("nodes", [1, 2, {"min": 1, "max": 4}])
+def test_nodes_that_never_came_do_not_block_the_end(backend: str, nodes: Any) -> None:
+    assert find_job(backend, nodes=nodes)["successPolicy"] == {"rules": [{"succeededCount": 1}]}
+
+
+@KINDS
+def test_scaling_changes_no_pod(backend: str) -> None:
+    few, many = (find_spec(backend, nodes=nodes) for nodes in (2, {"min": 1, "max": 5}))
+    for spec in (few, many):
+        replicas = spec.get("pytorchReplicaSpecs", {}).get("Worker", spec)
+        for name in ("completions", "parallelism", "replicas"):
+            replicas.pop(name, None)
+        spec.pop("elasticPolicy", None)
+        spec.get("runPolicy", {}).pop("schedulingPolicy", None)
+    assert (few == many) is (backends.get(backend).scalable == "")
+
+
+@pytest.mark.parametrize("backend", ["jobset", "trainjob"])
+def test_a_jobset_fails_at_once_where_its_job_may_not_be_tried_again(backend: str) -> None:
+    policy = find_jobset(backend, maxRestarts=7)["failurePolicy"]
+    assert policy["rules"] == [{"name": "permanent", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]
+    assert policy["maxRestarts"] == 7
+
+
+def test_a_pytorchjob_has_workers_only_and_every_default_written_out() -> None:
+    spec = find_spec("pytorchjob", nodes={"min": 1, "max": 3}, ttlSeconds=60)
+    assert list(spec["pytorchReplicaSpecs"]) == ["Worker"]
+    assert spec["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "ExitCode"
+    assert spec["nprocPerNode"] == "auto"
+    assert spec["elasticPolicy"]["minReplicas"] == 1
+    assert spec["elasticPolicy"]["maxReplicas"] == 3
+    assert spec["runPolicy"]["cleanPodPolicy"] == "Running"
+    assert spec["runPolicy"]["ttlSecondsAfterFinished"] == 60
+    assert "elasticPolicy" not in find_spec("pytorchjob", nodes=2)
+
+
+def test_a_trainjob_has_a_runtime_of_its_own_that_trainer_accepts() -> None:
+    spec = find_spec("trainjob")
+    assert spec["runtimeRef"] == {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": "digits"}
+    assert spec["trainer"] == {"numNodes": 2}
+    (replicated,) = find_jobset("trainjob")["replicatedJobs"]
+    assert replicated["name"] == "node"
+    assert replicated["replicas"] == 1
+    assert replicated["template"]["metadata"]["labels"]["trainer.kubeflow.org/trainjob-ancestor-step"] == "trainer"
+    assert [each["name"] for each in replicated["template"]["spec"]["template"]["spec"]["containers"]] == ["node"]
+
+
+def test_a_statefulset_starts_all_at_once_and_changes_nothing_by_itself() -> None:
+    spec = find_spec("statefulset")
+    assert spec["podManagementPolicy"] == "Parallel"
+    assert spec["updateStrategy"] == {"type": "OnDelete"}
+    assert spec["serviceName"] == "digits"
+    assert spec["template"]["spec"]["restartPolicy"] == "Always"
+
+
+def find_suspension(backend: str, **more: Any) -> Any:
+    spec = find_spec(backend, **more)
+    if backend == "statefulset":
+        return spec["replicas"] == 0
+    return spec.get("runPolicy", spec).get("suspend")
+
+
+@KINDS
+def test_a_suspended_job_is_sent_so_and_any_other_says_that_it_is_not(backend: str) -> None:
+    assert find_suspension(backend, suspended=True) is True
+    assert find_suspension(backend) is False
+
+
+@KINDS
+def test_a_job_with_a_queue_leaves_its_suspension_to_kueue(backend: str) -> None:
+    document = workload(place(make(queue="team-a"), backend), backend)
+    assert document["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert find_suspension(backend, queue="team-a") in (None, False)
+    elastic = document["metadata"].get("annotations", {}).get("kueue.x-k8s.io/elastic-job")
+    assert elastic == ("true" if backend == "job" else None)
+
+
+@KINDS
+def test_the_objects_of_an_ended_job_go_after_a_while_where_the_kind_can_do_that(backend: str) -> None:
+    text = str([each.document for each in place(make(ttlSeconds=4242), backend) if each.kind != "ConfigMap"])
+    assert ("'ttlSecondsAfterFinished': 4242" in text) is (backend != "statefulset")

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from kdist_trainer import log
+from kdist_trainer.agent.ending import end
 from kdist_trainer.agent.launch import launch
-from kdist_trainer.agent.outcome import failed, write_record
+from kdist_trainer.agent.outcome import failed
 from kdist_trainer.agent.settings import EXIT, ON_END, WORKER, Settings
-from kdist_trainer.config import Cause, Exit, TrainConfig
+from kdist_trainer.agent.stopping import StopSignals
+from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig
 from kdist_trainer.failure import Failure
 from kdist_trainer.rendezvous.place import PLACES
 
@@ -24,39 +25,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run an agent as the command line says; returns its exit code."""
     given = _parser().parse_args(arguments)
     try:
-        settings = Settings(
-            config_path=given.config.absolute(),
-            config=TrainConfig.read(given.config),
-            run_id=given.run_id,
-            node=given.node,
-            scratch=given.scratch.absolute(),
-            rendezvous=given.rendezvous,
-            checkpoints=given.checkpoints and given.checkpoints.absolute(),
-            code=given.code and given.code.absolute(),
-            data=dict(given.data),
-            port=given.port,
-            address=given.address,
-            termination_message=given.termination_message and given.termination_message.absolute(),
-            on_end=given.on_end,
-            take_over=given.take_over,
-            lifeline=given.lifeline and given.lifeline.absolute(),
-            entrypoint=given.entrypoint,
-        )
-        return launch(settings)
+        return launch(_settings(given, TrainConfig.read(given.config)))
     except (ValidationError, OSError) as error:
         return _refuse(given, error)
 
 
+def _settings(given: argparse.Namespace, config: TrainConfig) -> Settings:
+    return Settings(
+        config_path=given.config.absolute(),
+        config=config,
+        run_id=given.run_id,
+        node=given.node,
+        scratch=given.scratch.absolute(),
+        rendezvous=given.rendezvous,
+        checkpoints=given.checkpoints and given.checkpoints.absolute(),
+        code=given.code and given.code.absolute(),
+        data=dict(given.data),
+        port=given.port,
+        address=given.address,
+        termination_message=given.termination_message and given.termination_message.absolute(),
+        on_end=given.on_end,
+        take_over=given.take_over,
+        lifeline=given.lifeline and given.lifeline.absolute(),
+        entrypoint=given.entrypoint,
+    )
+
+
 def _refuse(given: argparse.Namespace, error: Exception) -> int:
     """Say why the agent could not even begin: the job's document is wrong, or this node's disk."""
+    stop = StopSignals()
+    stop.install()
     wrong = isinstance(error, ValidationError) or getattr(error, "filename", None) == str(given.config)
     cause, code = (Cause.CONFIG, Exit.CONFIG) if wrong else (Cause.STORAGE, Exit.STORAGE)
     failure = Failure(cause, code, True, f"{given.config}: {error}" if wrong else str(error), node=given.node)
-    log.error("failed", cause=cause, code=int(code), node=given.node, message=failure.message)
     with contextlib.suppress(OSError):
         given.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_record(failed(failure), given.scratch, given.termination_message)
-    return int(code)
+    unknown = TrainConfig(name="unknown", nodes=Nodes(min=1, max=1), script=Script(path="unknown"))
+    return end(_settings(given, unknown), failed(failure), stop=stop)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from kdist_trainer.lifeline import Lifeline
 
@@ -22,11 +22,18 @@ ROOT = Path(__file__).parents[3]
 
 
 class Lab:
-    """The agents of one job. `job` holds fields of train.json; ends what it started when the `with` block ends."""
+    """The agents of one job. `job` holds fields of train.json; ends what it started when the `with` block ends.
 
-    def __init__(self, folder: Path, *, entrypoint: str = "train", run_id: str = "run-1", **job: Any) -> None:
+    `arguments` are words for the command line of every agent that is started from then on.
+    """
+
+    def __init__(
+        self, folder: Path, *, entrypoint: str = "train", run_id: str = "run-1", rendezvous: str | None = None, **job: Any
+    ) -> None:
         self.folder, self.run_id, self.entrypoint = folder, run_id, f"tests.trainer.agent.members:{entrypoint}"
         self.checkpoints = folder / "checkpoints"
+        self.rendezvous = rendezvous or f"file:{folder / 'store'}"
+        self.arguments: list[str] = []
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self._started: list[subprocess.Popen[bytes]] = []
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +49,7 @@ class Lab:
         for node in nodes:
             command = [sys.executable, "-m", "kdist_trainer", "--config", self.folder / "train.json", "--node", node]
             command += ["--run-id", run_id or self.run_id, "--scratch", self.folder / node, "--port", "0"]
-            command += ["--rendezvous", f"file:{self.folder / 'store'}", "--checkpoints"]
+            command += ["--rendezvous", self.rendezvous, "--address", "127.0.0.1", *self.arguments, "--checkpoints"]
             command += [self.checkpoints if run_id is None else self.folder / run_id]
             command += ["--entrypoint", self.entrypoint, "--lifeline", self.lifeline.path]
             with (self.folder / f"{node}.log").open("ab") as log:
@@ -111,7 +118,7 @@ class Lab:
         lines = (self.checkpoints / "ledger" / "events.jsonl").read_text().splitlines()
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
-    def __enter__(self) -> Lab:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

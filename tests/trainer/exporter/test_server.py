@@ -228,5 +228,14 @@ def test_status_is_json_that_every_parser_takes(exporter: Exporter, monkeypatch:
     assert set(document) == {
         *("job", "run_id", "node", "state", "phase", "generation", "world_size", "step", "target_steps", "loss"),
         *("learning_rate", "samples_per_second", "restarts", "restarts_remaining", "last_checkpoint_step"),
-        *("last_checkpoint_time", "lost_steps", "wall_seconds", "ranks", "pid"),
+        *("last_checkpoint_time", "lost_steps", "wall_seconds", "ranks", "pid", "exit"),
     }
+
+
+def test_status_tells_the_exit_record_of_an_agent_that_stays_after_its_end(exporter: Exporter) -> None:
+    assert json.loads(fetch(exporter.port, "/status")[1])["exit"] is None
+    record = {"outcome": "failed", "code": 70, "message": "ValueError: odd", "traceback": ["line"]}
+    exporter.set_end(record)
+    document = json.loads(fetch(exporter.port, "/status")[1])
+    assert (document["state"], document["phase"], document["exit"]) == ("failed", "failed", record)
+    assert fetch(exporter.port, "/readyz")[0] == 503

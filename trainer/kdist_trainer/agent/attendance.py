@@ -15,7 +15,7 @@ from kdist_trainer.agent.budget import JOIN, Generation
 from kdist_trainer.agent.entry import stacks_path
 from kdist_trainer.agent.exchange import Exchange
 from kdist_trainer.agent.ranks import Ranks
-from kdist_trainer.agent.standstill import accuse, ask, compare_notes
+from kdist_trainer.agent.standstill import accuse, ask, compare_notes, desert
 from kdist_trainer.agent.stopping import StopSignals
 from kdist_trainer.agent.telling import Teller
 from kdist_trainer.agent.watchdog import Watchdog, culprit, dump_stacks
@@ -30,6 +30,9 @@ ECHO_SECONDS = 1.0
 """How long a node that has only seen peers vanish waits for its other ranks to say why."""
 LEFT_SECONDS = 5.0
 """How long ranks may go on unaware that other nodes have left their group: the next collective tells them."""
+LOST_SECONDS, LOST_BLIND_SECONDS = 5.0, 30.0
+"""How long ranks stand still before the agent believes that a node without a sign of life is gone; longer where it does not
+see whether they get on, or where they may rightly be busy without a beat."""
 STOP = "stop"
 
 
@@ -72,6 +75,7 @@ class Attendance:
         self._terminated_at: float | None = None
         self._joining_since: float | None = None
         self._left_since: float | None = None
+        self._lost_since: float | None = None
         self._must_end_at = math.inf
         self._begun = False
         self._running = False
@@ -94,6 +98,8 @@ class Attendance:
             self._note_running()
             self._pass_on_stop()
             self._take_news()
+            if self._has_lost_a_node():
+                return self._end_deserted()
             if time.monotonic() > self._must_end_at or self.stop.urgent:
                 return self._end_by_force()
 
@@ -118,6 +124,7 @@ class Attendance:
         now = time.monotonic()
         self._joining_since = (self._joining_since or now) if news.waiting else None
         self._left_since = (self._left_since or now) if news.left else None
+        self._lost_since = (self._lost_since or now) if news.lost else None
         if self._terminated_at is not None:
             return
         if self._joining_since is not None and now - self._joining_since >= self.config.join_window_seconds:
@@ -135,10 +142,13 @@ class Attendance:
 
     def _terminate(self, plan: str | None, *, since: float) -> None:
         """Ask the ranks to end, once; with a plan their end is no failure."""
+        self._terminated_at = time.monotonic()
+        if plan == STOP:  # nobody who wants to save has time for a store that is slow
+            self.ranks.signal(signal.SIGTERM)
         if plan is not None:
             ask(lambda: self.exchange.plan(self.generation.number, plan))
-        self._terminated_at = time.monotonic()
-        self.ranks.signal(signal.SIGTERM)
+        if plan != STOP:
+            self.ranks.signal(signal.SIGTERM)
         self._must_end_at = since + self.config.grace_seconds - stop_margin(self.config.grace_seconds)
 
     def _note_running(self) -> None:
@@ -162,6 +172,25 @@ class Attendance:
         exits = self.ranks.exits()
         self.ranks.kill()
         return self._end(exits)
+
+    def _has_lost_a_node(self) -> bool:
+        """Whether another node is gone and the ranks here wait for it: a cut connection shows at once, a silent node never."""
+        if self._lost_since is None:
+            return False
+        seen = self.watchdog.is_stepping()
+        still = self.watchdog.still_seconds() if seen else time.monotonic() - self._lost_since
+        return still > (LOST_SECONDS if seen else LOST_BLIND_SECONDS)
+
+    def _end_deserted(self) -> End:
+        exits = self.ranks.exits()
+        self.ranks.kill()
+        message = "another node of the group is gone: it gives no sign of life, and the ranks here wait for it"
+        log.warn("node-lost", message=message)
+        failures = {
+            number: desert(beat, rank=rank, node=self.node, generation=self.generation.number, message=message)
+            for number, (beat, rank) in enumerate(zip(self.watchdog.beats, self.global_ranks, strict=True))
+        }
+        return End(failures=failures, exits=exits)
 
     def _end_by_force(self) -> End:
         exits = self.ranks.exits()

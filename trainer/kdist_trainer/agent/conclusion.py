@@ -46,14 +46,13 @@ class Conclusion:
             self._teller.rank_ended(outcome)
         for local_rank, failure in end.failures.items():
             self._teller.rank_failed(failure, end.exits.get(local_rank))
-        if end.failures:
-            self._exchange.post_failures(generation.number, list(end.failures.values()))
-        self._end_if_over()
         decisive = deciding(end.failures.values())
-        if decisive is not None and decisive.permanent:
-            decisive = self._settle_on(generation.number, decisive)
-            if decisive.permanent:
-                self._end_failed(decisive)
+        try:
+            decisive = self._confer(generation, end, decisive)
+        except RuntimeError as error:
+            if not self._stop.requested:
+                raise
+            log.warn("rendezvous-mute", message=f"the others cannot be told that this node stops: {error}")
         if self._stop.requested:
             self.leave()
             saved = bool(end.outcomes) and not end.forced and not end.failures
@@ -65,6 +64,17 @@ class Conclusion:
         else:
             self._exchange.plan(generation.number, STOP)  # somebody asked the ranks to stop: that is no failure
             self._teller.state("restarting")
+
+    def _confer(self, generation: Generation, end: End, decisive: Failure | None) -> Failure | None:
+        """Tell the others, and end with them if this or something there has ended the run; returns what decides."""
+        if end.failures:
+            self._exchange.post_failures(generation.number, list(end.failures.values()))
+        self._end_if_over()
+        if decisive is not None and decisive.permanent:
+            decisive = self._settle_on(generation.number, decisive)
+            if decisive.permanent:
+                self._end_failed(decisive)
+        return decisive
 
     def _end_if_over(self) -> None:
         """End if the run has ended, whatever became of the ranks here."""
@@ -86,7 +96,7 @@ class Conclusion:
 
     def _end_failed(self, failure: Failure) -> NoReturn:
         record = failed(failure)
-        final = self._exchange.settle(record)
+        final = self._settle(record)
         if final == record:
             self._book.note_failure(failure)
             self._book.note("failed", cause=failure.cause.value, code=int(failure.code), message=failure.message[:500])
@@ -102,7 +112,7 @@ class Conclusion:
         if last is not None:
             failure = replace(last, cause=Cause.BUDGET, code=Exit.BUDGET, primary=True, message=message)
         record = failed(failure)
-        final = self._exchange.settle(record)
+        final = self._settle(record)
         if final == record:
             self._book.note("failed", cause=Cause.BUDGET.value, code=int(Exit.BUDGET), message=message[:500])
         self._close()
@@ -151,9 +161,17 @@ class Conclusion:
 
     def _finish_now(self, step: int | None) -> NoReturn:
         done = self._read_done()
-        final = self._exchange.settle(success(step=step if done is None else done.get("step")))
+        final = self._settle(success(step=step if done is None else done.get("step")))
         self._close()
         raise Ended(final)
+
+    def _settle(self, record: dict[str, Any]) -> dict[str, Any]:
+        """End the run for all agents; returns the record that it ended with, this one if the store stays away."""
+        try:
+            return self._exchange.settle(record)
+        except RuntimeError as error:
+            log.warn("rendezvous-mute", message=f"the others cannot be told how the run ended: {error}")
+            return record
 
     def _read_done(self) -> dict[str, Any] | None:
         return read_done(self._settings.checkpoints, run_id=self._settings.run_id)

@@ -25,6 +25,7 @@ from kdist_trainer.agent.attendance import Attendance, End
 from kdist_trainer.agent.budget import Book, Generation
 from kdist_trainer.agent.conclusion import Conclusion
 from kdist_trainer.agent.exchange import Exchange
+from kdist_trainer.agent.hearing import Hearing
 from kdist_trainer.agent.outcome import Ended, failed, stopped
 from kdist_trainer.agent.ranks import Ranks
 from kdist_trainer.agent.settings import Settings
@@ -43,14 +44,23 @@ class Agent(LocalElasticAgent):
     """The agent of one node. `run` returns when its work is over; `record` then says how it ended."""
 
     def __init__(
-        self, spec: WorkerSpec, settings: Settings, *, exchange: Exchange, teller: Teller, stop: StopSignals, start_method: str
+        self,
+        spec: WorkerSpec,
+        settings: Settings,
+        *,
+        exchange: Exchange,
+        hasty: Exchange,
+        teller: Teller,
+        stop: StopSignals,
+        start_method: str,
     ) -> None:
+        """`hasty` is the exchange while ranks are at work, when nobody waits for a store that is away."""
         super().__init__(spec, DefaultLogsSpecs(log_dir=str(settings.scratch / "torchelastic")), start_method=start_method)
         assert isinstance(spec.rdzv_handler, Rendezvous)  # noqa: S101 - launch makes it so
         self.record: dict[str, Any] = {}
         self._rendezvous_handler = spec.rdzv_handler
         self._settings = settings
-        self._exchange = exchange
+        self._hasty = hasty
         self._teller = teller
         self._stop = stop
         self._book = Book(exchange, checkpoints=settings.checkpoints, max_restarts=settings.config.max_restarts)
@@ -137,22 +147,25 @@ class Agent(LocalElasticAgent):
         ranks = [worker.global_rank for worker in group.workers]
         self._teller.group_formed(generation, world_size=group.workers[0].world_size, ranks=ranks, leader=group.group_rank == 0)
         processes = self._start_ranks(ranks)
+        handler = self._rendezvous_handler
         try:
-            return Attendance(
-                config=config,
-                scratch=settings.scratch,
-                node=settings.node,
-                generation=generation,
-                global_ranks=ranks,
-                ranks=processes,
-                watchdog=watchdog,
-                exchange=self._exchange,
-                hear=self._rendezvous_handler.news,
-                teller=self._teller,
-                stop=self._stop,
-                alive=self._beat,
-            ).attend()
+            with Hearing(handler.news, seconds=handler.pace.watch) as hear:
+                return Attendance(
+                    config=config,
+                    scratch=settings.scratch,
+                    node=settings.node,
+                    generation=generation,
+                    global_ranks=ranks,
+                    ranks=processes,
+                    watchdog=watchdog,
+                    exchange=self._hasty,
+                    hear=hear,
+                    teller=self._teller,
+                    stop=self._stop,
+                    alive=self._beat,
+                ).attend()
         finally:
+            self._pulse = None
             processes.kill()
             processes.close()
             watchdog.close()

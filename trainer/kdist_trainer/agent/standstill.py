@@ -60,3 +60,19 @@ def accuse(beat: Beat, *, rank: int, blamed: int | None, node: str, generation: 
         return failure
     message = f"rank {rank} waited {where} for rank {blamed}"
     return replace(failure, cause=Cause.COLLECTIVE_TIMEOUT, primary=False, message=message)
+
+
+def desert(beat: Beat, *, rank: int, node: str, generation: int, message: str) -> Failure:
+    """The failure of a rank that another node has left alone: an echo of what happened there."""
+    return Failure(
+        cause=Cause.NODE_LOST,
+        code=Exit.PEERS_LOST,
+        primary=False,
+        message=message,
+        rank=rank,
+        node=node,
+        generation=generation,
+        step=beat.step if beat.step >= 0 else None,
+        time=time.time(),
+        collective=beat.collective,
+    )

@@ -53,6 +53,14 @@ class Watchdog:
             self._still[local_rank] = 0.0 if moved else self._still[local_rank] + passed
         return [local_rank for local_rank in range(len(self.beats)) if self._still[local_rank] > self._allowed(local_rank)]
 
+    def is_stepping(self) -> bool:
+        """Whether every rank beats, and is in a phase in which it does so often."""
+        return all(beat.count and beat.phase not in _SLOW for beat in self.beats)
+
+    def still_seconds(self) -> float:
+        """How long the rank that moved last has stood still."""
+        return min(self._still)
+
     def _allowed(self, local_rank: int) -> float:
         beat = self.beats[local_rank]
         if beat.count == 0 and not self._from_start:

@@ -62,6 +62,7 @@ class Exporter:
         self._throughput = status.Throughput()
         self._clock = WallClock(time.monotonic() if since is None else since)
         self._failed_at: float | None = None
+        self._record: dict[str, Any] | None = None
         self._scrape_seconds = 0.0
         self._exposition = Exposition(job, self._read)
         self._receiver: Receiver | None = None
@@ -101,6 +102,11 @@ class Exporter:
             self._drain()  # what a rank sent before this belongs to the time before this
             self._state = state
             self._clock.enter(state, now=time.monotonic())
+
+    def set_end(self, record: Mapping[str, Any]) -> None:
+        """The agent's work is over; `record` is its exit record, shown in `/status` as long as the agent stays."""
+        self.set_state("succeeded" if record.get("outcome") in ("done", "stopped") else "failed")
+        self._record = dict(record)
 
     def set_group(self, *, generation: int, world_size: int, local_ranks: Iterable[int]) -> None:
         """A group has formed, its ranks not started yet. Earlier sums become the base; ranks that left are shown no more."""
@@ -143,7 +149,7 @@ class Exporter:
         return generate_latest(self._exposition.registry).decode()
 
     def status(self) -> dict[str, Any]:
-        """The `/status` document."""
+        """The `/status` document; `exporter.status` says what is in it."""
         now = time.monotonic()
         with self._lock:
             self._drain()
@@ -156,7 +162,7 @@ class Exporter:
                 "run_id": self._run_id,
                 "node": self._node,
                 "state": self._state,
-                "phase": ranks[0]["phase"] if ranks else None,
+                "phase": self._state if self._record else ranks[0]["phase"] if ranks else None,
                 "generation": snapshot.generation,
                 "world_size": snapshot.world_size,
                 **status.shown_gauges(snapshot),
@@ -167,6 +173,7 @@ class Exporter:
                 "wall_seconds": wall,
                 "ranks": ranks,
                 "pid": os.getpid(),
+                "exit": self._record,
             }
 
     def _drain(self) -> None:

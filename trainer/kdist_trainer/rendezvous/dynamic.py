@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -33,6 +33,9 @@ class Pace:
     """Timings in seconds. They grow with the number of nodes, so that a store sees about the same load from any job."""
 
     poll: float
+    """Between two looks at the state while a group forms."""
+    watch: float
+    """The same while it is at work."""
     keep_alive: float
     keep_alive_attempts: int
     last_call: float
@@ -41,25 +44,40 @@ class Pace:
     """How long it waits at most for those that are, and in the first round for all: nodes are seldom ready together."""
 
     @classmethod
-    def for_nodes(cls, nodes: int) -> Pace:
-        """What suits a job of at most `nodes` nodes."""
+    def for_nodes(cls, nodes: int, *, remote: bool = False) -> Pace:
+        """What suits a job of at most `nodes` nodes; if `remote`, each look and each sign of life asks an API server."""
+        slowly = 1.0 if remote else 0.5
         return cls(
-            poll=min(1.0, 0.05 * max(1.0, nodes / 4)),
-            keep_alive=max(1.0, nodes / 32),
-            keep_alive_attempts=3,
+            poll=min(1.0, max(0.1 if remote else 0.05, nodes / 64 if remote else nodes / 80)),
+            watch=max(0.5, nodes / 12) if remote else min(1.0, max(0.05, nodes / 80)),
+            keep_alive=max(1.0, slowly * nodes / 16),
+            keep_alive_attempts=4 if remote else 3,
             last_call=0.3 + nodes / 64,
             patience=5.0 + nodes / 32,
         )
 
 
-class _State(_BackendRendezvousStateHolder):
-    """torch's view of the shared state; closes a round as soon as everybody who is known to be there has joined it.
+_AGES = timedelta(days=3650)
 
-    Nodes that want in, or have left the round before, stand in the wait list: an elastic group that forms without one of
-    them would have to form again at once.
+
+class _State(_BackendRendezvousStateHolder):
+    """torch's view of the shared state, with other rules for closing a round and for declaring a node dead.
+
+    A round is closed as soon as everybody who is known to be there has joined it. Nodes that want in, or have left the round
+    before, stand in the wait list: an elastic group that forms without one of them would have to form again at once.
+
+    A node is dead when its sign of life has stood still for so long as this node could see; torch compares the clocks of two
+    nodes, and takes all for dead once the store comes back that was away. A group at work loses nobody for that alone.
     """
 
-    pace: Pace
+    def __init__(self, backend: C10dRendezvousBackend, settings: RendezvousSettings, pace: Pace) -> None:
+        # By these settings torch itself takes for dead only who is marked so.
+        super().__init__(backend, replace(settings, keep_alive_interval=_AGES), cache_duration=pace.poll)  # type: ignore[arg-type]
+        self.pace = pace
+        self.silent: set[Any] = set()
+        """Nodes that should give a sign of life and do not."""
+        self._pulses: dict[Any, tuple[datetime, float]] = {}
+        self._looked = time.monotonic()
 
     def sync(self) -> bool | None:
         """See base class."""
@@ -71,27 +89,45 @@ class _State(_BackendRendezvousStateHolder):
                 state.deadline = opened  # seen here only, unless this node closes the round now
         return done
 
+    def _sanitize(self) -> None:
+        """See base class; called whenever the state was read."""
+        state, pace, now = self.state, self.pace, time.monotonic()
+        passed, self._looked = min(now - self._looked, pace.keep_alive), now
+        pulses = {}
+        for node, beat in state.last_heartbeats.items():
+            before, still = self._pulses.get(node, (beat, -passed))
+            pulses[node] = (beat, still + passed if beat == before else 0.0)
+        self._pulses = pulses
+        self.silent = {node for node, (_, still) in pulses.items() if still > pace.keep_alive * pace.keep_alive_attempts}
+        if not state.complete or state.wait_list or state.redundancy_list:
+            for node in self.silent:
+                state.last_heartbeats[node] = datetime.min.replace(tzinfo=UTC)
+        super()._sanitize()
+
 
 @dataclass(frozen=True)
 class News:
     """What the rendezvous says to an agent whose ranks are at work.
 
-    `waiting` nodes want to join; `left` nodes of the group have turned their back on it and wait to form again; there will be
-    no more rounds if it is `closed`.
+    `waiting` nodes want to join; `left` nodes of the group have turned their back on it and wait to form again; `lost` ones
+    are gone or give no sign of life; there will be no more rounds if it is `closed`.
     """
 
     waiting: int
     left: int
+    lost: int
     closed: bool
 
 
 class Rendezvous(DynamicRendezvousHandler):
     """A `RendezvousHandler` for `LocalElasticAgent`; make it with `open_rendezvous`."""
 
-    def __init__(self, store: Store, settings: RendezvousSettings, *, pace: Pace, address: str | None, state: _State) -> None:
+    _state_holder: _State
+
+    def __init__(self, store: Store, settings: RendezvousSettings, *, address: str | None, state: _State) -> None:
         node = self._node_desc_generator.generate(address)
         super().__init__(node, settings, "c10d", store, state)
-        self.pace = pace
+        self.pace = state.pace
         self._group: set[Any] = set()
 
     @property
@@ -112,7 +148,9 @@ class Rendezvous(DynamicRendezvousHandler):
             self._state_holder.sync()
             state = self._state_holder.state
             left = len(state.wait_list & self._group)
-            return News(waiting=len(state.wait_list) - left, left=left, closed=state.closed)
+            present = state.participants.keys() - self._state_holder.silent
+            lost = len(self._group - present - state.wait_list)
+            return News(waiting=len(state.wait_list) - left, left=left, lost=lost, closed=state.closed)
 
     def members(self) -> int:
         """How many nodes the current round still has."""
@@ -140,13 +178,22 @@ class Rendezvous(DynamicRendezvousHandler):
 
 
 def open_rendezvous(
-    store: Store, *, run_id: str, min_nodes: int, max_nodes: int, address: str | None, timeout_seconds: float
+    store: Store,
+    *,
+    run_id: str,
+    min_nodes: int,
+    max_nodes: int,
+    address: str | None,
+    timeout_seconds: float,
+    state_store: Store | None = None,
+    remote: bool = False,
 ) -> Rendezvous:
     """A rendezvous of run `run_id` whose state lives in `store`. `address` is where this node's ranks listen, None: its name.
 
+    The state is read and written through `state_store`, another view of the same store. `remote` as for `Pace`.
     Raises `RendezvousConnectionError` when the store cannot be reached.
     """
-    pace = Pace.for_nodes(max_nodes)
+    pace = Pace.for_nodes(max_nodes, remote=remote)
     _quicken(pace.poll)
     settings = RendezvousSettings(
         run_id,
@@ -156,9 +203,8 @@ def open_rendezvous(
         keep_alive_interval=timedelta(seconds=pace.keep_alive),
         keep_alive_max_attempt=pace.keep_alive_attempts,
     )
-    state = _State(C10dRendezvousBackend(store, run_id), settings, cache_duration=pace.poll)  # type: ignore[arg-type]
-    state.pace = pace
-    return Rendezvous(store, settings, pace=pace, address=address, state=state)
+    state = _State(C10dRendezvousBackend(state_store or store, run_id), settings, pace)
+    return Rendezvous(store, settings, address=address, state=state)
 
 
 @contextmanager

@@ -1,0 +1,84 @@
+"""The end of an agent: it says how its work ended, to everybody who may ask, and goes or stays as it was told."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kdist_trainer import log
+from kdist_trainer.agent.outcome import write_record
+from kdist_trainer.agent.settings import PARK, Settings
+from kdist_trainer.agent.stopping import StopSignals
+from kdist_trainer.config import Exit
+from kdist_trainer.exporter import Exporter
+from kdist_trainer.rendezvous.place import FILE
+
+_LOOK_SECONDS = 0.2
+
+
+def start_exporter(
+    settings: Settings, procs: int, *, healthy: Callable[[], bool] = lambda: True, since: float | None = None
+) -> Exporter:
+    """The exporter of this agent, serving since a monotonic time; where it does is noted in `agent.json`. Raises `OSError`."""
+    config = settings.config
+    info = {
+        "node": settings.node,
+        "framework": config.train.strategy if config.train else "script",
+        "workload_kind": config.train.workload if config.train else "script",
+        "world_size_min": str(config.nodes.min * procs),
+        "world_size_max": str(config.max_world_size(procs)),
+    }
+    exporter = Exporter(
+        job=config.name,
+        run_id=settings.run_id,
+        socket_path=settings.socket,
+        port=settings.port,
+        host=_listening(settings),
+        info=info,
+        healthy=healthy,
+        since=since,
+    )
+    exporter.start()
+    document = {"pid": os.getpid(), "port": exporter.port, "node": settings.node, "run_id": settings.run_id}
+    fresh = settings.scratch / "agent.json.new"
+    fresh.write_text(json.dumps(document))
+    fresh.replace(settings.scratch / "agent.json")
+    return exporter
+
+
+def _listening(settings: Settings) -> str:
+    """Where metrics and status are served: to this machine only, or to whoever may reach the pod."""
+    if settings.rendezvous.startswith(f"{FILE}:"):
+        return "127.0.0.1"
+    return "::" if ":" in (settings.address or "") else "0.0.0.0"  # noqa: S104 - Prometheus comes from outside the pod
+
+
+def end(settings: Settings, record: dict[str, Any], *, stop: StopSignals, exporter: Exporter | None = None) -> int:
+    """Leave the record everywhere, linger or park as the job says; returns the exit code."""
+    write_record(record, settings.scratch, settings.termination_message)
+    code = Exit(record["code"])
+    if code not in (Exit.DONE, Exit.STOPPED):
+        fields = {name: record.get(name) for name in ("cause", "code", "rank", "step", "traceback", "message")}
+        log.error("failed", node=record.get("node") or settings.node, **fields)
+    parks = settings.on_end == PARK and not code.retryable
+    if exporter is None and parks:
+        exporter = start_exporter(settings, procs=1)
+    if exporter is not None:
+        exporter.set_end(record)
+        if parks:
+            log.event("parked", code=int(code), message="the work is over: this agent stays until it is told to go")
+            _wait(None, stop)
+        elif code is Exit.DONE:
+            _wait(settings.config.metrics_linger_seconds, stop)
+        exporter.close()
+    return int(code)
+
+
+def _wait(seconds: float | None, stop: StopSignals) -> None:
+    """Answer scrapes and questions for so long, None: for ever, until asked to stop."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while not stop.requested and (deadline is None or time.monotonic() < deadline):
+        time.sleep(_LOOK_SECONDS)

@@ -1,0 +1,116 @@
+"""The way from the name of a rendezvous to its stores and its handler."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch._C._distributed_c10d import Store
+from torch.distributed import DistError
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
+
+from kdist_trainer import log
+from kdist_trainer.agent.settings import Settings
+from kdist_trainer.agent.stopping import StopSignals
+from kdist_trainer.config import Cause, Exit
+from kdist_trainer.failure import KdistTrainerError
+from kdist_trainer.rendezvous import place
+from kdist_trainer.rendezvous.configmap import ConfigMap, Server
+from kdist_trainer.rendezvous.dynamic import Pace, Rendezvous, open_rendezvous
+from kdist_trainer.rendezvous.file import FileStore
+from kdist_trainer.rendezvous.kubernetes import KubernetesStore
+from kdist_trainer.rendezvous.tcp import open_tcp_store
+
+_WORD_SECONDS = 10.0
+"""How long an agent waits for a word that another one owes it; then the other one is taken for lost and they meet anew."""
+_HASTY, _STOPPING = 3.0, 1.0
+"""How long an API server may be away while ranks are at work, and when somebody asked the agent to stop; between groups as
+long as a group may take to form."""
+_PAUSE_SECONDS = 1.0
+
+
+class Unreachable(KdistTrainerError):  # noqa: N818 - named for what it is
+    """The place where agents meet cannot be reached."""
+
+    cause, code = Cause.RENDEZVOUS, Exit.PEERS_LOST
+
+
+@dataclass(frozen=True)
+class Stores:
+    """Two views of one store: `patient` rides out that it is away for a while, `hasty` soon says that it is."""
+
+    patient: Store
+    hasty: Store
+
+
+def open_stores(settings: Settings, stop: StopSignals) -> Stores:
+    """Open what `settings.rendezvous` names; waits for it. Raises `ConfigProblem`, `Unreachable`."""
+    where, nodes = place.parse(settings.rendezvous), settings.config.nodes.max
+    seconds = settings.config.rendezvous_timeout_seconds
+    word = _WORD_SECONDS + nodes / 4
+    first, second = where.where
+    if where.scheme == place.FILE:
+        store: Store = FileStore(Path(first), timeout_seconds=word)
+        return Stores(store, store)
+    if where.scheme == place.C10D:
+        try:
+            store = open_tcp_store(
+                first,
+                int(second),
+                node=settings.node,
+                address=settings.address,
+                timeout_seconds=word,
+                patience_seconds=seconds,
+            )
+        except (OSError, DistError) as error:
+            raise Unreachable(f"the store of the rendezvous at {first}:{second} is not there: {error}") from error
+        return Stores(store, store)
+    opened = threading.Event()
+    server, poll = Server.from_environment(), Pace.for_nodes(nodes, remote=True).poll
+
+    def view(calm: float) -> KubernetesStore:
+        def patience() -> float:
+            return _STOPPING if stop.requested else calm if opened.is_set() else seconds
+
+        config_map = ConfigMap(server, first, second, patience=patience)
+        return KubernetesStore(config_map, run_id=settings.run_id, timeout_seconds=word, poll_seconds=poll)
+
+    stores = Stores(view(seconds), view(_HASTY))
+    try:
+        stores.patient.check([])
+        stores.hasty.check([])
+    except DistError as error:
+        raise Unreachable(str(error)) from error
+    opened.set()
+    return stores
+
+
+def open_handler(settings: Settings, stores: Stores, *, predecessor: int | None) -> Rendezvous:
+    """The rendezvous in these stores, without the agent that was here before (its pid)."""
+    config, scheme = settings.config, place.parse(settings.rendezvous).scheme
+    deadline = time.monotonic() + config.rendezvous_timeout_seconds
+    while True:
+        try:
+            handler = open_rendezvous(
+                stores.patient,
+                state_store=stores.hasty,
+                run_id=settings.run_id,
+                min_nodes=config.nodes.min,
+                max_nodes=config.nodes.max,
+                address=settings.address or ("127.0.0.1" if scheme == place.FILE else None),
+                timeout_seconds=config.rendezvous_timeout_seconds,
+                remote=scheme == place.KUBERNETES,
+            )
+            break
+        except RendezvousConnectionError as error:
+            if time.monotonic() > deadline:
+                raise Unreachable(f"the store of the rendezvous does not answer: {error}") from error
+            log.warn("rendezvous-retried", message=f"the store of the rendezvous does not answer: {error.__cause__ or error}")
+            time.sleep(_PAUSE_SECONDS)
+    if predecessor is not None:
+        with suppress(RendezvousError):  # its keep-alives will be missed
+            handler.evict(predecessor)
+    return handler

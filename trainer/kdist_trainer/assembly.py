@@ -24,7 +24,7 @@ from kdist_trainer.run import Run
 from kdist_trainer.saves import Savable, Saves
 from kdist_trainer.signals import Exchange, StopFlag
 from kdist_trainer.state import TrainState
-from kdist_trainer.stats import StepStats
+from kdist_trainer.stats import StepPhase, StepStats
 from kdist_trainer.timing import DeviceAllReduces, HostAllReduces, Laps, Timer, Untimed
 from kdist_trainer.workload import Samples, Workload
 from kdist_trainer.world import World
@@ -103,7 +103,8 @@ def make_saves(config: TrainConfig, train: Training, around: Surroundings, parts
             sharded=parts.strategy.sharded,
             take_over="KDIST_TAKE_OVER" in os.environ,
         )
-    return Saves(store, parts, every=train.checkpoint.every, diary=Diary(root, around.world), stats=around.stats)
+    diary = Diary(root, around.world, waited=lambda: around.stats.phase[StepPhase.COMM_EXPOSED])
+    return Saves(store, parts, every=train.checkpoint.every, diary=diary, stats=around.stats)
 
 
 def training_samples(workload: Workload) -> Samples:

@@ -19,18 +19,24 @@ from kdist_trainer.world import World
 class Diary:
     """The ledger as the loop writes it; on other ranks than 0, and without a folder, it keeps nothing."""
 
-    def __init__(self, root: Path | None, world: World) -> None:
+    def __init__(self, root: Path | None, world: World, *, waited: Callable[[], float] = lambda: 0.0) -> None:
+        """`waited` says how many seconds this rank has waited in all-reduces so far."""
         self._root = root if world.is_leader else None
         self._fixed = {"generation": world.generation, "world_size": world.size}
+        self._waited, self._told = waited, 0.0
         self._steps: StepLedger | None = None
         self._waiting: list[dict[str, Any]] = []
 
     def add_steps(self, records: Iterable[StepRecord], losses: Iterable[float]) -> None:
-        """Write one line for each step."""
-        if self._root is None:
+        """Write one line for each step; what was waited for peers since the last call is shared out among them."""
+        records = list(records)
+        if self._root is None or not records:
             return
+        waited = self._waited()
+        wait, self._told = max(0.0, waited - self._told) / len(records), waited
         for (step, first, last, seconds), loss in zip(records, losses, strict=True):
             line = {"step": step, **self._fixed, "first": first, "last": last, "loss": loss.hex(), "seconds": round(seconds, 6)}
+            line |= {"wait_seconds": round(wait, 6)}
             self._waiting.append(line)
         self.flush()
 

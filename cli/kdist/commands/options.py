@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from kdist import console
-from kdist.errors import UsageError
+from kdist.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kdist.cluster import Cluster
+    from kdist.steer.target import Target
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -112,3 +115,56 @@ def files_of(paths: Sequence[str]) -> list[str]:
             raise UsageError(f"there is no job file in the folder `{path}`")
         found += inside
     return found
+
+
+def dry_run_option(command: Command) -> Command:
+    """`--dry-run`; arrives as `dry_run`: none, client or server."""
+    choice = click.Choice(["none", "client", "server"])
+    return click.option(
+        "--dry-run", type=choice, default="none", help="Change nothing: `client` only says it, `server` has it checked."
+    )(command)
+
+
+def wait_option(command: Command) -> Command:
+    """`--wait/--no-wait`; arrives as `wait`."""
+    return click.option("--wait/--no-wait", default=True, help="Wait until it has come about, or only ask for it.")(command)
+
+
+def find_target(
+    job: str | None, file: str | None, *, namespace: str | None, context: str | None, timeout: float | None = None
+) -> Target:
+    """The job in the cluster that is meant. Raises `NotFoundError`, and what `find_job` and `connect` raise."""
+    from kdist.steer import target
+
+    found = find_job(job, file)
+    cluster = connect(namespace=namespace, context=context, timeout=timeout, job=found.namespace)
+    return target.find(cluster, found.name)
+
+
+def find_run(
+    job: str | None,
+    file: str | None = None,
+    *,
+    local: bool = False,
+    namespace: str | None = None,
+    context: str | None = None,
+    at_work: bool = False,
+) -> Path | None:
+    """Folder of the run on this machine that is meant; None where the cluster is.
+
+    A run of `kdist run` by that name comes first, and is said, unless -n or --context asks for the cluster; with `at_work` only
+    one that is. Raises `NotFoundError` where the machine's is asked for and there is none.
+    """
+    from kdist.local import agents
+
+    name = job if job is not None and not job.endswith(_FILE_SUFFIXES) else find_job(job, file).name
+    root = None if (namespace or context) and not local else agents.find_run(name)
+    if root is not None and at_work and not agents.is_at_work(root):
+        if local or "/" in name:
+            raise NotFoundError(f"no `kdist run` is at work in {root}", hint="`kdist report` tells of a run that is over")
+        root = None
+    if root is None and (local or "/" in name):
+        raise NotFoundError(f"there is no run in {name}" if "/" in name else f"there is no run {name} on this machine")
+    if root is not None and "/" not in name and not local:
+        console.message(f"{name} of this machine, in {root}; -n NAMESPACE asks the cluster")
+    return root

@@ -53,7 +53,10 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class StepLedger:
-    """`steps.jsonl`, written by rank 0: step, generation, world_size, first and last sample, loss (`float.hex`), seconds."""
+    """`steps.jsonl`, written by rank 0: step, generation, world_size, first and last sample, loss (`float.hex`), seconds.
+
+    `wait_seconds` is the part of the seconds that waited in all-reduces, as far as it was known when the line was written.
+    """
 
     def __init__(self, root: Path) -> None:
         self._handle = _open_for_append(root / FOLDER / STEPS)

@@ -1,0 +1,50 @@
+"""`kdist exec`: a command in the pod of a rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from kdist.commands import options
+from kdist.errors import UsageError
+
+
+@click.command(context_settings={"allow_interspersed_args": True})
+@click.argument("job", metavar="NAME|FILE")
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARG]...")
+@click.option("--rank", type=click.IntRange(min=0), help="The pod that has this rank; rank 0 if nothing is said.")
+@click.option("--pod", default="", metavar="NAME", help="This pod.")
+@click.option("-c", "--container", metavar="NAME", help="This container instead of the training's.")
+@click.option("-i", "--stdin", is_flag=True, help="Pass standard input on.")
+@click.option("-t", "--tty", is_flag=True, help="Give the command a terminal.")
+@options.cluster_options
+def command(
+    job: str,
+    argv: tuple[str, ...],
+    *,
+    rank: int | None,
+    pod: str,
+    container: str | None,
+    stdin: bool,
+    tty: bool,
+    timeout: float | None,
+    **place: Any,
+) -> int:
+    r"""Run a command in the pod of a rank.
+
+    The exit code is the command's own.
+
+    \b
+    Examples:
+      kdist exec digits -- nproc
+      kdist exec digits --rank 3 -- python -c "import torch; print(torch.__version__)"
+      kdist exec digits --rank 1 -it -- python
+    """
+    from kdist.steer import agents
+
+    if not argv:
+        raise UsageError("name the command to run after `--`", next_command=f"kdist exec {job} -- nproc")
+    target = options.find_target(job, None, timeout=timeout, **place)
+    chosen = agents.choose_pod(target, rank=rank, pod=pod)
+    return target.cluster.exec(chosen.name, argv, container=container or chosen.container, stdin=stdin or tty, tty=tty)

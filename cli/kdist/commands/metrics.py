@@ -1,0 +1,105 @@
+"""`kdist metrics`: what the agents of a job measure, without Prometheus."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kdist import console
+from kdist.commands import options
+from kdist.errors import KdistError, NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kdist.steer.readings import Reading
+
+_DETAIL = ("_bucket", "_created")
+
+
+@click.command()
+@options.job_argument
+@click.option("--rank", type=click.IntRange(min=0), help="Only the agent that has this rank, and only this rank's series.")
+@click.option("--grep", default="", metavar="TEXT", help="Only metrics with this in their name.")
+@click.option("--local", is_flag=True, help="The run of `kdist run` on this machine, even where -n or a cluster is set.")
+@options.cluster_options
+@options.output_option("table", "prom", "json")
+def command(
+    job: str | None,
+    file: str | None,
+    *,
+    rank: int | None,
+    grep: str,
+    local: bool,
+    output: str,
+    timeout: float | None,
+    **place: Any,
+) -> None:
+    r"""Show what the agents of a job measure, without Prometheus.
+
+    The table leaves out the buckets of histograms; `-o prom` has everything, each series with the label `pod`.
+
+    \b
+    Examples:
+      kdist metrics digits
+      kdist metrics digits --rank 0 --grep step
+      kdist metrics digits -o prom > metrics.txt
+    """
+    from kdist.steer import readings
+
+    now = _read(job, file, local=local, timeout=timeout, **place)
+    if rank is not None:
+        now = readings.select(now, rank)
+        if not now:
+            raise NotFoundError(f"no agent has rank {rank}")
+    _show(now, output, rank=rank, grep=grep)
+
+
+def _read(
+    job: str | None, file: str | None, *, local: bool, timeout: float | None, namespace: str | None, context: str | None
+) -> Mapping[str, Reading]:
+    root = options.find_run(job, file, local=local, namespace=namespace, context=context, at_work=True)
+    if root is not None:
+        from kdist.local import agents as local_agents
+
+        now = local_agents.read(root, metrics=True)
+        name = root.name
+    else:
+        from kdist.steer import agents
+
+        target = options.find_target(job, file, namespace=namespace, context=context, timeout=timeout)
+        now, name = agents.read(target, target.pods(), metrics=True), target.name
+    if not now:
+        raise KdistError(f"no agent of {name} answers", next_command=f"kdist status {name}")
+    return now
+
+
+def _show(now: Mapping[str, Reading], output: str, *, rank: int | None, grep: str) -> None:
+    from kdist.quantity import number
+    from kdist.steer import exposition
+
+    if output == "prom":
+        for line in exposition.merge({owner: reading.metrics for owner, reading in now.items()}):
+            console.result(line)
+        return
+    found = [
+        (owner, sample)
+        for owner, reading in now.items()
+        for sample in reading.samples()
+        if grep in sample.name and (rank is None or sample.labels.get("rank", str(rank)) == str(rank))
+    ]
+    if output == "json":
+        samples = [{"pod": owner, **exposition.to_document([sample])[0]} for owner, sample in found]
+        console.emit({"apiVersion": "cli.kdist.dev/v1", "kind": "Metrics", "samples": samples}, output="json")
+        return
+    shown = [
+        (owner, sample.name, _labels(sample.labels), number(sample.value, 6))
+        for owner, sample in found
+        if not sample.name.endswith(_DETAIL)
+    ]
+    console.table(shown, header=("POD", "METRIC", "LABELS", "VALUE"))
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in labels.items() if name != "kdist_job") or "-"

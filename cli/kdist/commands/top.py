@@ -1,0 +1,134 @@
+"""`kdist top`: what every rank spends its steps on, live, and who is slow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kdist import console
+from kdist.commands import options
+from kdist.errors import KdistError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from kdist.steer.anatomy import Row
+    from kdist.steer.readings import Reading
+
+    Look = Callable[[], Mapping[str, Reading]]
+
+
+@click.command()
+@options.job_argument
+@click.option("--every", type=options.seconds, default="2s", show_default=True, help="Time between two readings.")
+@click.option("--once", is_flag=True, help="One reading over the whole life of the agents, also on a terminal.")
+@click.option("--local", is_flag=True, help="The run of `kdist run` on this machine, even where -n or a cluster is set.")
+@options.cluster_options
+@options.output_option("table", "json")
+def command(
+    job: str | None,
+    file: str | None,
+    *,
+    every: float,
+    once: bool,
+    local: bool,
+    output: str,
+    timeout: float | None,
+    **place: Any,
+) -> None:
+    r"""Show what every rank spends its steps on, and who is slow.
+
+    On a terminal it is live, over the time since the reading before; elsewhere it is one table, over two readings.
+    A slow rank is told by its busy time: the others wait for it, so its own all-reduces are the shortest.
+
+    \b
+    Examples:
+      kdist top digits
+      kdist top digits -n ml --every 10s
+      kdist top digits --once -o json
+    """
+    name, look = _source(job, file, local=local, timeout=timeout, **place)
+    now = look()
+    if not now:
+        raise KdistError(f"no agent of {name} answers", next_command=f"kdist status {name}")
+    if console.can_draw() and not once and output == "table":
+        _live(name, look, every)
+        return
+    before = None
+    if not once:
+        time.sleep(every)
+        before, now = now, look() or now
+    _show(name, now, before, output)
+
+
+def _source(
+    job: str | None, file: str | None, *, local: bool, timeout: float | None, namespace: str | None, context: str | None
+) -> tuple[str, Look]:
+    """Name of the job, and how to read its agents."""
+    root = options.find_run(job, file, local=local, namespace=namespace, context=context, at_work=True)
+    if root is not None:
+        from kdist.local import agents as local_agents
+
+        return root.name, lambda: local_agents.read(root, metrics=True)
+    from kdist.steer import agents
+
+    target = options.find_target(job, file, namespace=namespace, context=context, timeout=timeout)
+    return target.name, lambda: agents.read(target, target.pods(), metrics=True)
+
+
+def _show(name: str, now: Mapping[str, Reading], before: Mapping[str, Reading] | None, output: str) -> None:
+    from kdist.steer import anatomy, grid, readings
+
+    rows = readings.rows(now, before)
+    if output == "json":
+        console.emit(grid.to_document(name, now, rows), output="json")
+        return
+    console.result(grid.headline(name, now))
+    shown, left = grid.choose(rows)
+    console.table([grid.cells(row) for row in shown], header=grid.HEADER)
+    if left:
+        console.message(f"{left} more ranks; -o json has all of them")
+    for sentence in anatomy.describe_slow(rows):
+        console.warning(sentence)
+
+
+def _live(name: str, look: Look, every: float) -> None:
+    """Draw until Ctrl-C."""
+    from kdist.steer import readings
+
+    before: Mapping[str, Reading] | None = None
+    try:
+        with console.drawing() as drawing:
+            while True:
+                now = look()
+                drawing.update(_draw(name, now, readings.rows(now, before)), refresh=True)
+                before = now or before
+                time.sleep(every)
+    except KeyboardInterrupt:
+        return
+
+
+def _draw(name: str, now: Mapping[str, Reading], rows: list[Row]) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from kdist.steer import anatomy, grid
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column, title in enumerate(grid.HEADER):
+        table.add_column(title, justify="left" if column in (1, 2, 13) else "right")
+    shown, left = grid.choose(rows)
+    for row in shown:
+        table.add_row(*grid.cells(row), style="yellow" if row.slow else "")
+    foot = [Text(sentence, style="yellow") for sentence in anatomy.describe_slow(rows)]
+    if left:
+        foot.append(Text(f"{left} more ranks", style="dim"))
+    if not now:
+        foot.append(Text("no agent answers", style="yellow"))
+    return Group(
+        Text(grid.headline(name, now), style="bold"), table, *foot, Text("Ctrl-C ends this view, not the job", style="dim")
+    )

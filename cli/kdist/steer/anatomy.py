@@ -1,0 +1,160 @@
+"""What each rank spends its steps on, and who is slow: computed from the agents' metrics. Pure.
+
+A rank that is slow makes the others wait for it in the all-reduce, so its own all-reduces are the *shortest*. It is told by its
+busy time: the step without the waiting.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kdist.steer.exposition import Sample
+
+PHASES = ("data_wait", "forward", "backward", "comm_exposed", "optimizer", "other")
+_BUSY = ("data_wait", "forward", "backward", "optimizer")
+SLOW_BY = 1 / 0.7
+"""A rank is slow when its busy time is so many times that of the ranks in the middle."""
+_LEAST_SECONDS = 0.0005  # below this a difference is noise
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Running sums of one rank: steps done, and seconds by phase, in all-reduces and in what is not a step."""
+
+    steps: float = 0.0
+    samples: float = 0.0
+    phases: Mapping[str, float] = field(default_factory=dict)
+    all_reduce: float = 0.0
+    checkpoint: float = 0.0
+
+    def since(self, before: Counts) -> Counts:
+        """What came since `before`; all of it where the sums began anew."""
+        if self.steps < before.steps:
+            return self
+        phases = {name: max(0.0, self.phases.get(name, 0.0) - before.phases.get(name, 0.0)) for name in self.phases}
+        return Counts(
+            self.steps - before.steps,
+            self.samples - before.samples,
+            phases,
+            max(0.0, self.all_reduce - before.all_reduce),
+            max(0.0, self.checkpoint - before.checkpoint),
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rank. Seconds are means per step over the time looked at; None where it did no step in it."""
+
+    rank: int
+    pod: str
+    state: str = ""
+    step: int | None = None
+    silence: float | None = None
+    steps: float = 0.0
+    phases: Mapping[str, float] = field(default_factory=dict)
+    all_reduce: float | None = None
+    checkpoint: float | None = None
+    slow: bool = False
+
+    @property
+    def seconds(self) -> float | None:
+        """Mean time of a step."""
+        return sum(self.phases.values()) if self.phases else None
+
+    @property
+    def busy(self) -> float | None:
+        """Mean time of a step in which the rank worked or read data, and did not wait for others."""
+        return sum(self.phases.get(name, 0.0) for name in _BUSY) if self.phases else None
+
+    def to_document(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "rank": self.rank,
+            "pod": self.pod,
+            "state": self.state,
+            "step": self.step,
+            "stepSeconds": self.seconds,
+            "busySeconds": self.busy,
+            "phases": dict(self.phases),
+            "allReduceSeconds": self.all_reduce,
+            "checkpointSeconds": self.checkpoint,
+            "heartbeatAgeSeconds": self.silence,
+            "slow": self.slow,
+        }
+
+
+def count(samples: Iterable[Sample]) -> dict[int, Counts]:
+    """The sums of each rank of one agent. What it knows of its first rank only (checkpoints) stands for all of its ranks."""
+    steps: dict[int, float] = {}
+    seen: dict[int, float] = defaultdict(float)
+    phases: dict[int, dict[str, float]] = defaultdict(dict)
+    reduced: dict[int, float] = defaultdict(float)
+    checkpoint = 0.0
+    for sample in samples:
+        if sample.name == "kdist_wall_seconds_total" and sample.labels.get("category") == "checkpoint_save":
+            checkpoint = sample.value
+        rank = sample.labels.get("rank", "")
+        if not rank.isdecimal():
+            continue
+        number = int(rank)
+        if sample.name == "kdist_steps_total":
+            steps[number] = sample.value
+        elif sample.name == "kdist_samples_total":
+            seen[number] = sample.value
+        elif sample.name == "kdist_step_phase_seconds_total":
+            phases[number][sample.labels.get("phase", "other")] = sample.value
+        elif sample.name == "kdist_collective_seconds_total":
+            reduced[number] += sample.value
+    return {rank: Counts(done, seen[rank], phases[rank], reduced[rank], checkpoint) for rank, done in steps.items()}
+
+
+def row(rank: int, pod: str, done: Counts, status: Mapping[str, Any]) -> Row:
+    """A rank over the time in which it counted `done`; `status` is its entry in the agent's `/status`."""
+    steps = done.steps
+    mean = {name: done.phases.get(name, 0.0) / steps for name in PHASES} if steps > 0 else {}
+    return Row(
+        rank=rank,
+        pod=pod,
+        state=str(status.get("phase") or ""),
+        step=_number(status, "step", int),
+        silence=_number(status, "heartbeat_age", float),
+        steps=steps,
+        phases=mean,
+        all_reduce=done.all_reduce / steps if steps > 0 else None,
+        checkpoint=done.checkpoint / steps if steps > 0 else None,
+    )
+
+
+def mark_slow(rows: Sequence[Row]) -> list[Row]:
+    """The rows by rank, those marked whose busy time stands out: `SLOW_BY` times the (lower) median of all."""
+    busy = sorted(one.busy for one in rows if one.busy is not None)
+    middle = busy[(len(busy) - 1) // 2] if len(busy) > 1 else None
+    ordered = sorted(rows, key=lambda one: (one.rank, one.pod))
+    return [replace(one, slow=_stands_out(one.busy, middle)) for one in ordered]
+
+
+def _stands_out(busy: float | None, middle: float | None) -> bool:
+    if busy is None or middle is None:
+        return False
+    return busy > SLOW_BY * middle and busy - middle > _LEAST_SECONDS
+
+
+def describe_slow(rows: Sequence[Row]) -> Iterator[str]:
+    """A sentence for each slow rank: how slow, and which part of its step it is that takes longer."""
+    for one in rows:
+        others = [other for other in rows if not other.slow and other.phases]
+        if not one.slow or not others or one.busy is None:
+            continue
+        typical = sum(other.busy or 0.0 for other in others) / len(others)
+        excess = {name: one.phases[name] - sum(other.phases[name] for other in others) / len(others) for name in _BUSY}
+        most = max(excess, key=lambda name: excess[name])
+        times = one.busy / typical if typical > 0 else float("inf")
+        yield f"rank {one.rank} on {one.pod} is slow: busy {times:.1f} times as long as the others, most of it in {most}"
+
+
+def _number(document: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = document.get(name)
+    return kind(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,138 @@
+"""Looking into a run's checkpoints from outside: in a pod that runs, else in a small pod made for the purpose and removed after.
+
+That pod is the job's own, as far as rights, image and volumes go, but it only mounts the checkpoints, read-only unless they are
+to be put aside, and starts nothing but the question.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kdist.errors import Code, KdistError
+from kdist.manifest import Manifest
+from kdist.status.fields import at, items, text
+from kdist.steer import sending, waiting
+from kdist.steer.target import Target
+from kdist.steer.waiting import Tell
+
+MODULE = "kdist_trainer.checkpoint"
+PURPOSE = "kdist.dev/viewer"
+_START_SECONDS = 180.0
+_ANSWER_SECONDS = 600
+_MOUNT = "/checkpoints"
+_KEPT = ("nodeSelector", "tolerations", "imagePullSecrets", "securityContext", "priorityClassName", "runtimeClassName")
+
+
+def ask(target: Target, question: str, *arguments: str, tell: Tell) -> dict[str, Any]:
+    """The trainer's answer about the folder of checkpoints: `list`, `verify`, `ledger`, `aside`.
+
+    Raises `KdistError` for a job without checkpoints, and where no pod can look.
+    """
+    spec = target.job.spec.checkpoints
+    if spec is None or (spec.claim is None and spec.size is None):
+        raise KdistError(f"{target.name} has no checkpoints in the cluster", next_command="kdist explain spec.checkpoints")
+    command = ["python", "-m", MODULE, question, target.checkpoints, *arguments]
+    running = next((pod for pod in target.pods() if pod.running and not pod.deleting), None)
+    if running is not None and question != "aside":
+        code, output = target.cluster.run(running.name, command, container=running.container, timeout=_ANSWER_SECONDS)
+        return _read(output.decode(errors="replace"), code, running.name)
+    tell("no pod of it runs: a small pod looks into its checkpoints")
+    return _ask_in_a_pod(target, command, read_only=question != "aside")
+
+
+def _ask_in_a_pod(target: Target, command: Sequence[str], *, read_only: bool) -> dict[str, Any]:
+    name = f"{target.name[:40].rstrip('-')}-viewer-{secrets.token_hex(3)}"
+    document = viewer(target, sending.render_anew(target.without_code()), name, command, read_only=read_only)
+    target.cluster.create(document, namespace=target.namespace)
+    try:
+        phase = waiting.until(
+            lambda: _phase(target, name),
+            timeout=_START_SECONDS,
+            what=f"pod {name} to look into the checkpoints",
+            tell=lambda _: None,
+            next_command=f"kubectl describe pod {name} -n {target.namespace}",
+        )
+        output = "\n".join(target.cluster.logs(name, container="viewer"))
+        return _read(output, 0 if phase == "Succeeded" else 1, name)
+    finally:
+        target.cluster.delete("v1", "Pod", name, grace=0)
+
+
+def _phase(target: Target, name: str) -> str | None:
+    pod = target.cluster.get("v1", "Pod", name)
+    for status in items(pod, "status", "containerStatuses"):
+        reason = text(status, "state", "waiting", "reason")
+        if reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"):
+            raise KdistError(f"pod {name} cannot start: {reason}: {text(status, 'state', 'waiting', 'message')}")
+    phase = text(pod, "status", "phase")
+    return phase if phase in ("Succeeded", "Failed") else None
+
+
+def viewer(
+    target: Target, manifests: Sequence[Manifest], name: str, command: Sequence[str], *, read_only: bool
+) -> dict[str, Any]:
+    """The pod that looks: image, rights and place of the training's pod, the checkpoints' volume, and nothing else of it."""
+    pod = next((found for one in manifests for found in pod_specs(one.document)), {})
+    trainer = next((one for one in items(pod, "containers") if one.get("name") == target.backend.container), {})
+    mounts = [mount for mount in items(trainer, "volumeMounts") if mount.get("mountPath") == _MOUNT]
+    volumes = [one for one in items(pod, "volumes") if mounts and one.get("name") == mounts[0].get("name")]
+    for volume in volumes:
+        if read_only and at(volume, "persistentVolumeClaim") is not None:
+            mounts = [{**mount, "readOnly": True} for mount in mounts]
+    container = {
+        "name": "viewer",
+        "image": trainer.get("image"),
+        "imagePullPolicy": trainer.get("imagePullPolicy", "IfNotPresent"),
+        "command": list(command),
+        "env": [{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}, {"name": "HOME", "value": "/tmp"}],  # noqa: S108 - in the pod
+        "resources": {name: {"cpu": "200m", "memory": "256Mi"} for name in ("requests", "limits")},
+        "securityContext": trainer.get("securityContext", {}),
+        "volumeMounts": mounts,
+    }
+    spec = {key: pod[key] for key in _KEPT if key in pod}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "labels": {"app.kubernetes.io/managed-by": "kdist", "app.kubernetes.io/component": "viewer", PURPOSE: target.name},
+        },
+        "spec": {
+            **spec,
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": _ANSWER_SECONDS,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 0,
+            "containers": [container],
+            "volumes": volumes,
+        },
+    }
+
+
+def pod_specs(document: Any) -> Iterator[Mapping[str, Any]]:
+    """Every pod spec in a document, wherever its kind keeps it."""
+    if isinstance(document, Mapping):
+        if isinstance(document.get("containers"), list):
+            yield document
+        for value in document.values():
+            yield from pod_specs(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from pod_specs(value)
+
+
+def _read(output: str, code: int, pod: str) -> dict[str, Any]:
+    """The one JSON line of the answer. `verify` ends with 1 and answers all the same."""
+    for line in reversed(output.splitlines()):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            return found
+    said = output.strip().splitlines()[-1:] or [f"exit code {code}"]
+    raise KdistError(f"pod {pod} could not look into the checkpoints: {said[0][:300]}", code=Code.ERROR)

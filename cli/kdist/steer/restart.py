@@ -1,0 +1,64 @@
+"""Restart: all ranks anew, from the last checkpoint, or from nothing where that is asked for."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+from kdist.errors import NotFoundError
+from kdist.steer import inspect, pause, sending, waiting
+from kdist.steer.target import Document, Target
+from kdist.steer.waiting import Tell
+
+_GONE_SECONDS = 120.0
+
+
+def restart(target: Target, *, fresh: bool, wait: bool, timeout: float | None, tell: Tell) -> str:
+    """Start all ranks anew; returns the sentence that says so.
+
+    A job that is over is made anew and goes on from its last checkpoint; one that had succeeded has nothing left to do, unless
+    `fresh` puts its checkpoints aside. Raises `KdistError` where pods or objects do not go in time.
+    """
+    workload = _workload(target)
+    state = target.backend.read(workload) if workload else None
+    leaving = [pod for pod in target.pods() if not pod.over]
+    if workload and state and not state.finished and not state.suspended:
+        pause.hold(target)
+        farewell = pause.see_off(target, leaving, timeout=timeout, tell=tell)
+        if farewell.step is not None:
+            tell(f"saved after step {farewell.step:,}")
+    moved = None
+    if fresh:
+        moved = inspect.ask(target, "aside", tell=tell).get("moved")
+        target = replace(target, placement=replace(target.placement, run_id=secrets.token_hex(4)))
+    if fresh or workload is None or state is None or state.finished:
+        _make_anew(target, workload)
+    else:
+        pause.release(target)
+    target.ask(None)
+    done = f"{target.name} restarted" + (f"; its old checkpoints are in {moved}" if moved else "")
+    if not wait:
+        return f"{done}. Next: kdist status -w {target.name}"
+    return f"{done}{pause.await_start(target, timeout=timeout, tell=tell)}"
+
+
+def _workload(target: Target) -> Document | None:
+    try:
+        return target.workload()
+    except NotFoundError:
+        return None
+
+
+def _make_anew(target: Target, workload: Document | None) -> None:
+    manifests = sending.render_anew(target, workload=workload)
+    if workload is not None:
+        backend = target.backend
+        target.cluster.delete(backend.api_version, backend.kind, target.name, propagation="Foreground")
+        waiting.until(
+            lambda: True if _workload(target) is None and not target.pods() else None,
+            timeout=_GONE_SECONDS,
+            what=f"the old {backend.kind} {target.name} and its pods to go",
+            tell=lambda _: None,
+            next_command=f"kdist status {target.name}",
+        )
+    sending.send(target, manifests)

@@ -1,0 +1,106 @@
+"""A job as it stands in the cluster, read back from its ConfigMap: what every verb starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kdist import backends, render
+from kdist.backends import Backend, Placement, WorkloadState
+from kdist.cluster import Cluster
+from kdist.errors import KdistError, NotFoundError
+from kdist.spec import TrainingJob
+from kdist.status import ASKED, BACKEND, RENDEZVOUS, RUN_ID, Pod, read_pod
+from kdist.status.fields import annotation
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One job of one cluster. `config_map` is as it was when the command began."""
+
+    cluster: Cluster
+    config_map: Mapping[str, Any]
+    job: TrainingJob
+    backend: Backend
+    placement: Placement
+
+    @property
+    def name(self) -> str:
+        return self.job.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        return self.cluster.namespace
+
+    @property
+    def checkpoints(self) -> str:
+        """Folder of the run's checkpoints in its pods."""
+        return f"/checkpoints/{self.name}"
+
+    def workload(self) -> Document:
+        """The object that makes the pods. Raises `NotFoundError` where it is gone, by its TTL for instance."""
+        return self.cluster.get(self.backend.api_version, self.backend.kind, self.name)
+
+    def state(self) -> WorkloadState:
+        """What the workload says of itself. Raises `NotFoundError` where it is gone."""
+        return self.backend.read(self.workload())
+
+    def pods(self) -> list[Pod]:
+        """The job's pods, in the order of their indices."""
+        found = self.cluster.list("v1", "Pod", selector=self.backend.pod_selector(self.name))
+        return sorted((read_pod(pod) for pod in found), key=lambda pod: (pod.index or 0, pod.name))
+
+    def ask(self, word: str | None, *, dry_run: bool = False) -> None:
+        """Note in the ConfigMap what the user asked for: suspended, stopped, or None, which is to run."""
+        self.annotate({ASKED: word}, dry_run=dry_run)
+
+    def annotate(self, annotations: Mapping[str, str | None], *, dry_run: bool = False) -> None:
+        """Change annotations of the job's ConfigMap; None takes one away."""
+        body = {"metadata": {"annotations": dict(annotations)}}
+        self.cluster.patch("v1", "ConfigMap", self.name, body, dry_run=dry_run)
+
+    def patch_workload(self, body: Mapping[str, Any], *, dry_run: bool = False) -> Document:
+        """Change fields of the workload."""
+        return self.cluster.patch(self.backend.api_version, self.backend.kind, self.name, body, dry_run=dry_run)
+
+    def with_nodes(self, least: int, most: int) -> Target:
+        """The same job with other nodes. Raises `KdistError` where its own rules forbid them."""
+        document = self.job.to_document()
+        document["spec"]["nodes"] = {"min": least, "max": most}
+        return replace(self, job=_read(document, self.name))
+
+    def without_code(self) -> Target:
+        """The same job as if all its code were in the image."""
+        spec = self.job.spec.model_copy(update={"code": None})
+        return replace(self, job=self.job.model_copy(update={"spec": spec}))
+
+
+def find(cluster: Cluster, name: str) -> Target:
+    """The job NAME of the cluster's namespace. Raises `NotFoundError`, or `KdistError` for a ConfigMap that holds no job."""
+    try:
+        config_map = cluster.get("v1", "ConfigMap", name)
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"there is no job {name} in namespace {cluster.namespace}", next_command="kdist get -A", hint=error.hint
+        ) from error
+    job = render.read_job(config_map)
+    backend, rendezvous = annotation(config_map, BACKEND), annotation(config_map, RENDEZVOUS)
+    placement = Placement(
+        backend=backend,
+        rendezvous="c10d" if rendezvous == "c10d" else "kubernetes",
+        run_id=annotation(config_map, RUN_ID),
+    )
+    return Target(cluster, config_map, job, backends.get(backend), placement)
+
+
+def _read(document: Document, name: str) -> TrainingJob:
+    from pydantic import ValidationError
+
+    try:
+        return TrainingJob.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as error:
+        reasons = "; ".join(str(each["msg"]).removeprefix("Value error, ") for each in error.errors()[:3])
+        raise KdistError(f"{name} cannot have these nodes: {reasons}") from error

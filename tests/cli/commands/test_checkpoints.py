@@ -1,0 +1,56 @@
+"""`kdist checkpoints` on this machine: a run folder by name, by path, and folders that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Kdist
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty run folder called `digits` in the working directory's `.kdist`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KDIST_HOME", raising=False)
+    root = tmp_path / ".kdist" / "digits"
+    (root / "checkpoints").mkdir(parents=True)
+    (root / "run.json").write_text(json.dumps({"run_id": "r", "invocations": [], "checkpoints": str(root / "checkpoints")}))
+    return root
+
+
+def test_a_run_without_checkpoints_says_so(kdist: Kdist, run: Path) -> None:
+    shown = kdist("checkpoints", "digits")
+    assert (shown.exit_code, shown.stdout) == (0, "")
+    assert f"no checkpoints in {run / 'checkpoints'}" in shown.stderr
+    assert "-n NAMESPACE asks the cluster" in shown.stderr
+
+
+def test_a_checkpoint_without_a_manifest_cannot_be_used_and_is_an_error(kdist: Kdist, run: Path) -> None:
+    (run / "checkpoints" / "step-00000005-e1").mkdir()
+    shown = kdist("checkpoints", "verify", ".kdist/digits")
+    assert shown.exit_code == 1
+    assert "damaged: manifest.json is missing" in shown.stdout
+    assert "1 of them cannot be used: step-00000005-e1" in shown.stderr
+    listed = json.loads(kdist("checkpoints", "-o", "json", str(run / "checkpoints")).stdout)
+    assert (listed["kind"], listed["checkpoints"][0]["step"]) == ("CheckpointList", 5)
+    assert kdist("checkpoints", "-o", "name", "digits", "--local").stdout == "step-00000005-e1\n"
+
+
+def test_a_folder_that_is_no_run_is_not_found(kdist: Kdist, run: Path) -> None:
+    assert kdist("checkpoints", str(run.parent.parent)).exit_code == 4
+    assert kdist("checkpoints", "other", "--local").exit_code == 4
+
+
+def test_one_run_has_to_be_named(kdist: Kdist, run: Path) -> None:
+    assert [kdist("checkpoints", *words).exit_code for words in ((), ("a", "b"), ("verify", "a", "b"))] == [2, 2, 2]
+
+
+def test_top_and_metrics_of_a_run_that_is_not_at_work_say_what_tells_of_it(kdist: Kdist, run: Path) -> None:
+    for name in ("top", "metrics"):
+        shown = kdist(name, str(run))
+        assert shown.exit_code == 4
+        assert "no `kdist run` is at work" in shown.stderr
+        assert "kdist report" in shown.stderr

@@ -87,7 +87,8 @@ def prepare_scratch(settings: Settings) -> int | None:
     """
     scratch = settings.scratch
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-    scratch.chmod(0o700)
+    if scratch.stat().st_uid == os.geteuid():  # in a pod the volume is root's, and only this pod's
+        scratch.chmod(0o700)
     try:
         predecessor: int | None = json.loads((scratch / "agent.json").read_bytes())["pid"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -34,6 +34,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "diff": "Show what sending jobs would change.",
         "get": "List the jobs of a cluster.",
         "status": "Show what a job is doing: phase, ranks, step, loss, checkpoint.",
+        "logs": "Show what all ranks of a job say, with the pod in front.",
         "wait": "Wait until a job is done, or has come as far as asked.",
         "events": "Show what the cluster says about a job.",
         "why": "Say why a job does not do what it should, and what helps.",

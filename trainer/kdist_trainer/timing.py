@@ -19,16 +19,14 @@ from torch.distributed import ProcessGroup
 from torch.futures import Future
 
 from kdist_trainer.heartbeat import Heartbeat
-from kdist_trainer.stats import WALL_CATEGORIES, StepPhase, StepStats, Wall
-
-_DATA_WAIT, _PRODUCTIVE = WALL_CATEGORIES.index(Wall.DATA_WAIT), WALL_CATEGORIES.index(Wall.PRODUCTIVE_STEP)
+from kdist_trainer.stats import StepPhase, StepStats
 
 
 class Laps:
     """A stopwatch that hands every moment to one phase of the step, so that the phases sum to the time it ran."""
 
     def __init__(self, stats: StepStats) -> None:
-        self._phase, self._wall = stats.phase, stats.wall
+        self._phase = stats.phase
         self._last = self._begun = perf_counter()
 
     def lap(self, phase: StepPhase) -> None:
@@ -40,8 +38,6 @@ class Laps:
     def end(self) -> float:
         """The last lap ended a step: its seconds, all laps since the step before together."""
         seconds, self._begun = self._last - self._begun, self._last
-        waited = self._phase[StepPhase.DATA_WAIT]
-        self._wall[_DATA_WAIT], self._wall[_PRODUCTIVE] = waited, sum(self._phase) - waited
         return seconds
 
     def skip(self) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from pathlib import Path
 
 import click
@@ -13,12 +15,13 @@ from kdist.errors import Code, KdistError, UsageError
 
 @click.group
 def command() -> None:
-    r"""Write the dashboards, or try them on a Grafana.
+    r"""Write the dashboards, try them on a Grafana, or draw them without one.
 
     \b
     Examples:
       kdist dashboards export training-job
       kdist dashboards export --out dashboards/
+      kdist dashboards preview --prometheus http://localhost:9090 -o page.html
       kdist dashboards verify --grafana http://localhost:3000
     """
 
@@ -70,3 +73,42 @@ def verify(grafana: str) -> int:
     if failed := [one for one in found if one.error]:
         raise KdistError(f"{len(failed)} of {len(found)} panels failed")
     return Code.OK
+
+
+@command.command
+@click.argument("job", required=False, metavar="[JOB]")
+@click.option("--prometheus", required=True, metavar="URL", help="Address of the Prometheus that scrapes the trainings.")
+@click.option("--dashboard", "name", default="training-job", show_default=True, help="Which one: training-job or fleet.")
+@click.option("--since", default="1h", show_default=True, metavar="TIME", help="How far back to look, as 90s, 15m, 6h or 2d.")
+@click.option(
+    "--theme", type=click.Choice(["auto", "light", "dark"]), default="auto", help="Colours; auto as the reader's system."
+)
+@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), default="dashboard.html", show_default=True)
+def preview(job: str | None, *, prometheus: str, name: str, since: str, theme: str, out: Path) -> None:
+    r"""Draw a dashboard as one self-contained page from what a Prometheus knows; no Grafana needed.
+
+    \b
+    Examples:
+      kdist dashboards preview --prometheus http://localhost:9090
+      kdist dashboards preview digits --prometheus http://localhost:9090 --since 15m -o digits.html
+      kdist dashboards preview --dashboard fleet --prometheus http://localhost:9090 -o fleet.html
+    """
+    from kdist.dashboards import DASHBOARDS
+    from kdist.dashboards.preview import draw_page
+    from kdist.dashboards.prometheus import Prometheus, Window, choose_job
+
+    if name not in DASHBOARDS:
+        raise UsageError(f"there is no dashboard `{name}`", hint=f"there are {', '.join(DASHBOARDS)}")
+    found = re.fullmatch(r"([1-9]\d{0,5})([smhd])", since)
+    if found is None:
+        raise UsageError(f"--since takes a time as 90s, 15m, 6h or 2d, found `{since}`")
+    now = time.time()
+    window = Window(now - int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]], now, 0)
+    server = Prometheus(prometheus)
+    chosen = {} if name == "fleet" and job is None else {"kdist_job": choose_job(server, window, job)}
+    page = draw_page(DASHBOARDS[name], server, window, chosen=chosen, theme=theme)
+    try:
+        out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write `{out}`: {error.strerror}") from None
+    console.message(f"Wrote {out}.")

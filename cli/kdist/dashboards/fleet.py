@@ -60,7 +60,7 @@ NOW = Row(
             unit="none",
             units={"Progress": "percentunit", "Goodput": "percentunit", "Last step": "s", "Samples/s": "cps"},
             width=24,
-            height=9,
+            height=7,
         ),
     ),
 )

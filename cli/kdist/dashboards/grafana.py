@@ -145,8 +145,8 @@ def _defaults(panel: Panel) -> dict[str, Any]:
             "drawStyle": "line",
             "lineWidth": 2,
             "fillOpacity": 70 if panel.stacked else 8,
-            "showPoints": "never",
-            "spanNulls": False,
+            "showPoints": "always" if panel.bridged else "never",
+            "spanNulls": panel.bridged,
             "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
             "scaleDistribution": {"type": "log", "log": 10} if panel.logarithmic else {"type": "linear"},
         }

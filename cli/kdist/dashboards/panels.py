@@ -54,6 +54,8 @@ class Panel:
     maximum: float | None = None
     decimals: int | None = None
     steps: tuple[Step, ...] = ()
+    bridged: bool = False
+    """Points are joined over gaps: what happens seldom has a number only now and then."""
     shows_name: bool = False
     """A stat that shows its legend, not its value."""
     foreign: bool = False

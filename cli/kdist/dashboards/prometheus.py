@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kdist.dashboards.panels import Dashboard
-from kdist.errors import Code, KdistError
+from kdist.errors import Code, KdistError, NotFoundError, UsageError
 
 _TIMEOUT_SECONDS = 30.0
 _MOST_BYTES = 64 * 2**20
@@ -69,6 +70,12 @@ class Prometheus:
         found: list[str] = self._ask(f"label/{label}/values", {"match[]": metric, **times}, get=True)
         return found
 
+    def scrape_seconds(self) -> float:
+        """How often it scrapes the agents of trainings; 15 where it does not say."""
+        active = self._ask("targets", {"state": "active"}, get=True).get("activeTargets", [])
+        known = [_seconds(str(one.get("scrapeInterval", ""))) for one in active if "kdist" in str(one.get("scrapePool", ""))]
+        return max((seconds for seconds in known if seconds), default=15.0)
+
     def _ask(self, path: str, fields: Mapping[str, str], *, get: bool = False) -> Any:
         encoded = urllib.parse.urlencode(fields)
         url = f"{self.url}/api/v1/{path}"
@@ -87,6 +94,19 @@ class Prometheus:
         return document["data"]
 
 
+def choose_job(prometheus: Prometheus, window: Window, asked: str | None) -> str:
+    """The training that is meant: the one asked for, or the only one. Raises `KdistError` where that is none, or several."""
+    known = sorted(prometheus.label_values("kdist_job", "kdist_job_info", window))
+    if asked is not None and asked in known:
+        return asked
+    if asked is None and len(known) == 1:
+        return known[0]
+    if not known:
+        raise NotFoundError("this Prometheus knows no training in that time", hint="does it scrape the agents' port 9401?")
+    reason = f"it knows no training `{asked}`" if asked else f"there are {len(known)} trainings"
+    raise UsageError(reason, hint=f"name one of {', '.join(known[:20])}")
+
+
 def fill(dashboard: Dashboard, text: str, window: Window, *, chosen: Mapping[str, str], scrape_seconds: float) -> str:
     """A panel's query as Prometheus takes it: variables by `chosen` or all of them, and the windows that Grafana would choose."""
     query = dashboard.query(text)
@@ -95,6 +115,12 @@ def fill(dashboard: Dashboard, text: str, window: Window, *, chosen: Mapping[str
     for variable in sorted(dashboard.variables, key=lambda each: -len(each.name)):
         query = query.replace(f"${variable.name}", chosen.get(variable.name, variable.all_value))
     return query
+
+
+def _seconds(duration: str) -> float:
+    """Prometheus' way to write a duration, as in `1m30s`; 0 for anything else."""
+    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+    return sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)(ms|s|m|h)", duration))
 
 
 def _point(pair: Any) -> tuple[float, float]:

@@ -45,3 +45,5 @@ def test_a_killed_worker_shows_in_the_metrics_and_no_counter_goes_back(tmp_path:
     assert value(samples, "kdist_checkpoint_attempts_total", op="restore") >= 1
     assert value(samples, "kdist_time_to_recover_seconds") > 0
     assert value(samples, "kdist_wall_seconds_total", category="restart") > 0
+    productive = value(samples, "kdist_wall_seconds_total", category="productive_step")
+    assert productive <= value(samples, "kdist_step_duration_seconds_sum") / 2 * 1.01, "no second is counted twice"

@@ -70,7 +70,6 @@ def train_and_tell(document: dict[str, Any], folder: Path) -> dict[str, Any]:
         "steps": stats.steps,
         "samples": stats.samples,
         "weights": sum(weight.nbytes for weight in kept[0].module.parameters()),
-        "wall": sum(stats.wall),
     }
 
 
@@ -89,7 +88,6 @@ def test_phases_sum_to_the_steps_and_all_reduces_move_every_gradient(tmp_path: P
     for rank in told:
         assert sum(rank["phase"]) == pytest.approx(rank["seconds"], rel=1e-3)
         assert all(seconds >= 0 for seconds in rank["phase"])
-        assert rank["wall"] >= rank["seconds"] * 0.999
     assert sum(rank["samples"] for rank in told) == 100
     if hook == "timing":
         assert all(rank["bytes"] == rank["steps"] * rank["weights"] for rank in told)

@@ -82,6 +82,7 @@ CHECKPOINTS = Row(
             "Blocking is the stall that training sees, total lasts until the commit is durable",
             "s",
             {"blocking": _mean_duration("blocking"), "total": _mean_duration("total")},
+            bridged=True,
             minimum=0.0,
             width=6,
         ),

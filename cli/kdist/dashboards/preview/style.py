@@ -1,0 +1,61 @@
+"""The page's looks: one ground, quiet lines, numbers that can be read across the room; light and dark from one sheet."""
+
+from kdist.dashboards.preview.panel import COLUMN, LINE
+
+STYLE = f"""
+:root {{
+  --ground: light-dark(#f4f3ef, #121211); --card: light-dark(#ffffff, #1c1c1a); --edge: light-dark(#e3e1d9, #2d2d2a);
+  --ink: light-dark(#141413, #f2f1ec); --soft: light-dark(#5d5b55, #a9a79f); --faint: light-dark(#8d8b83, #7b7a74);
+  --grid: light-dark(#eceae4, #292926);
+}}
+* {{ box-sizing: border-box; margin: 0 }}
+body {{ background: var(--ground); color: var(--ink); padding: 28px 32px 20px;
+  font: 13px/1.45 Inter, "Segoe UI", system-ui, -apple-system, "Helvetica Neue", "DejaVu Sans", sans-serif;
+  font-variant-numeric: tabular-nums; max-width: {24 * COLUMN + 64}px; margin: auto }}
+header {{ display: flex; justify-content: space-between; align-items: end; gap: 24px; margin-bottom: 6px }}
+h1 {{ font-size: 23px; font-weight: 650; letter-spacing: -0.015em }}
+header p {{ color: var(--soft) }}
+.when {{ text-align: right; display: grid; color: var(--soft) }}
+.when b {{ font-size: 16px; color: var(--ink); font-weight: 600 }}
+.marks span {{ margin-left: 14px }}
+.marks i {{ display: inline-block; width: 2px; height: 12px; margin-right: 6px; vertical-align: -2px }}
+.marks i.quiet {{ height: 6px; vertical-align: 0 }}
+h2 {{ font-size: 12px; font-weight: 650; color: var(--soft); margin: 20px 2px 8px;
+  letter-spacing: 0.06em; text-transform: uppercase }}
+.grid {{ display: grid; grid-template-columns: repeat(24, 1fr); grid-auto-rows: {LINE - 10}px; gap: 10px }}
+article {{ background: var(--card); border: 1px solid var(--edge); border-radius: 9px; padding: 10px 12px 8px; overflow: hidden;
+  position: relative; display: flex; flex-direction: column; min-width: 0 }}
+h3 {{ font-size: 12.5px; font-weight: 550; color: var(--soft); white-space: nowrap; overflow: hidden; text-overflow: ellipsis }}
+.value {{ font-size: 29px; font-weight: 620; letter-spacing: -0.025em; line-height: 1.25; white-space: nowrap; z-index: 1 }}
+.value small {{ font-size: 15px; font-weight: 500; letter-spacing: 0; color: inherit; opacity: .75 }}
+.value.word {{ font-size: 25px }}
+svg {{ width: 100%; display: block; flex: 1; min-height: 0 }}
+svg.spark {{ position: absolute; left: 0; right: 0; bottom: 0; height: 34px; flex: none }}
+svg.spark polyline {{ fill: none; stroke-width: 1.5; opacity: .55; vector-effect: non-scaling-stroke }}
+.rule {{ stroke: var(--grid); stroke-width: 1 }}
+.tick {{ fill: var(--faint); font-size: 10.5px }}
+.line {{ fill: none; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round }}
+.layer {{ opacity: .92; stroke: var(--card); stroke-width: .6 }}
+.faint {{ opacity: .12 }}
+.event {{ stroke-width: 1.4; opacity: .9 }}
+.event.loud {{ stroke-dasharray: 4 3 }}
+.event.quiet {{ stroke-width: 1.6; opacity: .7 }}
+.legend {{ display: flex; flex-wrap: wrap; gap: 1px 14px; color: var(--soft); font-size: 11.5px;
+  max-height: 34px; overflow: hidden }}
+.legend b, .bars b {{ color: var(--ink); font-weight: 550 }}
+.legend i {{ display: inline-block; width: 9px; height: 9px; border-radius: 2.5px; margin-right: 6px }}
+.bars {{ display: grid; grid-template-columns: max-content 1fr max-content; gap: 7px 10px; align-items: center; margin-top: 12px;
+  font-size: 12px; color: var(--soft) }}
+.bar {{ background: var(--grid); border-radius: 4px; height: 11px; overflow: hidden }}
+.bar i {{ display: block; height: 100%; border-radius: 4px }}
+.table {{ overflow: auto; margin-top: 8px }}
+table {{ border-collapse: collapse; width: 100% }}
+th, td {{ text-align: right; padding: 7px 12px; border-bottom: 1px solid var(--edge) }}
+th {{ font-weight: 550; color: var(--soft) }} td {{ font-weight: 500 }}
+th:first-child {{ text-align: left; color: var(--ink) }} th small {{ color: var(--faint); font-weight: 400 }}
+.nothing {{ color: var(--faint); margin: auto; font-size: 12px }}
+footer {{ color: var(--faint); margin-top: 18px; font-size: 11.5px }}
+@media (max-width: 900px) {{ .grid {{ grid-template-columns: 1fr }}
+  article {{ grid-column: 1 !important; grid-row: auto / span 7 !important }}
+  article.stat {{ grid-row: auto / span 4 !important }} }}
+"""

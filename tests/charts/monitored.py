@@ -1,0 +1,149 @@
+"""A real training with a real Prometheus that scrapes it: what the tests of dashboards and alerts look at.
+
+By hand, for pictures:  python -m tests.charts.monitored FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kdist.dashboards.prometheus import Prometheus
+from kdist_trainer.heartbeat import Heartbeat
+from tests.charts.rules import FILES
+from tests.cli.running import Run
+
+SCRAPE_SECONDS = 1
+_PATIENCE = 120.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = _PATIENCE) -> Any:
+    """What the condition gives, once it is true."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"no {what}"
+        time.sleep(0.1)
+    return found
+
+
+@contextmanager
+def scraping(home: Path) -> Iterator[tuple[Prometheus, Path]]:
+    """A Prometheus with our rules that scrapes every target of the file that comes with it, each second."""
+    port, targets = free_port(), home / "targets.json"
+    targets.write_text("[]")
+    every = f"{SCRAPE_SECONDS}s"
+    scrape = {"job_name": "kdist", "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}]}
+    config = {
+        "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
+        "rule_files": [str(path) for path in FILES],
+        "scrape_configs": [scrape],
+    }
+    (home / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    command = ["prometheus", f"--config.file={home / 'prometheus.yaml'}", f"--storage.tsdb.path={home / 'tsdb'}"]
+    with (home / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: _is_ready(url), "Prometheus that is ready")
+        yield Prometheus(url), targets
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _is_ready(url: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(f"{url}/-/ready", timeout=2) as answer:  # noqa: S310 - our own
+        return bool(answer.status == 200)
+    return False
+
+
+class Training:
+    """A `kdist run` of two agents with a rank each, whose addresses are told to a Prometheus."""
+
+    def __init__(self, run: Run, name: str, targets: Path) -> None:
+        self.run, self.folder, self._targets = run, run.folder(name), targets
+
+    def agents(self) -> dict[str, dict[str, Any]]:
+        """What each agent said of itself when it started: its pid, its port."""
+        found = {}
+        for path in self.folder.glob("*/agent.json"):
+            with suppress(OSError, ValueError):
+                found[path.parent.name] = json.loads(path.read_text())
+        return found
+
+    def tell_targets(self) -> None:
+        """Let Prometheus know where the agents listen now; the others' addresses stay, as a pod's would for a while."""
+        known = {f"127.0.0.1:{agent['port']}" for agent in self.agents().values()}
+        listed = [{"targets": sorted(known), "labels": {"namespace": "ml"}}]
+        fresh = self._targets.with_suffix(".new")
+        fresh.write_text(json.dumps(listed))
+        fresh.replace(self._targets)
+
+    def kill_rank(self, node: str = "node-1") -> None:
+        """SIGKILL the first rank of a node."""
+        (beat,) = self.folder.glob(f"{node}/rank-0.heartbeat")
+        os.kill(Heartbeat(beat).read().pid, signal.SIGKILL)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The run ledger's events of this name."""
+        path = self.folder / "checkpoints" / "ledger" / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+def write_job(home: Path, *, name: str = "digits", seconds: int = 60) -> str:
+    """A job whose steps last about 0.1 s and that trains about so long."""
+    train = {
+        "workload": "digits",
+        "steps": seconds * 10,
+        "globalBatch": 256,
+        "clipGradNorm": 5.0,
+        "schedule": {"name": "cosine", "warmupSteps": 50, "finalRatio": 0.05},
+        "optimizer": {"learningRate": 0.00004},
+        "checkpoint": {"every": {"seconds": 15}},
+    }
+    spec = {"nodes": 2, "procsPerNode": 1, "train": train}
+    document = {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
+    (home / "job.yaml").write_text(yaml.safe_dump(document))
+    return "job.yaml"
+
+
+def main(home: Path, seconds: int) -> None:
+    """Train with a kill in the middle, scraped, and keep Prometheus up until this process ends."""
+    home.mkdir(parents=True, exist_ok=True)
+    with scraping(home) as (prometheus, targets):
+        run = Run(home, write_job(home, seconds=seconds))
+        training = Training(run, "digits", targets)
+        sys.stderr.write(f"{prometheus.url}\n")
+        begun = time.monotonic()
+        killed = False
+        while run.process.poll() is None:
+            time.sleep(0.5)
+            training.tell_targets()
+            if not killed and time.monotonic() - begun > seconds / 2 and training.events("commit"):
+                training.kill_rank()
+                killed = True
+        sys.stderr.write(f"ended {run.process.returncode}\n{run.errors()[-2000:]}")
+        time.sleep(3600)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

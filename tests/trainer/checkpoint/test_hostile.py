@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import hashlib
 import io
 import json
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from kdist_trainer.checkpoint.files import Digest
 from kdist_trainer.checkpoint.manifest import read_manifest
@@ -122,6 +123,31 @@ def test_an_index_that_leads_out_of_the_checkpoint_is_refused(root: Path, twist:
     store = open_store(root, generation=2)
     assert load(store) == 1
     assert [one.cause for one in store.fallbacks] == ["corrupt"]
+
+
+def reduced(index: Metadata, owner: Any, name: str) -> bytes:
+    """The index, its members of an enumeration pickled as `getattr(owner, name)`: early releases of Python 3.11 do so."""
+    packed = io.BytesIO()
+    pickler = pickle.Pickler(packed)
+    pickler.dispatch_table = copyreg.dispatch_table | {
+        _MEM_FORMAT_ENCODING: lambda member: (getattr, (owner, name or member.name))
+    }
+    pickler.dump(index)
+    assert b"getattr" in packed.getvalue()
+    return packed.getvalue()
+
+
+def test_an_index_written_by_an_early_python_311_is_read(root: Path) -> None:
+    forge(newest(root), **{METADATA: reduced(index_of(newest(root)), _MEM_FORMAT_ENCODING, "")})
+    assert load(open_store(root, generation=2)) == 2
+
+
+@pytest.mark.parametrize(("owner", "name"), [(_MEM_FORMAT_ENCODING, "mro"), (Metadata, "__init__"), ("text", "format")])
+def test_an_index_that_asks_for_any_other_attribute_is_refused(root: Path, owner: Any, name: str) -> None:
+    forge(newest(root), **{METADATA: reduced(index_of(newest(root)), owner, name)})
+    store = open_store(root, generation=2)
+    assert load(store) == 1
+    assert "attribute" in store.fallbacks[0].reason
 
 
 NO_TENSOR: Any = {"a": 5}

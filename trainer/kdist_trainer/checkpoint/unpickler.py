@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -45,9 +46,18 @@ _ALLOWED = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
+        if (module_name, global_name) == ("builtins", "getattr"):
+            return _find_member
         if (module_name, global_name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"{METADATA} names {module_name}.{global_name}, which is not on the allow-list")
         return super().find_class(module_name, global_name)
+
+
+def _find_member(owner: Any, name: Any) -> Any:
+    """What `getattr` may do here: early releases of Python 3.11 pickle the member of an enumeration as such a call."""
+    if owner is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
+        raise pickle.UnpicklingError(f"{METADATA} asks for an attribute of {owner!r}")
+    return _MEM_FORMAT_ENCODING[name]
 
 
 def read_metadata(data: bytes, files: Mapping[str, Digest]) -> Metadata:

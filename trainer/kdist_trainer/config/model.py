@@ -20,7 +20,9 @@ Name = Annotated[str, Field(min_length=1, max_length=253)]
 class Model(BaseModel):
     """A strict, immutable section of a file: unknown keys are errors, `"3"` is no number, names are camelCase outside."""
 
-    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(
+        alias_generator=to_camel, validate_by_name=True, extra="forbid", frozen=True, strict=True, defer_build=True
+    )
 
 
 class Nodes(Model):

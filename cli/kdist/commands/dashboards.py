@@ -15,7 +15,7 @@ from kdist.errors import Code, KdistError, UsageError
 
 @click.group
 def command() -> None:
-    r"""Write the dashboards, try them on a Grafana, or draw them without one.
+    r"""Write the Grafana dashboards, or draw them from a Prometheus.
 
     \b
     Examples:

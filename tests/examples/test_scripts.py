@@ -54,3 +54,25 @@ def test_a_script_with_a_checkpointer_has_them_too_when_a_rank_is_killed_on_the_
     assert [event["reason"] for event in generations] == ["start", "failure"]
     assert generations[-1]["from_step"] >= 20
     assert run.done()["weights"] == by_torchrun[0]
+
+
+def test_a_script_that_starts_its_own_processes_trains_alone_and_as_a_job_of_two_nodes(tmp_path: Path) -> None:
+    classic = [str(FOLDER / "classic.py"), "--epochs", "2"]
+    alone = subprocess.run(
+        [sys.executable, *classic, "--nodes", "1", "--gpus", "2", "--nr", "0"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    job = subprocess.run(
+        [sys.executable, "-m", "kdist", "run", "--nodes", "2", *classic, "--nodes", "2", "--gpus", "1"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    told = [re.findall(r"epoch \d of 2: loss [0-9.]+", run.stdout + run.stderr) for run in (alone, job)]
+    assert len(told[0]) == 2
+    assert told[1] == told[0], "the same two processes, wherever they were started"

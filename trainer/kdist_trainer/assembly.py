@@ -6,18 +6,22 @@ import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from kdist_trainer import parallel, precision
+from kdist_trainer import model
 from kdist_trainer.checkpoint.checkpointer import CheckpointStore
+from kdist_trainer.conference import admit
 from kdist_trainer.config import TrainConfig, Training
 from kdist_trainer.data.loader import Batch, Loader
 from kdist_trainer.data.order import Deal, Order, Steps
 from kdist_trainer.diary import Diary
+from kdist_trainer.early_stop import Patience
 from kdist_trainer.failure import ConfigProblem, DataProblem
+from kdist_trainer.guard import Guard
 from kdist_trainer.heartbeat import Heartbeat, Phase
 from kdist_trainer.randomness import WEIGHTS, derive, generators, generators_of
 from kdist_trainer.run import Run
@@ -51,35 +55,40 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
     world, stats = around.world, around.stats
     set_generators = generators(world.device)
     set_generators(derive(train.seed, WEIGHTS))
-    arithmetic = precision.build(train.precision, world.device, clip=train.clip_grad_norm)
-    module = arithmetic.cast(workload.model()).to(world.device)
-    samples = training_samples(workload)
     timer = make_timer(train, around)
-    launcher = timer if isinstance(timer, HostAllReduces | DeviceAllReduces) else None
-    strategy = parallel.build(train.strategy, world, bucket_mib=train.bucket_mib, timer=launcher)
-    steps = deal_steps(config, train, samples, world, even=strategy.sharded)
-    model = strategy.wrap(module, workload.blocks(module))
-    optimizer = workload.optimizer(module, train.optimizer)
+    built = model.build(train, workload, world, timer if isinstance(timer, HostAllReduces | DeviceAllReduces) else None)
+    samples = training_samples(workload)
+    steps = deal_steps(config, train, samples, world, even=built.strategy.sharded)
+    optimizer = workload.optimizer(built.module, train.optimizer)
     scheduler = workload.scheduler(optimizer, train.schedule, steps=steps.count())
+    guard = Guard(train) if train.on_nonfinite in ("skip", "rollback") else None
+    patience = Patience(train.early_stop) if train.early_stop is not None else None
+    extras = {"scheduler": scheduler, "precision": built.precision, "guard": guard, "early_stop": patience}
+    small = {name: part for name, part in extras.items() if part is not None}
     state = TrainState(train.seed, workload.fingerprint(samples), world.size, describe_machine(world))
     stats.target_steps = steps.count()
-    return Run(
+    run = Run(
         settings=train,
         world=world,
         workload=workload,
-        module=module,
-        model=model,
-        strategy=strategy,
+        module=built.module,
+        model=built.wrapped,
+        strategy=built.strategy,
         optimizer=optimizer,
         move_rate=scheduler.step if scheduler is not None else _stay,
-        precision=arithmetic,
+        precision=built.precision,
         set_generators=set_generators,
         weigh=make_weigh(workload, world),
         loader=Loader(steps, workload, samples, settings=train.loader, seed=train.seed),
         evaluation_batch=train.micro_batch or max(1, train.global_batch // steps.deal.shards),
         state=state,
         target=steps.count(),
-        saves=make_saves(config, train, around, Savable(world, strategy, module, optimizer, scheduler, arithmetic, state)),
+        saves=make_saves(
+            config, train, around, Savable(world, built.strategy, built.module, optimizer, built.averages, small, state)
+        ),
+        guard=guard,
+        averages=built.averages,
+        patience=patience,
         flag=around.flag,
         exchange=Exchange(world, most_steps=train.sync_every_steps, heartbeat=around.heartbeat),
         stats=stats,
@@ -88,6 +97,9 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         report=around.report,
         beat=around.heartbeat.beat if around.heartbeat is not None else _no_beat,
     )
+    if guard is not None:
+        run.admit = partial(admit, run)
+    return run
 
 
 def make_saves(config: TrainConfig, train: Training, around: Surroundings, parts: Savable) -> Saves:

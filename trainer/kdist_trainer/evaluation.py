@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 
+from kdist_trainer import log
 from kdist_trainer.data.loader import fetcher
 from kdist_trainer.data.order import share_of
 from kdist_trainer.heartbeat import Phase
 from kdist_trainer.randomness import EVALUATE, derive, generators
 from kdist_trainer.run import Run
+from kdist_trainer.stats import Wall
+
+
+def measure(run: Run) -> dict[str, float]:
+    """Evaluate, with the moving average of the weights where there is one, and tell. Collective."""
+    run.beat(Phase.EVALUATE, run.state.step)
+    with run.averages.in_place() if run.averages is not None else nullcontext():
+        metrics = evaluate(run)
+    run.stats.add_wall(Wall.EVALUATION, run.laps.skip())
+    if run.world.is_leader:
+        log.event("evaluated", step=run.state.step, metrics=metrics)
+    run.saves.diary.add_event("evaluated", step=run.state.step, metrics=metrics)
+    return metrics
+
+
+def gets_no_better(run: Run) -> bool:
+    """Evaluate on the way; whether it is time to end early. Collective. Raises `ConfigProblem`."""
+    metrics = measure(run)
+    if run.patience is None or not run.patience.observe(metrics):
+        return False
+    if run.world.is_leader:
+        log.event("early-stop", step=run.state.step, metrics=metrics)
+    run.saves.diary.add_event("early_stop", step=run.state.step)
+    return True
 
 
 def evaluate(run: Run) -> dict[str, float]:
@@ -37,6 +64,7 @@ def evaluate(run: Run) -> dict[str, float]:
                 before = sums.get(name, (0.0, 0))
                 sums[name] = (before[0] + float(total), before[1] + count)
     run.module.train()
+    run.strategy.let_go()
     return run.workload.summarize(_means(run.world.all_gather_object(sums)))
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
-import time
 from typing import Any
 
 import torch
@@ -12,18 +10,15 @@ from torch import Tensor
 
 from kdist_trainer import log
 from kdist_trainer.assembly import warm_up
+from kdist_trainer.conference import confer, drain, give_up
 from kdist_trainer.data.loader import Piece
-from kdist_trainer.evaluation import evaluate
-from kdist_trainer.failure import NonFinite
+from kdist_trainer.evaluation import gets_no_better, measure
 from kdist_trainer.heartbeat import Phase
 from kdist_trainer.randomness import STEP, derive
 from kdist_trainer.run import Run
-from kdist_trainer.signals import Interval, Row, StepRecord, interval_of
+from kdist_trainer.signals import StepRecord
 from kdist_trainer.state import TrainState
 from kdist_trainer.stats import StepPhase, Wall
-
-PROGRESS_SECONDS = 1.0
-"""Least time between two log lines of progress."""
 
 
 def train(run: Run) -> str:
@@ -34,13 +29,16 @@ def train(run: Run) -> str:
     """
     begin(run)
     while run.state.step < run.target:
-        step(run)
+        if not step(run):
+            go_back(run)
         if run.state.step < run.boundary:
             continue
         said = confer(run)
         if said.stop:
             break
-        if said.save or run.saves.due(run.state.step):
+        if run.evaluates_at(run.state.step) and gets_no_better(run):
+            run.target = run.state.step
+        elif said.save or run.saves.due(run.state.step):
             save(run)
     outcome = finish(run) if run.state.step == run.target else stop(run)
     run.saves.close()
@@ -56,6 +54,11 @@ def begin(run: Run) -> None:
     run.stats.add_wall(Wall.CHECKPOINT_RESTORE, run.laps.skip())
     if run.world.is_leader:
         welcome(run, saved)
+    open_stream(run)
+
+
+def open_stream(run: Run) -> None:
+    """The batches from the present position on."""
     run.first_step = run.boundary = run.state.step + 1
     run.batches = run.loader.batches(step=run.state.step, position=run.state.samples_seen)
 
@@ -72,8 +75,8 @@ def welcome(run: Run, saved: TrainState | None) -> None:
         log.event("not-bit-equal", why=why, message=f"the training goes on correctly, but not equal to the bit: {why}")
 
 
-def step(run: Run) -> None:
-    """One optimizer step over the next `globalBatch` samples of the stream."""
+def step(run: Run) -> bool:
+    """One optimizer step over the next `globalBatch` samples of the stream; False where the training must go back."""
     run.beat(Phase.STEP, run.state.step + 1)
     lap = run.laps.lap
     lap(StepPhase.OTHER)
@@ -93,7 +96,10 @@ def step(run: Run) -> None:
     run.losses.append(share if loss is None else loss + share)
     run.timer.settle()
 
-    run.norm = run.precision.update(run.optimizer)
+    run.norm = run.precision.update(run.optimizer, run.admit)
+    if run.must_go_back:
+        return False
+    run.after_update()
     run.move_rate()
     lap(StepPhase.OPTIMIZER)
 
@@ -103,6 +109,7 @@ def step(run: Run) -> None:
     state.samples_seen += batch.samples
     run.stats.add_step(seconds, batch.own_samples, state.step)
     run.report()
+    return True
 
 
 def accumulate(run: Run, piece: Piece, scale: float) -> Tensor:
@@ -117,74 +124,23 @@ def accumulate(run: Run, piece: Piece, scale: float) -> Tensor:
     return share.detach()
 
 
-def confer(run: Run) -> Interval:
-    """Post this interval's losses and flags, and learn what all ranks said at the end of the one before."""
-    if run.state.step == run.first_step:
-        announce(run)
-    said = note(run, run.exchange.collect()) if run.exchange.pending else Interval()
-    run.exchange.post(Row(tuple(run.records), tuple(run.losses), run.norm, run.flag.requested, run.saves.due_by_clock()))
-    run.records.clear()
-    run.losses.clear()
-    run.saves.poll()
-    steps = [run.state.step + run.interval, run.target, run.saves.due_after(run.state.step)]
-    run.boundary = min(step for step in steps if step is not None)
-    return said
-
-
-def announce(run: Run) -> None:
-    """The first step of this generation is done: whoever waits for the recovery can stop the clock."""
+def go_back(run: Run) -> None:
+    """Take over the newest checkpoint, and leave the refused step's update out when it comes again. Raises `NonFinite`."""
+    assert run.guard is not None  # noqa: S101 - only a guard refuses
+    refused = run.state.step + 1
+    run.losses.pop()
+    drain(run)
+    run.must_go_back = False
+    run.saves.restore()
+    run.stats.add_wall(Wall.CHECKPOINT_RESTORE, run.laps.skip())
+    if not run.guard.ban(refused, since=run.state.step):
+        give_up(run, f"step {refused} is refused like the ones before that the training went back for")
     if run.world.is_leader:
-        log.event("first-step", step=run.state.step)
-        run.saves.diary.add_event("first_step", step=run.state.step)
-
-
-def note(run: Run, said: Interval) -> Interval:
-    """Take note of an interval's losses: ledger, metrics, log. Raises `NonFinite`."""
-    run.saves.diary.add_steps(said.records, said.losses)
-    run.interval = interval_of(said.step_seconds, run.settings.sync_every_steps)
-    run.stats.loss, run.stats.grad_norm = said.losses[-1], said.norm
-    run.stats.learning_rate = run.optimizer.param_groups[0]["lr"]
-    run.stats.tokens = run.stats.samples * run.workload.tokens_per_sample
-    for record, loss in zip(said.records, said.losses, strict=True):
-        if not math.isfinite(loss):
-            run.stats.add_nonfinite("loss")
-            refuse(run, f"the loss of step {record.step} is {loss}")
-    if run.world.is_leader and time.monotonic() - run.spoken_at >= PROGRESS_SECONDS:
-        speak(run, said)
-    return said
-
-
-def speak(run: Run, said: Interval) -> None:
-    """One log line on how far the training is."""
-    run.spoken_at = time.monotonic()
-    seconds = sum(record.seconds for record in said.records)
-    samples = said.records[-1].last - said.records[0].first + 1
-    log.event(
-        "progress",
-        step=said.records[-1].step,
-        target=run.target,
-        loss=said.losses[-1],
-        learning_rate=run.stats.learning_rate,
-        samples_per_second=round(samples / seconds, 1) if seconds else None,
-    )
-
-
-def refuse(run: Run, why: str) -> None:
-    """Stop at a number that is not finite, if the job says so: nothing after it is worth keeping."""
-    if run.settings.on_nonfinite == "stop":
-        raise NonFinite(f"{why}; the newest checkpoint is of step {max(0, run.saves.kept_step)}")
-
-
-def drain(run: Run) -> None:
-    """Learn every loss up to this step, and make sure that the state is worth keeping. Raises `NonFinite`."""
-    if run.records:
-        run.exchange.post(Row(tuple(run.records), tuple(run.losses), run.norm))
-        run.records.clear()
-        run.losses.clear()
-    while run.exchange.pending:
-        note(run, run.exchange.collect())
-    if not run.saves.weights_are_finite():
-        refuse(run, f"a weight is NaN or infinite after step {run.state.step}")
+        log.warn(
+            "rolled-back", step=run.state.step, refused=refused, message=f"back to step {run.state.step}: {refused} is refused"
+        )
+    run.saves.diary.add_event("rolled_back", step=run.state.step, refused=refused)
+    open_stream(run)
 
 
 def save(run: Run, *, required: bool = False, done: dict[str, Any] | None = None) -> None:
@@ -207,11 +163,7 @@ def stop(run: Run) -> str:
 def finish(run: Run) -> str:
     """Measure the model, and keep its last state with the word that the run has ended."""
     drain(run)
-    run.beat(Phase.EVALUATE, run.state.step)
-    metrics = evaluate(run) if run.settings.evaluate == "end" else {}
-    run.stats.add_wall(Wall.EVALUATION, run.laps.skip())
-    if run.world.is_leader:
-        log.event("evaluated", step=run.state.step, metrics=metrics)
+    metrics = measure(run) if run.settings.evaluate == "end" else {}
     done = {
         "step": run.state.step,
         "samples_seen": run.state.samples_seen,

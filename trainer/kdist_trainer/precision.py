@@ -7,6 +7,8 @@ weight that are lost; fp16 by autocast with loss scaling.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,6 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
+
+Admit = Callable[[Tensor], bool]
+"""Asked with the gradient's norm whether the update counts."""
 
 
 class Precision:
@@ -44,17 +49,18 @@ class Precision:
         """Add the loss's gradients to the parameters'."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def update(self, optimizer: Optimizer) -> Tensor | None:
-        """Clip where asked and step; the gradient's total norm before clipping, or None where nobody asked."""
-        norm = self._clipped(optimizer)
-        optimizer.step()
+    def update(self, optimizer: Optimizer, admit: Admit | None = None) -> Tensor | None:
+        """Clip where asked, and step if `admit` lets the norm pass; returns the norm before clipping, None where nobody asked."""
+        norm = self._clipped(optimizer, always=admit is not None)
+        if admit is None or norm is None or admit(norm):
+            optimizer.step()
         return norm
 
-    def _clipped(self, optimizer: Optimizer) -> Tensor | None:
-        if self._clip is None:
+    def _clipped(self, optimizer: Optimizer, *, always: bool) -> Tensor | None:
+        if self._clip is None and not always:
             return None
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        norm = clip_grad_norm_(parameters, self._clip)
+        norm = clip_grad_norm_(parameters, math.inf if self._clip is None else self._clip)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,13 +82,15 @@ class ScaledPrecision(Precision):
         """Scale, then backward."""
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def update(self, optimizer: Optimizer) -> Tensor | None:
+    def update(self, optimizer: Optimizer, admit: Admit | None = None) -> Tensor | None:
         """Unscale before clipping; step only where every gradient is finite; adapt the scale."""
         norm = None
-        if self._clip is not None:
+        if self._clip is not None or admit is not None:
             self.scaler.unscale_(optimizer)
-            norm = self._clipped(optimizer)
-        self.scaler.step(optimizer)
+            norm = self._clipped(optimizer, always=True)
+        # A gradient that overflows is the scale's affair, which `step` looks after; nobody else is asked.
+        if admit is None or norm is None or not bool(torch.isfinite(norm)) or admit(norm):
+            self.scaler.step(optimizer)
         self.scaler.update()
         return norm
 

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kdist_trainer.averages import Averages
 from kdist_trainer.config import Training
 from kdist_trainer.data.loader import Batch, Loader
+from kdist_trainer.early_stop import Patience
+from kdist_trainer.guard import Guard
 from kdist_trainer.heartbeat import Phase
 from kdist_trainer.parallel.base import Strategy
-from kdist_trainer.precision import Precision
+from kdist_trainer.precision import Admit, Precision
 from kdist_trainer.saves import Saves
 from kdist_trainer.signals import Exchange, StepRecord, StopFlag
 from kdist_trainer.state import TrainState
@@ -48,6 +51,10 @@ class Run:
     target: int
     """The run's last step."""
     saves: Saves
+    guard: Guard | None
+    """What judges each update, where the job asks for it."""
+    averages: Averages | None
+    patience: Patience | None
 
     flag: StopFlag
     exchange: Exchange
@@ -71,5 +78,24 @@ class Run:
     """The same steps' samples and seconds."""
     norm: Tensor | None = None
     """Norm of the last step's gradient, where gradients are clipped."""
+    admit: Admit | None = None
+    """Asked with the gradient's norm before each update, where there is a guard."""
+    must_go_back: bool = False
+    """The step under way was refused, and the training goes back to its newest checkpoint."""
     spoken_at: float = 0.0
     """When the last line of progress was logged, on the monotonic clock."""
+
+    def after_update(self) -> None:
+        """Let the moving average follow the weights."""
+        if self.averages is not None:
+            self.averages.update()
+
+    def evaluates_after(self, step: int) -> int | None:
+        """The next step after `step` at which the model is measured on the way, if there is one before the last."""
+        every = self.settings.evaluate_every_steps
+        following = None if every is None else (step // every + 1) * every
+        return following if following is not None and following < self.target else None
+
+    def evaluates_at(self, step: int) -> bool:
+        """Whether the model is measured after `step` on the way."""
+        return self.evaluates_after(step - 1) == step

@@ -5,22 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
+from kdist_trainer.averages import Averages
 from kdist_trainer.checkpoint.checkpointer import CheckpointStore, SaveResult
 from kdist_trainer.config import Every
 from kdist_trainer.diary import Diary
 from kdist_trainer.parallel.base import Strategy
-from kdist_trainer.precision import Precision
+from kdist_trainer.shards import local
 from kdist_trainer.state import TrainState
 from kdist_trainer.stats import StepStats
 from kdist_trainer.world import World
+
+
+class Stateful(Protocol):
+    """What can be kept with a checkpoint and taken over again."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -31,9 +37,15 @@ class Savable:
     strategy: Strategy
     module: nn.Module
     optimizer: Optimizer
-    scheduler: LRScheduler | None
-    precision: Precision
+    averages: Averages | None
+    extras: Mapping[str, Stateful]
+    """What is small and kept as JSON: scheduler, loss scaler and the like, by name."""
     state: TrainState
+
+    def tensors(self) -> dict[str, Any]:
+        """Everything large, by full names."""
+        tensors = self.strategy.tensors(self.optimizer)
+        return tensors if self.averages is None else {**tensors, "average": self.averages.tensors}
 
 
 class Saves:
@@ -54,7 +66,7 @@ class Saves:
         if self.store is None:
             return None
         parts = self.parts
-        tensors = parts.strategy.tensors(parts.optimizer)
+        tensors = parts.tensors()
         found = self.store.load(tensors, fingerprint=parts.state.fingerprint)
         for one in self.store.fallbacks:
             self._stats.add_fallback(one.cause)
@@ -64,9 +76,9 @@ class Saves:
         parts.strategy.put(tensors, parts.optimizer)
         saved = TrainState.from_json(found)
         parts.state.step, parts.state.samples_seen = saved.step, saved.samples_seen
-        if parts.scheduler is not None:
-            parts.scheduler.load_state_dict(saved.extras["scheduler"])
-        parts.precision.load_state_dict(saved.extras["precision"])
+        for name, part in parts.extras.items():
+            if name in saved.extras:  # what the job asks for since then begins anew
+                part.load_state_dict(saved.extras[name])
         self._begun_step = self.kept_step = saved.step
         self._stats.add_checkpoint("restore")
         return saved
@@ -105,18 +117,21 @@ class Saves:
             if self.kept_step == state.step:
                 return
         self._begun_step, self._begun_at = state.step, time.monotonic()
-        state.extras = {"precision": parts.precision.state_dict()}
-        if parts.scheduler is not None:
-            state.extras["scheduler"] = parts.scheduler.state_dict()
+        state.extras = {name: part.state_dict() for name, part in parts.extras.items()}
         self.diary.flush()
         self.store.save(
-            parts.strategy.tensors(parts.optimizer),
+            parts.tensors(),
             state.to_json(),
             step=state.step,
             before_commit=self.diary.sync,
             required=required,
             final=None if done is None else dict(done),
         )
+
+    def settle(self) -> None:
+        """Wait for the save under way; what is kept is then the same on every rank."""
+        if self.store is not None:
+            self.store.wait()
 
     def poll(self) -> None:
         """Count a save that has ended meanwhile, and tell how far apart saves are at the present pace."""
@@ -154,9 +169,3 @@ class Saves:
         )
         if result.ok:
             self.kept_step = result.step
-
-
-def local(weight: Tensor) -> Tensor:
-    """What this rank holds of a weight, without its history."""
-    detached = weight.detach()
-    return detached.to_local() if isinstance(detached, DTensor) else detached

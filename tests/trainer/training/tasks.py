@@ -72,6 +72,14 @@ class Exploding(Small):
         return torch.where(wild, loss * torch.nan, loss), count
 
 
+class Wild(Small):
+    """The loss and the gradient of one sample are NaN, all others are as they should be. Options: at_sample."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        loss, count = super().loss(model, batch)
+        return loss * torch.where((batch[2] == self.context.options["at_sample"]).any(), torch.nan, 1.0), count
+
+
 class Creeping(Small):
     """Its loss stays finite while, from some sample on, its gradient is NaN. Options: at_sample."""
 

@@ -13,12 +13,13 @@ from pydantic import Field, model_validator
 
 from kdist_trainer.config.codes import Cause, Exit
 from kdist_trainer.config.model import Count, Model, Name, Nodes, PositiveSeconds, Seconds
-from kdist_trainer.config.training import Checkpointing, Every, Loader, Optimizer, Schedule, Training
+from kdist_trainer.config.training import Checkpointing, EarlyStop, Every, Loader, Optimizer, Schedule, Training
 
 __all__ = [
     "Cause",
     "Checkpointing",
     "Count",
+    "EarlyStop",
     "Every",
     "Exit",
     "Loader",

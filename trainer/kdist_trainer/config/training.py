@@ -54,6 +54,15 @@ class Checkpointing(Model):
     keep: int = Field(3, ge=1, le=1000, description="keep that many committed checkpoints.")
 
 
+class EarlyStop(Model):
+    """When training ends before its time: `evaluateEverySteps` says how often that is asked."""
+
+    metric: Name = Field("loss", description="metric of the evaluation that is watched.")
+    goal: Literal["min", "max"] = Field("min", description="goal: min where less is better (loss), max where more is (accuracy).")
+    patience: int = Field(3, ge=1, le=10_000, description="patience: evaluations without progress before training ends.")
+    min_delta: float = Field(0.0, ge=0, le=1e9, description="minDelta: how much better counts as progress.")
+
+
 class Loader(Model):
     """How samples reach a rank."""
 
@@ -92,7 +101,13 @@ class Training(Model):
     optimizer: Optimizer = Field(Optimizer(), description="optimizer and its settings.")
     schedule: Schedule = Field(Schedule(), description="schedule of the learning rate.")
     clip_grad_norm: float | None = Field(None, gt=0, le=1e9, description="clipGradNorm: the gradient's largest total norm.")
-    on_nonfinite: Literal["stop", "ignore"] = Field("stop", description="onNonfinite: what a loss of NaN or infinity leads to.")
+    on_nonfinite: Literal["stop", "ignore", "skip", "rollback"] = Field(
+        "stop",
+        description="onNonfinite: what a NaN or infinity leads to; skip leaves the step's update out, rollback goes back too.",
+    )
+    spike_factor: float | None = Field(
+        None, gt=1, le=1e6, description="spikeFactor: a gradient so many times larger than usual counts as not finite."
+    )
     sync_every_steps: int = Field(
         10,
         ge=1,
@@ -100,6 +115,17 @@ class Training(Model):
         description="syncEverySteps: how often ranks share losses and flags; agreed actions follow within two.",
     )
     evaluate: Literal["end", "never"] = Field("end", description="evaluate the workload on its test split when training ends.")
+    evaluate_every_steps: Count | None = Field(None, description="evaluateEverySteps: measure the test split this often too.")
+    early_stop: EarlyStop | None = Field(None, description="earlyStop: end when evaluations get no better.")
+    ema_decay: float | None = Field(
+        None, gt=0, lt=1, description="emaDecay: evaluate and export a moving average of the weights, such as 0.999."
+    )
+    activation_checkpointing: Literal["none", "blocks"] = Field(
+        "none", description="activationCheckpointing: blocks computes each block again in the backward pass, to save memory."
+    )
+    compile: Literal["off", "inductor", "aot_eager"] = Field(
+        "off", description="compile the model by torch.compile with this backend; inductor needs a C++ compiler in the image."
+    )
     bucket_mib: int = Field(25, ge=1, le=4096, description="bucketMib: size of a gradient bucket of DDP in MiB.")
     comm_hook: Literal["timing", "none"] = Field(
         "timing", description="commHook: timing measures each all-reduce; none is bare DDP."
@@ -111,4 +137,12 @@ class Training(Model):
     def _one_length(self) -> Training:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("needs exactly one of epochs and steps")
+        return self
+
+    @model_validator(mode="after")
+    def _asked_in_time(self) -> Training:
+        if self.early_stop is not None and self.evaluate_every_steps is None:
+            raise ValueError("earlyStop needs evaluateEverySteps")
+        if self.spike_factor is not None and self.on_nonfinite not in ("skip", "rollback"):
+            raise ValueError("spikeFactor needs onNonfinite: skip or rollback")
         return self

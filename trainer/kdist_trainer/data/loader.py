@@ -82,6 +82,10 @@ class Loader:
         """This rank's first piece of the run, fetched here and now: something to warm up with."""
         return self._moved(_fetched(_request(self._steps, self._steps.parts(0)[0], 0, 0, self._seed), self._fetcher()))
 
+    def size(self, position: int) -> int:
+        """Samples, over all ranks, of the step that begins at `position`."""
+        return self._steps.size(position)
+
     def batches(self, *, step: int, position: int) -> Iterator[Batch]:
         """Every step's batch, after `step` steps and `position` samples."""
         steps, seed, take = self._steps, self._seed, self._take(step, position)

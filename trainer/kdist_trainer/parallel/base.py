@@ -30,6 +30,10 @@ class Strategy(Protocol):
         """A block in which backward passes only add up gradients on this rank."""
         ...
 
+    def let_go(self) -> None:
+        """Free what a forward pass without a backward pass has gathered."""
+        ...
+
     def tensors(self, optimizer: Optimizer) -> dict[str, Any]:
         """The state that a checkpoint holds: {"model": …, "optimizer": …}, tensors by full name. Collective if sharded."""
         ...

@@ -65,6 +65,12 @@ class Fsdp:
         finally:
             self._module.set_requires_gradient_sync(True)
 
+    def let_go(self) -> None:
+        """Keep this rank's parts only."""
+        for module in self._module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     def tensors(self, optimizer: Optimizer) -> dict[str, Any]:
         """Model and optimizer by full names, each tensor as this rank's part of it."""
         return {

@@ -15,6 +15,9 @@ class Replicated:
     sharded = False
     module: nn.Module
 
+    def let_go(self) -> None:
+        """Nothing was gathered."""
+
     def tensors(self, optimizer: Optimizer) -> dict[str, Any]:
         """Model and optimizer by full names; an optimizer that never stepped is made to take a step that moves nothing."""
         if not optimizer.state:

@@ -1,0 +1,160 @@
+"""What the loop does besides stepping: evaluations on the way, early ends, averages, refused updates, memory saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kdist_trainer.averages import Averages
+from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.ledger import RunLedger
+from tests.trainer.training.cells import document
+from tests.trainer.training.group import RankFailed
+from tests.trainer.training.tasks import Wild, describe, done, losses, train_here
+
+TASKS = Wild.__module__
+EVERY_STEP = {"every": {"steps": 1}, "mode": "async", "keep": 1000}
+
+
+def events(folder: Path, name: str) -> list[dict[str, Any]]:
+    """What the ledger says happened, of one kind."""
+    return [event for event in RunLedger(folder / "checkpoints").events() if event["event"] == name]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.chaos)])
+def test_a_job_that_gets_no_better_ends_early_with_the_state_of_that_step(tmp_path: Path, size: int) -> None:
+    section: dict[str, Any] = {"epochs": 8, "evaluateEverySteps": 3, "evaluate": "end"}
+    still = {"optimizer": {"name": "sgd", "learningRate": 1e-9}, "earlyStop": {"patience": 2, "minDelta": 0.1}}
+    train_here(describe(**section, **still), tmp_path, size)
+    assert done(tmp_path)["step"] == 9, "the first evaluation is the best; two more are waited for"
+    assert [event["step"] for event in events(tmp_path, "evaluated")] == [3, 6, 9, 9]
+    assert [event["step"] for event in events(tmp_path, "early_stop")] == [9]
+
+
+@pytest.mark.processes
+def test_a_resume_goes_on_waiting_where_patience_was(tmp_path: Path) -> None:
+    section: dict[str, Any] = {"epochs": 8, "evaluateEverySteps": 3, "checkpoint": {**EVERY_STEP, "mode": "blocking"}}
+    still = {"optimizer": {"name": "sgd", "learningRate": 1e-9}, "earlyStop": {"patience": 2, "minDelta": 0.1}}
+    train_here(describe(**section, **still), tmp_path, 1)
+    for path in (tmp_path / "checkpoints").iterdir():
+        if path.name == "DONE" or path.name in ("step-00000008-e1", "step-00000009-e1"):
+            path.rename(tmp_path / path.name)
+    train_here(describe(**section, **still), tmp_path, 1, generation=2)
+    assert done(tmp_path)["step"] == 9
+
+
+@pytest.mark.processes
+@pytest.mark.chaos
+def test_evaluations_on_the_way_change_no_bit(tmp_path: Path) -> None:
+    train_here(describe(), tmp_path / "plain", 2)
+    train_here(describe(evaluateEverySteps=2), tmp_path / "watched", 2)
+    assert done(tmp_path / "watched")["weights"] == done(tmp_path / "plain")["weights"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("strategy", "size"), [("ddp", 2), pytest.param("fsdp", 2, marks=pytest.mark.chaos)])
+def test_a_wild_step_is_left_out_by_all_ranks_and_told_with_its_samples(tmp_path: Path, strategy: str, size: int) -> None:
+    section = {"workload": f"{TASKS}:Wild", "options": {"at_sample": 11}, "epochs": 1, "onNonfinite": "skip"}
+    train_here(describe(**section, strategy=strategy), tmp_path, size)
+    (skipped,) = events(tmp_path, "skipped")
+    assert losses(tmp_path)[skipped["step"]] == "nan"
+    assert skipped["last"] - skipped["first"] < 12
+    assert all(loss != "nan" for step, loss in losses(tmp_path).items() if step != skipped["step"])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.chaos), 2])
+def test_a_training_goes_back_and_leaves_the_wild_step_out_the_second_time(tmp_path: Path, size: int) -> None:
+    every = {"checkpoint": {"every": {"steps": 2}, "mode": "async", "keep": 1000}}
+    section = {"workload": f"{TASKS}:Wild", "options": {"at_sample": 11}, "epochs": 3}
+    train_here(describe(**section, **every, onNonfinite="rollback"), tmp_path / "back", size)
+    train_here(describe(**section, **every, onNonfinite="skip"), tmp_path / "skip", size)
+    gone = events(tmp_path / "back", "rolled_back")
+    skipped = events(tmp_path / "skip", "skipped")
+    assert [event["refused"] for event in gone] == [event["step"] for event in skipped if event["step"] > 2]
+    assert all(event["step"] % 2 == 0 and event["step"] < event["refused"] for event in gone)
+    assert done(tmp_path / "back")["weights"] == done(tmp_path / "skip")["weights"], "nothing else differs"
+
+
+@pytest.mark.processes
+@pytest.mark.chaos
+def test_a_policy_that_stops_still_stops(tmp_path: Path) -> None:
+    section = {"workload": f"{TASKS}:Wild", "options": {"at_sample": 11}, "epochs": 1}
+    with pytest.raises(RankFailed, match="NonFinite"):
+        train_here(describe(**section), tmp_path, 1)
+
+
+def test_an_average_follows_the_weights_by_its_share() -> None:
+    module = torch.nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        module.weight.fill_(1.0)
+    averages = Averages(module, 0.75)
+    with torch.no_grad():
+        module.weight.fill_(2.0)
+    averages.update()
+    assert averages.tensors["weight"].item() == 1.25
+    with averages.in_place():
+        assert module.weight.item() == 1.25
+    assert (module.weight.item(), averages.tensors["weight"].item()) == (2.0, 1.25)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("strategy", "size"),
+    [pytest.param("ddp", 1, marks=pytest.mark.chaos), pytest.param("ddp", 2, marks=pytest.mark.chaos), ("fsdp", 2)],
+)
+def test_averages_are_evaluated_kept_and_taken_up_again(tmp_path: Path, strategy: str, size: int) -> None:
+    section: dict[str, Any] = {"emaDecay": 0.5, "steps": 8, "evaluate": "end", "strategy": strategy}
+    every: dict[str, Any] = {"checkpoint": {"every": {"steps": 4}, "mode": "blocking", "keep": 1000}}
+    plain = {**section}
+    del plain["emaDecay"]
+    train_here(document("gpt", precision="fp32", **plain), tmp_path / "plain", size)
+    train_here(document("gpt", precision="fp32", **section, **every), tmp_path / "whole", size)
+    assert done(tmp_path / "whole")["metrics"] != done(tmp_path / "plain")["metrics"], "the average is what is measured"
+    assert done(tmp_path / "whole")["weights"] == done(tmp_path / "plain")["weights"], "training does not notice it"
+    part = tmp_path / "part"
+    (part / "checkpoints").mkdir(parents=True)
+    (tmp_path / "whole/checkpoints/step-00000004-e1").rename(part / "checkpoints/step-00000004-e1")
+    train_here(document("gpt", precision="fp32", **section, **every), part, size, generation=2)
+    assert done(part)["metrics"] == done(tmp_path / "whole")["metrics"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.chaos), "fsdp"])
+def test_computing_blocks_twice_changes_no_bit(tmp_path: Path, strategy: str) -> None:
+    for name, kind in (("once", "none"), ("twice", "blocks")):
+        section: dict[str, Any] = {"steps": 4, "activationCheckpointing": kind, "strategy": strategy}
+        train_here(document("gpt", precision="fp32", **section), tmp_path / name, 2)
+    assert done(tmp_path / "twice")["weights"] == done(tmp_path / "once")["weights"]
+
+
+@pytest.mark.processes
+def test_a_workload_without_blocks_cannot_compute_them_twice(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match=r"Small.blocks names no parts"):
+        train_here(describe(activationCheckpointing="blocks"), tmp_path, 1)
+
+
+@pytest.mark.processes
+@pytest.mark.chaos
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_compiled_model_learns_the_same_and_its_checkpoint_serves_the_plain_one(tmp_path: Path, strategy: str) -> None:
+    section: dict[str, Any] = {"steps": 6, "strategy": strategy, "compile": "aot_eager"}
+    train_here(document("gpt", precision="fp32", **section), tmp_path / "compiled", 2)
+    train_here(document("gpt", precision="fp32", **{**section, "compile": "off"}), tmp_path / "plain", 2)
+    for step, loss in losses(tmp_path / "plain").items():
+        assert float.fromhex(losses(tmp_path / "compiled")[step]) == pytest.approx(float.fromhex(loss), rel=1e-5)
+    names = [set(model_names(tmp_path / name)) for name in ("compiled", "plain")]
+    assert names[0] == names[1]
+
+
+def model_names(folder: Path) -> list[str]:
+    """Names of the weights in the newest checkpoint."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    newest = CheckpointDirectory(folder / "checkpoints").latest()
+    assert newest is not None
+    return [name for name in FileSystemReader(newest).read_metadata().state_dict_metadata if name.startswith("model.")]

@@ -30,8 +30,13 @@ COMMANDS: dict[str, dict[str, str]] = {
         "run": "Run a job, or a script, as processes on this machine.",
     },
     "Cluster": {
+        "apply": "Send jobs to a cluster.",
+        "diff": "Show what sending jobs would change.",
+        "get": "List the jobs of a cluster.",
         "status": "Show what a job is doing: phase, ranks, step, loss, checkpoint.",
+        "logs": "Show what all ranks of a job say, with the pod in front.",
         "wait": "Wait until a job is done, or has come as far as asked.",
+        "events": "Show what the cluster says about a job.",
         "why": "Say why a job does not do what it should, and what helps.",
         "top": "Show what every rank spends its steps on, and who is slow.",
         "metrics": "Show what the agents of a job measure, without Prometheus.",
@@ -43,6 +48,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "resume": "Let a suspended or stopped job go on from the step it saved.",
         "restart": "Start all ranks of a job anew, from its last checkpoint.",
         "stop": "Let a job save its state and end.",
+        "delete": "Take jobs off a cluster; their checkpoints stay.",
     },
     "Admin": {
         "dashboards": "Write the Grafana dashboards, or draw them from a Prometheus.",

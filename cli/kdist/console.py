@@ -39,9 +39,9 @@ def result_bytes(data: bytes) -> None:
 
 
 def emit(value: Any, *, output: str, name: str = "") -> None:
-    """Print an answer in a machine's format: `json`, `yaml`, or `name` (the name alone, for pipes).
+    """Print an answer in a machine's format: `json`, `yaml`, `name` (the name alone, for pipes), or `jsonpath=TEMPLATE`.
 
-    Raises `ValueError` for another format.
+    Raises `ValueError` for another format, `UsageError` for a template that cannot be read.
     """
     if output == "json":
         import json
@@ -53,8 +53,23 @@ def emit(value: Any, *, output: str, name: str = "") -> None:
         result(yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip("\n"))
     elif output == "name":
         result(name)
+    elif output.startswith("jsonpath="):
+        from kdist import jsonpath
+
+        result(jsonpath.find(output.removeprefix("jsonpath="), value))
     else:
         raise ValueError(f"no output format {output!r}")
+
+
+def documents(found: Sequence[Any], *, output: str) -> None:
+    """Print several objects: `yaml` one after the other, `json` as a List; in both forms kubectl reads them back."""
+    if output == "json":
+        emit({"apiVersion": "v1", "kind": "List", "items": list(found)}, output="json")
+        return
+    for index, each in enumerate(found):
+        if index:
+            result("---")
+        emit(each, output=output)
 
 
 def table(rows: Iterable[Sequence[str]], *, header: Sequence[str]) -> None:

@@ -64,6 +64,12 @@ class Manifest:
         return self.api_version, self.kind, self.namespace or "", self.name
 
     @property
+    def title(self) -> str:
+        """What kubectl calls it: `configmap/digits`, `job.batch/digits`."""
+        group = self.api_version.rpartition("/")[0]
+        return f"{'.'.join(part for part in (self.kind.lower(), group) if part)}/{self.name}"
+
+    @property
     def order(self) -> int:
         """Place in the order of sending; deletion goes the other way."""
         return _FIRST.index(self.kind) if self.kind in _FIRST else len(_FIRST)

@@ -6,7 +6,7 @@ pool of connections and its websockets, but no typed models, which cost half a s
 """
 
 from kdist.cluster.connection import Cluster, connect
-from kdist.cluster.objects import Applied
+from kdist.cluster.objects import Applied, essence
 from kdist.cluster.refusal import MissingError, RefusalError
 
-__all__ = ["Applied", "Cluster", "MissingError", "RefusalError", "connect"]
+__all__ = ["Applied", "Cluster", "MissingError", "RefusalError", "connect", "essence"]

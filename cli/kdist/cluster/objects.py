@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kdist.cluster import resources, watching
-from kdist.cluster.refusal import MissingError
-from kdist.cluster.transport import Request, Transport
+from kdist.cluster.refusal import MissingError, RefusalError
+from kdist.cluster.transport import Answer, Request, Transport
 from kdist.manifest import Manifest
 
 FIELD_MANAGER = "kdist"
@@ -93,11 +93,13 @@ class Objects:
             if not error.details.get("name"):
                 raise  # the kind is missing, not the object
             before = None
-        query = [("fieldManager", FIELD_MANAGER), ("force", "true" if force else "false"), *_dry(dry_run)]
-        request = self._request(
-            "PATCH", "apply", manifest.api_version, manifest.kind, name=manifest.name, namespace=manifest.namespace, query=query
-        )
-        answer = self._transport.send(_carry(request, manifest.document, "application/apply-patch+yaml"))
+        try:
+            answer = self._send_apply(manifest, dry_run=dry_run, force=force)
+        except RefusalError as error:
+            if set(error.owners) != {FIELD_MANAGER}:
+                raise
+            # Our own patches (scale, suspend) own what they set, and the file is the newer word.
+            answer = self._send_apply(manifest, dry_run=dry_run, force=True)
         after = answer.document()
         verb: Literal["created", "configured", "unchanged"] = "configured"
         if before is None:
@@ -105,6 +107,12 @@ class Objects:
         elif essence(before) == essence(after):
             verb = "unchanged"
         return Applied(after, verb, before, answer.warnings)
+
+    def _send_apply(self, manifest: Manifest, *, dry_run: bool, force: bool) -> Answer:
+        query = [("fieldManager", FIELD_MANAGER), ("force", "true" if force else "false"), *_dry(dry_run)]
+        where: dict[str, Any] = {"name": manifest.name, "namespace": manifest.namespace}
+        request = self._request("PATCH", "apply", manifest.api_version, manifest.kind, query=query, **where)
+        return self._transport.send(_carry(request, manifest.document, "application/apply-patch+yaml"))
 
     def create(
         self,

@@ -20,14 +20,25 @@ _CONFLICT_OWNER = re.compile(r'conflict with "(?P<manager>[^"]+)"')
 class RefusalError(KdistError):
     """The API server answered, and the answer is no.
 
-    `status` is HTTP's number, `reason` the API's word (`Conflict`, `Invalid`, `Forbidden`, …), `details` what it adds.
+    `status` is HTTP's number, `reason` the API's word (`Conflict`, `Invalid`, `Forbidden`, …), `details` what it adds,
+    `owners` the field managers that a server-side apply conflicts with.
     """
 
-    def __init__(self, message: str, *, status: int, reason: str = "", details: Mapping[str, Any] | None = None, **extra: Any):
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        reason: str = "",
+        details: Mapping[str, Any] | None = None,
+        owners: tuple[str, ...] = (),
+        **extra: Any,
+    ) -> None:
         super().__init__(message, **extra)
         self.status = status
         self.reason = reason
         self.details = dict(details or {})
+        self.owners = owners
 
 
 class MissingError(NotFoundError, RefusalError):
@@ -61,13 +72,29 @@ def explain(status: int, body: bytes, *, what: str, namespace: str, context: str
         return _forbidden(found, namespace=namespace, facts=facts)
     if status == 404:
         return _missing(message, bool(facts["details"].get("name")), what=what, facts=facts)
-    if status == 409 and (owners := dict.fromkeys(_CONFLICT_OWNER.findall(message))):
-        return RefusalError(
-            f"{what}: {message}",
-            hint=f"{' and '.join(owners)} set these fields; leave them out of the job, or take them over with --force-conflicts",
-            **facts,
-        )
+    causes = _causes(facts["details"])
+    if status == 409 and causes and (owners := dict.fromkeys(_CONFLICT_OWNER.findall(message))):
+        told = "; ".join(f"{field} is set by {_owner(why)}" for field, why in causes)
+        taken = "leave these fields out of the job, or take them over with --force-conflicts"
+        return RefusalError(f"{what}: {told}", hint=taken, owners=tuple(owners), **facts)
+    if status == 422 and causes:
+        # The message repeats the refused value whole, which may be a pod template in Go's notation; its end says why.
+        told = "; ".join(f"{field}: {why if len(why) < 200 else why.rpartition(': ')[2]}" for field, why in causes)
+        return RefusalError(f"{what}: {told}", **facts)
     return RefusalError(f"{what}: {message}", **facts)
+
+
+def _causes(details: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(field, why) of each thing that was wrong."""
+    causes = details.get("causes") or []
+    return [
+        (str(each.get("field") or "").lstrip("."), str(each.get("message") or "")) for each in causes if isinstance(each, dict)
+    ]
+
+
+def _owner(why: str) -> str:
+    found = _CONFLICT_OWNER.search(why)
+    return found["manager"] if found else why
 
 
 def _forbidden(found: re.Match[str], *, namespace: str, facts: dict[str, Any]) -> RefusalError:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
 from kdist import console
-from kdist.errors import NotFoundError, UsageError
+from kdist.errors import InvalidJobError, NotFoundError, Problem, UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kdist.cluster import Cluster
+    from kdist.spec import TrainingJob
     from kdist.steer.target import Target
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -101,20 +101,12 @@ def connect(
     return cluster.connect(context, chosen, patience=PATIENCE if timeout is None else timeout, tell=console.message)
 
 
-def files_of(paths: Sequence[str]) -> list[str]:
-    """Job files below the given files and folders, in order; `-` stays. Raises `UsageError` for a folder without any."""
-    from pathlib import Path
-
-    found: list[str] = []
-    for path in paths:
-        if path == "-" or not Path(path).is_dir():
-            found.append(path)
-            continue
-        inside = sorted(str(each) for each in Path(path).iterdir() if each.suffix in _FILE_SUFFIXES and each.is_file())
-        if not inside:
-            raise UsageError(f"there is no job file in the folder `{path}`")
-        found += inside
-    return found
+def files_argument(command: Command) -> Command:
+    """Job files, folders of them and `-`, as arguments or with `-f`; they arrive as `files` and `more` for `read_jobs`."""
+    command = click.option("-f", "--filename", "more", multiple=True, metavar="FILE", help="A job file too; may be repeated.")(
+        command
+    )
+    return click.argument("files", nargs=-1, metavar="[FILE|DIRECTORY|-]...")(command)
 
 
 def dry_run_option(command: Command) -> Command:
@@ -168,3 +160,37 @@ def find_run(
     if root is not None and "/" not in name and not local:
         console.message(f"{name} of this machine, in {root}; -n NAMESPACE asks the cluster")
     return root
+
+
+def read_jobs(paths: Sequence[str], overrides: Sequence[str] = ()) -> list[tuple[TrainingJob, Path]]:
+    """Every job of these files and folders, with the folder that its relative paths start from.
+
+    Raises `UsageError` if there is none or one is described twice, `InvalidJobError` with the problems of all files.
+    """
+    from kdist import load
+
+    if not paths:
+        raise UsageError("name a job file, a folder of them, or `-` for stdin")
+    jobs: list[tuple[TrainingJob, Path]] = []
+    problems: list[Problem] = []
+    for file in (file for path in paths for file in _files_of(path)):
+        try:
+            jobs.append((load.load_file(file, overrides=overrides), Path.cwd() if file == "-" else Path(file).absolute().parent))
+        except InvalidJobError as error:
+            problems += error.problems
+    if problems:
+        raise InvalidJobError(" ".join(paths), problems, next_command=f"kdist validate {' '.join(paths)}")
+    names = [(job.metadata.namespace, job.metadata.name) for job, _ in jobs]
+    twice = sorted({name for namespace, name in names if names.count((namespace, name)) > 1})
+    if twice:
+        raise UsageError(f"{', '.join(twice)}: two of these files describe the same job")
+    return jobs
+
+
+def _files_of(path: str) -> list[str]:
+    if path == "-" or not Path(path).is_dir():
+        return [path]
+    inside = sorted(str(each) for each in Path(path).iterdir() if each.suffix in _FILE_SUFFIXES and each.is_file())
+    if not inside:
+        raise UsageError(f"there is no job file in the folder `{path}`")
+    return inside

@@ -142,7 +142,8 @@ def _first(values: Iterable[_T | None]) -> _T | None:
 
 def _count_restarts(reports: Iterable[Report], pods: Sequence[Pod]) -> int:
     """Restarts of the group as an agent counted them, or of containers and pods where no agent was there to count."""
-    replaced = len({pod.name for pod in pods if pod.over and pod.ended and pod.ended.code != 0})
+    latest = {pod.index: pod for pod in pods if pod.index is not None}  # they are in the order of their making
+    replaced = sum(pod.index is not None and latest[pod.index] is not pod for pod in pods)
     return max([sum(pod.restarts for pod in pods) + replaced, *(report.restarts for report in reports)])
 
 

@@ -1,0 +1,139 @@
+"""`kdist apply`: send jobs to a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kdist import console
+from kdist.commands import options
+from kdist.errors import Code, UsageError
+
+if TYPE_CHECKING:
+    from kdist.cluster import Cluster
+    from kdist.deploy import Plan, Sent
+    from kdist.spec import TrainingJob
+
+
+@click.command()
+@options.files_argument
+@options.cluster_options
+@click.option("--set", "sets", metavar="PATH=VALUE", multiple=True, help="Change a field of the job, e.g. spec.nodes.max=4.")
+@click.option("--backend", metavar="NAME", help="Workload kind, instead of the job's: job, jobset, pytorchjob, …")
+@click.option("--dry-run", type=click.Choice(["none", "client", "server"]), default="none", help="Show what would be sent.")
+@click.option("--wait", is_flag=True, help="Wait until the job has ended; exit code 10 if it failed, 6 after --timeout.")
+@click.option("--follow", is_flag=True, help="Wait as --wait does, and show the logs of all ranks meanwhile.")
+@click.option("--force-conflicts", is_flag=True, help="Take over fields that another field manager has set.")
+@click.option("--take-over", is_flag=True, help="Go on from the checkpoints of another run that did not let go of them.")
+@click.option("--error-unchanged", is_flag=True, help="Exit with 3 if the cluster had everything already.")
+@options.output_option("table", "name", "json", "yaml")
+def command(files: tuple[str, ...], *, more: tuple[str, ...], output: str, dry_run: str, **flags: Any) -> int:
+    r"""Send jobs to a cluster.
+
+    Every object goes by server-side apply, so that sending a job again changes what has changed and nothing else. The
+    training starts by itself, and goes on when this command ends.
+
+    \b
+    Examples:
+      kdist apply job.yaml
+      kdist apply job.yaml --set spec.nodes.max=4 --follow
+      kdist apply job.yaml --dry-run=server -o yaml
+      kdist render job.yaml | kubectl apply -f -         (the same, without kdist's memory)
+
+    \b
+    Exit codes:
+      0 sent   2 wrong file   3 unchanged (with --error-unchanged)   5 API server unreachable or not allowed
+      with --wait and --follow: 6 timeout   10 the job failed   11 it was stopped
+    """
+    backend, sets = flags.pop("backend"), flags.pop("sets")
+    jobs = options.read_jobs([*files, *more], [*sets, *([f"spec.backend={backend}"] if backend else [])])
+    if dry_run != "none" and (flags["wait"] or flags["follow"]):
+        raise UsageError(f"--dry-run={dry_run} starts nothing to wait for")
+    if dry_run == "client":
+        return _show(jobs, output=output)
+    sent: list[Sent] = []
+    places: list[tuple[Cluster, str]] = []
+    for job, base in jobs:
+        cluster = options.connect(namespace=flags["namespace"], context=flags["context"], job=job.metadata.namespace)
+        places.append((cluster, job.metadata.name))
+        sent += _send(cluster, job, base, output=output, dry_run=dry_run == "server", **flags)
+    if output in ("json", "yaml"):
+        console.documents([each.applied.document for each in sent], output=output)
+    if flags["wait"] or flags["follow"]:
+        _wait(places, flags["timeout"])
+    if flags["error_unchanged"] and all(each.applied.verb == "unchanged" for each in sent):
+        return Code.UNCHANGED
+    return Code.OK
+
+
+def _send(
+    cluster: Cluster,
+    job: TrainingJob,
+    base: Path,
+    *,
+    output: str,
+    dry_run: bool,
+    force_conflicts: bool,
+    take_over: bool,
+    **_: Any,
+) -> list[Sent]:
+    from kdist import deploy
+
+    plan = deploy.plan(cluster, job, base=base, take_over=take_over)
+    for text in plan.warnings:
+        console.warning(text)
+    note = " (server dry run)" if dry_run else ""
+    console.message(f"context {cluster.context}, namespace {cluster.namespace}: {job.metadata.name} as {_describe(plan)}")
+    sent = []
+    told: set[str] = set()
+    for each in deploy.send(cluster, plan, dry_run=dry_run, force=force_conflicts):
+        sent.append(each)
+        if output == "table":
+            console.result(f"{each.manifest.title} {each.applied.verb}{note}")
+        elif output == "name":
+            console.result(each.manifest.title)
+        for text in each.applied.warnings:
+            if text not in told:
+                console.warning(text)
+        told.update(each.applied.warnings)
+    return sent
+
+
+def _wait(places: Iterable[tuple[Cluster, str]], timeout: float | None) -> None:
+    """Return when all jobs have ended well. Raises `KdistError` with the code of the first that has not."""
+    import time
+
+    from kdist import follow
+
+    began = time.monotonic()
+    for cluster, name in places:
+        left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
+        follow.until(cluster, name, timeout=left, tell=console.message)
+
+
+def _describe(plan: Plan) -> str:
+    placement = plan.placement
+    return f"backend {placement.backend}, rendezvous {placement.rendezvous}, run {placement.run_id}"
+
+
+def _show(jobs: Iterable[tuple[TrainingJob, Path]], *, output: str) -> int:
+    """What would be sent to a cluster that nobody has asked."""
+    from kdist import deploy
+
+    documents = []
+    for job, base in jobs:
+        plan = deploy.plan(None, job, base=base)
+        for text in plan.warnings:
+            console.warning(text)
+        for manifest in plan.manifests:
+            documents.append(manifest.document)
+            if output == "table":
+                console.result(f"{manifest.title} created (dry run)")
+            elif output == "name":
+                console.result(manifest.title)
+    if output in ("json", "yaml"):
+        console.documents(documents, output=output)
+    return Code.OK

@@ -1,0 +1,109 @@
+"""`kdist events`: what the cluster says about a job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from kdist import console
+from kdist.commands import options
+from kdist.errors import Code
+
+_EVERY = 2.0  # seconds between two looks
+
+
+@click.command()
+@options.job_argument
+@click.option("-w", "--watch", is_flag=True, help="Go on, and show each event that comes.")
+@click.option("--types", default="", metavar="TYPE,…", help="Only events of these types, e.g. Warning.")
+@options.output_option("table", "json", "yaml", "jsonpath")
+@options.cluster_options
+def command(job: str | None, file: str | None, *, watch: bool, types: str, output: str, **where: Any) -> int:
+    r"""Show what the cluster says about a job.
+
+    The events of its workload, its pods (also those that have gone), its volume claims and its place in a queue, oldest first.
+
+    \b
+    Examples:
+      kdist events digits
+      kdist events digits -w
+      kdist events -f job.yaml --types=Warning
+    """
+    from kdist import follow
+
+    found = options.find_job(job, file)
+    cluster = options.connect(**where, job=found.namespace)
+    wanted = {each.strip().lower() for each in types.split(",") if each.strip()}
+    shown: set[tuple[str, str]] = set()
+    first = True
+    while True:
+        events = [
+            each
+            for each in follow.snapshot(cluster, found.name).events
+            if not wanted or str(each.get("type") or "").lower() in wanted
+        ]
+        fresh = sorted((each for each in events if _key(each) not in shown), key=_last_seen)
+        _show(fresh, output=output, first=first, stream=watch)
+        shown.update(_key(each) for each in fresh)
+        if not watch:
+            if not fresh and output == "table":
+                console.message(f"there are no events about {found.name}; a cluster keeps them for an hour")
+            return Code.OK
+        first = False
+        time.sleep(_EVERY)
+
+
+def _key(event: Mapping[str, Any]) -> tuple[str, str]:
+    """What is new about an event: a repeated one is the same object in another version."""
+    metadata = event["metadata"]
+    return str(metadata.get("uid")), str(metadata.get("resourceVersion"))
+
+
+def _last_seen(event: Mapping[str, Any]) -> str:
+    """The moment of the event as RFC 3339 text, which compares as time."""
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"), event.get("firstTimestamp"))
+    return next((str(each) for each in times if each), str(event["metadata"].get("creationTimestamp") or ""))
+
+
+def _show(events: list[Mapping[str, Any]], *, output: str, first: bool, stream: bool) -> None:
+    if output != "table":
+        if stream:
+            for each in events:
+                console.emit(each, output=output)
+        else:
+            console.emit({"apiVersion": "v1", "kind": "List", "items": events}, output=output)
+        return
+    rows = [_row(each) for each in events]
+    header = ("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
+    if stream:  # columns that fit without knowing what comes
+        for row in [header, *rows] if first else rows:
+            console.result("   ".join(cell.ljust(width) for cell, width in zip(row, (9, 7, 16, 28, 0), strict=True)).rstrip())
+    elif rows:
+        console.table(rows, header=header)
+
+
+def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
+    from datetime import UTC, datetime
+
+    from kdist.follow.table import age
+
+    about = event.get("involvedObject") or {}
+    series = event.get("series") or {}
+    count = series.get("count") or event.get("count") or 1
+    try:
+        seen = age(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(_last_seen(event))).total_seconds()))
+    except ValueError:
+        seen = "?"
+    message = " ".join(str(event.get("message") or "").split())
+    times = f" (x{count})" if isinstance(count, int) and count > 1 else ""
+    return (
+        seen,
+        str(event.get("type") or "-"),
+        str(event.get("reason") or "-"),
+        f"{str(about.get('kind') or '').lower()}/{about.get('name') or ''}",
+        f"{message}{times}",
+    )

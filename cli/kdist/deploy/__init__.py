@@ -1,0 +1,9 @@
+"""A job goes to a cluster and leaves it: what it becomes there, sending its objects, what a change would do, taking them away."""
+
+from kdist.deploy.code import read_code
+from kdist.deploy.difference import Difference, compare
+from kdist.deploy.placing import Plan, plan
+from kdist.deploy.removing import find_objects, remove
+from kdist.deploy.sending import Sent, send
+
+__all__ = ["Difference", "Plan", "Sent", "compare", "find_objects", "plan", "read_code", "remove", "send"]

@@ -1,0 +1,47 @@
+"""What sending a job would change, as the server sees it: a rehearsed apply beside what is there."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kdist.cluster import Cluster, essence
+from kdist.deploy.placing import Plan
+from kdist.deploy.sending import send
+from kdist.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One object before (None: it is new) and after, without the server's own fields."""
+
+    manifest: Manifest
+    before: dict[str, Any] | None
+    after: dict[str, Any]
+
+    def lines(self) -> list[str]:
+        """A unified diff of the two as YAML, with kubectl's headers; empty if nothing differs."""
+        title = f"{self.manifest.kind}/{self.manifest.name}"
+        old, new = self.text(self.before).splitlines(), self.text(self.after).splitlines()
+        return list(difflib.unified_diff(old, new, f"live/{title}", f"merged/{title}", lineterm=""))
+
+    @staticmethod
+    def text(document: Mapping[str, Any] | None) -> str:
+        """A document as YAML, its keys in one order; empty for None."""
+        import yaml
+
+        if document is None:
+            return ""
+        dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+        found: str = yaml.dump(dict(document), Dumper=dumper, sort_keys=True, allow_unicode=True, width=10_000)
+        return found
+
+
+def compare(cluster: Cluster, plan: Plan, *, force: bool = False) -> Iterator[Difference]:
+    """Each object of the job that would be new or different. Raises `KdistError` with all that the server would refuse."""
+    for manifest, applied in send(cluster, plan, dry_run=True, force=force):
+        if applied.verb != "unchanged":
+            before = None if applied.before is None else essence(applied.before)
+            yield Difference(manifest, before, essence(applied.document))

@@ -1,0 +1,130 @@
+"""What a job becomes on a cluster: workload kind, rendezvous and run, decided once and kept in the job's ConfigMap."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kdist import backends, render
+from kdist.backends import Placement
+from kdist.cluster import Cluster, MissingError
+from kdist.deploy.code import read_code
+from kdist.errors import KdistError, NotFoundError
+from kdist.manifest import Manifest
+from kdist.spec import TrainingJob
+from kdist.status import ASKED, BACKEND, RENDEZVOUS, RUN_ID
+
+_RBAC = "rbac.authorization.k8s.io/v1"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job as it would be sent: its objects, and what its user should know first.
+
+    `config_map` is the job's ConfigMap as the cluster has it, None for a job that is not there.
+    """
+
+    job: TrainingJob
+    placement: Placement
+    manifests: list[Manifest]
+    warnings: list[str]
+    config_map: dict[str, Any] | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether the cluster has the job already."""
+        return self.config_map is not None
+
+
+def plan(cluster: Cluster | None, job: TrainingJob, *, base: Path, take_over: bool = False) -> Plan:
+    """Decide what the job becomes on the cluster; what was decided when it was first sent stays. None: without a cluster.
+
+    `base` is the folder that its relative paths start from. Raises `KdistError` where the job cannot be sent as it is.
+    """
+    code = read_code(job, base)
+    if cluster is None:
+        kind = backends.choose(set(), job) if job.spec.backend == "auto" else job.spec.backend
+        placement = Placement(kind, backends.choose_rendezvous(job), render.digest(job), take_over=take_over, code=code)
+        return Plan(job, placement, render.render(job, placement), _warn(job, placement))
+    job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": cluster.namespace})})
+    config_map = find_config_map(cluster, job.metadata.name)
+    decided = _annotations(config_map)
+    _check_kind(job, decided.get(BACKEND, ""))
+    placement = Placement(
+        backend=_choose_backend(cluster, job, decided),
+        rendezvous=_choose_rendezvous(cluster, job, decided),
+        run_id=decided.get(RUN_ID) or secrets.token_hex(4),
+        suspended=ASKED in decided,
+        take_over=take_over,
+        code=code,
+    )
+    warnings = _warn(job, placement)
+    if placement.suspended:
+        warnings.append(f"{job.metadata.name} was {decided[ASKED]} and stays so: `kdist resume {job.metadata.name}` starts it")
+    return Plan(job, placement, render.render(job, placement), warnings, config_map)
+
+
+def find_config_map(cluster: Cluster, name: str) -> dict[str, Any] | None:
+    """The job's ConfigMap, None if there is none. Raises `KdistError` for one of this name that is not kdist's."""
+    try:
+        found = cluster.get("v1", "ConfigMap", name)
+    except MissingError:
+        return None
+    if (found["metadata"].get("labels") or {}).get("kdist.dev/job") != name:
+        raise KdistError(
+            f"namespace {cluster.namespace} has a ConfigMap {name} that is not kdist's, and a job of that name needs one",
+            hint="give the job another name",
+        )
+    return found
+
+
+def get_config_map(cluster: Cluster, name: str) -> dict[str, Any]:
+    """The job's ConfigMap. Raises `NotFoundError` if there is no such job."""
+    found = find_config_map(cluster, name)
+    if found is None:
+        raise NotFoundError(
+            f"there is no job {name} in namespace {cluster.namespace}", next_command=f"kdist get -n {cluster.namespace}"
+        )
+    return found
+
+
+def _annotations(config_map: dict[str, Any] | None) -> dict[str, str]:
+    return dict(((config_map or {}).get("metadata") or {}).get("annotations") or {})
+
+
+def _check_kind(job: TrainingJob, decided: str) -> None:
+    if decided and job.spec.backend not in ("auto", decided):
+        name = job.metadata.name
+        raise KdistError(
+            f"{name} runs as backend {decided}, and the job file says {job.spec.backend}: a running job keeps its kind",
+            hint=f"`kdist delete {name}` keeps the checkpoints, and the next apply resumes from them",
+            next_command=f"kdist delete {name}",
+        )
+
+
+def _choose_backend(cluster: Cluster, job: TrainingJob, decided: dict[str, str]) -> str:
+    if job.spec.backend != "auto":
+        backend = backends.get(job.spec.backend)
+        if not decided and (backend.api_version, backend.kind) not in cluster.kinds():
+            raise KdistError(
+                f"backend {backend.name}: this cluster has no {backend.kind} ({backend.api_version})",
+                hint="install its operator, or let `backend: auto` choose what the cluster has",
+                next_command="kdist doctor",
+            )
+        return backend.name
+    return decided.get(BACKEND) or backends.choose(cluster.kinds(), job)
+
+
+def _choose_rendezvous(cluster: Cluster, job: TrainingJob, decided: dict[str, str]) -> Any:
+    if job.spec.rendezvous == "auto" and decided.get(RENDEZVOUS):
+        return decided[RENDEZVOUS]
+    if job.spec.rendezvous != "auto":
+        return backends.choose_rendezvous(job)
+    may = all(cluster.can_i(verb, _RBAC, kind) for kind in ("Role", "RoleBinding") for verb in ("create", "patch"))
+    return backends.choose_rendezvous(job, may_create_role=may)
+
+
+def _warn(job: TrainingJob, placement: Placement) -> list[str]:
+    return backends.get(placement.backend).warnings(job, placement.rendezvous)

@@ -1,0 +1,63 @@
+"""Objects go to the cluster by server-side apply: all of a job that is there already, or none of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kdist.cluster import Applied, Cluster, RefusalError
+from kdist.deploy.placing import Plan
+from kdist.errors import KdistError
+from kdist.manifest import Manifest
+
+_IMMUTABLE = ("immutable", "updates to statefulset spec", "cannot be changed", "cannot be updated")
+
+
+class Sent(NamedTuple):
+    """An object, and what came of sending it."""
+
+    manifest: Manifest
+    applied: Applied
+
+
+def send(cluster: Cluster, plan: Plan, *, dry_run: bool = False, force: bool = False) -> Iterator[Sent]:
+    """Apply the job's objects in their order, each given back as it is done.
+
+    A change to a job that exists is rehearsed first, so that what the server refuses leaves no half of it behind. Raises
+    `KdistError` with everything that was refused.
+    """
+    if plan.exists and not dry_run:
+        for _ in _apply(cluster, plan, dry_run=True, force=force):
+            pass
+    yield from _apply(cluster, plan, dry_run=dry_run, force=force)
+
+
+def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Iterator[Sent]:
+    refused: list[tuple[Manifest, RefusalError]] = []
+    for manifest in plan.manifests:
+        try:
+            applied = cluster.apply(manifest, dry_run=dry_run, force=force)
+        except RefusalError as error:
+            if not (dry_run and plan.exists and error.status in (409, 422)):
+                raise
+            refused.append((manifest, error))
+            continue
+        yield Sent(manifest, applied)
+    if refused:
+        raise _explain(plan, refused)
+
+
+def _explain(plan: Plan, refused: list[tuple[Manifest, RefusalError]]) -> KdistError:
+    """One error for all that was refused: the first one's way out, and immutable fields' before any other."""
+    name = plan.job.metadata.name
+    for _, error in refused:
+        if any(sign in str(error) for sign in _IMMUTABLE):
+            return KdistError(
+                "\n  ".join([f"{name} runs, and these fields cannot change while it does:", *(str(each) for _, each in refused)]),
+                hint="`kdist delete` keeps the checkpoints, and the next apply resumes from them",
+                next_command=f"kdist delete {name} -n {plan.job.metadata.namespace}",
+            )
+    first = refused[0][1]
+    if len(refused) == 1:
+        return first
+    return KdistError("\n  ".join(["these objects are refused:", *(str(each) for _, each in refused)]), hint=first.hint)

@@ -1,0 +1,203 @@
+"""The logs of all pods of a job as one stream, which goes on through restarts and replaced pods."""
+
+from __future__ import annotations
+
+import heapq
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from kdist.diagnose import diagnose
+from kdist.errors import KdistError, NotFoundError
+from kdist.follow.agents import Agents
+from kdist.follow.fetch import snapshot
+from kdist.follow.lines import Line
+from kdist.follow.settle import settle
+from kdist.status import Pod, Snapshot
+
+if TYPE_CHECKING:
+    from kdist.cluster import Cluster
+
+LOOK_SECONDS = 1.0  # between two looks at the job while its logs are followed
+MOST_STREAMS = 64  # logs that are read at the same time
+_WAITING_LINES = 10_000  # lines that wait for a slow reader; then the reading waits
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which logs: of the pods that `choose` picks, the last `tail` lines, those of the last `since` seconds."""
+
+    choose: Callable[[Pod], bool] = lambda _: True
+    tail: int | None = None
+    since: float | None = None
+    previous: bool = False
+
+
+def read(cluster: Cluster, seen: Snapshot, wanted: Wanted, *, tell: Callable[[str], None] = lambda _: None) -> Iterator[Line]:
+    """The lines that are there now, over all pods in the order of their times. Raises `KdistError` if there is no log at all."""
+    chosen = [pod for pod in seen.status.pods if wanted.choose(pod)]
+    pods = [pod for pod in chosen if (pod.before is not None if wanted.previous else has_begun(pod))]
+    if not pods:
+        raise _no_logs(seen, wanted)
+    if len(pods) > MOST_STREAMS:
+        tell(f"the first {MOST_STREAMS} of {len(pods)} pods are shown; choose others with --rank or --pod")
+    streams = [_read_one(cluster, seen.namespace, pod, wanted) for pod in pods[:MOST_STREAMS]]
+    yield from heapq.merge(*streams, key=lambda line: line.stamp)
+
+
+def _no_logs(seen: Snapshot, wanted: Wanted) -> KdistError:
+    cause = diagnose(seen)
+    what = "no container of it has been started again" if wanted.previous else f"there is nothing to read yet: {cause.sentence}"
+    return NotFoundError(f"{seen.name}: {what}", next_command=cause.commands[0] if cause.commands and not wanted.previous else "")
+
+
+def has_begun(pod: Pod) -> bool:
+    """Whether its container has run, so that there is a log."""
+    return pod.running or pod.ended is not None or pod.before is not None
+
+
+def _read_one(cluster: Cluster, namespace: str, pod: Pod, wanted: Wanted) -> Iterator[Line]:
+    """Lines of one pod; none if it is gone meanwhile."""
+    try:
+        for text in cluster.logs(
+            pod.name, namespace=namespace, container=pod.container, previous=wanted.previous,
+            tail=wanted.tail, since=wanted.since, timestamps=True,
+        ):  # fmt: skip
+            yield _line(pod, text)
+    except NotFoundError:
+        return
+
+
+def _line(pod: Pod, text: str) -> Line:
+    stamp, _, rest = text.partition(" ")
+    return Line(pod, stamp, rest)
+
+
+@dataclass
+class _Reading:
+    """What has been read of one pod. `restarts` counts those of its container when the reading began; `last` is the stamp of the
+    line that came last, which no later reading repeats.
+    """
+
+    restarts: int
+    last: str = ""
+    over: bool = True
+
+
+class Follower:
+    """Follows the logs of a job until it has ended. `status` is of the last look."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        wanted: Wanted,
+        *,
+        namespace: str | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._namespace = namespace or cluster.namespace
+        self._wanted = wanted
+        self._tell = tell
+        self._look_seconds = look_seconds
+        self._agents = Agents(cluster, namespace=self._namespace)
+        self._lines: queue.Queue[Line] = queue.Queue(_WAITING_LINES)
+        self._readings: dict[str, _Reading] = {}
+        self._first = True
+        self._told = ""
+        self.seen: Snapshot | None = None
+
+    def lines(self) -> Iterator[Line]:
+        """Lines as they come. Raises `NotFoundError` if there is no such job, `KdistError` if the API server stays away."""
+        while True:
+            ended = self._look()
+            until = time.monotonic() + self._look_seconds
+            while (left := until - time.monotonic()) > 0 and not (ended and self._is_quiet()):
+                try:
+                    yield self._lines.get(timeout=min(left, 0.1))
+                except queue.Empty:
+                    continue
+            if ended and self._is_quiet():
+                return
+
+    def _is_quiet(self) -> bool:
+        return all(reading.over for reading in self._readings.values()) and self._lines.empty()
+
+    def _look(self) -> bool:
+        """See which containers there are and read those that are new; whether the job has ended."""
+        try:
+            self.seen = seen = snapshot(self._cluster, self._name, self._namespace, agents=self._agents)
+        except NotFoundError:
+            if self.seen is None:
+                raise
+            return True  # it was deleted while we looked on
+        settle(self._cluster, seen)
+        for pod in seen.status.pods:
+            if self._wanted.choose(pod) and has_begun(pod):
+                self._take(pod)
+        self._first = False
+        if not self._readings or all(reading.over for reading in self._readings.values()):
+            self._say_why(seen)
+        return seen.status.phase.terminal and not any(pod.running for pod in seen.status.pods if self._wanted.choose(pod))
+
+    def _take(self, pod: Pod) -> None:
+        """Read the pod's log unless that is being done, or there is nothing new in it."""
+        reading = self._readings.get(pod.name)
+        if reading is not None and (not reading.over or not (pod.running or pod.restarts > reading.restarts)):
+            return
+        if sum(not each.over for each in self._readings.values()) >= MOST_STREAMS:
+            self._say_once(f"the logs of {MOST_STREAMS} pods are followed and no more; choose some with --rank or --pod")
+            return
+        restarted = reading is not None and pod.restarts > reading.restarts
+        if reading is not None and pod.restarts > reading.restarts + 1:
+            self._tell(
+                f"{pod.name} has restarted {pod.restarts - reading.restarts} times at once: of some there is no log any more"
+            )
+        fresh = _Reading(pod.restarts, last=reading.last if reading else "", over=False)
+        self._readings[pod.name] = fresh
+        arguments = (pod, fresh, restarted, self._first)
+        threading.Thread(target=self._read, args=arguments, daemon=True, name=f"log {pod.name}").start()
+
+    def _read(self, pod: Pod, reading: _Reading, restarted: bool, first: bool) -> None:
+        """Put the pod's new lines into the queue, in a thread of its own: of the container that ended, then the present one."""
+        try:
+            if restarted:
+                self._put(pod, reading, previous=True)
+            self._put(pod, reading, first=first)
+        except NotFoundError:
+            pass  # the pod is gone, and its log with it
+        except (KdistError, OSError) as error:
+            if getattr(error, "status", None) != HTTPStatus.BAD_REQUEST:  # which means that the container is not there yet
+                self._tell(f"the log of {pod.name} cannot be read: {error}; trying again")
+        finally:
+            reading.over = True
+
+    def _put(self, pod: Pod, reading: _Reading, *, previous: bool = False, first: bool = False) -> None:
+        known = reading.last
+        since: float | str | None = known or (self._wanted.since if first else None)
+        for text in self._cluster.logs(
+            pod.name, namespace=self._namespace, container=pod.container, follow=not previous, previous=previous,
+            tail=self._wanted.tail if first else None, since=since, timestamps=True,
+        ):  # fmt: skip
+            line = _line(pod, text)
+            if line.stamp > known:
+                reading.last = line.stamp
+                self._lines.put(line)
+
+    def _say_why(self, seen: Snapshot) -> None:
+        """While there is nothing to read: why, once for each reason."""
+        cause = diagnose(seen)
+        if cause.severity != "fine":
+            self._say_once(cause.sentence)
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence != self._told:
+            self._told = sentence
+            self._tell(sentence)

@@ -1,0 +1,73 @@
+"""The part of kubectl's JSONPath that scripts use: `{.items[*].name}`, `{.ranks[0]['step']}`, text between the braces. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from kdist.errors import UsageError
+
+_STEP = re.compile(r"""\.?(?P<word>[A-Za-z_][\w-]*|\*)|\[(?P<index>-?\d+)\]|\[\*\]|\[(?P<quote>['"])(?P<key>.*?)(?P=quote)\]""")
+_ESCAPES = {"\\n": "\n", "\\t": "\t"}
+
+
+def find(template: str, document: Any) -> str:
+    """The template with each `{…}` replaced by what it picks, several values with a space between, as kubectl does.
+
+    Raises `UsageError` for a template that cannot be read. What is not there is empty.
+    """
+    pieces = re.split(r"\{(.*?)\}", template)
+    if "{" in "".join(pieces[::2]) or "}" in "".join(pieces[::2]):
+        raise _wrong(template)
+    if len(pieces) == 1:  # kubectl takes a bare path too
+        pieces = ["", template, ""]
+    found = []
+    for index, piece in enumerate(pieces):
+        if index % 2 == 0:
+            found.append(_unescape(piece))
+        elif piece[:1] in "'\"" and len(piece) >= 2 and piece[-1] == piece[0]:
+            found.append(_unescape(piece[1:-1]))
+        else:
+            found.append(" ".join(_show(value) for value in _pick(piece, document, template)))
+    return "".join(found)
+
+
+def _pick(path: str, document: Any, template: str) -> list[Any]:
+    values = [document]
+    rest = path.strip().removeprefix("$")
+    if rest == ".":
+        return values
+    while rest:
+        step = _STEP.match(rest)
+        if step is None or (rest[0] not in ".[" and len(rest) == len(path)):
+            raise _wrong(template)
+        rest = rest[step.end() :]
+        if step["index"] is not None:
+            at = int(step["index"])
+            values = [value[at] for value in values if isinstance(value, list) and -len(value) <= at < len(value)]
+        elif step["word"] == "*" or step[0] == "[*]":
+            values = [item for value in values for item in _items(value)]
+        else:
+            key = step["word"] or step["key"]
+            values = [value[key] for value in values if isinstance(value, dict) and key in value]
+    return values
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _show(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _unescape(text: str) -> str:
+    for written, meant in _ESCAPES.items():
+        text = text.replace(written, meant)
+    return text
+
+
+def _wrong(template: str) -> UsageError:
+    return UsageError(f"-o jsonpath cannot read `{template}`", hint="write it as kubectl does: jsonpath='{.items[*].name}'")

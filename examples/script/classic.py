@@ -14,9 +14,9 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -31,7 +31,7 @@ def main() -> None:
     args.world_size = args.gpus * args.nodes
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29512")
-    mp.spawn(train, nprocs=args.gpus, args=(args,))  # type: ignore[no-untyped-call]
+    spawn(train, nprocs=args.gpus, args=(args,))
 
 
 def train(gpu: int, args: argparse.Namespace) -> None:
@@ -42,10 +42,10 @@ def train(gpu: int, args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("nccl" if on_gpu else "gloo", init_method="env://", world_size=args.world_size, rank=rank)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
+    module = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
     criterion = nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    model = DistributedDataParallel(model, device_ids=[gpu] if on_gpu else None)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    model = DistributedDataParallel(module, device_ids=[gpu] if on_gpu else None)
     digits = load_digits()
     samples = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
     sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(samples, args.world_size, rank)

@@ -1,8 +1,10 @@
-"""`kdist`, also as `python -m kdist`."""
+"""`kdist`, also as `python -m kdist` and as kubectl's plugin, `kubectl kdist`."""
 
 from __future__ import annotations
 
 import gc
+import os
+import sys
 
 
 def main() -> None:
@@ -10,7 +12,8 @@ def main() -> None:
     gc.set_threshold(100_000)  # start-up makes much and throws nothing away: looking for garbage takes a tenth of it
     from kdist.app import cli
 
-    cli.main(prog_name="kdist")
+    plugin = os.path.basename(sys.argv[0]).startswith("kubectl-kdist")  # noqa: PTH119 - pathlib takes longer to import
+    cli.main(prog_name="kubectl kdist" if plugin else "kdist")
 
 
 if __name__ == "__main__":

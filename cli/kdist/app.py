@@ -51,6 +51,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "delete": "Take jobs off a cluster; their checkpoints stay.",
     },
     "Admin": {
+        "doctor": "Check what a cluster, and this machine, can do for a job.",
         "dashboards": "Write the Grafana dashboards, or draw them from a Prometheus.",
         "completion": "Print the completion script of a shell.",
         "version": "Show the versions of kdist and what it runs on.",
@@ -166,3 +167,13 @@ def cli() -> None:
 
 
 cli.help = keep_lines(cli.help or "")
+
+
+def complete() -> None:
+    """Answer kubectl, which asks its plugins for completions by a program of its own: one per line, then what to do with them."""
+    from click.shell_completion import ShellComplete
+
+    *words, incomplete = sys.argv[1:] or [""]
+    for item in ShellComplete(cli, {}, "kdist", "_KDIST_COMPLETE").get_completions(words, incomplete):
+        console.result(str(item.value) if item.type == "plain" else incomplete)
+    console.result(":4")  # kubectl's word for: these are all, do not offer files beside them

@@ -94,6 +94,7 @@ def _delete(
     if not going:
         return False
     pods = cluster.list("v1", "Pod", selector=f"kdist.dev/job={name}") if wait and dry_run == "none" else []
+    pods = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
     seconds = _patience(pods, grace_period) if timeout is None else timeout
     if pods:
         console.message(f"waiting up to {seconds:.0f} s for {len(pods)} pods of {name} to save and go (Ctrl-C leaves them to it)")

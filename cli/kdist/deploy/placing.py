@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from kdist.deploy.code import read_code
 from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import Manifest
 from kdist.spec import TrainingJob
-from kdist.status import ASKED, BACKEND, RENDEZVOUS, RUN_ID
+from kdist.status import ASKED, BACKEND, RENDEZVOUS, RUN_ID, WorkloadState
 
 _RBAC = "rbac.authorization.k8s.io/v1"
 
@@ -47,23 +48,48 @@ def plan(cluster: Cluster | None, job: TrainingJob, *, base: Path, take_over: bo
     if cluster is None:
         kind = backends.choose(set(), job) if job.spec.backend == "auto" else job.spec.backend
         placement = Placement(kind, backends.choose_rendezvous(job), render.digest(job), take_over=take_over, code=code)
-        return Plan(job, placement, render.render(job, placement), _warn(job, placement))
+        return Plan(job, placement, render.render(job, placement), render.warn(job, placement))
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": cluster.namespace})})
     config_map = find_config_map(cluster, job.metadata.name)
     decided = _annotations(config_map)
     _check_kind(job, decided.get(BACKEND, ""))
+    backend = _choose_backend(cluster, job, decided)
+    state = None if config_map is None else _find_state(cluster, backend, job.metadata.name)
     placement = Placement(
-        backend=_choose_backend(cluster, job, decided),
+        backend=backend,
         rendezvous=_choose_rendezvous(cluster, job, decided),
         run_id=decided.get(RUN_ID) or secrets.token_hex(4),
-        suspended=ASKED in decided,
+        suspended=_is_suspended(job, backend, state),
         take_over=take_over,
         code=code,
     )
-    warnings = _warn(job, placement)
-    if placement.suspended:
-        warnings.append(f"{job.metadata.name} was {decided[ASKED]} and stays so: `kdist resume {job.metadata.name}` starts it")
+    warnings = [*render.warn(job, placement), *_say_state(job.metadata.name, state, decided)]
     return Plan(job, placement, render.render(job, placement), warnings, config_map)
+
+
+def _find_state(cluster: Cluster, backend: str, name: str) -> WorkloadState | None:
+    """What the job's workload says; None if it is not there."""
+    kind = backends.get(backend)
+    try:
+        return kind.read(cluster.get(kind.api_version, kind.kind, name))
+    except MissingError:
+        return None
+
+
+def _is_suspended(job: TrainingJob, backend: str, state: WorkloadState | None) -> bool:
+    """A new job with a queue is started by Kueue, where the kind can be suspended; one that is there stays as it is."""
+    if state is None:
+        return job.spec.queue is not None and not backends.get(backend).parks
+    return state.suspended or (state.finished is not None and backends.get(backend).parks)
+
+
+def _say_state(name: str, state: WorkloadState | None, decided: dict[str, str]) -> Iterator[str]:
+    if state is None:
+        return
+    if state.finished:
+        yield f"{name} has {state.finished} already and is not started again by this: first `kdist delete {name}`"
+    elif state.suspended and ASKED in decided:
+        yield f"{name} was {decided[ASKED]} and stays so: `kdist resume {name}` starts it"
 
 
 def find_config_map(cluster: Cluster, name: str) -> dict[str, Any] | None:
@@ -124,7 +150,3 @@ def _choose_rendezvous(cluster: Cluster, job: TrainingJob, decided: dict[str, st
         return backends.choose_rendezvous(job)
     may = all(cluster.can_i(verb, _RBAC, kind) for kind in ("Role", "RoleBinding") for verb in ("create", "patch"))
     return backends.choose_rendezvous(job, may_create_role=may)
-
-
-def _warn(job: TrainingJob, placement: Placement) -> list[str]:
-    return backends.get(placement.backend).warnings(job, placement.rendezvous)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from kdist.cluster import Applied, Cluster, RefusalError
 from kdist.deploy.placing import Plan
@@ -43,8 +43,25 @@ def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Itera
             refused.append((manifest, error))
             continue
         yield Sent(manifest, applied)
+        if applied.document.get("kind") == "TrainJob" and not dry_run:
+            _hand_over_runtime(cluster, applied.document)
     if refused:
         raise _explain(plan, refused)
+
+
+def _hand_over_runtime(cluster: Cluster, train_job: Mapping[str, Any]) -> None:
+    """Let the TrainJob own the runtime that it is made from, so that the one goes with the other."""
+    metadata = train_job["metadata"]
+    owner = {
+        "apiVersion": train_job["apiVersion"],
+        "kind": "TrainJob",
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+    }
+    runtime = ("TrainingRuntime", metadata["name"])
+    found = cluster.get(train_job["apiVersion"], *runtime)
+    if owner not in (found["metadata"].get("ownerReferences") or []):
+        cluster.patch(train_job["apiVersion"], *runtime, {"metadata": {"ownerReferences": [owner]}})
 
 
 def _explain(plan: Plan, refused: list[tuple[Manifest, RefusalError]]) -> KdistError:

@@ -1,0 +1,68 @@
+"""Runs the checks; one that cannot be made is a finding of its own and keeps no other from being made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from kdist.doctor import kinds, machine, place, rights
+from kdist.doctor.finding import Finding, missing, ok, unknown
+from kdist.errors import KdistError
+
+if TYPE_CHECKING:
+    from kdist.cluster import Cluster
+
+Check = Callable[["Cluster"], Iterator[Finding]]
+
+CHECKS: tuple[tuple[str, Check], ...] = (
+    ("you", rights.check_identity),
+    ("rights", rights.check_rights),
+    ("workload kinds", kinds.check_kinds),
+    ("operators", kinds.check_operators),
+    ("namespace", place.check_namespace),
+    ("pods", place.check_pod_is_admitted),
+    ("quota", place.check_quota),
+    ("queues", place.check_queues),
+    ("nodes", place.check_nodes),
+    ("storage", place.check_storage),
+    ("DNS", place.check_dns),
+)
+_THREADS = 4
+OLDEST = (1, 31)
+
+
+def check_cluster(cluster: Cluster) -> Iterator[Finding]:
+    """Everything a job needs of the cluster and of the namespace, in the order of `CHECKS`, each as soon as it is known."""
+    try:
+        version = cluster.version()
+    except KdistError as error:
+        yield missing("cluster", str(error), error.hint or "see the context's server in the kubeconfig")
+        return
+    yield _check_version(cluster, version)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        begun = [pool.submit(_run, name, check, cluster) for name, check in CHECKS]
+        for each in begun:
+            yield from each.result()
+
+
+def check_machine() -> Iterator[Finding]:
+    """What `kdist run` needs of this machine."""
+    return machine.check()
+
+
+def _check_version(cluster: Cluster, version: dict[str, str]) -> Finding:
+    found = str(version.get("gitVersion"))
+    digits = ["".join(filter(str.isdigit, str(version.get(part, "")))) for part in ("major", "minor")]
+    number = tuple(int(each) for each in digits if each)
+    detail = f"Kubernetes {found} at {cluster.server} (context {cluster.context})"
+    if number < OLDEST:
+        return missing("cluster", detail, f"kdist needs Kubernetes {OLDEST[0]}.{OLDEST[1]}: podFailurePolicy came with it")
+    return ok("cluster", detail)
+
+
+def _run(name: str, check: Check, cluster: Cluster) -> list[Finding]:
+    try:
+        return list(check(cluster))
+    except KdistError as error:
+        return [unknown(name, str(error), error.hint)]

@@ -1,0 +1,168 @@
+"""The namespace that a job goes to, and what the cluster has for it: policies, quota, queues, nodes, GPUs, storage, names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from kdist.cluster import MissingError, RefusalError
+from kdist.doctor.finding import Finding, missing, note, ok, unknown
+
+if TYPE_CHECKING:
+    from kdist.cluster import Cluster
+
+_ENFORCE = "pod-security.kubernetes.io/enforce"
+_DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+# Parts of the names of provisioners whose volumes many nodes can write to.
+_SHARED = ("nfs", "cephfs", "efs", "azurefile", "filestore", "lustre", "glusterfs", "weka", "beegfs", "juicefs", "gpfs", "smb")
+
+
+def check_namespace(cluster: Cluster) -> Iterator[Finding]:
+    """It exists, and how strict it is with pods."""
+    name = cluster.namespace
+    try:
+        found = cluster.get("v1", "Namespace", name)
+    except MissingError:
+        yield missing("namespace", f"there is no namespace {name}", f"kubectl create namespace {name}")
+        return
+    except RefusalError:
+        yield unknown("namespace", f"you may not look at namespace {name} itself")
+        return
+    level = (found["metadata"].get("labels") or {}).get(_ENFORCE, "")
+    yield ok("namespace", f"{name}: Pod Security {level or 'enforces nothing'}, and kdist's pods meet `restricted`")
+
+
+def check_pod_is_admitted(cluster: Cluster) -> Iterator[Finding]:
+    """A pod like those of jobs is rehearsed: policies, quota and webhooks answer as they will."""
+    container = {
+        "name": "trainer",
+        "image": "kdist-doctor",
+        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "100m", "memory": "64Mi"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True},
+    }
+    spec = {
+        "containers": [container],
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+    }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kdist-doctor"}, "spec": spec}
+    try:
+        cluster.create(pod, dry_run=True)
+    except MissingError:
+        return  # the namespace is missing, which another check says
+    except RefusalError as error:
+        if "may not create" in str(error):
+            yield unknown("pods", "cannot be rehearsed: you may not create pods yourself (jobs do it for you)")
+        else:
+            yield missing("pods", f"a pod as kdist makes them is refused: {error}", error.hint or "ask who runs the cluster")
+        return
+    yield ok("pods", "a restricted pod is admitted (rehearsed)")
+
+
+def check_quota(cluster: Cluster) -> Iterator[Finding]:
+    """Each quota of the namespace, and what is used up."""
+    for quota in cluster.list("v1", "ResourceQuota"):
+        status = quota.get("status") or {}
+        hard, used = status.get("hard") or {}, status.get("used") or {}
+        text = ", ".join(f"{key} {used.get(key, '0')} of {value}" for key, value in sorted(hard.items()))
+        full = [key for key, value in hard.items() if str(used.get(key, "0")) == str(value) and str(value) != "0"]
+        name = f"quota {quota['metadata']['name']}"
+        if full:
+            yield note(name, f"{text}; used up: {', '.join(sorted(full))}", "end other jobs, or ask for more")
+        else:
+            yield ok(name, text)
+
+
+def check_queues(cluster: Cluster) -> Iterator[Finding]:
+    """Kueue's queues that jobs of the namespace may name."""
+    versions = sorted(version for version, kind in cluster.kinds() if kind == "LocalQueue")
+    if not versions:
+        return
+    queues = cluster.list(versions[-1], "LocalQueue")
+    if not queues:
+        yield note(
+            "queues",
+            f"Kueue is there, but namespace {cluster.namespace} has no LocalQueue",
+            "leave out spec.queue, or have one made",
+        )
+    for queue in queues:
+        conditions = (queue.get("status") or {}).get("conditions") or []
+        active: dict[str, Any] = next((each for each in conditions if each.get("type") == "Active"), {})
+        name = f"queue {queue['metadata']['name']}"
+        if active.get("status") == "False":
+            yield note(name, f"is not active: {active.get('message', '')}", "jobs that name it wait until it is")
+        else:
+            yield ok(name, f"of ClusterQueue {(queue.get('spec') or {}).get('clusterQueue')}")
+
+
+def check_nodes(cluster: Cluster) -> Iterator[Finding]:
+    """Nodes that are ready, and their GPUs."""
+    try:
+        nodes = cluster.list("v1", "Node")
+    except RefusalError:
+        yield unknown("nodes", "you may not list nodes, so GPUs cannot be counted")
+        return
+    ready = [node for node in nodes if _is_ready(node) and not (node.get("spec") or {}).get("unschedulable")]
+    if not ready:
+        yield missing("nodes", f"none of {len(nodes)} is ready for pods", "kubectl get nodes")
+        return
+    yield ok("nodes", f"{len(ready)} of {len(nodes)} are ready for pods")
+    gpus: dict[str, int] = {}
+    for node in ready:
+        for resource, count in ((node.get("status") or {}).get("allocatable") or {}).items():
+            if resource.endswith("/gpu") and str(count).isdecimal() and int(count):
+                gpus[resource] = gpus.get(resource, 0) + int(count)
+    if gpus:
+        yield ok("GPUs", ", ".join(f"{count} {resource}" for resource, count in sorted(gpus.items())))
+    else:
+        yield note("GPUs", "no node offers any", "for jobs with resources.gpu, install the device plugin of your GPUs")
+
+
+def check_storage(cluster: Cluster) -> Iterator[Finding]:
+    """Classes that volumes for checkpoints can come from."""
+    classes = cluster.list("storage.k8s.io/v1", "StorageClass")
+    if not classes:
+        yield note("storage", "there is no StorageClass", "name an existing claim: checkpoints: {claim: …}")
+        return
+    default = [each["metadata"]["name"] for each in classes if _is_default(each)]
+    shared = [
+        each["metadata"]["name"] for each in classes if any(part in str(each.get("provisioner")).lower() for part in _SHARED)
+    ]
+    names = ", ".join(each["metadata"]["name"] for each in classes)
+    if default:
+        yield ok("storage", f"classes {names}; default {default[0]}")
+    else:
+        yield note("storage", f"classes {names}; none is the default", "name one: checkpoints: {size: …, class: …}")
+    if shared:
+        yield ok("shared storage", f"{', '.join(shared)} can be written from many nodes")
+    else:
+        yield unknown("shared storage", "whether a class offers ReadWriteMany cannot be told from their provisioners",
+                      "with ReadWriteOnce, checkpoints of several nodes need strategy ddp")  # fmt: skip
+
+
+def check_dns(cluster: Cluster) -> Iterator[Finding]:
+    """The name server that pods find each other by."""
+    try:
+        slices = cluster.list(
+            "discovery.k8s.io/v1", "EndpointSlice", namespace="kube-system", selector="kubernetes.io/service-name=kube-dns"
+        )
+    except RefusalError:
+        yield unknown("DNS", "you may not look at kube-system")
+        return
+    endpoints = [each for found in slices for each in found.get("endpoints") or []]
+    ready = [each for each in endpoints if (each.get("conditions") or {}).get("ready") is not False]
+    if ready:
+        yield ok("DNS", f"kube-dns has {len(ready)} ready endpoints")
+    elif slices:
+        yield missing("DNS", "kube-dns has no ready endpoint: pods do not find each other", "kubectl -n kube-system get pods")
+    else:
+        yield unknown("DNS", "there is no kube-dns; another name server may do its work")
+
+
+def _is_ready(node: dict[str, Any]) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
+
+
+def _is_default(storage_class: dict[str, Any]) -> bool:
+    return (storage_class["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"

@@ -37,7 +37,8 @@ class Placement:
 class Backend(ABC):
     """A workload kind.
 
-    `container` is the name that the kind wants for the training's container. `parks` says that an agent which has ended stays
+    `container` is the name that the kind wants for the training's container, `parts` are the templates that its own one is put
+    together from, innermost first. `parks` says that an agent which has ended stays
     until it is told to go, because the kind would start its pod again. `scalable` is empty where the number of nodes can be
     changed while the job runs, else the reason why not; `keeps_lost_pods` is the reason why a dead node's pod is not replaced.
     """
@@ -47,6 +48,7 @@ class Backend(ABC):
     kind: ClassVar[str]
     template: ClassVar[str]
     container: ClassVar[str] = "trainer"
+    parts: ClassVar[tuple[str, ...]] = ()
     restart_policy: ClassVar[Literal["Never", "Always", ""]] = "Never"
     parks: ClassVar[bool] = False
     scalable: ClassVar[str] = ""

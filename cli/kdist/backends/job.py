@@ -18,6 +18,7 @@ class IndexedJob(Backend):
     api_version = "batch/v1"
     kind = "Job"
     template = "job.yaml.j2"
+    parts = ("job",)
 
     def first_host(self, name: str) -> str:
         """Its hostname within the job's headless Service."""

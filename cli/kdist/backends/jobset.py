@@ -17,6 +17,7 @@ class JobSet(Backend):
     api_version = "jobset.x-k8s.io/v1alpha2"
     kind = "JobSet"
     template = "jobset.yaml.j2"
+    parts = ("job", "jobset")
     scalable = "the replicatedJobs of a JobSet cannot be changed"
 
     def first_host(self, name: str) -> str:

@@ -17,6 +17,7 @@ class TrainJob(Backend):
     api_version = "trainer.kubeflow.org/v1alpha1"
     kind = "TrainJob"
     template = "trainjob.yaml.j2"
+    parts = ("job", "jobset")
     container = "node"
     scalable = "the number of nodes of a TrainJob cannot be changed"
 

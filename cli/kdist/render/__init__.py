@@ -14,7 +14,7 @@ from kdist.manifest import Manifest
 from kdist.render.code import pack
 from kdist.render.pod import read_pod
 from kdist.render.restricted import violations
-from kdist.render.templates import TEMPLATES, as_json, read_template, render_template
+from kdist.render.templates import TEMPLATES, Part, as_json, read_template, render_template
 from kdist.render.values import check, collect
 from kdist.spec import TrainingJob
 
@@ -44,9 +44,9 @@ def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifes
     values = collect(job, placement)
     values["code"] = pack(placement.code) if placement.code is not None else None
     values |= backend.values(job, placement)
-    values["pod"] = read_pod(job, values)
-    values["job_spec"] = read_template("_job.yaml.j2", values)[0]
-    values["jobset_spec"] = read_template("_jobset.yaml.j2", values)[0]
+    values["pod"] = Part("pod", read_pod(job, values))
+    for part in backend.parts:
+        values[part] = Part(part, read_template(f"_{part}.yaml.j2", values)[0])
     names = ["configmap.yaml.j2", "account.yaml.j2", "storage.yaml.j2", "network.yaml.j2", backend.template]
     return manifest.sort(each for name in names for each in render_template(name, values))
 

@@ -37,6 +37,14 @@ class Sourced:
     source: str
 
 
+@dataclass(frozen=True)
+class Part:
+    """A document that was read from another template, to be put in whole where a template names it; read only once so."""
+
+    name: str
+    document: Any = None
+
+
 def as_json(value: object) -> str:
     """`value` as JSON that every YAML reader understands in the same way; Jinja's `finalize`.
 
@@ -47,6 +55,8 @@ def as_json(value: object) -> str:
         return str(value)  # StrictUndefined raises here
     if isinstance(value, Sourced):
         return f"!from {{{as_json('source')}: {as_json(value.source)}, {as_json('value')}: {as_json(value.value)}}}"
+    if isinstance(value, Part):
+        return f"!part {as_json(value.name)}"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{as_json(str(key))}: {as_json(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -73,8 +83,21 @@ def _construct(loader: Any, node: Any) -> Any:
     return spread(marked["value"], marked["source"])
 
 
+def _construct_part(loader: Any, node: Any) -> Any:
+    return Part(loader.construct_scalar(node))
+
+
+def _fill(value: Any, parts: Mapping[str, Any]) -> Any:
+    """`value` with the documents of the parts in their places."""
+    if isinstance(value, Part):
+        return parts[value.name]
+    if isinstance(value, dict):
+        return {key: _fill(item, parts) for key, item in value.items()}
+    return [_fill(item, parts) for item in value] if isinstance(value, list) else value
+
+
 class _Loader(_BASE_LOADER):  # type: ignore[misc]
-    yaml_constructors = {**_BASE_LOADER.yaml_constructors, "!from": _construct}  # noqa: RUF012 - PyYAML's way to know tags
+    yaml_constructors = {**_BASE_LOADER.yaml_constructors, "!from": _construct, "!part": _construct_part}  # noqa: RUF012 - PyYAML's way to know tags
 
 
 @cache
@@ -97,9 +120,11 @@ def read_template(name: str, values: Mapping[str, Any]) -> list[Any]:
     """The documents that the template `name` describes, leaves marked. Raises `KdistError` where it cannot be rendered."""
     try:
         text = _environment().get_template(name).render(values)
-        return [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
+        documents = [each for each in yaml.load_all(text, Loader=_Loader) if each is not None]
     except (jinja2.TemplateError, yaml.YAMLError, ValueError, TypeError, AttributeError) as error:
         raise KdistError(f"manifests/{name} cannot be rendered: {error}") from error
+    parts = {value.name: value.document for value in values.values() if isinstance(value, Part)}
+    return [_fill(each, parts) for each in documents] if parts else documents
 
 
 def render_template(name: str, values: Mapping[str, Any]) -> list[Manifest]:

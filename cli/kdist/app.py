@@ -30,6 +30,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "run": "Run a job, or a script, as processes on this machine.",
     },
     "Cluster": {
+        "render": "Show the Kubernetes objects that a job becomes.",
         "apply": "Send jobs to a cluster.",
         "diff": "Show what sending jobs would change.",
         "get": "List the jobs of a cluster.",

@@ -99,7 +99,7 @@ def check(job: TrainingJob, placement: Placement) -> None:
     """Raises `KdistError` with everything that pods need and the job does not say."""
     problems = list(_missing(job, placement))
     if problems:
-        hint = "kdist render --set spec.image=… gives it for once" if job.spec.image is None else ""
+        hint = "`--set spec.image=REGISTRY/NAME:TAG` gives it for once" if job.spec.image is None else ""
         raise KdistError("; ".join(problems), hint=hint, next_command="kdist explain spec")
 
 

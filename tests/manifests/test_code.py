@@ -1,0 +1,45 @@
+"""The files of `spec.code` in a ConfigMap: named by what they hold, readable where they are text, and small enough."""
+
+from __future__ import annotations
+
+import base64
+import re
+
+import pytest
+
+from kdist.errors import KdistError
+from kdist.render.code import LIMIT, pack
+
+
+def test_every_file_comes_back_from_its_key() -> None:
+    files = {"train.py": b"x = 1\n", "lib/ünï name.py": "y = '😀'\n".encode(), "weights.bin": b"\xff\x00\x01", "empty.py": b""}
+    packed = pack(files)
+    texts = {key: text.encode() for key, text in packed["data"].items()}
+    contents = texts | {key: base64.b64decode(text) for key, text in packed["binary"].items()}
+    found = {item["path"]: contents[item["key"]] for item in packed["items"]}
+    assert found == files
+    assert list(packed["binary"].values()) == [base64.b64encode(b"\xff\x00\x01").decode()]
+
+
+def test_a_key_is_one_that_a_config_map_takes_and_stands_for_one_file() -> None:
+    packed = pack({"a/b": b"", "a_b": b"", "x" * 400: b"", "ü": b""})
+    keys = [item["key"] for item in packed["items"]]
+    assert len(set(keys)) == 4
+    assert all(re.fullmatch(r"[-._a-zA-Z0-9]{1,253}", key) for key in keys)
+
+
+def test_the_name_changes_with_every_change_of_a_file_and_with_nothing_else() -> None:
+    files = {"a.py": b"1", "b.py": b"2"}
+    digest = pack(files)["digest"]
+    assert re.fullmatch("[0-9a-f]{10}", digest)
+    assert pack(dict(reversed(files.items())))["digest"] == digest
+    others = [{"a.py": b"1"}, {"a.py": b"1", "b.py": b"3"}, {"a.py": b"1", "c.py": b"2"}, {"a.py": b"12", "b.py": b""}]
+    assert len({digest, *(pack(other)["digest"] for other in others)}) == 5
+
+
+def test_more_than_a_config_map_holds_is_refused_with_the_files_to_blame() -> None:
+    pack({"just.bin": b"\xff" * LIMIT})
+    blamed = r"spec\.code holds 1025 KiB.*at most 1024 KiB: big\.bin \(1020 KiB\), b\.py \(3 KiB\)"
+    with pytest.raises(KdistError, match=blamed) as error:
+        pack({"big.bin": b"\xff" * 1020 * 1024, "b.py": b"#" * 3072, "a.py": b"#" * 2048})
+    assert "spec.data" in error.value.hint

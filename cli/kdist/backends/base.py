@@ -102,6 +102,10 @@ class Backend(ABC):
         """Merge patch that gives a running workload so many pods; None where the kind cannot be scaled."""
         return None
 
+    def keep(self, rendered: dict[str, Any], workload: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - the kinds' signature
+        """`rendered` for a workload that is there, with what other numbers of nodes would change and may not."""
+        return rendered
+
     @abstractmethod
     def suspend_patch(self, suspended: bool, *, nodes: int = 1) -> dict[str, Any]:
         """Merge patch that suspends the workload, or resumes it with `nodes` pods."""

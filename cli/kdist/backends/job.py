@@ -39,6 +39,12 @@ class IndexedJob(Backend):
         """Completions move together with parallelism, as an elastic Indexed Job wants it."""
         return {"spec": {"completions": nodes, "parallelism": nodes}}
 
+    def keep(self, rendered: dict[str, Any], workload: Mapping[str, Any]) -> dict[str, Any]:
+        """The successPolicy counts the nodes of the first day, which only ends the job a little later."""
+        spec = {key: value for key, value in rendered["spec"].items() if key != "successPolicy"}
+        policy = (workload.get("spec") or {}).get("successPolicy")
+        return {**rendered, "spec": spec | ({"successPolicy": policy} if policy else {})}
+
     def suspend_patch(self, suspended: bool, *, nodes: int = 1) -> dict[str, Any]:  # noqa: ARG002 - the count stays
         """Pods of a suspended Job end by SIGTERM, which saves."""
         return {"spec": {"suspend": suspended}}

@@ -28,14 +28,14 @@ def command(file: str, *, output: str, backend: str | None, annotate: bool, sets
       kdist render job.yaml --set spec.image=registry.example.com/trainer:1.0 | kubectl apply -f -
       kdist render --backend jobset -o json
     """
-    from kdist import deploy
+    from kdist.deploy import plan
     from kdist.load import load_file
     from kdist.render import text
 
     if annotate and output != "yaml":
         raise UsageError("--annotate writes comments, which only YAML has", hint="leave out -o json")
     job = load_file(file, overrides=[*sets, *([f"spec.backend={backend}"] if backend else [])])
-    plan = deploy.plan(None, job, base=Path.cwd() if file == "-" else Path(file).absolute().parent)
-    for each in plan.warnings:
+    sent = plan(None, job, base=Path.cwd() if file == "-" else Path(file).absolute().parent)
+    for each in sent.warnings:
         console.warning(each)
-    console.result(text.to_json(plan.manifests) if output == "json" else text.to_yaml(plan.manifests, annotate=annotate))
+    console.result(text.to_json(sent.manifests) if output == "json" else text.to_yaml(sent.manifests, annotate=annotate))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -58,6 +58,7 @@ class Pace:
 
 
 _AGES = timedelta(days=3650)
+Bounds = tuple[int, int]
 
 
 class _State(_BackendRendezvousStateHolder):
@@ -76,11 +77,14 @@ class _State(_BackendRendezvousStateHolder):
         self.pace = pace
         self.silent: set[Any] = set()
         """Nodes that should give a sign of life and do not."""
+        self.refresh: Callable[[], object] = _change_nothing
+        """Called at every look: bounds may have changed."""
         self._pulses: dict[Any, tuple[datetime, float]] = {}
         self._looked = time.monotonic()
 
     def sync(self) -> bool | None:
         """See base class."""
+        self.refresh()
         done = super().sync()
         state, pace = self.state, self.pace
         if state.deadline is not None and not state.complete and state.round > 0 and not state.wait_list:
@@ -124,11 +128,23 @@ class Rendezvous(DynamicRendezvousHandler):
 
     _state_holder: _State
 
-    def __init__(self, store: Store, settings: RendezvousSettings, *, address: str | None, state: _State) -> None:
+    def __init__(
+        self, store: Store, settings: RendezvousSettings, *, address: str | None, state: _State, bounds: Callable[[], Bounds]
+    ) -> None:
         node = self._node_desc_generator.generate(address)
         super().__init__(node, settings, "c10d", store, state)
         self.pace = state.pace
+        self._bounds = bounds
+        state.refresh = self._refresh
         self._group: set[Any] = set()
+
+    def _refresh(self) -> None:
+        least, most = self._bounds()
+        if (least, most) != (self._settings.min_nodes, self._settings.max_nodes):
+            self._settings = replace(self._settings, min_nodes=least, max_nodes=most)
+            executor, state = vars(self._op_executor), vars(self._state_holder)
+            executor["_settings"] = self._settings
+            state["_settings"] = replace(state["_settings"], min_nodes=least, max_nodes=most)
 
     @property
     def use_agent_store(self) -> bool:
@@ -187,10 +203,12 @@ def open_rendezvous(
     timeout_seconds: float,
     state_store: Store | None = None,
     remote: bool = False,
+    bounds: Callable[[], Bounds] | None = None,
 ) -> Rendezvous:
     """A rendezvous of run `run_id` whose state lives in `store`. `address` is where this node's ranks listen, None: its name.
 
-    The state is read and written through `state_store`, another view of the same store. `remote` as for `Pace`.
+    The state is read and written through `state_store`, another view of the same store. `remote` as for `Pace`. `bounds` says
+    at any time how many nodes there may be, `min_nodes` and `max_nodes` if nothing else.
     Raises `RendezvousConnectionError` when the store cannot be reached.
     """
     pace = Pace.for_nodes(max_nodes, remote=remote)
@@ -204,7 +222,11 @@ def open_rendezvous(
         keep_alive_max_attempt=pace.keep_alive_attempts,
     )
     state = _State(C10dRendezvousBackend(state_store or store, run_id), settings, pace)
-    return Rendezvous(store, settings, address=address, state=state)
+    return Rendezvous(store, settings, address=address, state=state, bounds=bounds or (lambda: (min_nodes, max_nodes)))
+
+
+def _change_nothing() -> None:
+    """The bounds stay."""
 
 
 @contextmanager

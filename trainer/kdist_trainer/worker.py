@@ -13,7 +13,7 @@ import torch
 
 from kdist_trainer import failure, log, loop, workloads
 from kdist_trainer.assembly import Surroundings, assemble
-from kdist_trainer.config import TrainConfig, Training
+from kdist_trainer.config import Nodes, TrainConfig, Training
 from kdist_trainer.failure import ConfigProblem
 from kdist_trainer.heartbeat import Heartbeat, Phase
 from kdist_trainer.reporter import Reporter
@@ -60,9 +60,11 @@ def main() -> str:
 
 
 def read_config(path: Path) -> TrainConfig:
-    """`train.json`. Raises `ConfigProblem` for one that cannot be read."""
+    """`train.json`, with the bounds that this group goes by. Raises `ConfigProblem` for one that cannot be read."""
     try:
-        return TrainConfig.read(path)
+        config = TrainConfig.read(path)
+        least, colon, most = os.environ.get("KDIST_NODES", "").partition(":")
+        return config.model_copy(update={"nodes": Nodes(min=int(least), max=int(most))}) if colon else config
     except (OSError, ValueError) as error:
         raise ConfigProblem(f"{path}: {error}") from error
 

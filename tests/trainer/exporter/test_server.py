@@ -228,7 +228,7 @@ def test_status_is_json_that_every_parser_takes(exporter: Exporter, monkeypatch:
     assert set(document) == {
         *("job", "run_id", "node", "state", "phase", "generation", "world_size", "step", "target_steps", "loss"),
         *("learning_rate", "samples_per_second", "restarts", "restarts_remaining", "last_checkpoint_step"),
-        *("last_checkpoint_time", "lost_steps", "wall_seconds", "ranks", "pid", "exit"),
+        *("last_checkpoint_time", "lost_steps", "wall_seconds", "ranks", "pid", "exit", "nodes"),
     }
 
 

@@ -63,6 +63,8 @@ class Generation:
     cause: str | None = None
     lost_steps: int = 0
     spent: bool = False
+    bounds: tuple[int, int] = (0, 0)
+    """The fewest and the most nodes, as the leader's train.json says: all ranks shall go by the same."""
     message: str = ""
 
     def to_json(self) -> str:
@@ -107,7 +109,7 @@ class Book:
         fields = {"generation": failure.generation, "cause": failure.cause.value, "rank": failure.rank, "node": failure.node}
         self.note("failure", **fields, step=failure.step, message=failure.message[:500], time=round(failure.time, 3))
 
-    def open_generation(self, agents: dict[str, str], *, world_size: int) -> Generation:
+    def open_generation(self, agents: dict[str, str], *, world_size: int, bounds: tuple[int, int] = (0, 0)) -> Generation:
         """Begin the next generation, of `agents` (their incarnations by node), or find that the budget is spent."""
         events = self._read()
         last = max(
@@ -131,6 +133,7 @@ class Book:
             cause=failure.cause.value if failure else None,
             lost_steps=max(0, reached - step) if failure else 0,
             spent=spent,
+            bounds=bounds,
             message=failure.message if failure else "",
         )
         if not spent:

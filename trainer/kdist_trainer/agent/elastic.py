@@ -66,7 +66,7 @@ class Agent(LocalElasticAgent):
         self._book = Book(exchange, checkpoints=settings.checkpoints, max_restarts=settings.config.max_restarts)
         self._conclusion = Conclusion(settings, exchange, self._rendezvous_handler, teller, self._book, stop)
         self._incarnation = f"{os.getpid()}-{time.time_ns()}"
-        self._generation = 0
+        self._generation: Generation | None = None
         self._pulse: float | None = None
 
     def is_healthy(self) -> bool:
@@ -104,7 +104,7 @@ class Agent(LocalElasticAgent):
                     raise Ended(stopped("stopped while waiting for other nodes", step=None)) from None
                 if isinstance(error, RendezvousTimeoutError) or time.monotonic() > deadline:
                     self._teller.rendezvous_ended("timeout")
-                    self._give_up(f"no group of {self._settings.config.nodes.min} nodes came together within {timeout} s")
+                    self._give_up(f"no group of {self._settings.bounds.now().min} nodes came together within {timeout} s")
                 log.warn("rendezvous-retried", message=f"the group did not come about: {error}")
                 time.sleep(self._rendezvous_handler.pace.poll)
         self._teller.rendezvous_ended("formed")
@@ -131,13 +131,15 @@ class Agent(LocalElasticAgent):
         store.set(f"{_AGENT}{rank}", json.dumps([self._settings.node, self._incarnation]))
         if rank == 0:
             agents = dict(json.loads(store.get(f"{_AGENT}{other}")) for other in range(group.group_world_size))
-            store.set(_GENERATION, self._book.open_generation(agents, world_size=group.workers[0].world_size).to_json())
+            nodes = self._settings.bounds.now()
+            generation = self._book.open_generation(agents, world_size=group.workers[0].world_size, bounds=(nodes.min, nodes.max))
+            store.set(_GENERATION, generation.to_json())
         return Generation.from_json(store.get(_GENERATION))
 
     def _look_after(self, generation: Generation) -> End:
         """Start this node's ranks and attend to them; returns how they ended."""
         settings, config, group = self._settings, self._settings.config, self._worker_group
-        self._generation = generation.number
+        self._generation = generation
         self._remaining_restarts = max(0, config.max_restarts - generation.restarts)
         size = len(group.workers)
         autopsy.clear(settings.scratch, size)
@@ -185,7 +187,9 @@ class Agent(LocalElasticAgent):
 
     def _set_local_rank_env(self, worker_env: dict[str, str | None], local_rank: int, spec: WorkerSpec) -> None:
         super()._set_local_rank_env(worker_env, local_rank, spec)
-        worker_env["KDIST_GENERATION"] = str(self._generation)
+        if self._generation is not None:
+            worker_env["KDIST_GENERATION"] = str(self._generation.number)
+            worker_env["KDIST_NODES"] = "{}:{}".format(*self._generation.bounds)
 
     # torch would resolve this host's name for each of its own events, which nobody reads and which may take seconds.
 

@@ -39,6 +39,7 @@ def start_exporter(
         host=_listening(settings),
         info=info,
         healthy=healthy,
+        nodes=settings.bounds.now,
         since=since,
     )
     exporter.start()

@@ -13,7 +13,6 @@ from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
 from kdist_trainer import log
-from kdist_trainer.agent.bounds import Bounds
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.agent.stopping import StopSignals
 from kdist_trainer.config import Cause, Exit
@@ -89,8 +88,8 @@ def open_stores(settings: Settings, stop: StopSignals) -> Stores:
     return stores
 
 
-def open_handler(settings: Settings, stores: Stores, bounds: Bounds, *, predecessor: int | None) -> Rendezvous:
-    """The rendezvous in these stores, within `bounds`, without the agent that was here before (its pid)."""
+def open_handler(settings: Settings, stores: Stores, *, predecessor: int | None) -> Rendezvous:
+    """The rendezvous in these stores, without the agent that was here before (its pid)."""
     config, scheme = settings.config, place.parse(settings.rendezvous).scheme
     deadline = time.monotonic() + config.rendezvous_timeout_seconds
     while True:
@@ -104,7 +103,7 @@ def open_handler(settings: Settings, stores: Stores, bounds: Bounds, *, predeces
                 address=settings.address or ("127.0.0.1" if scheme == place.FILE else None),
                 timeout_seconds=config.rendezvous_timeout_seconds,
                 remote=scheme == place.KUBERNETES,
-                bounds=lambda: ((nodes := bounds.now()).min, nodes.max),
+                bounds=lambda: ((nodes := settings.bounds.now()).min, nodes.max),
             )
             break
         except RendezvousConnectionError as error:

@@ -7,8 +7,10 @@ import os
 import shutil
 import tempfile
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
+from kdist_trainer.agent.bounds import Bounds
 from kdist_trainer.config import TrainConfig
 
 WORKER = "kdist_trainer.worker:main"
@@ -36,6 +38,11 @@ class Settings:
     take_over: bool = False
     lifeline: Path | None = None
     entrypoint: str = WORKER
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """How many nodes the job may have, at any time."""
+        return Bounds(self.config_path, self.config.nodes)
 
     @property
     def socket(self) -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 from prometheus_client.exposition import choose_encoder, generate_latest
 
 from kdist_trainer import log
+from kdist_trainer.config import Nodes
 from kdist_trainer.exporter import status
 from kdist_trainer.exporter.exposition import Exposition, Series, reported_series
 from kdist_trainer.exporter.receiver import Receiver
@@ -34,9 +35,9 @@ class Exporter:
     """The metrics of one agent and its ranks. All methods may be called from any thread, none waits for a rank or a client.
 
     `info` holds labels of `kdist_job_info` (`framework`, `workload_kind`, `world_size_min`, `world_size_max`) and may hold
-    `node`. `since` is when the agent's wall time began, in monotonic seconds; now, if left out. Numbers that belong to the
-    job rather than to this agent (lost steps, time to recover) are to be told by the agent that has rank 0 only, so that a
-    sum over the agents is right.
+    `node`; `nodes` says how many there may be. `since` is when the agent's wall time began, in monotonic seconds; now, if left
+    out. Numbers that belong to the job rather than to this agent (lost steps, time to recover) are to be told by the agent
+    that has rank 0 only, so that a sum over the agents is right.
     """
 
     def __init__(
@@ -49,12 +50,13 @@ class Exporter:
         host: str,
         info: Mapping[str, str],
         healthy: Callable[[], bool] = lambda: True,
+        nodes: Callable[[], Nodes] | None = None,
         since: float | None = None,
     ) -> None:
         self.port = port
         self.socket_path = socket_path
         self._job, self._run_id, self._host, self._node = job, run_id, host, info.get("node", "")
-        self._healthy = healthy
+        self._healthy, self._nodes = healthy, nodes
         self._lock = threading.Lock()
         self._state = STATES[0]
         self._told = Told()
@@ -171,6 +173,7 @@ class Exporter:
                 "restarts_remaining": None if remaining is None else int(remaining),
                 "lost_steps": int(self._told.total(agent.LOST_STEPS)),
                 "wall_seconds": wall,
+                "nodes": self._nodes().model_dump() if self._nodes else None,
                 "ranks": ranks,
                 "pid": os.getpid(),
                 "exit": self._record,

@@ -4,7 +4,8 @@
 or the state once the work is over. `generation`, `world_size`: the group. `step`, `target_steps`, `loss`, `learning_rate`,
 `last_checkpoint_step`, `last_checkpoint_time` (Unix): what the ranks said last; loss, rate and checkpoints only where rank 0
 is. `samples_per_second`: this node's. `restarts`: of this agent's ranks; `restarts_remaining`: the job's; `lost_steps`,
-`wall_seconds` (by category). `ranks`: see `ranks`. `exit`: the exit record once the work is over. All but the first may be null.
+`wall_seconds` (by category). `nodes`: how many there may be, `min` and `max`. `ranks`: see `ranks`. `exit`: the exit record once
+the work is over. All but the first may be null.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ import pytest
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torch_dynamic
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousInfo
 
-from kdist_trainer.rendezvous.dynamic import Pace, Rendezvous, open_rendezvous
+from kdist_trainer.rendezvous.dynamic import Rendezvous, open_rendezvous
 from kdist_trainer.rendezvous.file import FileStore
+from kdist_trainer.rendezvous.pace import Pace
 from tests.patience import soon
 
 

@@ -19,9 +19,10 @@ from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import KdistTrainerError
 from kdist_trainer.rendezvous import place
 from kdist_trainer.rendezvous.configmap import ConfigMap, Server
-from kdist_trainer.rendezvous.dynamic import Pace, Rendezvous, open_rendezvous
+from kdist_trainer.rendezvous.dynamic import Rendezvous, open_rendezvous
 from kdist_trainer.rendezvous.file import FileStore
 from kdist_trainer.rendezvous.kubernetes import KubernetesStore
+from kdist_trainer.rendezvous.pace import Pace
 from kdist_trainer.rendezvous.tcp import open_tcp_store
 
 _WORD_SECONDS = 10.0

@@ -48,7 +48,7 @@ def find_refusal(case: Case) -> Diagnosis | None:
     for pattern, explain in _REFUSALS:
         if found := re.search(pattern, event.message, re.DOTALL):
             return explain(case, event, found)
-    return _say(case, event, "pods-refused", f"pods cannot be made: {clip(event.message, 200)}", "")
+    return _say(case, event, "pods-refused", f"pods cannot be made: {clip(event.message, 200)}", "see what the message asks for")
 
 
 def _find_refused(case: Case) -> Event | None:

@@ -11,6 +11,7 @@ from kdist.quantity import size
 from kdist.status import Ended, ExitRecord, Phase, Pod, fields
 
 _SHOWN_LINES = 12  # of a traceback
+_NEED_A_TRACEBACK = ("user_code", "unknown", "oom_device", "hang", "collective_timeout")  # others say all in their message
 _FRESH = 1800.0  # seconds for which an end that was recovered from is worth a word
 
 
@@ -109,6 +110,8 @@ def find_failure(case: Case) -> Diagnosis | None:
         where=_where(record), said=clip(record.message, 300) or f"exit code {record.code}", collective=collective
     )
     severity: Severity = "failed" if case.status.phase is Phase.FAILED else "blocked"
+    if record.cause == "config" and "Extra inputs are not permitted" in record.message:
+        fix = "the image's trainer is of another version than this kdist: build the image anew, and set spec.image"
     if record.cause == "mismatch" and (found := re.search(r"; ([^;]+)$", record.message)):
         fix = found[1]
     commands = [case.kdist("logs", *_rank(record), *([] if _is_there(case, record) else ["--previous"]))]
@@ -130,7 +133,7 @@ def _where(record: ExitRecord) -> str:
 
 def _evidence(record: ExitRecord) -> tuple[str, ...]:
     told = f"exit record: cause {record.cause}, code {record.code}" + ("" if record.whole else ", cut short")
-    return (told, *record.traceback[-_SHOWN_LINES:])
+    return (told, *(record.traceback[-_SHOWN_LINES:] if record.cause in _NEED_A_TRACEBACK else ()))
 
 
 def _rank(record: ExitRecord) -> list[str]:

@@ -143,7 +143,11 @@ def _kept_off(case: Case, pods: Sequence[Pod], obstacles: Sequence[str], message
     who = f"{name_pods(pods)} {'find' if len(pods) > 1 else 'finds'} no node"
     commands = (case.kubectl("describe", "pod", pods[0].name), "kubectl get nodes --show-labels")
     return Diagnosis(
-        "unschedulable", f"{who}: {words}", evidence=tuple(evidence), fix="; ".join(fix for _, fix in reasons), commands=commands
+        "unschedulable",
+        f"{who}: {words}",
+        evidence=tuple(evidence),
+        fix="; ".join(fix for _, fix in reasons) or "see what the scheduler says of the pod, and what nodes there are",
+        commands=commands,
     )
 
 

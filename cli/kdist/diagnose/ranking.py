@@ -39,7 +39,7 @@ RULES: tuple[Rule, ...] = (
 )
 """From the cause that explains most to the one that explains least."""
 
-_ONLY_WHEN_ALONE = ("starting", "failed")
+_ONLY_WHEN_ALONE = ("starting", "failed", "operator-absent")
 _FOLLOWS = ("peers-lost", "rendezvous", "hang", "collective-timeout")
 """What happens to the other pods when one is lost: no news beside the reason for which it was."""
 _OVER = ("done", "stopped", "suspended")

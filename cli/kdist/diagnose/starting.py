@@ -60,6 +60,12 @@ _PULL_CAUSES: tuple[tuple[str, str, str, str], ...] = (
         "correct spec.image",
     ),
     (
+        r"no match for platform|no matching manifest",
+        "image-platform",
+        "is not made for the nodes' processors",
+        "build it for them",
+    ),
+    (
         r"no such host|server misbehaving",
         "image-registry",
         "cannot be pulled: the name of its registry is not known",
@@ -76,12 +82,6 @@ _PULL_CAUSES: tuple[tuple[str, str, str, str], ...] = (
         "image-missing",
         "does not exist: a typo, or the tag was never pushed",
         "correct spec.image, or push the image",
-    ),
-    (
-        r"no match for platform|no matching manifest",
-        "image-platform",
-        "is not made for the nodes' processors",
-        "build it for them",
     ),
     (
         r"x509|certificate",

@@ -67,25 +67,31 @@ def _read_one(cluster: Cluster, namespace: str, pod: Pod, wanted: Wanted) -> Ite
             pod.name, namespace=namespace, container=pod.container, previous=wanted.previous,
             tail=wanted.tail, since=wanted.since, timestamps=True,
         ):  # fmt: skip
-            yield _line(pod, text)
+            if line := _line(pod, text):
+                yield line
     except NotFoundError:
         return
 
 
-def _line(pod: Pod, text: str) -> Line:
+def _line(pod: Pod, text: str) -> Line | None:
+    """The line, or None for what the kubelet says itself where a log is gone: that has no time before it."""
     stamp, _, rest = text.partition(" ")
-    return Line(pod, stamp, rest)
+    return Line(pod, stamp, rest) if stamp[:1].isdigit() else None
 
 
 @dataclass
 class _Reading:
-    """What has been read of one pod. `restarts` counts those of its container when the reading began; `last` is the stamp of the
-    line that came last, which no later reading repeats.
+    """What has been read of one pod. `restarts` counts those of its container when the reading began.
+
+    `last` is the stamp of the line that came last, which no later reading repeats; `whole` says that nothing more comes of this
+    container; `early` that the pod was there at the beginning, so that the limits of what is wanted hold for it.
     """
 
     restarts: int
     last: str = ""
     over: bool = True
+    whole: bool = False
+    early: bool = False
 
 
 class Follower:
@@ -110,12 +116,12 @@ class Follower:
         self._agents = Agents(cluster, namespace=self._namespace)
         self._lines: queue.Queue[Line] = queue.Queue(_WAITING_LINES)
         self._readings: dict[str, _Reading] = {}
-        self._first = True
         self._told = ""
         self.seen: Snapshot | None = None
 
     def lines(self) -> Iterator[Line]:
         """Lines as they come. Raises `NotFoundError` if there is no such job, `KdistError` if the API server stays away."""
+        yield from self._read_history()
         while True:
             ended = self._look()
             until = time.monotonic() + self._look_seconds
@@ -126,6 +132,17 @@ class Follower:
                     continue
             if ended and self._is_quiet():
                 return
+
+    def _read_history(self) -> Iterator[Line]:
+        """What is there at the beginning, over all pods in the order of its times; the following goes on after it."""
+        self.seen = seen = snapshot(self._cluster, self._name, self._namespace, agents=self._agents)
+        pods = [pod for pod in seen.status.pods if self._wanted.choose(pod) and has_begun(pod)]
+        if not pods:
+            return
+        self._readings = {pod.name: _Reading(pod.restarts, whole=not pod.running, early=True) for pod in pods[:MOST_STREAMS]}
+        for line in read(self._cluster, seen, self._wanted):
+            self._readings[line.pod.name].last = line.stamp
+            yield line
 
     def _is_quiet(self) -> bool:
         return all(reading.over for reading in self._readings.values()) and self._lines.empty()
@@ -142,7 +159,6 @@ class Follower:
         for pod in seen.status.pods:
             if self._wanted.choose(pod) and has_begun(pod):
                 self._take(pod)
-        self._first = False
         if not self._readings or all(reading.over for reading in self._readings.values()):
             self._say_why(seen)
         return seen.status.phase.terminal and not any(pod.running for pod in seen.status.pods if self._wanted.choose(pod))
@@ -150,44 +166,46 @@ class Follower:
     def _take(self, pod: Pod) -> None:
         """Read the pod's log unless that is being done, or there is nothing new in it."""
         reading = self._readings.get(pod.name)
-        if reading is not None and (not reading.over or not (pod.running or pod.restarts > reading.restarts)):
+        restarted = reading is not None and pod.restarts > reading.restarts
+        if reading is not None and (not reading.over or (reading.whole and not restarted)):
             return
         if sum(not each.over for each in self._readings.values()) >= MOST_STREAMS:
             self._say_once(f"the logs of {MOST_STREAMS} pods are followed and no more; choose some with --rank or --pod")
             return
-        restarted = reading is not None and pod.restarts > reading.restarts
         if reading is not None and pod.restarts > reading.restarts + 1:
             self._tell(
                 f"{pod.name} has restarted {pod.restarts - reading.restarts} times at once: of some there is no log any more"
             )
-        fresh = _Reading(pod.restarts, last=reading.last if reading else "", over=False)
+        fresh = _Reading(pod.restarts, over=False)
+        if reading is not None:
+            fresh.last, fresh.early = reading.last, reading.early and not restarted
         self._readings[pod.name] = fresh
-        arguments = (pod, fresh, restarted, self._first)
+        arguments = (pod, fresh, restarted)
         threading.Thread(target=self._read, args=arguments, daemon=True, name=f"log {pod.name}").start()
 
-    def _read(self, pod: Pod, reading: _Reading, restarted: bool, first: bool) -> None:
+    def _read(self, pod: Pod, reading: _Reading, restarted: bool) -> None:
         """Put the pod's new lines into the queue, in a thread of its own: of the container that ended, then the present one."""
         try:
             if restarted:
                 self._put(pod, reading, previous=True)
-            self._put(pod, reading, first=first)
+            self._put(pod, reading)
+            reading.whole = True
         except NotFoundError:
-            pass  # the pod is gone, and its log with it
+            reading.whole = True  # the pod is gone, and its log with it
         except (KdistError, OSError) as error:
             if getattr(error, "status", None) != HTTPStatus.BAD_REQUEST:  # which means that the container is not there yet
                 self._tell(f"the log of {pod.name} cannot be read: {error}; trying again")
         finally:
             reading.over = True
 
-    def _put(self, pod: Pod, reading: _Reading, *, previous: bool = False, first: bool = False) -> None:
-        known = reading.last
-        since: float | str | None = known or (self._wanted.since if first else None)
+    def _put(self, pod: Pod, reading: _Reading, *, previous: bool = False) -> None:
+        known, limited = reading.last, reading.early and not reading.last
         for text in self._cluster.logs(
-            pod.name, namespace=self._namespace, container=pod.container, follow=not previous, previous=previous,
-            tail=self._wanted.tail if first else None, since=since, timestamps=True,
+            pod.name, namespace=self._namespace, container=pod.container, follow=not previous, previous=previous, timestamps=True,
+            since=self._wanted.since if limited else known or None, tail=self._wanted.tail if limited else None,
         ):  # fmt: skip
             line = _line(pod, text)
-            if line.stamp > known:
+            if line is not None and line.stamp > known:
                 reading.last = line.stamp
                 self._lines.put(line)
 

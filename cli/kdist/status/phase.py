@@ -130,7 +130,7 @@ def _running(seen: Evidence, working: int) -> Verdict:
 
 def _has_history(seen: Evidence) -> bool:
     """Whether the job has been at work before."""
-    if any(report.generation > 1 or report.restarts for report in seen.reports.values()):
+    if any(report.generation > 1 or report.restarts or report.step or report.checkpoint_step for report in seen.reports.values()):
         return True
     failed = bool(seen.state and seen.state.failed)
     return failed or any(pod.restarts or pod.ended or pod.before or (pod.lost and pod.started) for pod in seen.pods)

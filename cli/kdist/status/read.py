@@ -12,7 +12,7 @@ from kdist.status.fields import Document
 from kdist.status.job import JobStatus, Nodes
 from kdist.status.phase import Evidence, decide
 from kdist.status.pod import Pod, read_pod
-from kdist.status.record import DONE, STOPPED, ExitRecord
+from kdist.status.record import DONE, PEERS_LOST, STOPPED, ExitRecord
 from kdist.status.report import Report, latest, read_all
 from kdist.status.workload import WorkloadState
 
@@ -148,12 +148,12 @@ def _count_restarts(reports: Iterable[Report], pods: Sequence[Pod]) -> int:
 
 
 def _find_record(workload: Document | None, pods: Sequence[Pod], current: Sequence[Report]) -> ExitRecord | None:
-    """The record that tells most: of a failure that decides, then of success, then of a stop; the earliest of its kind."""
+    """The record that tells most: of what ended the job, then of what ended a node, last of peers that only followed."""
     told = [ExitRecord.parse(fields.annotation(workload, OUTCOME)), *(report.exit for report in current)]
     found = [record for record in (*told, *(pod.record for pod in pods)) if record is not None]
     return min(found, key=_rank_record, default=None)
 
 
 def _rank_record(record: ExitRecord) -> tuple[int, float]:
-    kind = 0 if record.permanent else 1 if record.code == DONE else 3 if record.code == STOPPED else 2
-    return kind, record.time or float("inf")
+    kinds = {DONE: 1, PEERS_LOST: 3, STOPPED: 4}
+    return 0 if record.permanent else kinds.get(record.code, 2), record.time or float("inf")

@@ -12,7 +12,7 @@ from typing import Any
 
 from kdist.status import fields
 
-DONE, STOPPED = 0, 200
+DONE, STOPPED, PEERS_LOST = 0, 200, 201
 _KEYS = ("code", "cause", "outcome", "message", "rank", "node", "step", "generation", "time", "traceback", "collective")
 _LONGEST = 1 << 16
 

@@ -27,6 +27,7 @@ DONE = WorkloadState(succeeded=2, finished="succeeded")
 FAILED = WorkloadState(failed=1, finished="failed", reason="PodFailurePolicy", message="container failed with exit code 70")
 FIRST, SECOND = "digits-0-abcde", "digits-1-abcde"
 BOTH = [pod(0), pod(1)]
+FRESH: Any = {"step": None, "last_checkpoint_step": None}
 QUEUED = {**workload(), "metadata": {**workload()["metadata"], "labels": {"kueue.x-k8s.io/queue-name": "team-a"}}}
 STOPPED = record(200, "preempted", outcome="stopped")
 TRACEBACK = record(70, "user_code", message="ValueError: bad label")
@@ -53,8 +54,8 @@ def look(
     [
         (look(reports={FIRST: report(), SECOND: report(ranks=(1,))}), Phase.RUNNING, ""),
         (look(reports={FIRST: report("checkpointing")}), Phase.RUNNING, ""),
-        (look(reports={FIRST: report("rendezvous", step=None)}), Phase.STARTING, "Rendezvous"),
-        (look(reports={FIRST: report("initializing", step=None)}), Phase.STARTING, "Initializing"),
+        (look(reports={FIRST: report("rendezvous", **FRESH)}), Phase.STARTING, "Rendezvous"),
+        (look(reports={FIRST: report("initializing", **FRESH)}), Phase.STARTING, "Initializing"),
         (look(reports={FIRST: report("rendezvous", generation=2)}), Phase.RECOVERING, "Rendezvous"),
         (look(reports={FIRST: report("restarting")}), Phase.RECOVERING, "Restarting"),
         (look(reports={FIRST: report("hung")}), Phase.RECOVERING, "Hang"),

@@ -1,0 +1,213 @@
+"""How a job ended, or why it does not get on, is told by the first failure that decides and not by what followed from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kdist.diagnose import diagnose
+from kdist.status import Snapshot, WorkloadState
+from tests.cli.diagnose.scenes import FAILED, asking, event, node, nodes, scene
+from tests.cli.status.objects import (
+    NOW,
+    config_map,
+    container,
+    ended_pod,
+    lost_pod,
+    pod,
+    record,
+    report,
+    terminated,
+    unscheduled,
+    waiting,
+    workload,
+)
+
+FIRST, SECOND = "digits-0-abcde", "digits-1-abcde"
+SUCCEEDED = WorkloadState(succeeded=2, finished="succeeded")
+TRACEBACK = [
+    "Traceback (most recent call last):",
+    '  File "/code/train.py", line 7, in loss',
+    "ValueError: label 12 is out of range",
+]
+PEERS = record(201, "node_lost", message="RuntimeError: Connection closed by peer", primary=False, rank=0)
+
+
+def failed(code: int, cause: str, message: str = "it said so", **more: Any) -> Snapshot:
+    """A job that one exit record ended."""
+    told = record(code, cause, message=message, **more)
+    return scene([ended_pod(0, 201, record=PEERS), ended_pod(1, code, record=told)], state=FAILED)
+
+
+CASES = [
+    (
+        failed(70, "user_code", "ValueError: label 12 is out of range", traceback=TRACEBACK),
+        "user-code",
+        ["rank 1", "train.py", "step 42"],
+    ),
+    (failed(64, "config", "train.globalBatch: 3 samples cannot be dealt"), "config", ["globalBatch", "job.yaml"]),
+    (failed(64, "config", "train.spikeFactor Extra inputs are not permitted"), "config", ["another version"]),
+    (failed(65, "data", "the data set is empty"), "data", ["empty"]),
+    (
+        failed(73, "mismatch", "another model or optimizer; give the job a folder of its own"),
+        "mismatch",
+        ["give the job a folder of its own"],
+    ),
+    (failed(74, "nan", "the loss is nan"), "nan", ["learning rate"]),
+    (failed(75, "budget", "10 restarts without progress are spent; the last failure: SIGKILL"), "budget", ["maxRestarts"]),
+    (failed(71, "oom_device", "CUDA out of memory"), "oom-device", ["microBatch"]),
+    (failed(72, "oom_host", "killed"), "out-of-memory", ["spec.resources.memory"]),
+    (failed(202, "hang", "no progress", collective="all_reduce #17 float32[1024]"), "hang", ["all_reduce #17"]),
+    (failed(203, "storage", "No space left on device"), "storage", ["No space left"]),
+    (failed(70, "unheard_of", "?"), "unknown", ["unheard_of"]),
+    (scene([ended_pod(0, 1, record="ImportError: no module\nlast line")], state=FAILED), "crash", ["exit code 1", "last line"]),
+    (scene([ended_pod(0, 137)], state=FAILED), "crash", ["signal 9"]),
+    (scene([], state=FAILED), "failed", ["a code that another try cannot help"]),
+    (
+        scene([], state=WorkloadState(finished="failed", reason="DeadlineExceeded", message="Job was active too long")),
+        "failed",
+        ["time was up"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("seen", "cause", "words"), CASES, ids=[f"{index}-{case[1]}" for index, case in enumerate(CASES)])
+def test_the_end_is_explained_with_its_way_out(seen: Snapshot, cause: str, words: list[str]) -> None:
+    found = diagnose(seen)
+    assert (found.cause, found.severity) == (cause, "failed")
+    told = " ".join([found.sentence, found.fix, *found.evidence])
+    assert [word for word in words if word not in told] == []
+    assert found.fix
+    assert found.commands
+
+
+def test_memory_of_one_rank_comes_before_the_peers_that_lost_it() -> None:
+    hungry = asking(ended_pod(1, 137, "OOMKilled"), memory="4Gi")
+    found = diagnose(scene([ended_pod(0, 201, record=PEERS), hungry], state=FAILED))
+    assert (found.cause, found.also) == ("out-of-memory", ())
+    assert "digits-1-abcde used more memory than the limit of 4.0 GiB" in found.sentence
+    assert "digits-0-abcde only lost their peer" in found.evidence
+
+
+def test_memory_comes_before_the_budget_that_it_spent() -> None:
+    spent = record(75, "budget", message="10 restarts without progress are spent")
+    found = diagnose(scene([ended_pod(0, 75, record=spent), ended_pod(1, 137, "OOMKilled", ago=30)], state=FAILED))
+    assert (found.cause, [each.cause for each in found.also]) == ("out-of-memory", ["budget"])
+
+
+def test_a_failure_before_a_pod_ran_out_of_memory_is_the_cause() -> None:
+    early = record(70, "user_code", message="ValueError", time=NOW.timestamp() - 100)
+    found = diagnose(scene([ended_pod(0, 70, record=early, ago=99), ended_pod(1, 137, "OOMKilled", ago=5)], state=FAILED))
+    assert found.cause == "user-code"
+
+
+def test_a_container_that_ran_out_of_memory_and_trains_again_is_worth_a_word_only() -> None:
+    again = pod(
+        1, containerStatuses=[container(state={"running": {}}, ready=True, restarts=1, before=terminated(137, "OOMKilled"))]
+    )
+    found = diagnose(scene([pod(0), again], reports={FIRST: report(), SECOND: report(ranks=(1,))}))
+    assert (found.cause, [each.cause for each in found.also]) == ("none", ["out-of-memory"])
+
+
+def test_a_crash_loop_points_at_the_log_before() -> None:
+    crashing = pod(0, **waiting("CrashLoopBackOff", "back-off 40s", restarts=4, before=terminated(1, "Error", "boom")))
+    found = diagnose(scene([crashing]))
+    assert (found.cause, found.severity) == ("crash", "blocked")
+    assert found.commands[0] == "kdist logs digits -n ml --pod digits-0-abcde --previous"
+
+
+LOST = [pod(0), lost_pod(1)]
+SILENT = nodes(node("worker-2", ready="Unknown", ago=180))
+
+
+def test_a_lost_node_that_the_job_needs_is_named_with_the_two_commands_that_help() -> None:
+    found = diagnose(scene(LOST, reports={FIRST: report("rendezvous")}, nodes=SILENT))
+    assert (found.cause, found.severity) == ("node-lost", "blocked")
+    assert found.sentence == "node worker-2 does not answer since 3:00; digits-1-abcde is on it, it needs 2 nodes and has 1"
+    assert found.commands == (
+        "kubectl delete node worker-2",
+        "kubectl taint nodes worker-2 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
+    )
+    assert found.evidence[0].startswith("node/worker-2: Ready is Unknown: NodeStatusUnknown: Kubelet stopped posting")
+
+
+def test_a_lost_node_is_found_where_nodes_may_not_be_read() -> None:
+    told = event("NodeNotReady", "Node is not ready", name=SECOND)
+    found = diagnose(scene(LOST, told, reports={FIRST: report("rendezvous")}))
+    assert (found.cause, found.evidence) == ("node-lost", ("pod/digits-1-abcde: NodeNotReady: Node is not ready",))
+
+
+def test_an_elastic_job_that_goes_on_without_a_node_is_well() -> None:
+    found = diagnose(scene(LOST, told=config_map(least=1), reports={FIRST: report(generation=2)}, nodes=SILENT))
+    assert (found.cause, found.severity) == ("none", "fine")
+    assert [(each.cause, each.severity) for each in found.also] == [("node-lost", "waiting")]
+
+
+def test_a_rendezvous_names_who_is_missing() -> None:
+    late = pod(1, phase="Pending", **waiting("ContainerCreating"))
+    found = diagnose(scene([pod(0), late], reports={FIRST: report("rendezvous", step=None)}))
+    assert found.cause == "rendezvous"
+    assert found.sentence == "1 of 2 needed nodes are at the rendezvous; missing: digits-1-abcde (ContainerCreating)"
+
+
+def test_a_pod_without_a_node_is_the_reason_of_a_rendezvous_that_waits() -> None:
+    absent = asking(unscheduled(1, "0/2 nodes are available: 2 Insufficient cpu."), cpu="4")
+    found = diagnose(scene([pod(0), absent], reports={FIRST: report("rendezvous", step=None)}))
+    assert (found.cause, found.also) == ("unschedulable", ())
+
+
+def test_ranks_that_stand_still_are_named() -> None:
+    silent = report("hung")
+    silent["ranks"][0] |= {"heartbeat_age": 95.0, "phase": "backward"}
+    found = diagnose(scene([pod(0), pod(1)], reports={FIRST: silent, SECOND: report(ranks=(1,))}))
+    assert (found.cause, found.severity) == ("hang", "waiting")
+    assert "rank 0 stands still in backward" in found.sentence
+
+
+def test_an_eviction_says_who_did_it() -> None:
+    said = "The node was low on resource: ephemeral-storage."
+    evicted = pod(0, phase="Failed", reason="Evicted", message=said)
+    found = diagnose(scene([evicted], state=FAILED))
+    assert found.cause == "evicted"
+    assert "ephemeral-storage" in found.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("seen", "cause", "command"),
+    [
+        (
+            scene([], state=WorkloadState(suspended=True), told=config_map(asked="suspended")),
+            "suspended",
+            "kdist resume digits -n ml",
+        ),
+        (
+            scene([], state=WorkloadState(suspended=True), told=config_map(asked="stopped")),
+            "stopped",
+            "kdist restart digits -n ml",
+        ),
+        (scene([ended_pod(0, 0)], state=SUCCEEDED), "done", None),
+        (scene([pod(0), pod(1)], reports={FIRST: report("succeeded"), SECOND: report("succeeded")}), "done", None),
+        (Snapshot("digits", "ml", config_map()), "no-workload", "kdist apply JOB.yaml -n ml"),
+        (scene([pod(0), pod(1)]), "no-answer", "kdist logs digits -n ml --tail 20"),
+    ],
+)
+def test_what_rests_is_over_or_cannot_be_asked_is_said(seen: Snapshot, cause: str, command: str | None) -> None:
+    found = diagnose(seen)
+    assert (found.cause, next(iter(found.commands), None)) == (cause, command)
+
+
+def test_a_job_that_trains_tells_its_pace() -> None:
+    found = diagnose(scene([pod(0), pod(1)], reports={FIRST: report(), SECOND: report(ranks=(1,))}))
+    pace = "step 120 of 500, 0.2 s each, 1,000 samples/s, loss 0.25, 2/2 nodes"
+    assert found.sentence == f"nothing is wrong: digits trains ({pace})"
+
+
+def test_a_diagnosis_is_plain_for_programs() -> None:
+    document = diagnose(failed(70, "user_code")).to_document()
+    assert (document["cause"], document["severity"], document["also"]) == ("user-code", "failed", [])
+    assert isinstance(document["evidence"], list)
+
+
+def test_the_operators_own_object_is_never_needed() -> None:
+    assert diagnose(scene([pod(0)], over=workload(kind="PyTorchJob"), reports={FIRST: report()})).cause == "none"

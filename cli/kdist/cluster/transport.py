@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,8 +61,11 @@ class Transport:
     """Sends requests over the official client's pool of connections; threads may share it."""
 
     def __init__(self, access: Access, *, patience: float, tell: Callable[[str], None]) -> None:
+        import urllib3
         from kubernetes.client.rest import RESTClientObject
 
+        if not access.configuration.verify_ssl:  # the kubeconfig says so, which urllib3 would complain of at every connection
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         access.configuration.retries = False  # tries are counted here, where they can be told of
         self.access = access
         self.patience = Patience(patience, tell)
@@ -158,16 +162,23 @@ class Transport:
         )
 
 
-def _reason(error: Exception) -> str:
-    """Why a connection failed, in a few words, without the pool's wrapping."""
-    inner = error.args[-1] if error.args else error
-    while isinstance(inner, BaseException) and inner.args and not isinstance(inner, OSError):
-        inner = inner.args[-1]
-    if isinstance(inner, OSError) and inner.strerror:
-        return str(inner.strerror).lower()
-    if isinstance(inner, TimeoutError) or "timed out" in str(error).lower():
+def _reason(error: BaseException) -> str:
+    """Why a connection failed, in a few words: those of the system, without the pool's wrapping."""
+    if "timed out" in str(error).lower():
         return "timed out"
-    return str(inner).rpartition("> ")[2].strip() or type(error).__name__
+    inner: BaseException | None = error
+    found = ""
+    while inner is not None:
+        if isinstance(inner, ssl.SSLCertVerificationError):
+            return inner.verify_message
+        if isinstance(inner, ssl.SSLError):
+            return (inner.reason or "TLS failed").replace("_", " ").lower()
+        if isinstance(inner, OSError) and inner.strerror:
+            return inner.strerror.lower()
+        if isinstance(inner, OSError):
+            found = str(inner).lower()
+        inner = inner.__cause__ or inner.__context__
+    return found or type(error).__name__
 
 
 def _warnings(response: Any) -> tuple[str, ...]:

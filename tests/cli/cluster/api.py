@@ -1,0 +1,126 @@
+"""A small real HTTP server in the place of an API server: it answers what a test says, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import yaml
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request that came."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    body: Any
+    headers: Mapping[str, str]
+
+
+@dataclass
+class Reply:
+    """What to answer: a document, or `lines` that are sent one by one; with `cut` the connection ends before its answer does."""
+
+    status: int = 200
+    document: Any = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    lines: Iterable[str] | None = None
+    cut: bool = False
+
+
+Answer = Callable[[Asked], Reply]
+
+
+def refusal(status: int, message: str, reason: str = "", **details: Any) -> Reply:
+    """A `Status` as the API server sends it."""
+    document = {"kind": "Status", "status": "Failure", "message": message, "reason": reason, "code": status}
+    return Reply(status, {**document, **({"details": details} if details else {})})
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Hands each request to the server's `api`, and sends what that answers."""
+
+    protocol_version = "HTTP/1.1"
+
+    def _serve(self) -> None:
+        parts = urlsplit(self.path)
+        size = int(self.headers.get("content-length") or 0)
+        body = json.loads(self.rfile.read(size)) if size else None
+        asked = Asked(self.command, unquote(parts.path), dict(parse_qsl(parts.query)), body, dict(self.headers))
+        api: Api = self.server.api  # type: ignore[attr-defined]  # `Api` puts itself there
+        api.asked.append(asked)
+        self._send(api.answer(asked))
+
+    do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815 - the names that http.server calls
+
+    def _send(self, reply: Reply) -> None:
+        self.send_response(reply.status)
+        for name, value in reply.headers.items():
+            self.send_header(name, value)
+        if reply.lines is None:
+            body = json.dumps(reply.document).encode()
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            return
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for line in reply.lines:
+            piece = f"{line}\n".encode()
+            self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+        if reply.cut:
+            self.close_connection = True
+        else:
+            self.wfile.write(b"0\r\n\r\n")
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+class Api:
+    """A server on a free port of this machine; `answer` may be exchanged while it runs."""
+
+    def __init__(self, answer: Answer, *, port: int = 0, certificate: Path | None = None) -> None:
+        self.answer = answer
+        self.asked: list[Asked] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server.api = self  # type: ignore[attr-defined]  # for the handler
+        self._server.daemon_threads = True
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.port = self._server.server_port
+        self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop, and refuse connections from now on."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def write_kubeconfig(
+    file: Path, url: str, *, user: Mapping[str, Any] | None = None, cluster: Mapping[str, Any] | None = None
+) -> None:
+    """A kubeconfig with one context, `test`, whose namespace is `ml`."""
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "c", "cluster": {"server": url, **(cluster or {})}}],
+        "users": [{"name": "u", "user": user or {"token": "secret"}}],
+        "contexts": [{"name": "test", "context": {"cluster": "c", "user": "u", "namespace": "ml"}}],
+    }
+    file.write_text(yaml.safe_dump(document))

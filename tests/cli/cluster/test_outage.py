@@ -1,0 +1,146 @@
+"""An API server that is away, busy or half there: tried again, told of once, and in the end said plainly."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kdist.errors import Code, KdistError
+from tests.cli.cluster.api import Api, Asked, Reply, refusal
+from tests.cli.cluster.conftest import Connect, Serve
+
+POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}
+
+
+def in_turn(*replies: Reply) -> Callable[[Asked], Reply]:
+    """Answers with each reply once, and with the last one from then on."""
+    left = list(replies)
+    return lambda _: left.pop(0) if len(left) > 1 else left[0]
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_a_server_that_is_busy_or_broken_is_asked_again_and_told_of_once(
+    status: int, serve: Serve, connect: Connect, told: list[str]
+) -> None:
+    api = serve(in_turn(refusal(status, "later"), refusal(status, "later"), Reply(document=POD)))
+    assert connect(api.url).get("v1", "Pod", "a") == POD
+    assert len(api.asked) == 3
+    assert told[1:] == ["the API server answers again"]
+    assert told[0].endswith("trying again for 5 s")
+
+
+def test_the_pause_that_the_server_asks_for_is_kept(serve: Serve, connect: Connect, told: list[str]) -> None:
+    api = serve(in_turn(Reply(429, headers={"Retry-After": "9"}), Reply(document=POD)))
+    with pytest.raises(KdistError, match="get pods/a") as raised:
+        connect(api.url, patience=2).get("v1", "Pod", "a")
+    assert raised.value.code == Code.UNREACHABLE
+    assert len(api.asked) == 1, "nine seconds are more than the patience, so there is no second try"
+    assert told == []
+
+
+def test_a_server_that_comes_back_answers_all_threads_and_the_outage_is_told_once(
+    serve: Serve, connect: Connect, told: list[str]
+) -> None:
+    first = serve(in_turn(Reply(document=POD)))
+    cluster = connect(first.url, patience=20)
+    first.close()
+    found: list[object] = []
+    threads = [threading.Thread(target=lambda: found.append(cluster.get("v1", "Pod", "a"))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    while not told:
+        threads[0].join(0.005)
+    again = Api(in_turn(Reply(document=POD)), port=first.port)
+    try:
+        for thread in threads:
+            thread.join()
+    finally:
+        again.close()
+    assert found == [POD] * 6
+    assert [text for text in told if "does not answer" in text] == told[:1]
+    assert told[-1] == "the API server answers again"
+
+
+def test_a_server_that_stays_away_is_an_error_with_the_code_for_it(connect: Connect) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(KdistError, match=f"127.0.0.1:{port} does not answer: connection refused") as raised:
+        connect(f"http://127.0.0.1:{port}", patience=0.1).get("v1", "Pod", "a")
+    assert raised.value.code == Code.UNREACHABLE
+    assert "context test" in raised.value.hint
+
+
+def test_a_name_that_nobody_knows_is_said_plainly(connect: Connect) -> None:
+    with pytest.raises(KdistError, match=r"nowhere\.invalid:6443 does not answer") as raised:
+        connect("http://nowhere.invalid:6443", patience=0.05).version()
+    assert "HTTPConnection" not in str(raised.value)
+
+
+def test_a_webhook_that_is_away_is_waited_for_and_named(serve: Serve, connect: Connect, told: list[str]) -> None:
+    away = refusal(500, 'Internal error occurred: failed calling webhook "mjob.kb.io": connection refused', "InternalError")
+    api = serve(in_turn(away, Reply(document=POD)))
+    assert connect(api.url).create(POD) == POD
+    assert "webhook" in told[0]
+    assert "mjob.kb.io" in told[0]
+
+
+def test_a_pod_that_does_not_answer_is_no_outage(serve: Serve, connect: Connect, told: list[str]) -> None:
+    api = serve(in_turn(refusal(503, "error trying to reach service: connection refused", "ServiceUnavailable")))
+    with pytest.raises(KdistError, match="connection refused"):
+        connect(api.url).proxy("a", 9401, "/status")
+    assert [each.path for each in api.asked] == ["/api/v1/namespaces/ml/pods/a:9401/proxy/status"]
+    assert told == []
+
+
+def test_an_answer_from_something_else_than_an_api_server_is_called_so(serve: Serve, connect: Connect) -> None:
+    api = serve(lambda _: Reply(document="<html>log in</html>"))
+    with pytest.raises(KdistError, match="not as an API server does"):
+        connect(api.url).version()
+
+
+@pytest.fixture
+def closing() -> Iterator[int]:
+    """Port of a balancer that has nobody behind it: it takes connections and closes them in the handshake."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(5)
+
+        def run() -> None:
+            try:
+                while True:
+                    connection, _ = server.accept()
+                    connection.recv(1)
+                    connection.close()
+            except OSError:
+                return
+
+        threading.Thread(target=run, daemon=True).start()
+        yield server.getsockname()[1]
+
+
+def test_an_end_of_file_in_the_handshake_is_an_outage(closing: int, connect: Connect, told: list[str]) -> None:
+    with pytest.raises(KdistError, match="does not answer") as raised:
+        connect(f"https://127.0.0.1:{closing}", patience=1).version()
+    assert raised.value.code == Code.UNREACHABLE
+    assert "certificate" not in str(raised.value)
+    assert len(told) == 1
+
+
+def test_a_wrong_certificate_is_no_outage(
+    tmp_path: Path, serve: Serve, connect: Connect, told: list[str], program: Callable[[str], str]
+) -> None:
+    file = tmp_path / "server.pem"
+    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=127.0.0.1"]
+    made = subprocess.run([program("openssl"), *words, "-keyout", "-", "-out", "-"], capture_output=True, check=True)
+    file.write_bytes(made.stdout)
+    api = serve(in_turn(Reply(document=POD)), certificate=file)
+    with pytest.raises(KdistError, match=r"certificate of .* is not the one that the kubeconfig expects") as raised:
+        connect(api.url).version()
+    assert raised.value.code == Code.UNREACHABLE
+    assert told == []
+    trusting = connect(api.url, cluster={"insecure-skip-tls-verify": True})
+    assert trusting.get("v1", "Pod", "a") == POD

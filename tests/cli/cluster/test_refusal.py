@@ -1,0 +1,89 @@
+"""What the API server refuses is said as who may not do what, with the way out."""
+
+from __future__ import annotations
+
+import pytest
+
+from kdist.cluster import MissingError, RefusalError
+from kdist.errors import Code, NotFoundError
+from kdist.manifest import Manifest
+from tests.cli.cluster.api import Asked, Reply, refusal
+from tests.cli.cluster.conftest import Connect, Serve
+
+MAP = Manifest({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "digits"}, "data": {"a": "1"}})
+
+
+def refuse(reply: Reply, serve: Serve, connect: Connect) -> RefusalError:
+    """The error of a request that is answered so."""
+    with pytest.raises(RefusalError) as raised:
+        connect(serve(lambda _: reply).url).get("batch/v1", "Job", "digits")
+    return raised.value
+
+
+def test_who_is_not_known_is_sent_to_log_in(serve: Serve, connect: Connect) -> None:
+    error = refuse(refusal(401, "Unauthorized", "Unauthorized"), serve, connect)
+    assert str(error) == "the API server does not know who you are (context test)"
+    assert (error.code, error.next_command) == (Code.UNREACHABLE, "kdist doctor")
+    assert "expired" in error.hint
+
+
+def test_who_may_not_is_told_the_verb_the_resource_and_the_namespace(serve: Serve, connect: Connect) -> None:
+    message = (
+        'jobs.batch "digits" is forbidden: User "jane" cannot get resource "jobs" in API group "batch" in the namespace "ml"'
+    )
+    error = refuse(refusal(403, message, "Forbidden"), serve, connect)
+    assert str(error) == "you are `jane`, who may not get jobs.batch in namespace ml"
+    assert "the verb get on jobs.batch in namespace ml" in error.hint
+    assert (error.code, error.next_command) == (Code.UNREACHABLE, "kdist doctor -n ml")
+
+
+def test_what_a_policy_forbids_is_given_in_its_own_words(serve: Serve, connect: Connect) -> None:
+    error = refuse(refusal(403, 'pods "x" is forbidden: exceeded quota: small', "Forbidden"), serve, connect)
+    assert "exceeded quota: small" in str(error)
+    assert error.code == Code.ERROR
+
+
+def test_an_object_that_is_not_there_is_told_apart_from_a_kind_that_is_not(serve: Serve, connect: Connect) -> None:
+    gone = refuse(refusal(404, 'jobs.batch "digits" not found', "NotFound", name="digits", kind="jobs"), serve, connect)
+    assert isinstance(gone, NotFoundError)
+    assert str(gone) == 'jobs.batch "digits" not found'
+    unknown = refuse(Reply(404, "404 page not found"), serve, connect)
+    assert isinstance(unknown, MissingError)
+    assert str(unknown) == "get jobs.batch/digits: this cluster knows no such kind"
+    assert unknown.code == Code.NOT_FOUND
+
+
+def test_a_namespace_that_is_not_there_comes_with_the_command_that_makes_it(serve: Serve, connect: Connect) -> None:
+    error = refuse(refusal(404, 'namespaces "ml" not found', "NotFound", name="ml", kind="namespaces"), serve, connect)
+    assert (str(error), error.next_command) == ("there is no namespace ml", "kubectl create namespace ml")
+
+
+def test_a_refused_field_is_named_without_the_value_in_gos_notation(serve: Serve, connect: Connect) -> None:
+    value = "core.PodTemplateSpec{" + "x" * 5000 + "}"
+    causes = [{"field": "spec.template", "message": f"Invalid value: {value}: field is immutable", "reason": "FieldValueInvalid"}]
+    reply = refusal(422, f'Job.batch "digits" is invalid: {value}: field is immutable', "Invalid", name="digits", causes=causes)
+    assert str(refuse(reply, serve, connect)) == "get jobs.batch/digits: spec.template: field is immutable"
+
+
+def conflict(*owners: str) -> Reply:
+    """A server-side apply that meets other managers' fields."""
+    causes = [{"field": ".spec.suspend", "message": f'conflict with "{owner}" using batch/v1'} for owner in owners]
+    message = "Apply failed with 1 conflict: " + " ".join(f'conflict with "{owner}" using batch/v1' for owner in owners)
+    return refusal(409, message, "Conflict", causes=causes)
+
+
+def test_a_conflict_names_the_field_and_its_owner(serve: Serve, connect: Connect) -> None:
+    api = serve(lambda asked: Reply(document=MAP.document) if asked.method == "GET" else conflict("kubectl-edit"))
+    with pytest.raises(RefusalError, match=r"spec\.suspend is set by kubectl-edit") as raised:
+        connect(api.url).apply(MAP)
+    assert "--force-conflicts" in raised.value.hint
+    assert raised.value.owners == ("kubectl-edit",)
+
+
+def test_a_conflict_with_our_own_patches_is_won_by_the_file(serve: Serve, connect: Connect) -> None:
+    def answer(asked: Asked) -> Reply:
+        if asked.method == "GET":
+            return Reply(document=MAP.document | {"data": {"a": "0"}})
+        return Reply(document=MAP.document) if asked.query["force"] == "true" else conflict("kdist")
+
+    assert connect(serve(answer).url).apply(MAP).verb == "configured"

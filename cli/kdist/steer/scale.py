@@ -19,10 +19,6 @@ from kdist.steer.waiting import Tell
 
 _BOUNDS_SECONDS = 120.0
 _TOUCH: Final = "kdist.dev/nodes"
-_REASONS: Final[Mapping[str, str]] = {
-    "jobset": "the pods of a JobSet are counted once, when it is made",
-    "trainjob": "numNodes of a TrainJob is fixed once it is made",
-}
 
 
 def read_bounds(text: str, target: Target) -> tuple[int, int]:
@@ -52,34 +48,36 @@ def scale(target: Target, least: int, most: int, *, wait: bool, timeout: float |
     state = target.backend.read(workload)
     if state.finished:
         raise KdistError(f"{target.name} is over ({state.finished})", next_command=f"kdist restart {target.name}")
-    _refuse(target, most)
+    _refuse(target)
     wanted = target.with_nodes(least, most)
-    manifests = sending.render_anew(wanted, suspended=state.suspended, workload=workload)
+    manifests = sending.fit(wanted, sending.render_anew(wanted, suspended=state.suspended, workload=workload), workload)
+    sending.send(wanted, manifests, dry_run=True)  # all of it, before any of it
     pods = [pod for pod in target.pods() if not pod.over]
-    sending.send(wanted, [one for one in manifests if not sending.is_workload(wanted, one)], dry_run=dry_run)
-    if dry_run or state.suspended:
-        sending.send(wanted, [one for one in manifests if sending.is_workload(wanted, one)], dry_run=dry_run)
-        return f"{target.name} has {shown(least, most)}" + (" (server dry run)" if dry_run else ", once it is resumed")
+    if dry_run:
+        return f"{target.name} has {shown(least, most)} (server dry run)"
+    sending.send(wanted, [one for one in manifests if not sending.is_workload(wanted, one)])
+    if state.suspended:
+        sending.send(wanted, [one for one in manifests if sending.is_workload(wanted, one)])
+        return f"{target.name} has {shown(least, most)}, once it is resumed"
     _tell_agents(wanted, pods, tell=tell)
     sending.send(wanted, [one for one in manifests if sending.is_workload(wanted, one)])
     if most == before.max:
         return f"{target.name} has {shown(least, most)}"
-    verb = f"{target.name} scales from {before.max} to {shown(least, most)}"
+    change = f"from {before.max} to {shown(least, most)}"
     if not wait:
-        return f"{verb}. Next: kdist status -w {target.name}"
-    return f"{target.name} scaled from {before.max} to {shown(least, most)}{_await_size(wanted, before.max, timeout, tell)}"
+        return f"{target.name} scales {change}. Next: kdist status -w {target.name}"
+    return f"{target.name} scaled {change}{_await_size(wanted, before.max, timeout, tell)}"
 
 
-def _refuse(target: Target, most: int) -> None:
-    name = target.backend.name
-    if target.backend.scale_patch(most) is None:
+def _refuse(target: Target) -> None:
+    if target.backend.scalable:
         raise KdistError(
-            f"{target.name} is a {target.backend.kind}: {_REASONS.get(name, 'its kind cannot be scaled while it is there')}",
+            f"{target.name} is a {target.backend.kind} and cannot be scaled while it is there: {target.backend.scalable}",
             hint="change nodes in its job file; `kdist delete` keeps the checkpoints, and `kdist apply` goes on from them. "
             "backend: job can be scaled while it runs",
             next_command=f"kdist delete {target.name}",
         )
-    if queue.is_queued(target) and name != "job":
+    if queue.is_queued(target) and target.backend.name != "job":
         raise KdistError(
             f"{target.name} is in a queue, and Kueue lets no {target.backend.kind} change its size",
             hint="`kdist suspend` it, or use backend: job",
@@ -148,5 +146,5 @@ def _integer(reading: Reading, name: str) -> int:
 def shown(least: int, most: int) -> str:
     """The bounds in words."""
     if least != most:
-        return f"{least} to {most} nodes"
+        return f"{least}:{most} nodes"
     return "1 node" if most == 1 else f"{most} nodes"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kdist import render
+from kdist import deploy, render
 from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import Manifest
 from kdist.steer.target import Target
@@ -17,6 +18,28 @@ def render_anew(target: Target, *, suspended: bool = False, workload: Mapping[st
     """All objects of the target's job; the files of `spec.code` are those that the `workload` mounts."""
     code = read_code(target, workload or {}) if target.job.spec.code is not None else None
     return render.render(target.job, replace(target.placement, suspended=suspended, code=code))
+
+
+def fit(target: Target, manifests: Iterable[Manifest], workload: Mapping[str, Any]) -> list[Manifest]:
+    """The same objects for a job that is at work: what its workload cannot change, and what its agents were told, stays.
+
+    Of `train.json` only the nodes change: the image may be of another version than this kdist, and know other fields.
+    """
+    found = []
+    for one in manifests:
+        document = one.document
+        if is_workload(target, one):
+            document = target.backend.keep(document, workload)
+        elif one.kind == "ConfigMap" and one.name == target.name:
+            document = {**document, "data": {**document["data"], "train.json": _other_nodes(target)}}
+        found.append(Manifest(document))
+    return found
+
+
+def _other_nodes(target: Target) -> str:
+    told = json.loads(target.config_map["data"]["train.json"])
+    nodes = target.job.spec.nodes
+    return json.dumps({**told, "nodes": {"min": nodes.min, "max": nodes.max}}, indent=2, ensure_ascii=False) + "\n"
 
 
 def read_code(target: Target, workload: Mapping[str, Any]) -> dict[str, bytes]:
@@ -61,6 +84,8 @@ def is_workload(target: Target, manifest: Manifest) -> bool:
 
 
 def send(target: Target, manifests: Iterable[Manifest], *, dry_run: bool = False) -> None:
-    """Send objects by server-side apply, in their order."""
-    for manifest in manifests:
-        target.cluster.apply(manifest, dry_run=dry_run)
+    """Send objects by server-side apply, in their order; what the server refuses leaves no half of them behind."""
+    known = dict(target.config_map)
+    plan = deploy.Plan(target.job, target.placement, list(manifests), [], known)
+    for _ in deploy.send(target.cluster, plan, dry_run=dry_run):
+        pass

@@ -117,7 +117,7 @@ class Book:
         )
         document = self._exchange.generation(last) if last else {}
         reason, failure = self._explain(last, document, agents)
-        step = self._committed_step()
+        step = self.committed_step()
         restarts = 0
         if reason in (FAILURE, JOIN):
             restarts = count_restarts(events) + self._unwritten(step) + (1 if failure else 0)
@@ -145,7 +145,7 @@ class Book:
 
     def pause_seconds(self) -> int:
         """How long to wait before the next group: 0, or longer each time once the disk has refused two restarts' lines."""
-        refused = self._unwritten(self._committed_step())
+        refused = self._unwritten(self.committed_step())
         return min(2 ** (refused - 2), _LONGEST_PAUSE) if refused >= 2 else 0
 
     def _unwritten(self, step: int) -> int:
@@ -193,7 +193,8 @@ class Book:
             log.warn("ledger-failed", message=f"the run ledger could not be read: {error}")
             return []
 
-    def _committed_step(self) -> int:
+    def committed_step(self) -> int:
+        """Step of the newest committed checkpoint; 0 where there is none."""
         if self._checkpoints is None:
             return 0
         newest = CheckpointDirectory(self._checkpoints).committed()

@@ -56,7 +56,10 @@ class Conclusion:
         if self._stop.requested:
             self.leave()
             saved = bool(end.outcomes) and not end.forced and not end.failures
-            raise Ended(stopped("stopped on request" if saved else "stopped on request, in the middle of work", step=None))
+            step = self._book.committed_step() if saved else 0
+            raise Ended(
+                stopped("stopped on request" if saved else "stopped on request, in the middle of work", step=step or None)
+            )
         if decisive is not None:
             self._teller.group_failed(decisive.cause)
         elif self._all_done(generation, end):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 import sys
 import time
@@ -75,6 +76,19 @@ class Namespace:
         document: dict[str, Any] = json.loads(self.kdist("status", job, "-o", "json"))
         return document
 
+    def read_metrics(self, pod: str) -> str:
+        """Prometheus text of a pod's agent, through the API server."""
+        return self.kubectl("get", "--raw", f"/api/v1/namespaces/{self.name}/pods/{pod}:9401/proxy/metrics")
+
+    def volume(self, job: str) -> dict[str, Any]:
+        """What is in the job's volume: `done`, `steps` and `events` of the ledger, and the checkpoints, verified."""
+        reader = f"reader-{secrets.token_hex(3)}"
+        self.kubectl("create", "-f", "-", stdin=json.dumps(_reader(reader, job, self.environment["KDIST_IMAGE"])))
+        self.until("the volume was read", lambda: self.get("pod", reader)["status"].get("phase") in {"Succeeded", "Failed"})
+        document: dict[str, Any] = json.loads(self.kubectl("logs", reader))
+        self.kubectl("delete", "pod", reader, "--wait=false")
+        return document
+
     def until(self, what: str, condition: Callable[[], T], seconds: float = PATIENCE) -> T:
         """The first true answer of the condition, asked twice a second."""
         end = time.monotonic() + seconds
@@ -114,3 +128,38 @@ class Namespace:
             timeout=timeout,
             check=False,
         )
+
+
+_READ = """
+import json, sys
+from pathlib import Path
+from kdist_trainer.checkpoint import listing
+folder = Path(sys.argv[1])
+def lines(name):
+    path = folder / "ledger" / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+done = folder / "DONE"
+print(json.dumps({
+    **listing.describe(folder, verify=True),
+    "done": json.loads(done.read_text()) if done.exists() else None,
+    "steps": lines("steps.jsonl"), "events": lines("events.jsonl"),
+}))
+"""
+
+
+def _reader(name: str, job: str, image: str) -> dict[str, Any]:
+    """A pod that prints what is in the job's volume."""
+    container = {
+        "name": "reader",
+        "image": image,
+        "command": ["/usr/bin/tini", "--", "python", "-c", _READ, f"/checkpoints/{job}"],
+        "volumeMounts": [{"name": "checkpoints", "mountPath": "/checkpoints", "readOnly": True}],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "containers": [container],
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "volumes": [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": f"{job}-checkpoints"}}],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}

@@ -1,0 +1,69 @@
+"""One job file trains on every workload kind, to the end, and its model is in the volume."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.kinds import RESOURCE, each_kind
+from tests.cluster.namespace import Namespace
+from tests.house.tree import ROOT
+
+EXAMPLE = ROOT / "examples" / "digits.yaml"
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+@each_kind
+def test_the_example_reaches_97_percent_and_leaves_its_model_in_the_volume(namespace: Namespace, kind: str) -> None:
+    image = namespace.environment["KDIST_IMAGE"]
+    choices = (f"spec.backend={kind}", f"spec.image={image}", "spec.resources.cpu=0.5", "spec.checkpoints.size=1Gi")
+    settings = [word for choice in choices for word in ("--set", choice)]
+    namespace.kdist("apply", str(EXAMPLE), *settings)
+    namespace.kdist("wait", "digits", "--for=first-step", "--timeout=3m")
+
+    assert namespace.get(RESOURCE[kind], "digits")["metadata"]["labels"]["kdist.dev/job"] == "digits"
+    pods = namespace.pods("digits")
+    assert len(pods) == 2
+    for pod in pods:
+        assert "kdist_" in namespace.read_metrics(pod["metadata"]["name"])
+    told = namespace.status("digits")
+    assert told["backend"] == kind
+    assert told["worldSize"] == 2
+
+    namespace.kdist("wait", "digits", "--timeout=5m", timeout=320)
+    assert namespace.status("digits")["phase"] == "Succeeded"
+    volume = namespace.volume("digits")
+    assert volume["done"]["outcome"] == "done"
+    assert volume["done"]["metrics"]["accuracy"] >= 0.97
+    assert {each["state"] for each in volume["checkpoints"]} == {"verified"}
+    assert digest_of(namespace.get("configmap", "digits")["data"]["train.json"]) == digest_of(rendered(namespace, kind, settings))
+
+
+def test_the_same_file_trains_here_with_the_same_settings(namespace: Namespace, tmp_path: Path) -> None:
+    environment = {**os.environ, "KDIST_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "kdist", "run", str(EXAMPLE), "-o", "json"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["metrics"]["accuracy"] >= 0.97
+    here = digest_of((tmp_path / "digits" / "train.json").read_text())
+    for kind in RESOURCE:
+        assert digest_of(rendered(namespace, kind, ["--set", f"spec.image={namespace.environment['KDIST_IMAGE']}"])) == here
+
+
+def rendered(namespace: Namespace, kind: str, settings: list[str]) -> str:
+    """`train.json` as `kdist apply` would send it."""
+    line = ["apply", str(EXAMPLE), *settings, f"--backend={kind}", "--dry-run=client", "-o", "json"]
+    objects = json.loads(namespace.kdist(*line))
+    items = objects["items"] if isinstance(objects, dict) else objects
+    return next(str(item["data"]["train.json"]) for item in items if "train.json" in item.get("data", {}))
+
+
+def digest_of(train_json: str) -> str:
+    return hashlib.sha256(train_json.encode()).hexdigest()

@@ -29,7 +29,7 @@ def cluster() -> Mapping[str, str]:
         printed = subprocess.run([CLUSTER, "env"], check=True, capture_output=True, text=True).stdout
         for word in shlex.split(printed.removeprefix("export ")):
             name, _, value = word.partition("=")
-            environment[name] = value.replace("$PATH", environment.get("PATH", ""))
+            environment[name] = value.replace("$PATH", os.environ.get("PATH", ""))
     ready = subprocess.run(["kubectl", "get", "--raw", "/readyz"], env=environment, capture_output=True, text=True, check=False)
     if ready.stdout != "ok":
         pytest.fail(f"no cluster answers ({ready.stderr.strip()}): `{CLUSTER} all` starts one")
@@ -53,22 +53,36 @@ def namespace(cluster: Mapping[str, str], tmp_path: Path) -> Iterator[Namespace]
 def job(cluster: Mapping[str, str]) -> Job:
     """Make the document of a small job: `job(backend="job", nodes=2, train={"epochs": 3})`."""
 
-    def make(name: str = "digits", *, train: Mapping[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    def make(*, train: Mapping[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
         training = {"workload": "digits", "epochs": 6, "globalBatch": 128, **(train or {})}
+        settings = {"nodes": 2, "resources": {"cpu": 0.5, "memory": "1Gi"}, "checkpoints": {"size": "1Gi"}, "graceSeconds": 20}
         return {
             "apiVersion": "kdist.dev/v1alpha1",
             "kind": "TrainingJob",
-            "metadata": {"name": name},
+            "metadata": {"name": "digits"},
             "spec": {
                 "image": cluster["KDIST_IMAGE"],
-                "nodes": 2,
-                "resources": {"cpu": 0.2, "memory": "1Gi"},
-                "checkpoints": {"size": "1Gi"},
-                "graceSeconds": 20,
-                **spec,
-                **({} if "script" in spec else {"train": training}),
+                **{name: value for name, value in {**settings, **spec}.items() if value is not None},
+                **({} if "script" in spec else {"train": {name: value for name, value in training.items() if value is not None}}),
             },
         }
+
+    return make
+
+
+@pytest.fixture
+def calm(job: Job) -> Job:
+    """Make the document of a job that takes a twentieth of a second a step and little of the cores, for 300 steps."""
+
+    def make(*, train: Mapping[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+        training = {
+            "workload": "calm:Calm",
+            "epochs": None,
+            "steps": 300,
+            "checkpoint": {"every": {"steps": 20}},
+            **(train or {}),
+        }
+        return job(train=training, **{"code": "./src", "resources": {"cpu": 0.4, "memory": "1Gi"}, **spec})
 
     return make
 

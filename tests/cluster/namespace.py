@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -55,6 +56,12 @@ class Namespace:
         with output.open("w") as target:
             return subprocess.Popen(line, cwd=self.home, env=self.environment, stdout=target, stderr=subprocess.STDOUT, text=True)
 
+    def apply(self, document: Mapping[str, Any], *args: str) -> str:
+        """`kdist apply job.yaml` with this document; `code: ./src` is the folder beside these tests."""
+        if document["spec"].get("code") and not (self.home / "src").exists():
+            shutil.copytree(Path(__file__).parent / "src", self.home / "src")
+        return self.kdist("apply", self.write(document), *args)
+
     def get(self, kind: str, name: str) -> dict[str, Any]:
         """An object; `{}` if there is none."""
         printed = self.kubectl("get", kind, name, "-o", "json", "--ignore-not-found")
@@ -79,6 +86,16 @@ class Namespace:
     def read_metrics(self, pod: str) -> str:
         """Prometheus text of a pod's agent, through the API server."""
         return self.kubectl("get", "--raw", f"/api/v1/namespaces/{self.name}/pods/{pod}:9401/proxy/metrics")
+
+    def agents(self, job: str) -> list[dict[str, Any]]:
+        """What the agents of the job's pods say on /status; those that do not answer are left out."""
+        said = []
+        for pod in self.pods(job):
+            path = f"/api/v1/namespaces/{self.name}/pods/{pod['metadata']['name']}:9401/proxy/status"
+            done = self._type("kubectl", "get", "--raw", path, "--request-timeout=5s")
+            if done.returncode == 0:
+                said.append(json.loads(done.stdout))
+        return said
 
     def volume(self, job: str) -> dict[str, Any]:
         """What is in the job's volume: `done`, `steps` and `events` of the ledger, and the checkpoints, verified."""

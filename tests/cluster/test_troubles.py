@@ -1,0 +1,76 @@
+"""What can keep a job from running: `kdist why` names the one cause, though other symptoms stand beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import Job
+from tests.cluster.namespace import Namespace
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+FEW = {"cpu": 0.3, "memory": "700Mi"}
+
+
+def why(namespace: Namespace) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(namespace.kdist("why", "digits", "-o", "json"))
+    return answer
+
+
+def expect(namespace: Namespace, cause: str, *words: str) -> dict[str, Any]:
+    """Ask until the cause is named; then its sentence and evidence hold these words, and a next command is there."""
+    answer = namespace.until(f"`kdist why` names {cause}", lambda: (said := why(namespace))["cause"] == cause and said)
+    assert answer, why(namespace)
+    text = json.dumps(answer)
+    for word in words:
+        assert word in text
+    assert answer["commands"]
+    return answer
+
+
+TROUBLES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
+    "an image that is not there": ({"image": "localhost:5000/nobody/nothing:1.0"}, "image-missing", ("nobody/nothing:1.0",)),
+    "a request that no node can meet": ({"resources": {"cpu": 500, "memory": "1Gi"}}, "unschedulable", ("cpu",)),
+    "a claim that does not exist": ({"checkpoints": {"claim": "nowhere"}}, "claim-missing", ("nowhere",)),
+    "a volume class that does not exist": ({"checkpoints": {"size": "1Gi", "class": "nowhere"}}, "claim-pending", ("nowhere",)),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_what_keeps_pods_from_starting_is_named(namespace: Namespace, job: Job, trouble: str) -> None:
+    spec, cause, words = TROUBLES[trouble]
+    namespace.apply(job(**{"resources": FEW, **spec}))
+    expect(namespace, cause, *words)
+    assert namespace.status("digits")["phase"] == "Pending"
+
+
+def test_a_quota_that_is_used_up_is_named_with_its_numbers(namespace: Namespace, job: Job) -> None:
+    namespace.kubectl("create", "quota", "small", "--hard=pods=1")
+    namespace.apply(job(resources=FEW))
+    expect(namespace, "quota", "small", "pods=1")
+
+
+def test_the_users_mistake_ends_the_job_at_once_with_its_line(namespace: Namespace, job: Job) -> None:
+    namespace.apply(job(resources=FEW, code="./src", script={"path": "mistake.py"}, checkpoints=None))
+    namespace.kdist("wait", "digits", "--timeout=3m", code=10)
+    expect(namespace, "user-code", "the answer is 41", "mistake.py")
+    told = namespace.status("digits")
+    assert told["phase"] == "Failed"
+    assert told["exitRecord"]["code"] == 70
+    failed = namespace.get("job.batch", "digits")
+    assert any(each["type"] == "Failed" and each["reason"] == "PodFailurePolicy" for each in failed["status"]["conditions"])
+
+
+def test_a_rank_that_takes_too_much_memory_is_named_before_the_peers_it_took_along(namespace: Namespace, job: Job) -> None:
+    namespace.apply(job(resources=FEW, code="./src", script={"path": "greedy.py"}, checkpoints=None, maxRestarts=0))
+    expect(namespace, "out-of-memory", "memory")
+
+
+def test_what_is_well_is_said_to_be_well(namespace: Namespace, job: Job, calm: Callable[[], dict[str, Any]]) -> None:
+    namespace.apply(calm())
+    namespace.kdist("wait", "digits", "--for=first-step", "--timeout=3m")
+    assert why(namespace)["severity"] == "fine"

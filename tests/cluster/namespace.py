@@ -58,9 +58,12 @@ class Namespace:
 
     def apply(self, document: Mapping[str, Any], *args: str) -> str:
         """`kdist apply job.yaml` with this document; `code: ./src` is the folder beside these tests."""
-        if document["spec"].get("code") and not (self.home / "src").exists():
-            shutil.copytree(Path(__file__).parent / "src", self.home / "src")
+        self.copy_sources()
         return self.kdist("apply", self.write(document), *args)
+
+    def copy_sources(self) -> None:
+        """Put the folder that `code: ./src` means beside the job file."""
+        shutil.copytree(Path(__file__).parent / "src", self.home / "src", dirs_exist_ok=True)
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
         """An object; `{}` if there is none."""
@@ -86,6 +89,13 @@ class Namespace:
     def read_metrics(self, pod: str) -> str:
         """Prometheus text of a pod's agent, through the API server."""
         return self.kubectl("get", "--raw", f"/api/v1/namespaces/{self.name}/pods/{pod}:9401/proxy/metrics")
+
+    def evict(self, pod: str) -> None:
+        """What `kubectl drain` does to a pod: its disruption budget is asked."""
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": self.name}}
+        self.kubectl(
+            "create", "--raw", f"/api/v1/namespaces/{self.name}/pods/{pod}/eviction", "-f", "-", stdin=json.dumps(eviction)
+        )
 
     def agents(self, job: str) -> list[dict[str, Any]]:
         """What the agents of the job's pods say on /status; those that do not answer are left out."""

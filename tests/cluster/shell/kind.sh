@@ -83,23 +83,27 @@ push() {
 
 # A class "shared" of volumes that many nodes write and any user may write. Kubernetes frees none of them by itself.
 volumes() {
-  local name phase number
-  kubectl apply -f - >/dev/null <<'Y'
-{apiVersion: storage.k8s.io/v1, kind: StorageClass, provisioner: kubernetes.io/no-provisioner,
- metadata: {name: shared, annotations: {storageclass.kubernetes.io/is-default-class: "true"}}}
-Y
+  local name phase number present=""
   while read -r name phase; do
-    [[ $phase == Released || $phase == Failed ]] || continue
-    kubectl delete pv "$name" >/dev/null
-    rm -rf "${SHARED:?}/$name"
+    if [[ $phase == Released || $phase == Failed ]]; then
+      kubectl delete pv "$name" >/dev/null
+      rm -rf "${SHARED:?}/$name"
+    else
+      present+=" $name "
+    fi
   done < <(kubectl get pv -o custom-columns=N:.metadata.name,P:.status.phase --no-headers 2>/dev/null)
-  for ((number = 1; number <= VOLUMES; number++)); do
-    name=shared-$number
-    [[ -d $SHARED/$name ]] || install -d -m 0777 "$SHARED/$name"
-    printf '%s\n' "{apiVersion: v1, kind: PersistentVolume, metadata: {name: $name}, spec: {capacity: {storage: 20Gi}," \
-      " accessModes: [ReadWriteMany, ReadWriteOnce], persistentVolumeReclaimPolicy: Retain, storageClassName: shared," \
-      " hostPath: {path: /shared/$name}}}" ---
-  done | kubectl apply --server-side -f - >/dev/null
+  {
+    echo '{apiVersion: storage.k8s.io/v1, kind: StorageClass, provisioner: kubernetes.io/no-provisioner,'
+    echo ' metadata: {name: shared, annotations: {storageclass.kubernetes.io/is-default-class: "true"}}}'
+    for ((number = 1; number <= VOLUMES; number++)); do
+      name=shared-$number
+      [[ $present != *" $name "* ]] || continue
+      install -d -m 0777 "$SHARED/$name"
+      printf '%s\n' --- "{apiVersion: v1, kind: PersistentVolume, metadata: {name: $name}, spec: {capacity: {storage: 20Gi}," \
+        " accessModes: [ReadWriteMany, ReadWriteOnce], persistentVolumeReclaimPolicy: Retain, storageClassName: shared," \
+        " hostPath: {path: /shared/$name}}}"
+    done
+  } | kubectl apply --server-side -f - >/dev/null
 }
 
 lose() { docker kill "$1" >/dev/null; }

@@ -1,0 +1,99 @@
+"""Machines and controllers are lost under a training. These tests run alone: what they break is everybody's."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import Job
+from tests.cluster.namespace import CLUSTER, Namespace
+from tests.cluster.test_steering import APART, world_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.disruptive, pytest.mark.timeout(900)]
+
+Machines = Callable[..., str]
+
+
+@pytest.fixture
+def machines(cluster: dict[str, str]) -> Iterator[Machines]:
+    """`machines("lose", NODE)`, `machines("return", NODE)`; whatever was lost is back at the end."""
+    if cluster.get("KDIST_E2E") == "kubeconfig":
+        pytest.skip("loses nodes, which needs kind's")
+    lost: set[str] = set()
+
+    def tell(verb: str, node: str) -> str:
+        (lost.add if verb == "lose" else lost.discard)(node)
+        return subprocess.run([CLUSTER, verb, node], check=True, capture_output=True, text=True).stdout
+
+    yield tell
+    for node in list(lost):
+        tell("return", node)
+    subprocess.run(["kubectl", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s"], env=cluster, check=True)
+
+
+def start(namespace: Namespace, calm: Job, **spec: Any) -> None:
+    """A calm job with one pod on each of the two nodes, at work."""
+    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [APART]}}
+    namespace.apply(calm(podTemplate={"spec": {"affinity": apart}}, **{"train": {"steps": 3000}, **spec}))
+    namespace.until("two nodes train", partial(world_of, namespace, 2))
+
+
+def node_of(namespace: Namespace, index: int) -> str:
+    return str(namespace.pods("digits")[index]["spec"]["nodeName"])
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_lost_node_leaves_a_smaller_training_within_seconds(
+    namespace: Namespace, calm: Job, machines: Machines, index: int, record_property: Callable[[str, object], None]
+) -> None:
+    start(namespace, calm, nodes={"min": 1, "max": 2}, joinWindowSeconds=1)
+    told = world_of(namespace, 2)
+    assert told
+    began = time.monotonic()
+    machines("lose", node_of(namespace, index))
+    namespace.until("one node trains on", partial(world_of, namespace, 1, int(told["step"])), seconds=120)
+    record_property("seconds", round(time.monotonic() - began, 1))
+
+
+def test_a_job_that_needs_both_nodes_names_the_lost_one_and_goes_on_when_it_returns(
+    namespace: Namespace, calm: Job, machines: Machines
+) -> None:
+    start(namespace, calm, nodes=2)
+    node = node_of(namespace, 1)
+    told = world_of(namespace, 2)
+    assert told
+    machines("lose", node)
+
+    def named() -> bool:
+        words = namespace.kdist("why", "digits")
+        return node in words and "kubectl delete node" in words and "out-of-service" in words
+
+    namespace.until("`kdist why` names the node and both ways out", named)
+    machines("return", node)
+    namespace.until("two nodes train again", partial(world_of, namespace, 2, int(told["step"])))
+
+
+def test_a_kubelet_or_a_control_plane_that_restarts_is_not_noticed(namespace: Namespace, calm: Job, machines: Machines) -> None:
+    start(namespace, calm, nodes=2)
+    told = world_of(namespace, 2)
+    assert told
+    subprocess.run(["docker", "exec", node_of(namespace, 0), "systemctl", "restart", "kubelet"], check=True)
+    machines("lose", "kdist-control-plane")
+    machines("return", "kdist-control-plane")
+    after = namespace.until("the training is seen again", partial(seen, namespace, int(told["step"])))
+    assert after
+    assert after["generation"] == told["generation"]
+    assert after["restarts"] == 0
+
+
+def seen(namespace: Namespace, step: int) -> dict[str, Any] | None:
+    """What an agent says, once the API server passes it on again; while it does not, None."""
+    try:
+        return world_of(namespace, 2, step)
+    except AssertionError:
+        return None

@@ -1,0 +1,101 @@
+"""A job is changed while it runs: sent again, made larger and smaller, suspended and resumed, taken off and sent once more."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import Job
+from tests.cluster.kinds import every_kind
+from tests.cluster.namespace import Namespace
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+def world_of(namespace: Namespace, size: int, after: int = 0) -> dict[str, Any] | None:
+    """What an agent says, once a group of this size has done a step after step `after`."""
+    for told in namespace.agents("digits"):
+        if told["world_size"] == size and (told["step"] or 0) > after:
+            return told
+    return None
+
+
+def test_a_job_sent_again_is_unchanged(namespace: Namespace, calm: Job) -> None:
+    document = calm()
+    namespace.apply(document)
+    version = namespace.get("job.batch", "digits")["metadata"]["generation"]
+    namespace.kdist("apply", "job.yaml", "--error-unchanged", code=3)
+    namespace.kdist("diff", "job.yaml")
+    assert namespace.get("job.batch", "digits")["metadata"]["generation"] == version
+
+
+def test_nodes_come_and_go_and_no_step_is_lost(namespace: Namespace, calm: Job) -> None:
+    namespace.apply(calm(nodes={"min": 1, "max": 2}, joinWindowSeconds=1, train={"steps": 2000}))
+    namespace.until("two nodes train", partial(world_of, namespace, 2))
+    namespace.kdist("scale", "digits", "--nodes", "1:3", "--timeout=3m")
+    three = namespace.until("three nodes train", partial(world_of, namespace, 3))
+    assert three
+    namespace.kdist("scale", "digits", "--nodes", "1", "--timeout=3m")
+    namespace.until("one node trains on", partial(world_of, namespace, 1, int(three["step"])))
+    volume = namespace.volume("digits")
+    lost = [event for event in volume["events"] if event["event"] == "generation" and event["reason"] == "failure"]
+    assert lost == []
+
+
+@every_kind
+def test_a_suspended_job_gives_its_pods_back_and_goes_on_where_it_was(namespace: Namespace, kind: str, calm: Job) -> None:
+    namespace.apply(calm(backend=kind))
+    told = namespace.until("two nodes train", partial(world_of, namespace, 2))
+    assert told
+    namespace.kdist("suspend", "digits", "--timeout=3m")
+    assert namespace.pods("digits") == []
+    assert namespace.status("digits")["phase"] == "Suspended"
+    saved = namespace.volume("digits")
+    step = int(saved["checkpoints"][0]["step"])
+    assert step >= told["step"]
+    assert saved["steps"][-1]["step"] == step
+
+    namespace.kdist("resume", "digits")
+    namespace.kdist("wait", "digits", "--timeout=6m", timeout=400)
+    ended = namespace.volume("digits")
+    assert ended["done"]["step"] == 300
+    assert [each["step"] for each in ended["steps"]] == list(range(1, 301))
+
+
+def test_a_deleted_job_leaves_its_checkpoints_and_goes_on_when_it_is_sent_again(namespace: Namespace, calm: Job) -> None:
+    document = calm()
+    namespace.apply(document)
+    namespace.until("two nodes train", partial(world_of, namespace, 2))
+    namespace.kdist("delete", "digits", "--timeout=3m")
+    assert namespace.get("job.batch", "digits") == {}
+    step = int(namespace.volume("digits")["checkpoints"][0]["step"])
+    namespace.apply(document)
+    namespace.kdist("wait", "digits", "--timeout=6m", timeout=400)
+    ended = namespace.volume("digits")
+    assert step in [event["from_step"] for event in ended["events"] if event["event"] == "generation"]
+    namespace.kdist("delete", "digits", "--purge", "--timeout=3m")
+    namespace.until("the claim is gone", lambda: not namespace.get("pvc", "digits-checkpoints"))
+
+
+def test_a_job_with_more_nodes_than_there_is_room_for_trains_on_fewer_and_completes(namespace: Namespace, calm: Job) -> None:
+    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [APART]}}
+    namespace.apply(calm(nodes={"min": 1, "max": 3}, podTemplate={"spec": {"affinity": apart}}, train={"steps": 150}))
+    namespace.kdist("wait", "digits", "--timeout=6m", timeout=400)
+    assert namespace.volume("digits")["done"]["step"] == 150
+
+
+# One pod of the job on each node, and the cluster has two nodes for pods.
+APART = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"kdist.dev/job": "digits"}}}
+
+
+def test_an_eviction_takes_one_node_and_another_comes_for_it(namespace: Namespace, calm: Job) -> None:
+    namespace.apply(calm(nodes={"min": 1, "max": 2}, joinWindowSeconds=1, train={"steps": 400}))
+    told = namespace.until("two nodes train", partial(world_of, namespace, 2))
+    assert told
+    pod = namespace.pods("digits")[0]["metadata"]["name"]
+    namespace.evict(pod)
+    namespace.until("two nodes train again", partial(world_of, namespace, 2, int(told["step"])))
+    namespace.kdist("wait", "digits", "--timeout=6m", timeout=400)
+    assert namespace.volume("digits")["done"]["step"] == 400

@@ -50,9 +50,13 @@ class Conclusion:
         try:
             decisive = self._confer(generation, end, decisive)
         except RuntimeError as error:
-            if not self._stop.requested:
+            managed = self._settings.config.train is not None
+            over = managed and not end.failures and bool(end.outcomes) and self._all_done(generation, end)
+            if not (over or self._stop.requested):
                 raise
-            log.warn("rendezvous-mute", message=f"the others cannot be told that this node stops: {error}")
+            log.warn("rendezvous-mute", message=f"the others cannot be told that this node ends: {error}")
+            if over:  # all have met at a barrier, so the others know
+                self._finish_now(None)
         if self._stop.requested:
             self.leave()
             saved = bool(end.outcomes) and not end.forced and not end.failures

@@ -69,6 +69,11 @@ class Agent(LocalElasticAgent):
         self._generation: Generation | None = None
         self._pulse: float | None = None
 
+    @property
+    def group_size(self) -> int:
+        """Agents in the last group."""
+        return len(self._generation.nodes) if self._generation is not None else 1
+
     def is_healthy(self) -> bool:
         """Whether the agent's loop is alive; waiting for other nodes is."""
         return self._pulse is None or time.monotonic() - self._pulse < _HEALTHY_SECONDS
@@ -80,6 +85,8 @@ class Agent(LocalElasticAgent):
                 self._conclusion.draw(generation, self._look_after(generation))
         except Ended as ended:
             self.record = ended.record
+        except dist.DistError as error:
+            self.record = self._lost(f"the store of the rendezvous is lost: {error}")
         state = WorkerState.SUCCEEDED if self.record["code"] == Exit.DONE else WorkerState.FAILED
         return RunResult(state=state)
 
@@ -121,8 +128,10 @@ class Agent(LocalElasticAgent):
 
     def _give_up(self, message: str) -> None:
         self._conclusion.leave()
-        failure = Failure(Cause.RENDEZVOUS, Exit.PEERS_LOST, True, message, node=self._settings.node, time=time.time())
-        raise Ended(failed(failure))
+        raise Ended(self._lost(message))
+
+    def _lost(self, message: str) -> dict[str, Any]:
+        return failed(Failure(Cause.RENDEZVOUS, Exit.PEERS_LOST, True, message, node=self._settings.node, time=time.time()))
 
     def _agree(self) -> Generation:
         """What the leader decides on this generation; the leader decides it now."""

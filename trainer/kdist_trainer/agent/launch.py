@@ -108,6 +108,8 @@ def _work(
     agent = Agent(spec, settings, exchange=patient, hasty=hasty, teller=teller, stop=stop, start_method="forkserver")
     health.append(agent)
     agent.run()
+    if not Exit(agent.record["code"]).retryable:
+        stores.take_leave(agents=agent.group_size)
     return agent.record
 
 

@@ -23,7 +23,7 @@ from kdist_trainer.rendezvous.dynamic import Rendezvous, open_rendezvous
 from kdist_trainer.rendezvous.file import FileStore
 from kdist_trainer.rendezvous.kubernetes import KubernetesStore
 from kdist_trainer.rendezvous.pace import Pace
-from kdist_trainer.rendezvous.tcp import open_tcp_store
+from kdist_trainer.rendezvous.tcp import open_tcp_store, take_leave
 
 _WORD_SECONDS = 10.0
 """How long an agent waits for a word that another one owes it; then the other one is taken for lost and they meet anew."""
@@ -31,6 +31,7 @@ _HASTY, _STOPPING = 3.0, 1.0
 """How long an API server may be away while ranks are at work, and when somebody asked the agent to stop; between groups as
 long as a group may take to form."""
 _PAUSE_SECONDS = 1.0
+_LEAVE_SECONDS = 10.0
 
 
 class Unreachable(KdistTrainerError):  # noqa: N818 - named for what it is
@@ -45,6 +46,13 @@ class Stores:
 
     patient: Store
     hasty: Store
+    keeps: bool | None = None
+    """Whether the store is lost with this agent, or with another; None if with none."""
+
+    def take_leave(self, *, agents: int) -> None:
+        """The run is over for all `agents`, and this one may go when it does not keep what others still have to read."""
+        if self.keeps is not None:
+            take_leave(self.patient, keeps=self.keeps, agents=agents, seconds=_LEAVE_SECONDS)
 
 
 def open_stores(settings: Settings, stop: StopSignals) -> Stores:
@@ -58,7 +66,7 @@ def open_stores(settings: Settings, stop: StopSignals) -> Stores:
         return Stores(store, store)
     if where.scheme == place.C10D:
         try:
-            store = open_tcp_store(
+            store, keeps = open_tcp_store(
                 first,
                 int(second),
                 node=settings.node,
@@ -68,7 +76,7 @@ def open_stores(settings: Settings, stop: StopSignals) -> Stores:
             )
         except (OSError, DistError) as error:
             raise Unreachable(f"the store of the rendezvous at {first}:{second} is not there: {error}") from error
-        return Stores(store, store)
+        return Stores(store, store, keeps=keeps)
     opened = threading.Event()
     server, poll = Server.from_environment(), Pace.for_nodes(nodes, remote=True).poll
 

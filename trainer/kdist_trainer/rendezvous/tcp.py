@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store, TCPStore
@@ -14,12 +15,14 @@ from torch.distributed import DistError
 
 _PAUSE_SECONDS = 0.5
 _CONNECT_SECONDS = 5.0
+_LOOK_SECONDS = 0.05
+_GONE = "kdist/gone"
 
 
 def open_tcp_store(
     host: str, port: int, *, node: str, address: str | None, timeout_seconds: float, patience_seconds: float
-) -> Store:
-    """The store at `host`:`port`, which this agent keeps if `host` means it; waits until it is there.
+) -> tuple[Store, bool]:
+    """The store at `host`:`port`, which this agent keeps if `host` means it; waits until it is there. Also whether it does.
 
     The store's own operations wait for `timeout_seconds`. Raises `DistStoreError` or `OSError` after `patience_seconds`.
     """
@@ -28,16 +31,26 @@ def open_tcp_store(
         try:
             if names_us(host, node=node, address=address):
                 try:
-                    return _open(address or "localhost", port, timeout_seconds, keep=True)
+                    return _open(address or "localhost", port, timeout_seconds, keep=True), True
                 except DistError:  # the port is taken: by another agent on this host, or by the one before us, which is ending
                     socket.create_connection((address or host, port), _CONNECT_SECONDS).close()
             # A name may be unknown yet and a port still closed; torch itself would wait in silence, or not at all.
             socket.create_connection((host, port), _CONNECT_SECONDS).close()
-            return _open(host, port, timeout_seconds, keep=False)
+            return _open(host, port, timeout_seconds, keep=False), False
         except (OSError, DistError):
             if time.monotonic() > deadline:
                 raise
             time.sleep(_PAUSE_SECONDS)
+
+
+def take_leave(store: Store, *, keeps: bool, agents: int, seconds: float) -> None:
+    """Say that this agent needs the store no more; the one that `keeps` it waits at most so long until all `agents` have."""
+    deadline = time.monotonic() + seconds
+    with suppress(DistError):
+        gone = store.add(_GONE, 1)
+        while keeps and gone < agents and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+            gone = store.add(_GONE, 0)
 
 
 def names_us(host: str, *, node: str, address: str | None) -> bool:

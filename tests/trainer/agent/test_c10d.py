@@ -1,0 +1,68 @@
+"""Agents that meet at the agent of node 0, as where no Role may be granted: it may come last, and its loss ends all."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from kdist_trainer.rendezvous.tcp import names_us, open_tcp_store
+from tests.trainer.agent.lab import Lab, descendants, kill
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def test_the_host_is_known_by_its_name_or_its_address() -> None:
+    assert names_us(f"{socket.gethostname()}.digits", node="digits-1", address="10.0.0.7")
+    assert names_us("digits-0.digits.ml.svc", node="digits-0", address="10.0.0.7")
+    assert names_us("localhost", node="digits-1", address="127.0.0.1")
+    assert not names_us("localhost", node="digits-1", address="10.0.0.7")
+    assert not names_us("digits-0.invalid", node="digits-1", address="10.0.0.7")
+
+
+def test_the_first_to_come_keeps_the_store_and_a_name_that_nobody_knows_is_given_up_in_time() -> None:
+    port = free_port()
+    (first, keeps), (second, keeps_too) = (
+        open_tcp_store("127.0.0.1", port, node=node, address="127.0.0.1", timeout_seconds=5, patience_seconds=20)
+        for node in ("node-0", "node-1")
+    )
+    first.set("key", "value")
+    assert second.get("key") == b"value"
+    assert (keeps, keeps_too) == (True, False)
+    with pytest.raises(OSError, match="known"):
+        open_tcp_store("digits-0.invalid", port, node="digits-1", address=None, timeout_seconds=5, patience_seconds=0.1)
+
+
+@pytest.mark.processes
+def test_agents_meet_train_and_end_together(tmp_path: Path) -> None:
+    with Lab(tmp_path, rendezvous=f"c10d:127.0.0.1:{free_port()}", nodes={"min": 2, "max": 2}) as lab:
+        lab.start("node-0", "node-1")
+        ranks = lab.stepping(1, world=2)
+        kill(ranks[1]["pid"], signal.SIGKILL)
+        lab.stepping(2, world=2)
+        lab.tell("finish")
+        assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]
+
+
+@pytest.mark.processes
+def test_without_the_agent_that_keeps_the_store_the_others_end_to_be_started_again(tmp_path: Path) -> None:
+    with Lab(tmp_path, rendezvous=f"c10d:127.0.0.1:{free_port()}", nodes={"min": 1, "max": 2}) as lab:
+        lab.start("node-0")
+        lab.stepping(1, world=1)
+        lab.start("node-1")
+        lab.stepping(2, world=2)
+        agent = lab.agents["node-0"].pid
+        for pid in [*descendants(agent), agent]:
+            kill(pid, signal.SIGKILL)
+        assert lab.end("node-1") == 201
+        assert lab.record("node-1")["cause"] == "rendezvous"
+        lab.start("node-0", "node-1")
+        lab.stepping(lab.ledger("generation")[-1]["generation"] + 1, world=2)
+        lab.tell("finish")
+        assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]

@@ -40,7 +40,8 @@ def read(transport: Transport, wanted: Wanted) -> Iterator[str]:
                 stamp, _, line = raw.decode(errors="replace").rstrip("\r").partition(" ")
                 if stamp <= resumed_at:  # the kubelet writes all stamps in one form, so that text compares as time
                     continue
-                last = stamp
+                if stamp[:1].isdigit():  # the kubelet's own words about a pod that goes have no stamp
+                    last = stamp
                 yield f"{stamp} {line}" if wanted.timestamps else line
         except ConnectionError:
             if not wanted.follow:

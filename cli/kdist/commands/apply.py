@@ -52,6 +52,8 @@ def command(files: tuple[str, ...], *, more: tuple[str, ...], output: str, dry_r
     jobs = options.read_jobs([*files, *more], [*sets, *([f"spec.backend={backend}"] if backend else [])])
     if dry_run != "none" and (flags["wait"] or flags["follow"]):
         raise UsageError(f"--dry-run={dry_run} starts nothing to wait for")
+    if flags["follow"] and len(jobs) > 1:
+        raise UsageError("--follow shows the logs of one job", hint="--wait waits for several")
     if dry_run == "client":
         return _show(jobs, output=output)
     sent: list[Sent] = []
@@ -62,7 +64,9 @@ def command(files: tuple[str, ...], *, more: tuple[str, ...], output: str, dry_r
         sent += _send(cluster, job, base, output=output, dry_run=dry_run == "server", **flags)
     if output in ("json", "yaml"):
         console.documents([each.applied.document for each in sent], output=output)
-    if flags["wait"] or flags["follow"]:
+    if flags["follow"]:
+        return _follow(click.get_current_context(), *places[0])
+    if flags["wait"]:
         _wait(places, flags["timeout"])
     if flags["error_unchanged"] and all(each.applied.verb == "unchanged" for each in sent):
         return Code.UNCHANGED
@@ -100,6 +104,16 @@ def _send(
                 console.warning(text)
         told.update(each.applied.warnings)
     return sent
+
+
+def _follow(context: click.Context, cluster: Cluster, name: str) -> int:
+    """What `kdist logs -f` does from here on, and its exit code."""
+    group = context.find_root().command
+    logs = group.get_command(context, "logs") if isinstance(group, click.Group) else None
+    if logs is None:  # cannot be: it is a command of the same program
+        raise UsageError("there is no command `logs`")
+    code: int = context.invoke(logs, job=name, follow=True, namespace=cluster.namespace, context=context.params["context"])
+    return code
 
 
 def _wait(places: Iterable[tuple[Cluster, str]], timeout: float | None) -> None:

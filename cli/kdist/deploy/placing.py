@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,8 @@ def plan(cluster: Cluster | None, job: TrainingJob, *, base: Path, take_over: bo
     decided = _annotations(config_map)
     _check_kind(job, decided.get(BACKEND, ""))
     backend = _choose_backend(cluster, job, decided)
-    state = None if config_map is None else _find_state(cluster, backend, job.metadata.name)
+    workload = None if config_map is None else _find_workload(cluster, backend, job.metadata.name)
+    state = None if workload is None else backends.get(backend).read(workload)
     placement = Placement(
         backend=backend,
         rendezvous=_choose_rendezvous(cluster, job, decided),
@@ -64,14 +65,23 @@ def plan(cluster: Cluster | None, job: TrainingJob, *, base: Path, take_over: bo
         code=code,
     )
     warnings = [*render.warn(job, placement), *_say_state(job.metadata.name, state, decided)]
-    return Plan(job, placement, render.render(job, placement), warnings, config_map)
+    manifests = [_keep(each, backend, workload) for each in render.render(job, placement)]
+    return Plan(job, placement, manifests, warnings, config_map)
 
 
-def _find_state(cluster: Cluster, backend: str, name: str) -> WorkloadState | None:
-    """What the job's workload says; None if it is not there."""
+def _keep(manifest: Manifest, backend: str, workload: dict[str, Any] | None) -> Manifest:
+    """The workload with those fields of the one that is there that follow from its first number of nodes and cannot change."""
+    kind = backends.get(backend)
+    if workload is None or (manifest.api_version, manifest.kind) != (kind.api_version, kind.kind):
+        return manifest
+    return replace(manifest, document=kind.keep(manifest.document, workload))
+
+
+def _find_workload(cluster: Cluster, backend: str, name: str) -> dict[str, Any] | None:
+    """The job's workload as it is; None if it is not there."""
     kind = backends.get(backend)
     try:
-        return kind.read(cluster.get(kind.api_version, kind.kind, name))
+        return cluster.get(kind.api_version, kind.kind, name)
     except MissingError:
         return None
 

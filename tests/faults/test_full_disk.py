@@ -45,7 +45,7 @@ def scrape(run: TrainingRun, name: str) -> float:
     total = 0.0
     for note in run.folder.glob("node-*/agent.json"):
         port = json.loads(note.read_text())["port"]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         total += sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
     return total

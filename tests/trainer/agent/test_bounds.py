@@ -24,7 +24,7 @@ def rewrite(lab: Lab, least: int, most: int) -> None:
 def shown(lab: Lab, node: str) -> dict[str, int]:
     """The bounds in the status of a node's agent."""
     port = json.loads((lab.folder / node / "agent.json").read_text())["port"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=60) as response:
         nodes: dict[str, int] = json.load(response)["nodes"]
     return nodes
 

@@ -26,7 +26,7 @@ def ask(lab: Lab, path: str) -> tuple[int, str]:
     """Status and body of a question to node-0's agent."""
     port = json.loads((lab.folder / "node-0" / "agent.json").read_text())["port"]
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as response:
             return int(response.status), response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

@@ -141,7 +141,7 @@ def test_patience_ends_in_torchs_own_error(api: ApiServer) -> None:
     began = time.monotonic()
     with pytest.raises(dist.DistStoreError, match="does not serve ConfigMap ml/store"):
         store.set("key", "other")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
 
 
 def test_the_server_is_left_alone_for_as_long_as_it_asks(api: ApiServer) -> None:

@@ -77,7 +77,7 @@ e2e: setup ## Meet a real Kubernetes: kind, started and kept here, or with KDIST
 	$(if $(NARROW),,$(call patiently,disruptive,-m "e2e and disruptive" -n 0 $(ARGS)))
 
 stranger: setup system ## Meet the project as a stranger does: a fresh clone, the built wheels, the README's commands
-	$(call pytest,stranger) -m stranger $(ARGS)
+	$(call patiently,stranger,-m stranger $(ARGS))
 
 lint: setup ## Check format, style, types and who imports whom
 	$(BIN)/ruff format --check .

@@ -29,7 +29,7 @@ from kdist_trainer.saves import Savable, Saves
 from kdist_trainer.signals import Exchange, StopFlag
 from kdist_trainer.state import TrainState
 from kdist_trainer.stats import StepPhase, StepStats
-from kdist_trainer.timing import DeviceAllReduces, HostAllReduces, Laps, Timer, Untimed
+from kdist_trainer.timing import DeviceAllReduces, HostAllReduces, Laps, Probe, Timer, Untimed
 from kdist_trainer.workload import Samples, Workload
 from kdist_trainer.world import World
 
@@ -94,6 +94,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         stats=stats,
         laps=Laps(stats),
         timer=timer,
+        probe=make_probe(train, around),
         report=around.report,
         beat=around.heartbeat.beat if around.heartbeat is not None else _no_beat,
     )
@@ -143,6 +144,13 @@ def make_timer(train: Training, around: Surroundings) -> Timer:
     assert group is not None  # noqa: S101 - the world is open
     kind = DeviceAllReduces if around.world.device.type == "cuda" else HostAllReduces
     return kind(around.stats, group, around.heartbeat)
+
+
+def make_probe(train: Training, around: Surroundings) -> Probe:
+    """What measures the bandwidth between the ranks, unless the job wants nothing measured."""
+    group = dist.group.WORLD
+    assert group is not None  # noqa: S101 - the world is open
+    return Probe(around.stats, group, around.world.device, enabled=train.comm_hook == "timing")
 
 
 def make_weigh(workload: Workload, world: World) -> Callable[[Batch], float]:

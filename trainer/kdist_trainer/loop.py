@@ -36,6 +36,8 @@ def train(run: Run) -> str:
         said = confer(run)
         if said.stop:
             break
+        if run.probe.is_due(said.step_seconds * len(said.records)):
+            probe(run, Wall.IDLE)
         if run.evaluates_at(run.state.step) and gets_no_better(run):
             run.target = run.state.step
         elif said.save or run.saves.due(run.state.step):
@@ -54,7 +56,14 @@ def begin(run: Run) -> None:
     run.stats.add_wall(Wall.CHECKPOINT_RESTORE, run.laps.skip())
     if run.world.is_leader:
         welcome(run, saved)
+    probe(run, Wall.INIT)
     open_stream(run)
+
+
+def probe(run: Run, category: Wall) -> None:
+    """Measure the bandwidth between the ranks; the time belongs to no step."""
+    run.probe.measure()
+    run.stats.add_wall(category, run.laps.skip())
 
 
 def open_stream(run: Run) -> None:

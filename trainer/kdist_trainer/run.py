@@ -20,7 +20,7 @@ from kdist_trainer.saves import Saves
 from kdist_trainer.signals import Exchange, StepRecord, StopFlag
 from kdist_trainer.state import TrainState
 from kdist_trainer.stats import StepStats
-from kdist_trainer.timing import Laps, Timer
+from kdist_trainer.timing import Laps, Probe, Timer
 from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
 
@@ -61,6 +61,7 @@ class Run:
     stats: StepStats
     laps: Laps
     timer: Timer
+    probe: Probe
     report: Callable[[], None]
     beat: Callable[[Phase, int], None]
 

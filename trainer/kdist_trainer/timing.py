@@ -183,3 +183,46 @@ def add_spans(stats: StepStats, spans: Sequence[tuple[float, float]], nbytes: in
     stats.add_all_reduce(
         busy=busy, exposed=exposed, nbytes=nbytes, count=len(spans), durations=[ended - begun for begun, ended in spans]
     )
+
+
+class Probe:
+    """Measures now and then what the network between the ranks can do, all of them together and nothing else going on.
+
+    A training's own all-reduces wait for the slowest rank, so they tell a bound; here every rank waits before the clock starts.
+    """
+
+    EVERY_SECONDS = 600.0
+    _ROUNDS = 3
+
+    def __init__(self, stats: StepStats, group: ProcessGroup, device: torch.device, *, enabled: bool = True) -> None:
+        self._stats, self._group, self._device = stats, group, device
+        self._enabled = enabled and group.size() > 1
+        self._seconds = 0.0
+
+    def is_due(self, seconds: float) -> bool:
+        """Whether it is time again, after so many more seconds of steps: the same answer on ranks that are told the same."""
+        self._seconds += seconds
+        return self._enabled and self._seconds >= self.EVERY_SECONDS
+
+    def measure(self) -> None:
+        """Put the bus bandwidth into the rank's sums: nccl-tests' S/t * 2(n-1)/n, bytes per second. Collective."""
+        self._seconds = 0.0
+        if not self._enabled:
+            return
+        size = self._group.size()
+        mebibytes = 64 if self._device.type == "cuda" else 4
+        payload = torch.zeros(mebibytes * 2**18, dtype=torch.float32, device=self._device)
+        seconds = min(self._time(payload) for _ in range(self._ROUNDS))
+        self._stats.probe_bandwidth = payload.nbytes / seconds * 2 * (size - 1) / size
+
+    def _time(self, payload: Tensor) -> float:
+        self._group.allreduce([payload[:1]]).wait()  # a barrier, by the way that is measured
+        self._finish()
+        begun = perf_counter()
+        self._group.allreduce([payload]).wait()
+        self._finish()
+        return perf_counter() - begun
+
+    def _finish(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from kdist_trainer import loop, timing
 from kdist_trainer.run import Run
 from kdist_trainer.stats import StepPhase, StepStats
-from kdist_trainer.timing import Laps, add_spans
+from kdist_trainer.timing import Laps, Probe, add_spans
+from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 from tests.trainer.training.tasks import WIDE, Late, describe, train
 
@@ -71,6 +75,30 @@ def train_and_tell(document: dict[str, Any], folder: Path) -> dict[str, Any]:
         "samples": stats.samples,
         "weights": sum(weight.nbytes for weight in kept[0].module.parameters()),
     }
+
+
+def probe_and_tell() -> dict[str, Any]:
+    """Probe as one of the group's ranks."""
+    with World.from_environment(timeout_seconds=60):
+        stats, off, group, cpu = StepStats(), StepStats(), dist.group.WORLD, torch.device("cpu")
+        assert isinstance(group, dist.ProcessGroup)
+        prober = Probe(stats, group, cpu)
+        due = [prober.is_due(seconds) for seconds in (0.0, Probe.EVERY_SECONDS - 1, 1.0)]
+        begun = perf_counter()
+        prober.measure()
+        seconds = perf_counter() - begun
+        Probe(off, group, cpu, enabled=False).measure()
+        due.append(prober.is_due(1.0))
+    return {"bandwidth": stats.probe_bandwidth, "seconds": seconds, "due": due, "off": off.probe_bandwidth}
+
+
+@pytest.mark.processes
+def test_a_probe_tells_the_bandwidth_of_nccl_tests_and_when_it_is_due_again() -> None:
+    for rank in run_group(probe_and_tell, 2):
+        assert rank["due"] == [False, False, True, False]
+        assert rank["off"] is None
+        least = 4 * 2**20 / rank["seconds"]  # for two ranks the factor 2(n-1)/n is 1, and the best of three rounds is faster
+        assert least * 3 <= rank["bandwidth"] < 1e12
 
 
 @pytest.mark.processes

@@ -141,7 +141,7 @@ def test_a_pod_leaves_a_lost_node_after_half_a_minute_unless_the_job_says_otherw
 
 
 def test_a_pod_may_use_what_it_asks_for_and_no_more() -> None:
-    wanted = {"cpu": "2", "memory": "8Gi", "nvidia.com/gpu": 4}
+    wanted = {"cpu": "2", "memory": "8Gi", "nvidia.com/gpu": "4"}
     assert find_container(resources={"cpu": 2, "memory": "8Gi", "gpu": 4})["resources"] == {"requests": wanted, "limits": wanted}
     assert "nvidia.com/gpu" not in find_container()["resources"]["limits"]
 

@@ -57,7 +57,7 @@ def _resources(job: TrainingJob) -> dict[str, Any]:
         "cpu": Sourced(wanted.cpu, "spec.resources.cpu"),
         "memory": Sourced(wanted.memory, "spec.resources.memory"),
     }
-    return found | ({"nvidia.com/gpu": Sourced(wanted.gpu, "spec.resources.gpu")} if wanted.gpu else {})
+    return found | ({"nvidia.com/gpu": Sourced(str(wanted.gpu), "spec.resources.gpu")} if wanted.gpu else {})
 
 
 def _pull_policy(image: str) -> str:

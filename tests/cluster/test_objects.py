@@ -1,0 +1,108 @@
+"""Every object that kdist renders, judged by a real API server: its schemas, its webhooks, Pod Security and its authorizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kdist import backends
+from kdist.manifest import Manifest
+from kdist.render import find_pods
+from kdist.spec import TrainingJob
+from tests.cluster.namespace import Namespace
+from tests.manifests.jobs import EXAMPLES, FULL, example, load, make, place
+
+pytestmark = pytest.mark.e2e
+
+KINDS = pytest.mark.parametrize("backend", backends.NAMES)
+NAMES = (*EXAMPLES, "full")
+DRY = ("--server-side", "--field-manager=kdist", "--dry-run=server", "--validate=strict", "--warnings-as-errors", "-o", "json")
+
+
+def find_job(name: str, namespace: Namespace) -> TrainingJob:
+    job = load(FULL) if name == "full" else example(EXAMPLES[name])
+    return job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace.name})})
+
+
+def apply(namespace: Namespace, objects: list[Manifest], *options: str) -> list[dict[str, Any]]:
+    items = [each.document for each in objects]
+    printed = namespace.kubectl(
+        "apply", *options, "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+    )
+    found: list[dict[str, Any]] = []
+    decoder, start = json.JSONDecoder(), 0
+    while printed[start:].strip():
+        document, length = decoder.raw_decode(printed[start:].lstrip())
+        start += len(printed[start:]) - len(printed[start:].lstrip()) + length
+        found += document["items"] if document["kind"] == "List" else [document]
+    return found
+
+
+def missing(ours: Any, theirs: Any, path: str = "") -> Iterator[str]:
+    """Where the server keeps something else than it was sent; it may add, and order its lists as they were sent."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key, value in ours.items():
+            if value not in ({}, [], None) or key in theirs:
+                yield from missing(value, theirs.get(key), f"{path}.{key}")
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+            yield from missing(mine, other, f"{path}[{index}]")
+    elif ours != theirs:
+        yield f"{path}: sent {ours!r}, kept {theirs!r}"
+
+
+@KINDS
+def test_the_api_server_takes_every_object_of_every_example_as_it_is(namespace: Namespace, backend: str) -> None:
+    objects = [each for name in NAMES for each in place(find_job(name, namespace), backend)]
+    runtimes = [each for each in objects if each.kind == "TrainingRuntime"]
+    if runtimes:  # a TrainJob is judged by the runtime that it names, which a rehearsal would not have left behind
+        apply(namespace, runtimes, "--server-side", "-o", "json")
+    kept = apply(namespace, objects, *DRY)
+    assert [each["kind"] for each in kept] == [each.kind for each in objects]
+    pairs = zip(objects, kept, strict=True)
+    assert [f"{ours.kind} {ours.name}{line}" for ours, theirs in pairs for line in missing(ours.document, theirs)] == []
+
+
+@KINDS
+def test_pod_security_restricted_admits_the_pods_of_every_example(namespace: Namespace, backend: str) -> None:
+    jobs = [place(find_job(name, namespace), backend) for name in NAMES]
+    accounts = [each for objects in jobs for each in objects if each.kind == "ServiceAccount"]
+    apply(namespace, accounts, "--server-side", "-o", "json")
+    pods = []
+    for objects in jobs:
+        (pod,) = [pod for each in objects for pod in find_pods(each.document)]
+        spec = {key: value for key, value in pod["spec"].items() if key != "priorityClassName"}  # the cluster has no such class
+        pods.append({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": objects[0].name, **pod["metadata"]}, "spec": spec})
+    probes = json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
+    assert namespace.kubectl("create", "--dry-run=server", "-f", "-", stdin=probes).count("server dry run") == len(NAMES)
+
+
+@pytest.mark.parametrize("rendezvous", ["kubernetes", "c10d"])
+def test_the_account_of_the_pods_may_do_what_its_rendezvous_needs_and_nothing_else(namespace: Namespace, rendezvous: Any) -> None:
+    kinds = ("ServiceAccount", "Role", "RoleBinding")
+    objects = place(make(), "job", rendezvous)
+    apply(namespace, [each for each in objects if each.kind in kinds], "--server-side", "-o", "json")
+    namespace.kubectl("create", "serviceaccount", "bystander")
+
+    def rights(account: str) -> set[str]:
+        who = f"--as=system:serviceaccount:{namespace.name}:{account}"
+        return {" ".join(line.split()) for line in namespace.kubectl("auth", "can-i", "--list", who).splitlines()}
+
+    allowed = {"configmaps [] [digits-rendezvous] [get update]"} if rendezvous == "kubernetes" else set()
+    assert rights("digits") - rights("bystander") == allowed
+
+
+@pytest.mark.parametrize("backend", [name for name in backends.NAMES if not backends.get(name).scalable])
+@pytest.mark.parametrize(("before", "after"), [(2, 3), ({"min": 1, "max": 3}, 1), ({"min": 1, "max": 3}, {"min": 2, "max": 4})])
+def test_a_workload_takes_another_number_of_nodes_while_it_is_there(
+    namespace: Namespace, backend: str, before: Any, after: Any
+) -> None:
+    kind = backends.get(backend).kind
+    (old,) = [each for each in place(make(nodes=before), backend, suspended=True) if each.kind == kind]
+    (new,) = [each for each in place(make(nodes=after), backend, suspended=True) if each.kind == kind]
+    (live,) = apply(namespace, [old], "--server-side", "--field-manager=kdist", "-o", "json")
+    kept = Manifest(backends.get(backend).keep(new.document, live))
+    assert apply(namespace, [kept], *DRY)

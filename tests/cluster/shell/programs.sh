@@ -41,6 +41,8 @@ client_programs() {
   build_module kubernetes kubectl k8s.io/kubernetes/cmd/kubectl
   build_tool kind
   build_tool registry
+  build_tool helm
+  build_tool helm3
 }
 
 node_programs() {

@@ -1,0 +1,42 @@
+"""What of the Helm chart can be read without Helm: its values, their descriptions, its page."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import yaml
+
+from tests.charts.chart_page import PAGE, leaves, render
+from tests.charts.rules import CHART
+
+
+def test_every_value_is_described_and_every_description_has_a_value() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def compare(part: dict[str, Any], known: dict[str, Any], path: str) -> None:
+        assert set(part["properties"]) == set(known), path
+        assert part["additionalProperties"] is False, path
+        for name, inner in part["properties"].items():
+            assert inner["description"].endswith("."), f"{path}{name}"
+            if "properties" in inner:
+                compare(inner, known[name], f"{path}{name}.")
+
+    compare(schema, values, "")
+    assert len(list(leaves(schema, values))) > 30
+
+
+def test_the_page_of_the_chart_is_the_one_that_its_values_make() -> None:
+    assert PAGE.read_text() == render(), "run: python -m tests.charts.chart_page"
+
+
+def test_the_chart_says_what_artifact_hub_asks_for() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["kubeVersion"] == ">=1.29.0-0"
+    assert chart["icon"].startswith("data:image/svg+xml;base64,")
+    assert {"artifacthub.io/category", "artifacthub.io/license", "artifacthub.io/changes"} <= set(chart["annotations"])
+    version = re.search(r'__version__ = "([^"]+)"', (CHART.parents[1] / "cli/kdist/__init__.py").read_text())
+    assert version is not None
+    assert chart["appVersion"] == version[1]

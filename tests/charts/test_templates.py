@@ -1,0 +1,186 @@
+"""The Helm chart as Helm 3 and 4 render it: closed values, least rights, restricted pods, rules and dashboards untouched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kdist_trainer.config import TrainConfig
+from tests.charts.rules import CHART, alerts, read_rules
+
+VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
+OPERATOR = ("--api-versions", "monitoring.coreos.com/v1")
+BUILT = Path(os.environ.get("KDIST_CLUSTER_CACHE", Path.home() / ".cache/kdist-cluster")) / "bin"
+
+pytestmark = pytest.mark.e2e  # where Helm is built
+Helm = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(params=["helm", "helm3"])
+def helm(request: pytest.FixtureRequest) -> str:
+    """Helm 4 and Helm 3, as they were built with the cluster's tools."""
+    found: str | None = shutil.which(request.param, path=f"{BUILT}:{os.environ['PATH']}")
+    if found is None:
+        absent = pytest.fail if os.environ.get("CI") else pytest.skip
+        absent(f"{request.param} is not here: `tests/cluster/cluster all` builds it")
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def template(helm: str) -> Helm:
+    def render_chart(*args: str) -> list[dict[str, Any]]:
+        done = call(helm, "template", "kdist", str(CHART), "--namespace", "ml", *args)
+        assert done.returncode == 0, done.stderr
+        return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+    return render_chart
+
+
+def call(helm: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([helm, *args], capture_output=True, text=True, check=False, timeout=120)
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [each for each in objects if each["kind"] == kind]
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_helm_finds_nothing_to_complain_of(helm: str, values: Path) -> None:
+    done = call(helm, "lint", "--strict", str(CHART), "--values", str(values))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_every_object_is_labelled_and_stays_in_its_namespace(template: Helm, values: Path) -> None:
+    objects = template("--values", str(values), *OPERATOR)
+    names = [(each["kind"], each["metadata"]["name"]) for each in objects]
+    assert len(set(names)) == len(names)
+    for each in objects:
+        labels = each["metadata"]["labels"]
+        assert labels["app.kubernetes.io/part-of"] == "kdist"
+        assert labels["app.kubernetes.io/instance"] == "kdist"
+        assert each["kind"] == "ClusterRole" or each["metadata"]["namespace"] == "ml"
+        assert each["kind"] not in {"ClusterRoleBinding", "Secret", "CustomResourceDefinition"}
+
+
+def test_values_that_are_not_known_or_not_possible_are_refused(helm: str) -> None:
+    for wrong in (
+        "monitoring.podmonitor.enabled=always",
+        "monitoring.podMonitor.enabled=yes",
+        "monitoring.podMonitor.interval=fast",
+        "rbac.scope=everything",
+        "rbac.view[0].kind=Group,rbac.view[0].name=system:authenticated",
+        "image.digest=sha256:12",
+        "unknown=1",
+    ):
+        done = call(helm, "template", "kdist", str(CHART), "--set", wrong)
+        assert done.returncode != 0, wrong
+
+
+def test_rules_reach_the_cluster_as_promtool_tried_them(template: Helm) -> None:
+    (rule,) = of_kind(template(*OPERATOR, "--set", "monitoring.prometheusRule.disabled=null"), "PrometheusRule")
+    assert [one for group in rule["spec"]["groups"] for one in group["rules"]] == read_rules()
+    (rule,) = of_kind(template(*OPERATOR), "PrometheusRule")
+    kept = {one["alert"] for group in rule["spec"]["groups"] for one in group["rules"] if "alert" in one}
+    assert kept == set(alerts()) - {"KdistLossSpike"}
+
+
+def test_links_of_alerts_lead_to_the_addresses_that_were_given(template: Helm) -> None:
+    (rule,) = of_kind(template("--values", str(CHART / "ci/everything-values.yaml")), "PrometheusRule")
+    for group in rule["spec"]["groups"]:
+        for one in group["rules"]:
+            if "alert" in one:
+                assert one["annotations"]["runbook_url"] == f"https://example.org/runbooks#{one['alert'].lower()}"
+                assert one["annotations"]["dashboard"].startswith("https://grafana.example.org/d/kdist-training-job?")
+
+
+def test_dashboards_come_as_they_are_and_nothing_is_fetched(template: Helm) -> None:
+    found = [each for each in of_kind(template(), "ConfigMap") if "dashboard" in each["metadata"]["name"]]
+    assert len(found) == 2
+    for each in found:
+        ((key, text),) = each["data"].items()
+        assert text == (CHART / "dashboards" / key).read_text()
+        assert not key.endswith(".url")
+        assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_without_the_operators_nothing_is_made_that_the_cluster_does_not_know(template: Helm) -> None:
+    queue = ("--set", "kueue.queues[0].name=a", "--set", "kueue.queues[0].clusterQueue=b")
+    kinds = {each["kind"] for each in template(*queue)}
+    assert not kinds & {"PodMonitor", "PrometheusRule", "LocalQueue"}
+    kinds = {each["kind"] for each in template(*queue, *OPERATOR, "--api-versions", "kueue.x-k8s.io/v1beta1")}
+    assert kinds >= {"PodMonitor", "PrometheusRule", "LocalQueue"}
+
+
+def test_roles_hold_what_kdist_does_and_not_more(template: Helm) -> None:
+    objects = template("--values", str(CHART / "ci/everything-values.yaml"))
+    roles = {each["metadata"]["name"].rsplit("-", 1)[1]: each["rules"] for each in of_kind(objects, "Role")}
+    assert set(roles) == {"view", "edit"}
+    reads = {verb for rule in roles["view"] for verb in rule["verbs"]}
+    assert reads == {"get", "list", "watch"}
+    for rule in [*roles["view"], *roles["edit"]]:
+        assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+        assert not {"secrets", "nodes", "namespaces", "serviceaccounts/token"} & set(rule["resources"])
+        assert not {"escalate", "bind", "impersonate", "deletecollection"} & set(rule["verbs"])
+    assert not [rule for rule in roles["edit"] if "pods" in rule["resources"] and "create" in rule["verbs"]]
+    bound = {each["metadata"]["name"]: each["subjects"][0]["name"] for each in of_kind(objects, "RoleBinding")}
+    assert bound == {"kdist-view": "readers", "kdist-edit": "ada"}
+
+
+def test_roles_of_the_cluster_add_workloads_to_view_and_edit_and_bind_nobody(template: Helm) -> None:
+    objects = template("--values", str(CHART / "ci/cluster-values.yaml"))
+    assert {each["kind"] for each in objects} >= {"ClusterRole"}
+    for each in of_kind(objects, "ClusterRole"):
+        who = each["metadata"]["name"].rsplit("-", 1)[1]
+        assert each["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{who}"] == "true"
+        assert {resource for rule in each["rules"] for resource in rule["resources"]} == {
+            "jobs",
+            "jobsets",
+            "pytorchjobs",
+            "trainingruntimes",
+            "trainjobs",
+        }
+    assert not of_kind(objects, "RoleBinding")
+
+
+def test_test_pods_meet_the_restricted_standard(template: Helm) -> None:
+    pods = of_kind(template(), "Pod")
+    assert len(pods) == 2
+    for pod in pods:
+        spec, (container,) = pod["spec"], pod["spec"]["containers"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["resources"]["limits"]["memory"]
+        assert pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"
+
+
+def test_the_training_of_helm_test_is_one_that_the_trainer_reads(template: Helm) -> None:
+    (config,) = [each for each in of_kind(template(), "ConfigMap") if "train.json" in each["data"]]
+    read = TrainConfig.model_validate_json(config["data"]["train.json"])
+    assert read.procs_per_node == 2
+
+
+def test_default_deny_closes_all_but_names(template: Helm) -> None:
+    objects = template("--set", "networkPolicy.defaultDeny=true")
+    (policy,) = [each for each in of_kind(objects, "NetworkPolicy") if each["metadata"]["name"].endswith("default-deny")]
+    assert policy["spec"]["podSelector"] == {}
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert "ingress" not in policy["spec"]
+    assert [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]] == [53, 53]
+
+
+def test_a_digest_and_a_registry_make_the_image(template: Helm) -> None:
+    images = {pod["spec"]["containers"][0]["image"] for pod in of_kind(template("--set", "global.imageRegistry=r:5000"), "Pod")}
+    assert images == {"r:5000/kdist-trainer:0.1.0"}

@@ -41,6 +41,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "why": "Say why a job does not do what it should, and what helps.",
         "top": "Show what every rank spends its steps on, and who is slow.",
         "metrics": "Show what the agents of a job measure, without Prometheus.",
+        "report": "Show where the time of a run went: its goodput receipt.",
         "checkpoints": "List the checkpoints of a run, and verify them.",
         "exec": "Run a command in the pod of a rank.",
         "port-forward": "Let ports of this machine end in the pod of a rank.",

@@ -41,14 +41,14 @@ def parse_lines(data: bytes) -> Iterator[Record]:
 
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("generation", "step", "from_step", "last", "bytes"), int),
-    **dict.fromkeys(("time", "seconds", "visible_seconds"), (int, float)),
-    **dict.fromkeys(("event", "cause", "reason", "loss"), str),
+    **dict.fromkeys(("generation", "step", "from_step", "last", "bytes", "rank"), int),
+    **dict.fromkeys(("time", "seconds", "visible_seconds", "wait_seconds"), (int, float)),
+    **dict.fromkeys(("event", "cause", "reason", "loss", "node", "message"), str),
     "metrics": dict,
 }
 
 
-def _clean(record: Record) -> Record:
+def clean(record: Record) -> Record:
     """The fields that the report uses, where they are of their kind: what comes after may trust them."""
     found = {name: record[name] for name, kind in _KINDS.items() if isinstance(record.get(name), kind)}
     return {
@@ -111,7 +111,7 @@ def build_report(
         steps: lines of steps.jsonl, in their order.
         invocations: unix times at which each `kdist run` began and ended; None where it was killed or is at work.
     """
-    events, steps = [_clean(event) for event in events], [_clean(step) for step in steps]
+    events, steps = [clean(event) for event in events], [clean(step) for step in steps]
     generations = read_generations(events, steps)
     ends = [*(later.from_step for later in generations[1:]), inf][: len(generations)]
     for index in range(len(ends) - 2, -1, -1):

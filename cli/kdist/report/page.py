@@ -1,0 +1,76 @@
+"""The receipt as one HTML page that needs nothing else: no script, no font, no address. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from kdist.report import plot, words
+
+COLORS = {
+    "queue": "#8d99ae", "imagePull": "#6c8ebf", "rendezvous": "#b39ddb", "start": "#64b5f6", "productive": "#2e9e5b",
+    "allReduceWait": "#f2b134", "checkpoint": "#26a69a", "lost": "#e4572e", "down": "#a4161a", "other": "#bdbdbd",
+}  # fmt: skip
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #667085; --line: #e3e6ea; --paper: #ffffff; --card: #f7f8fa; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e8eb; --soft: #98a2b3; --line: #2f353d; --paper: #14171b; --card: #1b1f25; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  max-width: 960px; margin: 32px auto; padding: 0 20px; }
+h1 { font-size: 24px; margin: 0; } h2 { font-size: 16px; margin: 32px 0 8px; } .soft { color: var(--soft); }
+.goodput { font-size: 44px; font-weight: 650; letter-spacing: -1px; margin: 12px 0 0; }
+svg { width: 100%; height: auto; background: var(--card); border-radius: 8px; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: 6px 12px 6px 0; border-bottom: 1px solid var(--line); }
+th { color: var(--soft); font-weight: 500; font-size: 13px; } td.number { font-variant-numeric: tabular-nums; }
+.swatch { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 8px; }
+.loss { fill: none; stroke: #2e9e5b; stroke-width: 1.6; } .grid { stroke: var(--line); }
+.mark { stroke: #e4572e; stroke-dasharray: 3 3; }
+.tick { fill: var(--soft); font-size: 11px; }
+"""
+
+
+def draw(report: Mapping[str, Any]) -> str:
+    """The page of a receipt, as `build_receipt` makes it, with the job's name."""
+    name, goodput = escape(str(report.get("job", "run"))), report.get("goodput")
+    shown = f"{goodput:.1%}" if goodput is not None else "-"
+    colours = "\n".join(f"rect.{category} {{ fill: {colour}; }}" for category, colour in COLORS.items())
+    marks = [float(one["fromStep"]) for one in report["attempts"][1:]]
+    failures = [(str(one["generation"]), _why(one)) for one in report["attempts"] if one.get("failure")]
+    sections = [
+        f"<h1>{name}</h1><p class=soft>{escape(words.headline(report))}</p>",
+        f"<p class=goodput>{shown}</p><p class=soft>of the time went into steps that count</p>",
+        plot.share_bar(report["secondsByCategory"]),
+        "<h2>Where the time went</h2>" + _table(("category", "time", "share"), words.totals(report), swatches=True),
+        "<h2>Loss</h2>" + plot.loss(report["lossCurve"], marks),
+        "<h2>Wall time, one row per attempt</h2>" + plot.timeline(report["attempts"]),
+        "<h2>Attempts</h2>" + _table([cell.lower() for cell in words.ATTEMPTS], words.attempts(report)),
+    ]
+    if failures:
+        sections.append("<h2>What ended them</h2>" + _table(("attempt", "failure"), failures))
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}: goodput receipt</title>\n'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}{colours}\n</style></head>\n'
+        f"<body>{''.join(sections)}</body></html>\n"
+    )
+
+
+def _why(one: Mapping[str, Any]) -> str:
+    failure = one["failure"]
+    where = ", ".join(f"{name} {failure[name]}" for name in ("rank", "node", "step") if failure.get(name) is not None)
+    return f"{one['endedBy']} ({where}): {failure.get('message') or ''}"
+
+
+def _table(header: Iterable[str], rows: Sequence[Sequence[str]], *, swatches: bool = False) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    by_label = {label: COLORS[category] for category, label in words.LABELS.items()}
+    lines = []
+    for row in rows:
+        colour = by_label.get(row[0]) if swatches else None
+        swatch = f'<span class=swatch style="background:{colour}"></span>' if colour else ""
+        cells = "".join(f"<td class=number>{escape(cell)}</td>" for cell in row[1:])
+        lines.append(f"<tr><td>{swatch}{escape(row[0])}</td>{cells}</tr>")
+    return f"<table><tr>{head}</tr>{''.join(lines)}</table>"

@@ -1,0 +1,77 @@
+"""The receipt as rows for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kdist.quantity import number, seconds
+
+LABELS = {
+    "queue": "queue",
+    "imagePull": "image pull",
+    "rendezvous": "rendezvous",
+    "start": "start",
+    "productive": "productive",
+    "allReduceWait": "all-reduce wait",
+    "checkpoint": "checkpoint",
+    "lost": "lost and redone",
+    "down": "down",
+    "other": "other",
+}
+ATTEMPTS = ("ATTEMPT", "WHY", "RANKS FROM", "STEPS", "KEPT", "LOST", "TIME", "PRODUCTIVE", "ENDED BY")
+
+Report = Mapping[str, Any]
+
+
+def totals(report: Report) -> list[tuple[str, str, str]]:
+    """(category, time, share) of the whole run, and what they sum to."""
+    return list(_totals(report))
+
+
+def _totals(report: Report) -> Iterator[tuple[str, str, str]]:
+    found, elapsed = report["secondsByCategory"], report["elapsedSeconds"]
+    for name, label in LABELS.items():
+        if found.get(name):
+            yield label, seconds(found[name]), _share(found[name], elapsed)
+    yield "together", seconds(elapsed), _share(sum(found.values()), elapsed)
+
+
+def attempts(report: Report) -> list[tuple[str, ...]]:
+    """One row per attempt."""
+    return [_attempt(one) for one in report["attempts"]]
+
+
+def _attempt(one: Mapping[str, Any]) -> tuple[str, ...]:
+    spent = one["secondsByCategory"]
+    failure = one.get("failure") or {}
+    where = f" (rank {failure['rank']})" if failure.get("rank") is not None else ""
+    return (
+        str(one["generation"]),
+        str(one["reason"]),
+        f"step {number(one['fromStep'])}",
+        number(one["reachedStep"] - one["fromStep"]),
+        number(one["keptSteps"]),
+        number(one["lostSteps"]),
+        seconds(sum(spent.values())),
+        seconds(spent.get("productive", 0.0) + spent.get("allReduceWait", 0.0)),
+        f"{one['endedBy']}{where}" if one.get("endedBy") else "-",
+    )
+
+
+def headline(report: Report) -> str:
+    """The run in one line."""
+    goodput = report.get("goodput")
+    steps, restarts = report["steps"], report["restarts"]
+    parts = [
+        f"goodput {goodput:.1%}" if goodput is not None else "goodput unknown",
+        f"{number(steps['reached'])} steps, {number(steps['lost'])} lost",
+        f"{restarts['total']} restart{'' if restarts['total'] == 1 else 's'}",
+    ]
+    if report.get("loss") is not None:
+        parts.append(f"loss {number(report['loss'])}")
+    return " · ".join(parts)
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole > 0 else "-"

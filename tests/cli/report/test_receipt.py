@@ -1,0 +1,161 @@
+"""The goodput receipt from ledgers written by hand, where every second can be counted on fingers."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kdist.report import page, words
+from kdist.report.receipt import CATEGORIES, Birth, build_receipt
+from tests.cli.report.test_ledger import commit, failure, first_step, generation, step
+
+Record = dict[str, Any]
+
+# Ten steps of one second, each waiting 0.25 s; killed after step 6, of which 4 were committed; back after 3 s; done at 14 s.
+EVENTS: list[Record] = [
+    generation(1, "start", 104.0),
+    first_step(1, 107.0, 1),
+    commit(4, 110.5),
+    failure(1, 113.0, rank=1, step=6, node="b", message="gone"),
+    generation(2, "failure", 116.0, from_step=4),
+    first_step(2, 118.0, 5),
+    commit(10, 123.5),
+    {"time": 124.0, "event": "done", "step": 10, "metrics": {}},
+]
+STEPS: list[Record] = [
+    line | {"wait_seconds": 0.25} for line in [step(n, 1) for n in range(1, 7)] + [step(n, 2, loss=1 / n) for n in range(5, 11)]
+]
+LIVES = [(100.0, 125.0)]
+
+
+def seconds(receipt: Record) -> Record:
+    return {name: value for name, value in receipt["secondsByCategory"].items() if value}
+
+
+def test_every_second_of_a_run_with_a_kill_in_it_has_its_place() -> None:
+    receipt = build_receipt(EVENTS, STEPS, lives=LIVES)
+    assert seconds(receipt) == {
+        "rendezvous": 4.0,
+        "start": pytest.approx(2.0 + 1.0),
+        "productive": pytest.approx(7.5),  # ten steps that count, less the waiting
+        "allReduceWait": pytest.approx(2.5),
+        "checkpoint": pytest.approx(0.2),
+        "lost": pytest.approx(2.9),  # steps 5 and 6, and what was under way when the rank died
+        "down": 3.0,
+        "other": pytest.approx(1.9),
+    }
+    assert sum(receipt["secondsByCategory"].values()) == pytest.approx(receipt["elapsedSeconds"]) == 25.0
+    assert receipt["goodput"] == pytest.approx(10 / 25)
+
+
+def test_attempts_say_what_they_kept_what_was_lost_and_what_ended_them() -> None:
+    first, second = build_receipt(EVENTS, STEPS, lives=LIVES)["attempts"]
+    assert (first["reason"], first["keptSteps"], first["lostSteps"], first["endedBy"]) == ("start", 4, 2, "signal")
+    assert first["failure"] == {"rank": 1, "node": "b", "step": 6, "message": "gone"}
+    assert (second["reason"], second["fromStep"], second["keptSteps"], second["lostSteps"]) == ("failure", 4, 6, 0)
+    assert second["endedBy"] is None
+
+
+def test_pods_tell_of_queue_and_image_pull() -> None:
+    births = [Birth(100.0, 101.0, 103.0, pull_seconds=1.5), Birth(100.2, 101.5, 103.5, pull_seconds=0.5), Birth(900.0)]
+    found = seconds(build_receipt(EVENTS, STEPS, lives=LIVES, births=births))
+    assert (found["queue"], found["imagePull"]) == (1.5, 1.5)
+    assert found["rendezvous"] == pytest.approx(0.5)
+    assert found["start"] == pytest.approx(3.0 + 0.5)
+
+
+def test_time_in_which_nobody_kept_the_run_going_is_not_counted() -> None:
+    events = [
+        generation(1, "start", 101.0), first_step(1, 102.0, 1), commit(2, 103.0), {"time": 103.5, "event": "stopped", "step": 2},
+        generation(2, "resume", 1002.0, from_step=2), first_step(2, 1003.0, 3), {"time": 1005.0, "event": "done", "step": 4},
+    ]  # fmt: skip
+    steps = [step(1, 1), step(2, 1), step(3, 2), step(4, 2)]
+    receipt = build_receipt(events, steps, lives=[(100.0, 104.0), (1001.0, 1005.0)])
+    assert receipt["elapsedSeconds"] == 8.0
+    assert sum(receipt["secondsByCategory"].values()) == pytest.approx(8.0)
+    assert receipt["secondsByCategory"]["down"] == 0
+    assert receipt["secondsByCategory"]["rendezvous"] == 2.0
+
+
+def test_a_run_that_never_formed_a_group_is_all_other() -> None:
+    receipt = build_receipt([{"time": 105.0, "event": "failure", "generation": 1}], [], lives=[(100.0, 110.0)])
+    assert (seconds(receipt), receipt["attempts"]) == ({"other": 10.0}, [])
+
+
+def test_the_rows_show_shares_and_the_rank_that_failed() -> None:
+    receipt = build_receipt(EVENTS, STEPS, lives=LIVES)
+    assert ("down", "3.0 s", "12.0%") in words.totals(receipt)
+    assert words.totals(receipt)[-1] == ("together", "25 s", "100.0%")
+    assert words.attempts(receipt)[0] == ("1", "start", "step 0", "6", "4", "2", "13 s", "4.0 s", "signal (rank 1)")
+    assert words.headline(receipt) == "goodput 40.0% · 10 steps, 2 lost · 1 restart · loss 0.1"
+
+
+class Page(HTMLParser):
+    """Notes tags that are not closed in order, and everything that would be fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.outside: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.outside += [f"{name}={value}" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_draws_everything_and_fetches_nothing() -> None:
+    receipt = {"job": "<b>digits</b>", **build_receipt(EVENTS, STEPS, lives=LIVES)}
+    receipt["attempts"][0]["failure"]["message"] = "<script>alert(1)</script>"
+    text = page.draw(receipt)
+    reader = Page()
+    reader.feed(text)
+    assert (reader.open, reader.outside) == ([], [])
+    assert reader.tags.count("svg") == 3
+    assert reader.tags.count("polyline") == 1
+    assert "script" not in reader.tags
+    assert "&lt;b&gt;digits" in text
+    assert all(f"rect.{category}" in text for category in CATEGORIES)
+
+
+def test_a_page_of_a_run_that_did_nothing_yet_can_be_drawn() -> None:
+    text = page.draw({"job": "d", **build_receipt([], [], lives=[(1.0, None)])})
+    assert "Too few steps" in text
+    assert "Nothing was noted" in text
+
+
+VALUES = st.none() | st.integers(-5, 20) | st.floats(allow_nan=True) | st.text(max_size=3) | st.booleans()
+NAMES = st.sampled_from(["time", "event", "generation", "step", "from_step", "reason", "seconds", "visible_seconds", "rank"])
+EVENT = st.dictionaries(NAMES, VALUES, max_size=7) | st.fixed_dictionaries(
+    {
+        "event": st.sampled_from(["generation", "failure", "first_step", "commit", "done", "stopped"]),
+        "time": st.floats(0, 1e4),
+        "generation": st.integers(0, 5),
+        "from_step": st.integers(0, 9),
+        "reason": st.sampled_from(["start", "resume", "failure", "join"]),
+        "step": st.integers(0, 9),
+    }
+)
+
+
+@given(st.lists(EVENT, max_size=12), st.lists(EVENT, max_size=12), st.floats(0, 1e4), st.floats(0, 1e4) | st.none())
+def test_no_ledger_makes_the_receipt_or_its_page_raise(
+    events: list[Record], steps: list[Record], began: float, ended: float | None
+) -> None:
+    receipt = build_receipt(events, steps, lives=[(began, ended)])
+    assert all(value >= 0 for value in receipt["secondsByCategory"].values())
+    assert json.dumps(receipt)
+    assert page.draw({"job": "d", **receipt}).endswith("</html>\n")

@@ -1,0 +1,39 @@
+"""When a job in the cluster was meant to run, and what a kubelet's words say of a pull."""
+
+from __future__ import annotations
+
+import pytest
+
+from kdist.steer.history import lives, pull_seconds
+
+STOPPED = {"event": "stopped", "time": 50.0}
+RESUMED = {"event": "generation", "reason": "resume", "time": 90.0}
+
+
+def test_the_time_between_a_stop_and_the_resume_is_no_life() -> None:
+    events = [{"event": "generation", "reason": "start", "time": 20.0}, STOPPED, RESUMED]
+    assert list(lives(events, 10.0, 120.0, [11.0, 80.0, 84.0])) == [(10.0, 50.0), (80.0, 120.0)]
+    assert list(lives(events, 10.0, 120.0, [])) == [(10.0, 50.0), (90.0, 120.0)]
+
+
+def test_a_stopped_job_lives_until_it_stopped_and_a_running_one_until_now() -> None:
+    assert list(lives([STOPPED], 10.0, 120.0, [])) == [(10.0, 50.0)]
+    assert list(lives([], 10.0, None, [])) == [(10.0, None)]
+
+
+def test_ranks_that_stop_so_that_others_may_join_do_not_end_a_life() -> None:
+    joined = {"event": "generation", "reason": "join", "time": 55.0}
+    assert list(lives([STOPPED, joined, {"event": "x", "time": "?"}], 10.0, 120.0, [])) == [(10.0, 120.0)]
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ('Successfully pulled image "a" in 3.25s (3.25s including waiting). Image size: 1 bytes.', 3.25),
+        ('Successfully pulled image "a" in 240ms (1m0s including waiting)', 0.24),
+        ('Successfully pulled image "a" in 2m5.5s (2m5.5s including waiting)', 125.5),
+        ('Container image "a" already present on machine', 0.0),
+    ],
+)
+def test_pull_times_are_read_from_the_kubelets_words(message: str, expected: float) -> None:
+    assert pull_seconds(message) == expected

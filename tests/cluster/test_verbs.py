@@ -1,0 +1,162 @@
+"""What the verbs say and refuse on a real cluster: scale, stop, restart, and the looks into a job."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import Job
+from tests.cluster.kinds import every_kind
+from tests.cluster.namespace import Namespace
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+LONG = {"steps": 1_000_000, "epochs": None, "evaluate": "never", "checkpoint": {"every": {"seconds": 4}}}
+
+
+def start(space: Namespace, job: Job, backend: str = "job", **spec: Any) -> str:
+    """Apply a job that would run for hours, and wait until all of its nodes train."""
+    document = job("long", backend=backend, train={k: v for k, v in LONG.items() if v is not None}, **spec)
+    document["spec"]["train"].pop("epochs", None)
+    space.kdist("apply", space.write(document))
+    nodes = document["spec"]["nodes"]
+    size = nodes if isinstance(nodes, int) else nodes["max"]
+    trains(space, size)
+    return "long"
+
+
+def trains(space: Namespace, size: int) -> dict[str, Any]:
+    """Its status, once so many ranks train."""
+
+    def look() -> dict[str, Any]:
+        status = space.status("long")
+        return status if (status["phase"], status["worldSize"]) == ("Running", size) and status["step"] else {}
+
+    return space.until(f"{size} ranks train", look)
+
+
+def ledger(space: Namespace) -> list[dict[str, Any]]:
+    """The run's events, as its rank 0 and its leaders wrote them down."""
+    printed = space.kdist("exec", "long", "--", "python", "-m", "kdist_trainer.checkpoint", "ledger", "/checkpoints/long")
+    found: list[dict[str, Any]] = json.loads(printed)["events"]
+    return found
+
+
+def number(text: str, pattern: str) -> int:
+    found = re.search(pattern, text)
+    assert found, text
+    return int(found[1].replace(",", ""))
+
+
+@pytest.mark.parametrize("backend", ["statefulset", pytest.param("pytorchjob", marks=pytest.mark.wide)])
+def test_a_job_grows_and_shrinks_while_it_trains_and_loses_no_step(namespace: Namespace, job: Job, backend: str) -> None:
+    start(namespace, job, backend, nodes={"min": 1, "max": 2})
+    assert "from 2 to 1:3 nodes: 3 ranks train" in namespace.kdist("scale", "long", "--nodes", "3")
+    assert len(namespace.pods("long")) == 3
+    assert "from 3 to 1 node: 1 rank trains" in namespace.kdist("scale", "long", "--nodes", "1")
+    assert len(namespace.pods("long")) == 1
+    events = ledger(namespace)
+    begun = [event for event in events if event["event"] == "generation"]
+    assert [event["world_size"] for event in begun][-2:] == [3, 1]
+    assert "failure" not in {event["reason"] for event in begun}, "what was planned counts as no failure"
+    assert [event for event in events if event["event"] == "failure"] == []
+    assert "has 1 node already" in namespace.kdist("scale", "long", "--nodes", "1")
+
+
+def test_a_job_of_a_fixed_size_can_be_given_another(namespace: Namespace, job: Job) -> None:
+    start(namespace, job, nodes=2)
+    assert "from 2 to 3 nodes: 3 ranks train" in namespace.kdist("scale", "long", "--nodes", "3")
+    assert "from 3 to 1 node: 1 rank trains" in namespace.kdist("scale", "long", "--nodes", "1")
+
+
+def test_what_a_scale_may_not_do_is_refused_and_changes_nothing(namespace: Namespace, job: Job) -> None:
+    start(namespace, job, nodes=1)
+    before = namespace.get("configmap", "long")["data"]
+    for words, code in ((("--nodes", "0"), 2), (("--nodes", "3:2"), 2), (("--nodes", "x"), 2), (("--nodes", "9999"), 1)):
+        assert namespace.type_kdist("scale", "long", *words).returncode == code
+    assert "server dry run" in namespace.kdist("scale", "long", "--nodes", "2", "--dry-run=server")
+    assert "client dry run" in namespace.kdist("scale", "long", "--nodes", "2", "--dry-run=client")
+    assert namespace.get("configmap", "long")["data"] == before
+    assert namespace.type_kdist("scale", "other", "--nodes", "2").returncode == 4
+
+
+@every_kind
+def test_a_stopped_job_is_over_keeps_its_objects_and_can_be_restarted(namespace: Namespace, job: Job, kind: str) -> None:
+    start(namespace, job, kind)
+    saved = number(namespace.kdist("stop", "long"), r"stopped after step ([\d,]+), state saved")
+    assert namespace.status("long")["phase"] == "Stopped"
+    namespace.kdist("wait", "long", "--timeout", "30s", code=11)
+    listed = json.loads(namespace.kdist("checkpoints", "verify", "long", "-o", "json"))
+    assert (listed["checkpoints"][0]["step"], listed["checkpoints"][0]["state"]) == (saved, "verified")
+    assert listed["resumesFrom"] == listed["latest"] == listed["checkpoints"][0]["name"]
+    assert namespace.find("pods") == [], "the pod that looked is gone"
+    assert number(namespace.kdist("restart", "long"), r"goes on after step ([\d,]+)") == saved
+    assert namespace.status("long")["phase"] == "Running"
+
+
+@every_kind
+def test_a_restart_starts_all_ranks_anew_from_the_last_checkpoint_or_from_nothing(
+    namespace: Namespace, job: Job, kind: str
+) -> None:
+    start(namespace, job, kind)
+    before = {pod["metadata"]["uid"] for pod in namespace.pods("long")}
+    assert number(namespace.kdist("restart", "long"), r"goes on after step ([\d,]+)") > 0
+    assert before.isdisjoint(pod["metadata"]["uid"] for pod in namespace.pods("long"))
+    namespace.kdist("restart", "long", "--fresh", code=2)  # nobody is there to be asked
+    said = namespace.kdist("restart", "long", "--fresh", "--yes")
+    assert "begins anew" in said
+    aside = re.search(r"old checkpoints are in (\S+?)[:;.]? ", said + " ")
+    assert aside
+    kept = namespace.kdist("exec", "long", "--", "python", "-m", "kdist_trainer.checkpoint", "verify", aside[1].rstrip(":"))
+    assert {entry["state"] for entry in json.loads(kept)["checkpoints"]} <= {"verified", "unfinished"}
+
+
+def test_looks_into_a_running_job(namespace: Namespace, job: Job, tmp_path: Path) -> None:
+    start(namespace, job)
+    holders = {rank["rank"]: rank["pod"] for rank in namespace.status("long")["ranks"]}
+    for rank, pod in holders.items():
+        printed = namespace.kdist(
+            "exec", "long", "--rank", str(rank), "--", "python", "-c", "import os; print(os.environ['KDIST_POD'])"
+        )
+        assert printed.strip() == pod
+    assert namespace.type_kdist("exec", "long", "--", "python", "-c", "raise SystemExit(7)").returncode == 7
+    assert namespace.type_kdist("exec", "long", "--rank", "9", "--", "true").returncode == 4
+
+    metrics = json.loads(namespace.kdist("metrics", "long", "-o", "json"))["samples"]
+    steps = {each["pod"]: each["value"] for each in metrics if each["name"] == "kdist_steps_total"}
+    assert set(steps) == set(holders.values())
+    assert min(steps.values()) > 0
+    assert 'pod="' in namespace.kdist("metrics", "long", "-o", "prom")
+
+    top = json.loads(namespace.kdist("top", "long", "-o", "json"))
+    assert [row["rank"] for row in top["ranks"]] == [0, 1]
+    assert all(row["phases"]["backward"] > 0 and row["stepSeconds"] > 0 for row in top["ranks"])
+
+    namespace.until("a checkpoint is listed", lambda: namespace.kdist("checkpoints", "long", "-o", "name"))
+
+    output = tmp_path / "forward"
+    forwarding = namespace.start_kdist("port-forward", "long", ":9401", "--rank", "1", output=output)
+    try:
+        said: Any = namespace.until("it forwards", lambda: re.search(r"127\.0\.0\.1:(\d+) -> (\S+):9401", output.read_text()))
+        assert said[2] == holders[1]
+        with urllib.request.urlopen(f"http://127.0.0.1:{said[1]}/status", timeout=20) as answer:
+            assert json.load(answer)["job"] == "long"
+    finally:
+        forwarding.terminate()
+        forwarding.wait(30)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("backend", ["jobset", "trainjob"])
+def test_a_kind_that_cannot_be_scaled_says_why_and_what_can(namespace: Namespace, job: Job, backend: str) -> None:
+    start(namespace, job, backend)
+    done = namespace.type_kdist("scale", "long", "--nodes", "3")
+    assert done.returncode == 1
+    assert "cannot be scaled while it is there" in done.stderr
+    assert "backend: job can be scaled while it runs" in done.stderr
+    assert namespace.status("long")["nodes"]["max"] == 2

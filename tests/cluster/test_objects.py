@@ -32,13 +32,8 @@ def apply(namespace: Namespace, objects: list[Manifest], *options: str) -> list[
     printed = namespace.kubectl(
         "apply", *options, "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
     )
-    found: list[dict[str, Any]] = []
-    decoder, start = json.JSONDecoder(), 0
-    while printed[start:].strip():
-        document, length = decoder.raw_decode(printed[start:].lstrip())
-        start += len(printed[start:]) - len(printed[start:].lstrip()) + length
-        found += document["items"] if document["kind"] == "List" else [document]
-    return found
+    document = json.loads(printed)
+    return list(document["items"]) if document["kind"] == "List" else [document]
 
 
 def missing(ours: Any, theirs: Any, path: str = "") -> Iterator[str]:

@@ -14,7 +14,7 @@ _FORBIDDEN = re.compile(
     r'(?: in API group "(?P<group>[^"]*)")?(?: in the namespace "(?P<namespace>[^"]*)")?'
 )
 _NO_NAMESPACE = re.compile(r'namespaces "(?P<namespace>[^"]+)" not found')
-_CONFLICT_OWNER = re.compile(r'conflict with "(?P<manager>[^"]+)"')
+_CONFLICT_OWNER = re.compile(r'conflicts? with "(?P<manager>[^"]+)"')
 
 
 class RefusalError(KdistError):

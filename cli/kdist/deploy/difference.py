@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from kdist.cluster import Cluster, essence
@@ -34,9 +35,23 @@ class Difference:
 
         if document is None:
             return ""
-        dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-        found: str = yaml.dump(dict(document), Dumper=dumper, sort_keys=True, allow_unicode=True, width=10_000)
+        found: str = yaml.dump(dict(document), Dumper=_dumper(), sort_keys=True, allow_unicode=True, width=10_000)
         return found
+
+
+@cache
+def _dumper() -> Any:
+    """A dumper that writes text of several lines line by line, so that a diff shows which of them differ."""
+    import yaml
+
+    class Lines(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # chosen when it runs
+        """The dumper."""
+
+    def represent(dumper: Any, text: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Lines.add_representer(str, represent)
+    return Lines
 
 
 def compare(cluster: Cluster, plan: Plan, *, force: bool = False) -> Iterator[Difference]:

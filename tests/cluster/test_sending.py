@@ -1,0 +1,207 @@
+"""Jobs go to a real API server and leave it: sent once or twice, changed, in conflict, forbidden, and taken away."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kdist.errors import Code
+from tests.cluster.conftest import Job
+from tests.cluster.namespace import Namespace
+
+pytestmark = pytest.mark.e2e
+
+# No node has this label, so the pods cost nothing while their objects are looked at.
+IDLE: dict[str, Any] = {"nodeSelector": {"kdist.dev/none": "such"}}
+
+
+@pytest.fixture
+def file(namespace: Namespace, job: Job) -> Path:
+    """A job.yaml whose pods nobody waits for, in the folder where commands are typed."""
+    return write(namespace, job(backend="job", **IDLE))
+
+
+def write(namespace: Namespace, document: dict[str, Any], name: str = "job.yaml") -> Path:
+    """The document as a file in the folder of the namespace."""
+    path = namespace.home / name
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def verbs(printed: str) -> set[str]:
+    """What was done to the objects."""
+    return {line.split()[1] for line in printed.splitlines()}
+
+
+def test_a_job_that_is_sent_twice_is_unchanged_and_one_that_differs_is_configured(namespace: Namespace, file: Path) -> None:
+    assert verbs(namespace.kdist("apply", str(file), "--dry-run=server")) == {"created"}
+    assert namespace.get("configmap", "digits") == {}, "a dry run leaves nothing"
+    assert verbs(namespace.kdist("apply", str(file))) == {"created"}
+    run = namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"]
+    assert verbs(namespace.kdist("apply", str(file), "--error-unchanged", code=Code.UNCHANGED)) == {"unchanged"}
+    assert namespace.kdist("diff", str(file)) == ""
+    shown = namespace.kdist("diff", str(file), "--set", "spec.train.epochs=9", code=1)
+    assert re.search(r'^\+ .*"epochs": 9', shown, re.MULTILINE)
+    assert "managedFields" not in shown
+    changed = namespace.kdist("apply", str(file), "--set", "spec.train.epochs=9")
+    assert "configmap/digits configured" in changed
+    assert "job.batch/digits unchanged" in changed
+    assert namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"] == run, "it is the same run"
+
+
+def test_what_cannot_change_is_refused_whole_with_the_way_out(namespace: Namespace, file: Path) -> None:
+    namespace.kdist("apply", str(file))
+    before = namespace.get("configmap", "digits")["metadata"]["resourceVersion"]
+    done = namespace.type_kdist("apply", str(file), "--set", "spec.resources.memory=2Gi", "--set", "spec.train.epochs=9")
+    assert done.returncode == Code.ERROR
+    assert "spec.template: field is immutable" in done.stderr
+    assert "`kdist delete` keeps the checkpoints" in done.stderr
+    assert namespace.get("configmap", "digits")["metadata"]["resourceVersion"] == before, "nothing of it was sent"
+    kind = namespace.type_kdist("apply", str(file), "--backend", "statefulset")
+    assert kind.returncode == Code.ERROR
+    assert "a running job keeps its kind" in kind.stderr
+
+
+def test_a_field_that_another_set_is_a_conflict_with_its_name(namespace: Namespace, file: Path) -> None:
+    namespace.kdist("apply", str(file))
+    theirs = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "digits"}, "spec": {"parallelism": 1}}
+    namespace.kubectl(
+        "apply", "--server-side", "--force-conflicts", "--field-manager=her-editor", "-f", "-", stdin=json.dumps(theirs)
+    )
+    done = namespace.type_kdist("apply", str(file))
+    assert done.returncode == Code.ERROR
+    assert "spec.parallelism is set by her-editor" in done.stderr
+    assert "job.batch/digits configured" in namespace.kdist("apply", str(file), "--force-conflicts")
+
+
+def test_our_own_patches_are_no_conflict(namespace: Namespace, file: Path) -> None:
+    namespace.kdist("apply", str(file), "--set", "spec.nodes={min: 1, max: 3}")
+    patch = json.dumps({"spec": {"parallelism": 2, "completions": 2}})
+    namespace.kubectl("patch", "job", "digits", "--field-manager=kdist", "--type=merge", "-p", patch)
+    assert "job.batch/digits configured" in namespace.kdist("apply", str(file), "--set", "spec.nodes={min: 1, max: 3}")
+    assert namespace.get("job", "digits")["spec"]["parallelism"] == 3
+
+
+def test_delete_keeps_the_checkpoints_unless_they_are_purged(namespace: Namespace, file: Path) -> None:
+    namespace.kdist("apply", str(file))
+    gone = namespace.kdist("delete", "digits").splitlines()
+    assert gone[0] == "job.batch/digits deleted", "the workload goes first"
+    assert (
+        namespace.kubectl(
+            "get", "pods,jobs,services,networkpolicies,pdb,roles,serviceaccounts", "-l", "kdist.dev/job", "-o", "name"
+        )
+        == ""
+    )
+    assert namespace.kubectl("get", "pvc", "-o", "name") == "persistentvolumeclaim/digits-checkpoints\n"
+    namespace.kdist("delete", "nope", code=Code.NOT_FOUND)
+    namespace.kdist("delete", "nope", "--ignore-not-found")
+    assert namespace.kdist("delete", "-f", str(file), "--purge") == "persistentvolumeclaim/digits-checkpoints deleted\n"
+
+
+def test_jobs_are_picked_by_folder_and_by_label(namespace: Namespace, job: Job) -> None:
+    folder = namespace.home / "jobs"
+    folder.mkdir()
+    for name, team in (("a", "vision"), ("b", "speech")):
+        document = job(backend="job", **IDLE)
+        document["metadata"] = {"name": name, "labels": {"team": team}}
+        write(namespace, document, f"jobs/{name}.yaml")
+    namespace.kdist("apply", "jobs")
+    assert namespace.kdist("get", "-o", "name") == "job/a\njob/b\n"
+    assert namespace.kdist("get", "-l", "team=vision", "-o", "jsonpath={.items[*].name}") == "a\n"
+    namespace.kdist("delete", "-l", "team=vision", "--no-wait")
+    assert namespace.kdist("get", "-o", "name") == "job/b\n"
+    header, row = namespace.kdist("get").splitlines()
+    assert header.split()[0] == "NAME"
+    assert header.split()[-1] == "AGE"
+    assert row.startswith("b ")
+    namespace.kdist("delete", "--all", "--no-wait")
+    assert namespace.kdist("get") == ""
+
+
+def test_a_namespace_that_is_missing_is_said_with_the_command_that_makes_it(namespace: Namespace, file: Path) -> None:
+    done = namespace.type_kdist("apply", str(file), "-n", "kdist-nowhere")
+    assert done.returncode == Code.NOT_FOUND
+    assert "Next: kubectl create namespace kdist-nowhere" in done.stderr
+
+
+def as_account(namespace: Namespace, account: str, *verbs_on: str) -> Namespace:
+    """The namespace as a service account with these rights in it (`create,patch:configmaps`) meets it."""
+    namespace.kubectl("create", "serviceaccount", account)
+    rules = [f"--verb={verb} --resource={resource}" for verb, resource in (each.split(":") for each in verbs_on)]
+    for index, rule in enumerate(rules):
+        namespace.kubectl("create", "role", f"{account}-{index}", *rule.split())
+        namespace.kubectl(
+            "create",
+            "rolebinding",
+            f"{account}-{index}",
+            f"--role={account}-{index}",
+            f"--serviceaccount={namespace.name}:{account}",
+        )
+    token = namespace.kubectl("create", "token", account).strip()
+    config = json.loads(namespace.kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
+    config["users"] = [{"name": config["contexts"][0]["context"]["user"], "user": {"token": token}}]
+    path = namespace.home / f"{account}.kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return Namespace(namespace.name, namespace.home, {**namespace.environment, "KUBECONFIG": str(path)})
+
+
+def test_who_may_not_hears_which_verb_on_which_resource_is_missing(namespace: Namespace, file: Path) -> None:
+    reader = as_account(namespace, "reader", "get,list:configmaps,pods")
+    done = reader.type_kdist("apply", str(file))
+    assert done.returncode == Code.UNREACHABLE
+    assert f"you are `system:serviceaccount:{namespace.name}:reader`, who may not" in done.stderr
+    assert f"Next: kdist doctor -n {namespace.name}" in done.stderr
+    checks = json.loads(reader.kdist("doctor", "-o", "json", code=1))
+    lacking = {each["name"] for each in checks["checks"] if each["mark"] == "missing"}
+    assert "rights: apply and delete" in lacking
+
+
+def test_who_may_not_make_roles_gets_a_job_without_them(namespace: Namespace, file: Path) -> None:
+    verbs_all = "get,list,watch,create,patch,delete"
+    trainer = as_account(
+        namespace,
+        "trainer",
+        f"{verbs_all}:configmaps,services,serviceaccounts,persistentvolumeclaims,pods,pods/log,events",
+        f"{verbs_all}:networkpolicies.networking.k8s.io,poddisruptionbudgets.policy,jobs.batch,jobsets.jobset.x-k8s.io",
+    )
+    done = trainer.type_kdist("apply", str(file), "--backend", "job")
+    assert done.returncode == Code.OK, done.stderr
+    assert "rendezvous c10d" in done.stderr
+    assert "role." not in done.stdout
+
+
+def test_a_healthy_cluster_has_nothing_missing_and_a_missing_namespace_is_found(namespace: Namespace) -> None:
+    checks = json.loads(namespace.kdist("doctor", "-o", "json"))
+    marks = {each["name"]: each["mark"] for each in checks["checks"]}
+    assert checks["healthy"] is True
+    assert {marks[name] for name in ("cluster", "you", "namespace", "pods", "nodes", "DNS", "storage")} == {"ok"}
+    nowhere = json.loads(namespace.kdist("doctor", "-n", "kdist-nowhere", "-o", "json", code=1))
+    fixes = {each["name"]: each["fix"] for each in nowhere["checks"]}
+    assert fixes["namespace"] == "kubectl create namespace kdist-nowhere"
+
+
+def test_kdist_is_a_plugin_of_kubectl(namespace: Namespace) -> None:
+    folder = namespace.home / "bin"
+    folder.mkdir()
+    for program, function in (("kubectl-kdist", "kdist.__main__:main"), ("kubectl_complete-kdist", "kdist.app:complete")):
+        module, _, name = function.partition(":")
+        script = folder / program
+        script.write_text(f"#!{sys.executable}\nfrom {module} import {name}\n{name}()\n")
+        script.chmod(0o755)
+    namespace.environment["PATH"] = f"{folder}{os.pathsep}{namespace.environment['PATH']}"
+
+    def kubectl(*args: str) -> str:
+        done = subprocess.run(["kubectl", *args], env=namespace.environment, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    assert kubectl("kdist", "get", "--help").startswith("Usage: kubectl kdist get ")
+    assert kubectl("kdist", "get", "-n", namespace.name, "-o", "name") == ""
+    assert kubectl("__complete", "kdist", "de").splitlines() == ["delete", ":4"]

@@ -27,10 +27,14 @@ def read(target: Target, pods: Sequence[Pod], *, metrics: bool = False, timeout:
 
 
 def _read(target: Target, pod: Pod, metrics: bool, timeout: float) -> Reading | None:
-    status = _ask(target, pod, "/status", timeout)
+    way = _by_proxy
+    status = way(target, pod, "/status", timeout)
+    if status is None:
+        way = _by_tunnel
+        status = way(target, pod, "/status", timeout)
     if status is None:
         return None
-    page = _ask(target, pod, "/metrics", timeout) if metrics else b""
+    page = way(target, pod, "/metrics", timeout) if metrics else b""
     try:
         document: Any = json.loads(status)
     except ValueError:
@@ -38,14 +42,14 @@ def _read(target: Target, pod: Pod, metrics: bool, timeout: float) -> Reading | 
     return Reading(document if isinstance(document, dict) else {}, (page or b"").decode(errors="replace"))
 
 
-def _ask(target: Target, pod: Pod, path: str, timeout: float) -> bytes | None:
+def _by_proxy(target: Target, pod: Pod, path: str, timeout: float) -> bytes | None:
     try:
         return target.cluster.proxy(pod.name, PORT, path, timeout=timeout)
     except KdistError:
-        return _ask_by_tunnel(target, pod, path, timeout)
+        return None
 
 
-def _ask_by_tunnel(target: Target, pod: Pod, path: str, timeout: float) -> bytes | None:
+def _by_tunnel(target: Target, pod: Pod, path: str, timeout: float) -> bytes | None:
     """Where a NetworkPolicy keeps the API server from the pod: by a forwarded port, which ends inside of it."""
     import http.client
 

@@ -12,6 +12,7 @@ from kdist.status import Ended, ExitRecord, Phase, Pod, fields
 
 _SHOWN_LINES = 12  # of a traceback
 _NEED_A_TRACEBACK = ("user_code", "unknown", "oom_device", "hang", "collective_timeout")  # others say all in their message
+_SAID_ELSEWHERE = ("OOMKilled", "ContainerStatusUnknown")  # the latter is of a pod whose node lost track of it
 _FRESH = 1800.0  # seconds for which an end that was recovered from is worth a word
 
 

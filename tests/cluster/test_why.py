@@ -1,0 +1,47 @@
+"""`kdist why` tells several stuck jobs of one namespace apart, also where a second symptom stands beside the cause."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import Job
+from tests.cluster.namespace import Namespace
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+MOUNT = {
+    "volumes": [{"name": "extra", "secret": {"secretName": "nowhere"}}],
+    "containers": [{"name": "trainer", "volumeMounts": [{"name": "extra", "mountPath": "/extra"}]}],
+}
+TOKEN = {"name": "TOKEN", "secret": {"name": "wandb", "key": "token"}}
+
+STUCK: dict[str, tuple[dict[str, Any], str, list[str]]] = {
+    "gpu": ({"resources": {"cpu": 1, "memory": "1Gi", "gpu": 8}}, "unschedulable", ["8 nvidia.com/gpu", "no node has any"]),
+    "selector": ({"nodeSelector": {"disk": "golden"}}, "unschedulable", ["spec.nodeSelector"]),
+    "secret": ({"env": [TOKEN]}, "secret-missing", ["Secret wandb does not exist", "kubectl create secret generic wandb"]),
+    "priority": ({"priorityClass": "golden"}, "no-priority-class", ["golden", "kubectl get priorityclasses"]),
+    # A volume is mounted before an image is pulled: the image that is not there either is not what keeps the pod.
+    "mount": ({"podTemplate": {"spec": MOUNT}, "image": "localhost:5000/typo:1"}, "mount", ["Secret nowhere does not exist"]),
+}
+
+
+def test_each_of_several_stuck_jobs_is_told_its_own_cause(namespace: Namespace, job: Job) -> None:
+    (namespace.home / "jobs").mkdir()
+    for name, (spec, _, _) in STUCK.items():
+        document = job(backend="job", **{"checkpoints": None, **spec})
+        namespace.write(document | {"metadata": {"name": name}}, f"jobs/{name}.yaml")
+    namespace.kdist("apply", "jobs")
+    for name, (_, cause, words) in STUCK.items():
+        answers: list[dict[str, Any]] = []
+
+        def is_named(name: str = name, cause: str = cause, answers: list[dict[str, Any]] = answers) -> bool:
+            answers.append(json.loads(namespace.kdist("why", name, "-o", "json")))
+            return bool(answers[-1]["cause"] == cause)
+
+        namespace.until(f"the cause of {name} is {cause}", is_named)
+        told = json.dumps(answers[-1])
+        assert [word for word in words if word not in told] == []
+        assert answers[-1]["severity"] == "blocked"

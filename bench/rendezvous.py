@@ -1,6 +1,6 @@
 """How long a job's agents take to meet in a ConfigMap, and what they ask of the API server meanwhile and afterwards.
 
-    python -m bench.rendezvous
+    python -m bench.rendezvous [NODES]...
 
 Each agent is a process that does what an agent does around one group: join the round, tell its ranks, agree, then listen and
 give signs of life. The API server and etcd are real and run beside them, so all share this machine's cores. For comparison the
@@ -10,8 +10,10 @@ same over torch's TCPStore, which one of the agents would have to keep.
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -39,7 +41,7 @@ def main() -> None:
     title(f"Rendezvous: nodes that start together, then work for {WORK_SECONDS:.0f} s")
     print(f"  {'':24} {'nodes':>5} {'formed':>8} {'requests per agent':>20} {'at work, per agent':>20} {'at work, all':>14}")
     with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder)) as plane:
-        for nodes in SIZES:
+        for nodes in map(int, sys.argv[1:] or SIZES):
             show("torch's TCPStore", nodes, measure(nodes, None))
             show("one ConfigMap", nodes, measure(nodes, plane))
 
@@ -67,7 +69,8 @@ def measure(nodes: int, plane: ControlPlane | None) -> list[dict[str, float]]:
         poll = Pace.for_nodes(nodes, remote=True).poll
         return KubernetesStore(config_map, run_id=run_id, timeout_seconds=_WORD_SECONDS, poll_seconds=poll), config_map
 
-    agents = [fork.Process(target=be_agent, args=(opening, nodes, run_id, barrier, answers)) for _ in range(nodes)]
+    arguments = (opening, nodes, run_id, barrier, answers)
+    agents = [fork.Process(target=be_agent, args=arguments, daemon=True) for _ in range(nodes)]
     for agent in agents:
         agent.start()
     found = [answers.get(timeout=300) for _ in agents]
@@ -81,6 +84,7 @@ def be_agent(
 ) -> None:
     """One agent's part, in a process of its own."""
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    logging.disable()  # torch warns of each sign of life that comes late
     store, config_map = opening()
     barrier.wait()
     began = time.monotonic()
@@ -105,7 +109,7 @@ def be_agent(
     handler._stop_heartbeats()
 
 
-def agree(store: Store, rank: int, nodes: int) -> None:
+def agree(store: Any, rank: int, nodes: int) -> None:
     """What torch's agent and ours tell each other before the ranks start: who has which ranks, and which generation it is."""
     keys = [[f"{prefix}/{number}" for number in range(nodes)] for prefix in ("role_info", "assigned", "agent")]
     store.set(keys[0][rank], json.dumps({"rank": rank, "local_world_size": 8}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,19 @@ def test_agents_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     document = Exchange(FileStore(tmp_path), run_id="run", node="late").generation(1)
     assert len(failures_of(document)) == 40
     assert sorted(document["finished"]) == [f"node-{index}" for index in range(4)]
+
+
+def test_what_hundreds_of_ranks_leave_behind_fits_into_one_document() -> None:
+    store, lines = HashStore(), ("x" * 500,) * 40
+    for node in range(64):
+        echoes = [replace(failure(node + rank, primary=False), traceback=lines) for rank in range(8)]
+        Exchange(store, run_id="run", node=f"node-{node}").post_failures(1, echoes)
+    exchange = Exchange(store, run_id="run", node="node-0")
+    exchange.post_failures(1, [replace(failure(100 + rank), traceback=lines) for rank in range(8)])
+    kept = failures_of(exchange.generation(1))
+    assert len(str(exchange.generation(1))) < 400_000
+    assert (first := deciding(kept)) is not None
+    assert (first.time, first.traceback) == (100, lines)
 
 
 def test_the_first_verdict_stands_for_all_and_for_this_run_only() -> None:

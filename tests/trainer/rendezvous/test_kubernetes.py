@@ -200,8 +200,8 @@ def test_rounds_long_over_and_in_need_other_runs_make_room(api: ApiServer) -> No
         store.set(f"torch.rendezvous.run.{number}/torchelastic/role_info/0", "x")
         store.set(f"kdist/run/generation/{number}", "x")
     kept = [decode_key(key) for key in api.document["binaryData"]]
-    assert min(key for key in kept if "role_info" in key) == "torch.rendezvous.run.17/torchelastic/role_info/0"
-    assert min(key for key in kept if "generation" in key) == "kdist/run/generation/17"
+    assert min(key for key in kept if "role_info" in key) == "torch.rendezvous.run.18/torchelastic/role_info/0"
+    assert min(key for key in kept if "generation" in key) == "kdist/run/generation/18"
     assert store.check(["kdist/other/last"])
     assert list(prune({"kdist/other/x": b"x" * 600_000, "kdist/run/x": b""}, run_id="run")) == ["kdist/run/x"]
 

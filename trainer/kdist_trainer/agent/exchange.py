@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kdist_trainer.agent.outcome import deciding
 from kdist_trainer.failure import Failure
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ Document = dict[str, Any]
 
 _ATTEMPTS = 1000
 _WRITER = "writer"
+_MOST_PRIMARY, _ECHO_LINES = 3, 5
 
 
 class Exchange:
@@ -70,10 +73,11 @@ class Exchange:
         return int(self.read("last").get("generation", 0))
 
     def post_failures(self, number: int, failures: list[Failure]) -> list[Failure]:
-        """Add this node's failures of a generation; returns those of all nodes so far."""
+        """Add what tells most of this node's failures of a generation; returns those of all nodes so far."""
+        telling = _choose(failures)
 
         def edit(document: Document) -> None:
-            document.setdefault("failures", []).extend(json.loads(failure.to_json()) for failure in failures)
+            document.setdefault("failures", []).extend(json.loads(failure.to_json()) for failure in telling)
 
         return failures_of(self._change_generation(number, edit))
 
@@ -110,6 +114,13 @@ class Exchange:
 
     def _change_generation(self, number: int, edit: Callable[[Document], Any]) -> Document:
         return self.change(f"generation/{number}", edit)
+
+
+def _choose(failures: list[Failure]) -> list[Failure]:
+    """The first few primary failures, or the echo that counts, shortened: hundreds of ranks must fit into one store."""
+    primary = sorted((failure for failure in failures if failure.primary), key=lambda failure: failure.time)
+    echo = deciding(failures)
+    return primary[:_MOST_PRIMARY] or ([replace(echo, traceback=echo.traceback[-_ECHO_LINES:])] if echo else [])
 
 
 def failures_of(document: Document) -> list[Failure]:

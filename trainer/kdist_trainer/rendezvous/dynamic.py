@@ -7,6 +7,7 @@ thousand nodes and slow for four. The names with an underscore are torch's own: 
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 _AGES = timedelta(days=3650)
+_RACE_SECONDS = 0.01
 Bounds = tuple[int, int]
 
 
@@ -54,12 +56,17 @@ class _State(_BackendRendezvousStateHolder):
         """Called at every look: bounds may have changed."""
         self._pulses: dict[Any, tuple[datetime, float]] = {}
         self._looked = time.monotonic()
+        self._lost_races = 0
 
     def sync(self) -> bool | None:
         """See base class."""
         self.refresh()
         done = super().sync()
         state, pace = self.state, self.pace
+        if done is not None:
+            self._lost_races = 0 if done else self._lost_races + 1
+            # torch tries again at once: many nodes would do nothing but get into each other's way.
+            time.sleep(random.uniform(0, min(pace.spread, _RACE_SECONDS * 2**self._lost_races)) if not done else 0)  # noqa: S311
         if state.deadline is not None and not state.complete and state.round > 0 and not state.wait_list:
             opened = state.deadline - timedelta(seconds=pace.patience)
             if datetime.now(UTC) > opened + timedelta(seconds=pace.last_call):
@@ -137,8 +144,10 @@ class Rendezvous(DynamicRendezvousHandler):
             self._state_holder.sync()
             state = self._state_holder.state
             left = len(state.wait_list & self._group)
-            present = state.participants.keys() - self._state_holder.silent
-            lost = len(self._group - present - state.wait_list)
+            silent = self._state_holder.silent
+            if self._this_node in silent:  # who cannot get a sign of life through cannot judge who does not give one
+                silent = set()
+            lost = len(self._group - (state.participants.keys() - silent) - state.wait_list)
             return News(waiting=len(state.wait_list) - left, left=left, lost=lost, closed=state.closed)
 
     def members(self) -> int:
@@ -190,7 +199,11 @@ def open_rendezvous(
         run_id,
         min_nodes,
         max_nodes,
-        RendezvousTimeout(join=timedelta(seconds=timeout_seconds), last_call=timedelta(seconds=pace.patience)),
+        RendezvousTimeout(
+            join=timedelta(seconds=timeout_seconds),
+            last_call=timedelta(seconds=pace.patience),
+            heartbeat=timedelta(seconds=max(5.0, 2 * pace.keep_alive)),
+        ),
         keep_alive_interval=timedelta(seconds=pace.keep_alive),
         keep_alive_max_attempt=pace.keep_alive_attempts,
     )

@@ -23,10 +23,11 @@ from kdist_trainer.rendezvous.configmap import Away, ConfigMap, Conflict, Copy, 
 MOST_BYTES = 1_000_000
 _FRESH_SECONDS = 0.03
 """A copy that was read so short a time ago serves the next reader too: torch asks for each key on its own."""
+_STALE_SECONDS = 0.5
 _WRITERS = "__writers"  # no key of ours is encoded like this
 _WRITER_BYTES, _MOST_WRITERS = 6, 128
 _NUMBERED = re.compile(r"(torch\.rendezvous\..*\.|kdist/.*/generation/)(\d+)(?:/.*)?", re.DOTALL)
-_KEPT_ROUNDS = 3
+_KEPT_ROUNDS = 2
 
 T = TypeVar("T")
 Values = dict[str, bytes]
@@ -119,6 +120,8 @@ class KubernetesStore(Store):
     def _change(self, edit: Callable[[Values], T]) -> T:
         """Let `edit` change the values in place, atomically; returns what it returned."""
         copy, known, tries = self._copy, False, 0
+        if copy is not None and time.monotonic() - copy.time > _STALE_SECONDS:
+            copy = None  # somebody will have changed it: to read it costs less than to try in vain
         mine: dict[bytes, T] = {}
         while True:
             if copy is None:

@@ -14,7 +14,10 @@ class Pace:
     watch: float
     """The same while it is at work."""
     keep_alive: float
+    """Between two signs of life; a node without `keep_alive_attempts` of them in a row is taken for dead."""
     keep_alive_attempts: int
+    spread: float
+    """Over how long nodes spread at most that want to change the state at the same time."""
     last_call: float
     """How long a round with enough nodes waits for more when nobody is known to be on the way."""
     patience: float
@@ -23,12 +26,21 @@ class Pace:
     @classmethod
     def for_nodes(cls, nodes: int, *, remote: bool = False) -> Pace:
         """What suits a job of at most `nodes` nodes; if `remote`, each look and each sign of life asks an API server."""
-        slowly = 1.0 if remote else 0.5
+        call = {"last_call": 0.3 + nodes / 64, "patience": 5.0 + nodes / 32}
+        if remote:  # at work about five changes and a dozen looks a second, from however many nodes
+            return cls(
+                poll=min(1.0, max(0.1, nodes / 64)),
+                watch=max(1.0, nodes / 12),
+                keep_alive=max(1.0, nodes / 5),
+                keep_alive_attempts=4 if nodes <= 8 else 3,
+                spread=min(2.0, max(0.1, nodes * 0.03)),
+                **call,
+            )
         return cls(
-            poll=min(1.0, max(0.1 if remote else 0.05, nodes / 64 if remote else nodes / 80)),
-            watch=max(0.5, nodes / 12) if remote else min(1.0, max(0.05, nodes / 80)),
-            keep_alive=max(1.0, slowly * nodes / 16),
-            keep_alive_attempts=4 if remote else 3,
-            last_call=0.3 + nodes / 64,
-            patience=5.0 + nodes / 32,
+            poll=min(1.0, max(0.05, nodes / 80)),
+            watch=min(1.0, max(0.05, nodes / 80)),
+            keep_alive=max(1.0, nodes / 32),
+            keep_alive_attempts=3,
+            spread=min(0.5, max(0.02, nodes * 0.002)),
+            **call,
         )

@@ -1,0 +1,50 @@
+"""`kdist logs -f` follows a job on a real cluster from before its first pod to its end, over a pod that is replaced."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.cluster.namespace import Namespace
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+def read_events(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """(pod, event) of every raw line that holds one."""
+    found = []
+    for line in text.splitlines():
+        pod, _, rest = line.partition("] ")
+        if pod.startswith("[") and rest.startswith('{"time"'):
+            found.append((pod[1:], json.loads(rest)))
+    return found
+
+
+def test_logs_are_followed_over_a_replaced_pod_and_no_line_comes_twice(
+    namespace: Namespace, calm: Callable[..., dict[str, Any]]
+) -> None:
+    namespace.apply(calm(backend="job"))
+    output = namespace.home / "logs.txt"
+    following = namespace.start_kdist("logs", "digits", "-f", "--raw", output=output)
+    try:
+        namespace.until("a checkpoint is told of", lambda: "checkpoint-committed" in output.read_text())
+        victim = namespace.pods("digits")[1]["metadata"]["name"]
+        namespace.kubectl("delete", "pod", victim, "--wait=false")
+        namespace.until("the job has ended and the command with it", lambda: following.poll() is not None)
+    finally:
+        following.kill()
+    assert following.returncode == 0, output.read_text()[-2000:]
+    lines = [line for line in output.read_text().splitlines() if '{"time"' in line]
+    assert len(lines) == len(set(lines))
+    events = read_events(output.read_text())
+    generations = {event["generation"] for _, event in events if event["event"] == "group-formed"}
+    assert len(generations) >= 2
+    steps = [event["step"] for _, event in events if event["event"] == "checkpoint-committed"]
+    assert steps[-1] == 300
+    assert {event["rank"] for _, event in events if event["event"] == "worker-started"} == {0, 1}
+    assert "digits: Succeeded" in output.read_text().splitlines()[-1]
+    only = read_events(namespace.kdist("logs", "digits", "--rank", "1", "--raw"))
+    assert {event["rank"] for _, event in only if "rank" in event} == {1}

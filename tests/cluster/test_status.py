@@ -1,0 +1,34 @@
+"""`kdist status` and `kdist wait` on a real cluster: numbers of the agents, and the end of work that cannot end by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.conftest import Job
+from tests.cluster.namespace import Namespace
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+def test_a_statefulset_that_is_done_is_taken_to_zero_pods_and_its_end_is_remembered(namespace: Namespace, job: Job) -> None:
+    namespace.apply(job(backend="statefulset", train={"epochs": 2}))
+    lines = namespace.kdist("status", "digits", "-w").splitlines()  # no terminal: a line for each change, until the end
+    assert lines[-1].startswith("digits: Succeeded")
+    assert any(line.startswith("digits: Running") for line in lines)
+    namespace.until("the pods are gone", lambda: not namespace.pods("digits"))
+    assert namespace.get("statefulset", "digits")["spec"]["replicas"] == 0
+    told = namespace.status("digits")
+    assert (told["phase"], told["exitRecord"]["outcome"], told["terminal"]) == ("Succeeded", "done", True)
+    assert told["step"] > 0
+    namespace.kdist("wait", "digits", "--timeout", "20s")
+
+
+def test_a_wait_ends_by_its_time_and_says_what_keeps_the_job(namespace: Namespace, job: Job) -> None:
+    namespace.apply(job(backend="job", nodeSelector={"disk": "golden"}, checkpoints=None))
+    ended = namespace.type_kdist("wait", "digits", "--timeout", "5s")
+    assert ended.returncode == 6
+    assert "is Pending and not done after 5 s" in ended.stderr
+    assert "nodeSelector" in ended.stderr
+    assert f"kdist why digits -n {namespace.name}" in ended.stderr
+    assert namespace.type_kdist("status", "nothing").returncode == 4
+    assert namespace.type_kdist("wait", "nothing", "--for=deleted").returncode == 0

@@ -5,12 +5,14 @@ set -euo pipefail
 ENGINE=$CACHE/engine
 ENGINE_RUN=/run/kdist-engine
 
+# packages WHAT-FOR PACKAGE...: Debian's, installed if they are not there.
 packages() {
-  local want=(docker.io debootstrap jq iptables containernetworking-plugins runc) missing=() package
-  for package in "${want[@]}"; do dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package"); done
+  local what=$1 missing=() package
+  shift
+  for package in "$@"; do dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package"); done
   ((${#missing[@]})) || return 0
   if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
-    fail "no Docker engine answers, and only root on Debian can start one here (with ${missing[*]}): start Docker, or set KDIST_E2E=kubeconfig"
+    fail "$what needs ${missing[*]} (Debian's names), which only root on Debian can install here; or set KDIST_E2E=kubeconfig"
   fi
   say "installing ${missing[*]}"
   apt-get update -qq
@@ -19,7 +21,7 @@ packages() {
 
 engine() {
   docker info >/dev/null 2>&1 && return
-  packages
+  packages "a Docker engine" docker.io iptables runc procps iproute2
   say "starting a Docker engine"
   mkdir -p "$ENGINE"
   engine_is_ours || rm -f "$ENGINE/pid" # what a crash left would keep it from starting

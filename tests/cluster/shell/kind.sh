@@ -77,7 +77,7 @@ mirror() { # mirror NODE
     docker exec -i "$1" tee /etc/containerd/certs.d/_default/hosts.toml >/dev/null
 }
 push() {
-  wait_for 30 "the registry" curl -fs "http://$REGISTRY/v2/"
+  wait_for 30 "the registry" bash -c ": </dev/tcp/${REGISTRY/://}"
   docker push -q "$1" >/dev/null
 }
 

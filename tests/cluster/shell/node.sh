@@ -38,6 +38,7 @@ node_image() { # leaves its name in $NODE
 
 node_base() { # what kind's images/base/Dockerfile makes
   have_image "$NODE_BASE" && return
+  packages "making a node's image" debootstrap jq containernetworking-plugins
   say "making the node's base image"
   local root kind
   root=$(mktemp -d -p "$CACHE")

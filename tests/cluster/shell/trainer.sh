@@ -9,6 +9,7 @@ WITHOUT='^(nvidia-(cublas|cudnn|cufft|cufile|curand|cusolver|cusparse|nccl|nvjit
 
 python_base() { # Debian with Python, standing in for python:slim where that cannot be pulled
   have_image "$PYTHON_BASE" && return
+  packages "making the trainer's base image" debootstrap gcc binutils
   say "making the base of the trainer's image"
   local root torch
   torch=$("$HERE/../../.venv/bin/python" -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')

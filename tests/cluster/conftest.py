@@ -55,7 +55,13 @@ def job(cluster: Mapping[str, str]) -> Job:
 
     def make(*, train: Mapping[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
         training = {"workload": "digits", "epochs": 6, "globalBatch": 128, **(train or {})}
-        settings = {"nodes": 2, "resources": {"cpu": 0.5, "memory": "1Gi"}, "checkpoints": {"size": "1Gi"}, "graceSeconds": 20}
+        settings = {
+            "backend": "job",
+            "nodes": 2,
+            "resources": {"cpu": 0.5, "memory": "1Gi"},
+            "checkpoints": {"size": "1Gi"},
+            "graceSeconds": 20,
+        }
         return {
             "apiVersion": "kdist.dev/v1alpha1",
             "kind": "TrainingJob",

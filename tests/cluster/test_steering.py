@@ -79,6 +79,13 @@ def test_a_deleted_job_leaves_its_checkpoints_and_goes_on_when_it_is_sent_again(
     namespace.until("the claim is gone", lambda: not namespace.get("pvc", "digits-checkpoints"))
 
 
+def test_a_namespace_with_a_job_in_it_can_be_deleted(namespace: Namespace, calm: Job) -> None:
+    namespace.apply(calm())
+    namespace.until("two nodes train", partial(world_of, namespace, 2))
+    namespace.kubectl("delete", "namespace", namespace.name, "--timeout=120s")
+    namespace.kubectl("create", "namespace", namespace.name)
+
+
 def test_a_job_with_more_nodes_than_there_is_room_for_trains_on_fewer_and_completes(namespace: Namespace, calm: Job) -> None:
     apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [APART]}}
     namespace.apply(calm(nodes={"min": 1, "max": 3}, podTemplate={"spec": {"affinity": apart}}, train={"steps": 150}))

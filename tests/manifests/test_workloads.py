@@ -66,10 +66,10 @@ def test_a_pod_that_was_taken_away_is_never_counted(backend: str, code: int) -> 
 
 
 @JOBS
-def test_losses_count_for_each_node_by_itself_and_beyond_the_jobs_own_budget(backend: str) -> None:
+def test_every_node_may_be_lost_more_often_than_the_jobs_own_budget_allows(backend: str) -> None:
     job = find_job(backend, maxRestarts=7)
-    assert job["backoffLimitPerIndex"] > 7
-    assert job["backoffLimit"] == 2**31 - 1
+    assert 100 * 7 < job["backoffLimit"] < 2**31
+    assert "backoffLimitPerIndex" not in job  # with it, no namespace that holds the job can be deleted
     assert job["podReplacementPolicy"] == "Failed"
     assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", 2, 2)
 

@@ -38,6 +38,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "elastic": backends.is_elastic(job),
         "procs": Sourced(str(job.spec.procs_per_node), "spec.procsPerNode"),
         "backstop": Sourced(backends.backstop(job), "spec.maxRestarts"),
+        "job_backstop": Sourced(100 * backends.backstop(job), "spec.maxRestarts"),
         "permanent_codes": list(backends.PERMANENT_CODES),
         "rendezvous": placement.rendezvous,
         "host": f"{backend.first_host(job.metadata.name)}:{RENDEZVOUS_PORT}",

@@ -83,7 +83,8 @@ def test_a_namespace_with_a_job_in_it_can_be_deleted(namespace: Namespace, calm:
     namespace.apply(calm())
     namespace.until("two nodes train", partial(world_of, namespace, 2))
     namespace.kubectl("delete", "namespace", namespace.name, "--timeout=120s")
-    namespace.kubectl("create", "namespace", namespace.name)
+    namespace.kubectl("create", "namespace", namespace.name)  # for the fixture, which deletes it again
+    assert namespace.find("jobs") == []
 
 
 def test_a_job_with_more_nodes_than_there_is_room_for_trains_on_fewer_and_completes(namespace: Namespace, calm: Job) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from kdist.render.overlay import lay
@@ -28,7 +28,7 @@ def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
             if name not in {variable.name for variable in job.spec.env}
         ],
         "pull_policy": _pull_policy(job.spec.image or ""),
-        "resources": _resources(job),
+        "resources": _resources(values["field"], job.spec.resources.gpu),
     }
     (pod,) = read_template("_pod.yaml.j2", {**values, **more})
     return lay(pod, job.spec.pod_template, values["backend"])
@@ -51,13 +51,9 @@ def _variables(job: TrainingJob) -> Iterator[dict[str, Any]]:
         yield {"name": variable.name, "value": literal(variable.value or ""), "secret": secret}
 
 
-def _resources(job: TrainingJob) -> dict[str, Any]:
-    wanted = job.spec.resources
-    found: dict[str, Any] = {
-        "cpu": Sourced(wanted.cpu, "spec.resources.cpu"),
-        "memory": Sourced(wanted.memory, "spec.resources.memory"),
-    }
-    return found | ({"nvidia.com/gpu": Sourced(str(wanted.gpu), "spec.resources.gpu")} if wanted.gpu else {})
+def _resources(field: Callable[[str], Any], gpus: int) -> dict[str, Any]:
+    found = {name: field(f"spec.resources.{name}") for name in ("cpu", "memory")}
+    return found | ({"nvidia.com/gpu": Sourced(str(gpus), "spec.resources.gpu")} if gpus else {})
 
 
 def _pull_policy(image: str) -> str:

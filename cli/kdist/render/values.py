@@ -9,6 +9,7 @@ from typing import Any, Final
 from kdist import backends
 from kdist.backends import Placement
 from kdist.errors import KdistError
+from kdist.render.canonical import rewrite
 from kdist.render.templates import Sourced, spread
 from kdist.spec import TrainingJob
 
@@ -29,11 +30,11 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
     }
     if placement is None:
         return values
-    backend = backends.get(placement.backend)
+    backend, written = backends.get(placement.backend), rewrite(document)
     return values | {
         "backend": backend,
-        "field": _field(document),
-        "spec": document["spec"],
+        "field": _field(written),
+        "spec": written["spec"],
         "job_json": spread(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "spec"),
         "elastic": backends.is_elastic(job),
         "procs": Sourced(str(job.spec.procs_per_node), "spec.procsPerNode"),

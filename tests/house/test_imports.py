@@ -16,6 +16,8 @@ from tests.house.tree import ROOT
 LIGHT = {
     "kdist": "torch kubernetes pydantic jinja2 rich asyncio requests yaml click",
     "kdist.app": "torch kubernetes pydantic jinja2 rich asyncio requests",
+    "kdist.deploy": "torch kubernetes rich asyncio requests ssl kdist.cluster",
+    "kdist.cluster": "torch kubernetes pydantic rich asyncio requests yaml click",
     "kdist_trainer": "torch numpy pydantic prometheus_client",
     "kdist_trainer.config": "torch numpy kdist click",
     "kdist_trainer.log": "torch numpy kdist click",

@@ -103,6 +103,9 @@ def _send(
             if text not in told:
                 console.warning(text)
         told.update(each.applied.warnings)
+    if plan.exists and not dry_run and any(each.applied.verb == "configured" for each in sent):
+        name = job.metadata.name
+        console.message(f"nodes change at once; what pods of {name} were started with stays until `kdist restart {name}`")
     return sent
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kdist.cluster import Cluster, essence
 from kdist.deploy.placing import Plan
 from kdist.deploy.sending import send
 from kdist.manifest import Manifest
+
+
+if TYPE_CHECKING:
+    from kdist.cluster import Cluster
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Difference:
 
     def lines(self) -> list[str]:
         """A unified diff of the two as YAML, with kubectl's headers; empty if nothing differs."""
+        import difflib
+
         title = f"{self.manifest.kind}/{self.manifest.name}"
         old, new = self.text(self.before).splitlines(), self.text(self.after).splitlines()
         return list(difflib.unified_diff(old, new, f"live/{title}", f"merged/{title}", lineterm=""))
@@ -56,6 +60,8 @@ def _dumper() -> Any:
 
 def compare(cluster: Cluster, plan: Plan, *, force: bool = False) -> Iterator[Difference]:
     """Each object of the job that would be new or different. Raises `KdistError` with all that the server would refuse."""
+    from kdist.cluster import essence
+
     for manifest, applied in send(cluster, plan, dry_run=True, force=force):
         if applied.verb != "unchanged":
             before = None if applied.before is None else essence(applied.before)

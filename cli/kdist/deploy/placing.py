@@ -6,16 +6,18 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kdist import backends, render
 from kdist.backends import Placement
-from kdist.cluster import Cluster, MissingError
 from kdist.deploy.code import read_code
 from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import Manifest
 from kdist.spec import TrainingJob
 from kdist.status import ASKED, BACKEND, RENDEZVOUS, RUN_ID, WorkloadState
+
+if TYPE_CHECKING:
+    from kdist.cluster import Cluster
 
 _RBAC = "rbac.authorization.k8s.io/v1"
 
@@ -82,7 +84,7 @@ def _find_workload(cluster: Cluster, backend: str, name: str) -> dict[str, Any] 
     kind = backends.get(backend)
     try:
         return cluster.get(kind.api_version, kind.kind, name)
-    except MissingError:
+    except NotFoundError:
         return None
 
 
@@ -106,7 +108,7 @@ def find_config_map(cluster: Cluster, name: str) -> dict[str, Any] | None:
     """The job's ConfigMap, None if there is none. Raises `KdistError` for one of this name that is not kdist's."""
     try:
         found = cluster.get("v1", "ConfigMap", name)
-    except MissingError:
+    except NotFoundError:
         return None
     if (found["metadata"].get("labels") or {}).get("kdist.dev/job") != name:
         raise KdistError(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from kdist import backends
-from kdist.cluster import Cluster, MissingError, RefusalError
-from kdist.errors import Code, KdistError
+from kdist.errors import Code, KdistError, NotFoundError
 from kdist.manifest import Manifest, sort
+
+if TYPE_CHECKING:
+    from kdist.cluster import Cluster
 
 CLAIM = "PersistentVolumeClaim"
 _RBAC = "rbac.authorization.k8s.io/v1"
@@ -35,11 +38,13 @@ def workload_kinds() -> list[tuple[str, str]]:
 
 def find_objects(cluster: Cluster, name: str) -> list[Manifest]:
     """All objects of the job that kdist made, in the order of taking them away; those that belong to another go with it."""
+    from kdist.cluster import RefusalError
+
     found = []
     for api_version, kind in (*_BESIDE, *workload_kinds()):
         try:
             listed = cluster.list(api_version, kind, selector=f"kdist.dev/job={name},app.kubernetes.io/managed-by=kdist")
-        except MissingError:
+        except NotFoundError:
             continue  # the cluster has no such kind
         except RefusalError as error:
             if error.status == 403 and kind in OPTIONAL:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kdist.cluster import Applied, Cluster, RefusalError
 from kdist.deploy.placing import Plan
 from kdist.errors import KdistError
 from kdist.manifest import Manifest
+
+if TYPE_CHECKING:
+    from kdist.cluster import Applied, Cluster, RefusalError
 
 _IMMUTABLE = ("immutable", "updates to statefulset spec", "cannot be changed", "cannot be updated")
 
@@ -33,11 +36,16 @@ def send(cluster: Cluster, plan: Plan, *, dry_run: bool = False, force: bool = F
 
 
 def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Iterator[Sent]:
+    from kdist.cluster import Applied, RefusalError
+
     refused: list[tuple[Manifest, RefusalError]] = []
     for manifest in plan.manifests:
         try:
             applied = cluster.apply(manifest, dry_run=dry_run, force=force)
         except RefusalError as error:
+            if dry_run and _waits_for_runtime(manifest, error):
+                yield Sent(manifest, Applied(manifest.document, "created"))
+                continue
             if not (dry_run and plan.exists and error.status in (409, 422)):
                 raise
             refused.append((manifest, error))
@@ -47,6 +55,11 @@ def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Itera
             _hand_over_runtime(cluster, applied.document)
     if refused:
         raise _explain(plan, refused)
+
+
+def _waits_for_runtime(manifest: Manifest, error: RefusalError) -> bool:
+    """Whether a TrainJob is refused only because its runtime was rehearsed too and so does not exist."""
+    return manifest.kind == "TrainJob" and re.search(r"[Rr]untime.*not found", str(error)) is not None
 
 
 def _hand_over_runtime(cluster: Cluster, train_job: Mapping[str, Any]) -> None:

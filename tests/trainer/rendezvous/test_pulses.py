@@ -1,0 +1,79 @@
+"""Whom an agent takes for dead: nodes whose signs of life it saw stand still, whatever their clocks say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout, _NodeDesc
+
+from kdist_trainer.rendezvous.dynamic import _State
+from kdist_trainer.rendezvous.pace import Pace
+
+PACE = replace(Pace.for_nodes(2), poll=0.0, keep_alive=0.05, keep_alive_attempts=3)
+HERE, THERE = _NodeDesc("10.0.0.1", 7, 0), _NodeDesc("10.0.0.2", 7, 0)
+
+
+def open_state(*, complete: bool = False) -> _State:
+    """A state with two nodes in it, whose clocks are an hour apart."""
+    settings = RendezvousSettings("run", 1, 2, RendezvousTimeout(), timedelta(seconds=PACE.keep_alive), 3)
+    state = _State(C10dRendezvousBackend(HashStore(), "run"), settings, PACE)
+    state.sync()
+    state.state.participants = {HERE: 0, THERE: 1}
+    state.state.complete = complete
+    now = datetime.now(UTC)
+    state.state.last_heartbeats = {HERE: now, THERE: now - timedelta(hours=1)}
+    state.mark_dirty()
+    state.sync()
+    return state
+
+
+def beat(state: _State, *nodes: _NodeDesc) -> None:
+    for node in nodes:
+        state.state.last_heartbeats[node] += timedelta(seconds=1)
+    state.mark_dirty()
+    state.sync()
+
+
+def watch(state: _State, seconds: float, each: Callable[[], object]) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        state.sync()
+        each()
+        time.sleep(0.01)
+
+
+def test_a_node_whose_clock_is_wrong_lives_as_long_as_it_beats() -> None:
+    state = open_state()
+    watch(state, 0.4, lambda: beat(state, HERE, THERE))
+    assert set(state.state.participants) == {HERE, THERE}
+
+
+def test_a_node_that_stops_beating_is_dropped_while_a_group_forms() -> None:
+    state = open_state()
+    watch(state, 0.4, lambda: beat(state, HERE))
+    assert set(state.state.participants) == {HERE}
+
+
+def test_a_group_at_work_keeps_a_silent_node_until_somebody_waits_to_form_another() -> None:
+    state = open_state(complete=True)
+    watch(state, 0.4, lambda: beat(state, HERE))
+    assert set(state.state.participants) == {HERE, THERE}
+    assert state.silent == {THERE}
+    waiting = _NodeDesc("10.0.0.3", 7, 0)
+    state.state.wait_list.add(waiting)
+    state.state.last_heartbeats[waiting] = datetime.now(UTC)
+    state.mark_dirty()
+    state.sync()
+    assert set(state.state.participants) == {HERE}
+
+
+def test_a_store_that_was_away_makes_nobody_dead() -> None:
+    state = open_state()
+    time.sleep(0.4)  # nobody could look, and nobody could beat
+    state.sync()
+    assert set(state.state.participants) == {HERE, THERE}

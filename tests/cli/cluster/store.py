@@ -1,0 +1,66 @@
+"""Objects in the memory of a test's server: enough of the Kubernetes API to send jobs, look at them and take them away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.cli.cluster.api import Asked, Reply, refusal
+
+KINDS = {"batch/v1": ["Job"], "apps/v1": ["StatefulSet"], "jobset.x-k8s.io/v1alpha2": ["JobSet"]}
+
+
+class Store:
+    """Answers an `Api` with objects by their path. `may` says what reviews of rights answer."""
+
+    def __init__(self, *, may: bool = True) -> None:
+        self.may = may
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.deleted: list[str] = []
+        self._version = 0
+
+    def __call__(self, asked: Asked) -> Reply:
+        if asked.path in ("/api", "/apis"):
+            return Reply(document={"items": _groups() if asked.path == "/apis" else []})
+        if asked.path.endswith("selfsubjectaccessreviews"):
+            return Reply(201, {"status": {"allowed": self.may}})
+        return {"GET": self._get, "PATCH": self._patch, "DELETE": self._delete}[asked.method](asked)
+
+    def put(self, path: str, document: dict[str, Any]) -> None:
+        """Place an object, as a controller would."""
+        self._version += 1
+        document.setdefault("metadata", {})["resourceVersion"] = str(self._version)
+        self.objects[path] = document
+
+    def _get(self, asked: Asked) -> Reply:
+        if asked.path in self.objects:
+            return Reply(document=self.objects[asked.path])
+        if asked.path.rsplit("/", 2)[-2] == "ml":  # a resource stands right behind the namespace, a name does not
+            wanted = dict(part.partition("=")[::2] for part in asked.query.get("labelSelector", "").split(",") if "=" in part)
+            inside = [each for path, each in self.objects.items() if path.rpartition("/")[0] == asked.path]
+            found = [each for each in inside if wanted.items() <= (each["metadata"].get("labels") or {}).items()]
+            return Reply(document={"metadata": {"resourceVersion": str(self._version)}, "items": found})
+        name = asked.path.rpartition("/")[2]
+        return refusal(404, f'"{name}" not found', "NotFound", name=name)
+
+    def _patch(self, asked: Asked) -> Reply:
+        before = self.objects.get(asked.path)
+        kept = {} if before is None else {"uid": before["metadata"]["uid"]}
+        body = {**asked.body, "metadata": {**asked.body["metadata"], "uid": asked.path, **kept}}
+        if "dryRun" not in asked.query:
+            self.put(asked.path, body)
+        return Reply(200 if before else 201, body)
+
+    def _delete(self, asked: Asked) -> Reply:
+        if self.objects.pop(asked.path, None) is None:
+            return refusal(404, "not found", "NotFound", name=asked.path)
+        self.deleted.append(asked.path.split("/")[-2])
+        return Reply()
+
+
+def _groups() -> list[dict[str, Any]]:
+    found = []
+    for version, kinds in KINDS.items():
+        group, _, number = version.partition("/")
+        resources = [{"responseKind": {"kind": kind}} for kind in kinds]
+        found.append({"metadata": {"name": group}, "versions": [{"version": number, "resources": resources}]})
+    return found

@@ -155,7 +155,7 @@ def find_crash(case: Case) -> Diagnosis | None:
             end is None
             or end.code == 0
             or end.record
-            or end.reason == "OOMKilled"
+            or end.reason in _SAID_ELSEWHERE
             or (not case.stuck and case.status.phase is not Phase.FAILED)
         ):
             continue

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from kdist.follow.agents import Agents
 from kdist.follow.fetch import snapshot
 from kdist.follow.lines import Line
 from kdist.follow.settle import settle
-from kdist.status import Pod, Snapshot
+from kdist.status import Pod, Snapshot, read_pod
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -180,14 +181,22 @@ class Follower:
         if reading is not None:
             fresh.last, fresh.early = reading.last, reading.early and not restarted
         self._readings[pod.name] = fresh
-        arguments = (pod, fresh, restarted)
-        threading.Thread(target=self._read, args=arguments, daemon=True, name=f"log {pod.name}").start()
+        known = reading.restarts if reading is not None else 0
+        threading.Thread(target=self._read, args=(pod, fresh, known), daemon=True, name=f"log {pod.name}").start()
 
-    def _read(self, pod: Pod, reading: _Reading, restarted: bool) -> None:
-        """Put the pod's new lines into the queue, in a thread of its own: of the container that ended, then the present one."""
+    def _read(self, pod: Pod, reading: _Reading, known: int) -> None:
+        """Put the pod's new lines into the queue, in a thread of its own: of the container that ended, then the present one.
+
+        `known` are the restarts up to which its log was read.
+        """
+        from kdist.cluster import RefusalError
+
         try:
-            if restarted:
-                self._put(pod, reading, previous=True)
+            # Time has passed since the look: another container may have begun.
+            reading.restarts = read_pod(self._cluster.get("v1", "Pod", pod.name, self._namespace)).restarts
+            if reading.restarts > known:
+                with suppress(RefusalError):  # the node keeps the log of one container back, or of none
+                    self._put(pod, reading, previous=True)
             self._put(pod, reading)
             reading.whole = True
         except NotFoundError:

@@ -26,4 +26,5 @@ def is_about(event: Document, name: str, pods: Iterable[Document], claims: Colle
 
 def is_pod_name(pod: str, name: str) -> bool:
     """Whether a pod of the job `name` may be called so, on any kind of workload."""
-    return re.fullmatch(rf"{re.escape(name)}(-(worker|master|node|trainer))?(-\d+){{1,2}}(-[a-z0-9]{{5}})?", pod) is not None
+    made = r"(-(worker|master|node|trainer)(-\d+){1,2}|-\d+)(-[a-z0-9]{5})?"
+    return re.fullmatch(re.escape(name) + made, pod) is not None

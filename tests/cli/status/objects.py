@@ -83,6 +83,7 @@ def container(*, state: Document, ready: bool = False, restarts: int = 0, before
         "name": "trainer",
         "ready": ready,
         "restartCount": restarts,
+        "containerID": f"containerd://{restarts}",
         "state": state,
         "lastState": before or {},
         "image": IMAGE,

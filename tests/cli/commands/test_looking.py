@@ -1,0 +1,111 @@
+"""`kdist status`, `why`, `wait` and `logs` as they are typed, against a server that shows one job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.cluster.api import write_kubeconfig
+from tests.cli.cluster.conftest import Serve, serve
+from tests.cli.conftest import Kdist
+from tests.cli.follow.test_wait import DONE, FAILED
+from tests.cli.follow.world import FIRST, SECOND, World, lines
+from tests.cli.status.objects import ended_pod, pod, record
+
+__all__ = ["serve"]
+
+PROGRESS = {
+    "time": "2026-01-31T12:00:01.500Z",
+    "event": "progress",
+    "level": "info",
+    "rank": 0,
+    "step": 5,
+    "loss": 0.5,
+    "target": 9,
+}
+
+
+@pytest.fixture
+def world(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A job that trains, in the cluster of the kubeconfig."""
+    found = World()
+    write_kubeconfig(tmp_path / "kubeconfig", serve(found).url)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    return found
+
+
+def test_a_status_shows_the_job_and_each_rank(kdist: Kdist, world: World) -> None:
+    shown = kdist("status", "digits")
+    assert shown.exit_code == 0
+    assert "phase             Running" in shown.stdout
+    assert "step              120/500 (24%)" in shown.stdout
+    ranks = [line.split() for line in shown.stdout.split("\n\n")[1].splitlines()]
+    assert ranks[0] == ["RANK", "POD", "STATUS", "STEP", "STEP", "TIME", "BUSY", "ALL-REDUCE", "RESTARTS", "NODE"]
+    assert ranks[1][:4] == ["0", FIRST, "Running", "120"]
+    assert len(ranks) == 3
+
+
+def test_a_status_is_there_for_programs_too(kdist: Kdist, world: World) -> None:
+    document = json.loads(kdist("status", "digits", "-o", "json").stdout)
+    assert (document["kind"], document["phase"], document["step"]) == ("JobStatus", "Running", 120)
+    assert kdist("status", "digits", "-o", "name").stdout == "job/digits\n"
+
+
+def test_a_watch_without_a_terminal_prints_a_line_for_each_change_until_the_end(kdist: Kdist, world: World) -> None:
+    world.workload, world.pods = DONE, [ended_pod(0, 0, "Completed")]
+    assert kdist("status", "digits", "-w").stdout == "digits: Succeeded\n"
+
+
+def test_there_being_no_such_job_is_exit_code_4(kdist: Kdist, world: World) -> None:
+    world.config_map, world.workload, world.pods = None, None, []
+    for verb in ("status", "why", "wait", "logs"):
+        shown = kdist(verb, "digits")
+        assert (shown.exit_code, "no job digits in namespace ml" in shown.stderr) == (4, True), verb
+    assert kdist("wait", "digits", "--for=deleted").stdout == "digits is gone\n"
+
+
+def test_why_prints_cause_evidence_fix_and_next_command(kdist: Kdist, world: World) -> None:
+    world.workload = FAILED
+    world.pods = [ended_pod(1, 70, record=record(70, "user_code", message="ValueError: bad", traceback=["line 7"]))]
+    shown = kdist("why", "digits").stdout.splitlines()
+    assert shown[0] == "failed user-code: rank 1 on digits-1-abcde at step 42 raised ValueError: bad"
+    assert "  | line 7" in shown
+    assert shown[-2:] == ["Next: kdist logs digits -n ml --rank 1", "  or: kdist apply JOB.yaml -n ml"]
+    document = json.loads(kdist("why", "digits", "-o", "json").stdout)
+    assert (document["kind"], document["cause"], document["phase"]) == ("Diagnosis", "user-code", "Failed")
+    assert kdist("wait", "digits").exit_code == 10
+
+
+def test_logs_are_told_in_words_with_the_pod_in_front(kdist: Kdist, world: World) -> None:
+    world.logs = {FIRST: lines("hello", json.dumps(PROGRESS)), SECOND: lines("other", at=5)}
+    assert kdist("logs", "digits").stdout.splitlines() == [
+        "[digits-0] hello",
+        "2026-01-31T12:00:01Z digits-0 progress              step 5/9, loss 0.5",
+        "[digits-1] other",
+    ]
+    assert kdist("logs", "digits", "--pod", "1", "--raw").stdout == "[digits-1] other\n"
+    assert kdist("logs", "digits", "--rank", "1").stdout == "[digits-1] other\n"
+
+
+def test_followed_logs_end_with_the_job_and_its_exit_code(kdist: Kdist, world: World) -> None:
+    world.logs = {FIRST: lines("a")}
+    world.workload, world.pods = FAILED, [ended_pod(0, 70, record=record(70, "user_code"))]
+    shown = kdist("logs", "digits", "-f")
+    assert (shown.exit_code, shown.stdout) == (10, "[digits-0] a\n")
+    assert shown.stderr.endswith("digits: Failed (user_code)\n")
+
+
+@pytest.mark.parametrize("given", ["x", "3-1", "1,,2", "-1", "failing"])
+def test_ranks_that_cannot_be_meant_are_refused(kdist: Kdist, world: World, given: str) -> None:
+    world.logs, world.pods = {FIRST: lines("a")}, [pod(0)]
+    assert kdist("logs", "digits", f"--rank={given}").exit_code == 2
+
+
+def test_the_rank_that_failed_is_found_by_its_record(kdist: Kdist, world: World) -> None:
+    world.workload, world.pods = FAILED, [ended_pod(0, 0), ended_pod(1, 70, record=record(70, "user_code"))]
+    begun = {"time": "2026-01-31T12:00:00.000Z", "event": "worker-started", "level": "info", "rank": 1, "pid": 5}
+    world.logs = {FIRST: lines("fine"), SECOND: lines(json.dumps(begun), "boom", at=3)}
+    assert kdist("logs", "digits", "--rank", "failing").stdout.splitlines()[-1] == "[digits-1] boom"
+    assert "fine" not in kdist("logs", "digits", "--rank", "failing").stdout

@@ -1,0 +1,136 @@
+"""A snapshot holds all of a job, asked for in few requests; what may not be read is left out."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from kdist import follow
+from kdist.cluster import Cluster
+from kdist.errors import KdistError, NotFoundError
+from kdist.status import Phase, read_pod
+from tests.cli.cluster.conftest import Connect, Serve
+from tests.cli.diagnose.scenes import event
+from tests.cli.follow.world import FIRST, SECOND, World
+from tests.cli.status.objects import pod, record, report, unscheduled, workload
+
+
+def test_a_snapshot_is_whole_and_takes_few_requests(world: World, serve: Serve, connect: Connect) -> None:
+    world.events = [
+        event("Started", "x"),
+        event("Started", "of another job", name="digits-2-0-zzzzz"),
+        event("Pulled", "x", name=SECOND),
+    ]
+    api = serve(world)
+    seen = follow.snapshot(connect(api.url), "digits")
+    assert (seen.status.phase, seen.status.step, str(seen.status.nodes)) == (Phase.RUNNING, 120, "2/2")
+    assert set(seen.reports) == {FIRST, SECOND}
+    assert len(seen.events) == 2
+    assert len(api.asked) == 6
+
+
+def test_there_is_no_job_without_any_object_of_it(cluster: Cluster, world: World) -> None:
+    world.config_map, world.workload, world.pods = None, None, []
+    with pytest.raises(NotFoundError, match="no job digits in namespace ml"):
+        follow.snapshot(cluster, "digits")
+
+
+def test_what_may_not_be_read_is_left_out(cluster: Cluster, world: World) -> None:
+    world.forbidden = {"/events", "/nodes", "/proxy"}
+    world.pods = [pod(0), unscheduled(1, "0/2 nodes are available: 2 Insufficient cpu.")]
+    seen = follow.snapshot(cluster, "digits", agents=follow.Agents(cluster, namespace="ml", forwards=0))
+    assert (seen.events, seen.nodes, seen.reports) == ((), {}, {})
+
+
+def test_pods_that_may_not_be_listed_are_an_error(cluster: Cluster, world: World) -> None:
+    world.forbidden = {"/pods"}
+    with pytest.raises(KdistError):
+        follow.snapshot(cluster, "digits")
+
+
+def test_a_survey_shows_every_job_with_its_numbers(cluster: Cluster) -> None:
+    found = follow.survey(cluster)
+    assert [(seen.name, seen.status.phase, seen.status.step) for seen in found] == [("digits", Phase.RUNNING, 120)]
+
+
+class Agent(BaseHTTPRequestHandler):
+    """An agent's `/status`."""
+
+    def do_GET(self) -> None:
+        """Answer as an agent does."""
+        body = json.dumps(report(step=77)).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+class CutOff:
+    """A connection whose proxy does not reach the pods, and whose forwarded ports do."""
+
+    def __init__(self) -> None:
+        self.proxied = 0
+
+    def proxy(self, *_: Any, **__: Any) -> bytes:
+        self.proxied += 1
+        raise KdistError("i/o timeout")
+
+    @contextmanager
+    def forward(self, *_: Any, **__: Any) -> Iterator[int]:
+        with HTTPServer(("127.0.0.1", 0), Agent) as server:
+            thread = threading.Thread(target=server.handle_request)
+            thread.start()
+            yield server.server_port
+            thread.join()
+
+
+def test_agents_behind_a_policy_are_asked_over_a_forwarded_port_and_from_then_on() -> None:
+    cut: Any = CutOff()
+    agents = follow.Agents(cut, namespace="ml")
+    for _ in range(2):
+        assert agents.ask([read_pod(pod(0))])[FIRST]["step"] == 77
+    assert cut.proxied == 1
+
+
+def parked(state: str, exit_record: dict[str, Any]) -> World:
+    """A StatefulSet whose agents stay after their end."""
+    found = World()
+    assert found.config_map
+    found.config_map["metadata"]["annotations"]["kdist.dev/backend"] = "statefulset"
+    found.reports = {name: report(state, exit=exit_record) for name in (FIRST, SECOND)}
+    return found
+
+
+@pytest.mark.parametrize(("state", "code", "cause"), [("succeeded", 0, None), ("failed", 70, "user_code")])
+def test_work_that_is_over_and_cannot_end_is_taken_away_with_its_outcome(
+    state: str, code: int, cause: str | None, serve: Serve, connect: Connect
+) -> None:
+    done = parked(state, record(code, cause, outcome="done" if code == 0 else "failed"))
+    cluster = connect(serve(lambda asked: _as_statefulset(done, asked)).url)
+    seen = follow.snapshot(cluster, "digits")
+    assert follow.settle(cluster, seen)
+    assert done.patches[0]["spec"] == {"replicas": 0}
+    assert json.loads(done.patches[0]["metadata"]["annotations"]["kdist.dev/outcome"])["code"] == code
+
+
+def _as_statefulset(world: World, asked: Any) -> Any:
+    from tests.cli.cluster.api import Reply
+
+    if asked.path.endswith("/statefulsets/digits") and asked.method == "GET":
+        return Reply(document=workload(kind="StatefulSet", replicas=2))
+    return world(asked)
+
+
+def test_a_job_that_works_or_ends_by_itself_is_left_alone(cluster: Cluster, world: World) -> None:
+    assert not follow.settle(cluster, follow.snapshot(cluster, "digits"))
+    world.reports = {name: report("succeeded") for name in (FIRST, SECOND)}
+    assert not follow.settle(cluster, follow.snapshot(cluster, "digits"))
+    assert world.patches == []

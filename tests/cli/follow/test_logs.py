@@ -1,0 +1,164 @@
+"""The logs of all pods are one stream: in the order of their times, over restarts and replaced pods, each line once."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from kdist import follow
+from kdist.cluster import Cluster
+from kdist.errors import NotFoundError
+from kdist.follow.lines import Line, RankFilter
+from kdist.follow.logs import Follower, Wanted, read
+from kdist.status import read_pod
+from tests.cli.follow.test_wait import DONE
+from tests.cli.follow.world import FIRST, SECOND, World, lines
+from tests.cli.status.objects import container, ended_pod, pod, terminated, unscheduled, waiting
+
+
+def test_what_is_there_comes_in_the_order_of_its_times(cluster: Cluster, world: World) -> None:
+    world.logs = {FIRST: lines("a", "c", at=0)[:1] + lines("c", at=2), SECOND: lines("b", at=1) + lines("d", at=3)}
+    found = [(line.source, line.text) for line in read(cluster, follow.snapshot(cluster, "digits"), Wanted())]
+    assert found == [("digits-0", "a"), ("digits-1", "b"), ("digits-0", "c"), ("digits-1", "d")]
+
+
+def test_one_pod_and_its_last_lines_can_be_chosen(cluster: Cluster, world: World) -> None:
+    world.logs = {FIRST: lines("a"), SECOND: lines("b", "c", "d")}
+    wanted = Wanted(choose=lambda each: each.index == 1, tail=2)
+    assert [line.text for line in read(cluster, follow.snapshot(cluster, "digits"), wanted)] == ["c", "d"]
+
+
+def test_where_there_is_no_log_yet_the_reason_is_told(cluster: Cluster, world: World) -> None:
+    world.pods = [unscheduled(0, "0/2 nodes are available: 2 Insufficient cpu.")]
+    with pytest.raises(NotFoundError, match="nothing to read yet: digits-0-abcde finds no node"):
+        list(read(cluster, follow.snapshot(cluster, "digits"), Wanted()))
+    with pytest.raises(NotFoundError, match="no container of it has been started again"):
+        list(read(cluster, follow.snapshot(cluster, "digits"), Wanted(previous=True)))
+
+
+class Reader:
+    """Follows in a thread; `texts` is what came so far."""
+
+    def __init__(self, cluster: Cluster, wanted: Wanted | None = None) -> None:
+        self.texts: list[str] = []
+        self.told: list[str] = []
+        self.follower = Follower(cluster, "digits", wanted or Wanted(), tell=self.told.append, look_seconds=0.02)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        for line in self.follower.lines():
+            self.texts.append(line.text)
+
+    def until(self, *texts: str) -> None:
+        """Wait until these have come; what comes otherwise fails the test."""
+        for _ in range(3000):
+            if sorted(self.texts) == sorted(texts):
+                return
+            self._thread.join(0.01)
+        pytest.fail(f"expected {sorted(texts)}, found {sorted(self.texts)}")
+
+    def finish(self) -> None:
+        """Wait for the end."""
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+def restarted(times: int) -> dict[str, object]:
+    """Pod 0, whose container runs again."""
+    again = container(state={"running": {}}, ready=True, restarts=times, before=terminated(201))
+    return pod(0, containerStatuses=[again])
+
+
+def test_a_container_that_is_started_again_loses_and_doubles_no_line(cluster: Cluster, world: World) -> None:
+    world.pods, world.logs = [pod(0)], {FIRST: lines("a", "b")}
+    reader = Reader(cluster)
+    reader.until("a", "b")
+    # The container wrote one more line and died; the next one has begun before anybody looked.
+    world.before[FIRST] = lines("a", "b", "last words")
+    world.logs[FIRST] = lines("again", at=10)
+    world.pods = [restarted(1)]
+    reader.until("a", "b", "last words", "again")
+    world.pods, world.workload = [ended_pod(0, 0, "Completed")], DONE
+    reader.finish()
+    assert reader.texts == ["a", "b", "last words", "again"]
+
+
+def test_a_pod_that_replaces_another_is_followed_and_the_end_is_noticed(cluster: Cluster, world: World) -> None:
+    world.pods, world.logs = [pod(0)], {FIRST: lines("a")}
+    reader = Reader(cluster)
+    reader.until("a")
+    world.logs["digits-0-fghij"] = lines("b", at=5)
+    world.pods = [pod(0, name="digits-0-fghij")]
+    reader.until("a", "b")
+    world.pods, world.workload = [ended_pod(0, 0, "Completed", name="digits-0-fghij")], DONE
+    reader.finish()
+    assert reader.follower.seen is not None
+    assert reader.follower.seen.status.phase == "Succeeded"
+
+
+def test_waiting_for_the_first_line_says_why_once_for_each_reason(cluster: Cluster, world: World) -> None:
+    world.pods = [unscheduled(0, "0/2 nodes are available: 2 Insufficient cpu.")]
+    reader = Reader(cluster)
+    while not reader.told:
+        threading.Event().wait(0.01)
+    world.pods = [pod(0, phase="Pending", **waiting("ImagePullBackOff", "reg/x: not found"))]
+    while len(reader.told) < 2:
+        threading.Event().wait(0.01)
+    world.pods, world.logs = [pod(0)], {FIRST: lines("a")}
+    reader.until("a")
+    assert "finds no node" in reader.told[0]
+    assert "does not exist" in reader.told[1]
+    world.workload, world.pods = DONE, [ended_pod(0, 0, "Completed")]
+    reader.finish()
+
+
+def test_a_limit_holds_for_what_was_there_and_not_for_what_comes(cluster: Cluster, world: World) -> None:
+    world.pods, world.logs = [pod(0)], {FIRST: lines("a", "b", "c")}
+    reader = Reader(cluster, Wanted(tail=1))
+    reader.until("c")
+    world.logs[FIRST] = lines("a", "b", "c", "d", "e")
+    reader.until("c", "d", "e")
+    world.workload, world.pods = DONE, [ended_pod(0, 0, "Completed")]
+    reader.finish()
+
+
+def test_a_job_that_is_deleted_meanwhile_ends_the_following(cluster: Cluster, world: World) -> None:
+    world.pods, world.logs = [pod(0)], {FIRST: lines("a")}
+    reader = Reader(cluster)
+    reader.until("a")
+    world.config_map, world.workload, world.pods = None, None, []
+    reader.finish()
+    assert reader.texts == ["a"]
+
+
+def told(index: int, event: str, rank: int | None = None, printed: str = "") -> Line:
+    document = {"time": "2026-01-31T12:00:00.000Z", "event": event, **({} if rank is None else {"rank": rank})}
+    return Line(read_pod(pod(index)), "", printed + json.dumps(document))
+
+
+def test_ranks_are_found_in_the_logs_themselves_and_move_with_the_groups() -> None:
+    chosen = RankFilter({1}, {})
+    printed = Line(read_pod(pod(1)), "", "hello from somebody")
+    assert not chosen.passes(printed)
+    assert chosen.passes(told(1, "worker-started", rank=1))
+    assert chosen.passes(printed)
+    assert not chosen.passes(told(0, "progress", rank=0))
+    assert not chosen.passes(told(1, "group-formed"))
+    assert not chosen.passes(told(1, "worker-started", rank=0))
+    assert not chosen.passes(printed)
+
+
+def test_ranks_that_the_agents_tell_of_need_no_beginning_of_the_log() -> None:
+    printed = Line(read_pod(pod(1)), "", "hello")
+    assert RankFilter({3}, {SECOND: [2, 3]}).passes(printed)
+    assert not RankFilter({0}, {SECOND: [2, 3]}).passes(printed)
+
+
+def test_an_event_behind_an_unfinished_line_is_both() -> None:
+    line = told(0, "progress", rank=0, printed="10%\r20%")
+    assert line.event is not None
+    assert (line.event["event"], line.printed) == ("progress", "20%")
+    assert Line(read_pod(pod(0)), "", '{"time": broken').event is None

@@ -123,6 +123,7 @@ def test_a_limit_holds_for_what_was_there_and_not_for_what_comes(cluster: Cluste
     reader.until("c", "d", "e")
     world.workload, world.pods = DONE, [ended_pod(0, 0, "Completed")]
     reader.finish()
+    assert reader.texts == ["c", "d", "e"]
 
 
 def test_a_job_that_is_deleted_meanwhile_ends_the_following(cluster: Cluster, world: World) -> None:

@@ -1,0 +1,95 @@
+"""The Helm chart's whole life in a namespace that admits restricted pods only: it comes, is tried, changes, leaves no trace."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from tests.charts.rules import CHART
+from tests.cluster.namespace import Namespace
+
+pytestmark = pytest.mark.e2e
+
+PATIENCE_SECONDS = 900
+# What the cluster itself writes into a namespace as things come and go.
+_VOLATILE = {"events", "events.events.k8s.io", "endpoints", "endpointslices.discovery.k8s.io", "leases.coordination.k8s.io"}
+
+
+def call_helm(namespace: Namespace, command: str, *args: str) -> str:
+    """What `helm COMMAND RELEASE …` prints; the release is named as the namespace. It must succeed."""
+    helm = shutil.which("helm", path=namespace.environment["PATH"])
+    assert helm is not None, "tests/cluster/cluster all builds it"
+    line = [helm, command, namespace.name, *args, "--namespace", namespace.name]
+    done = subprocess.run(line, env=namespace.environment, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
+    assert done.returncode == 0, f"{' '.join(line)}\n{done.stdout}{done.stderr}\n{namespace.look()}"
+    return done.stdout
+
+
+def list_objects(namespace: Namespace) -> set[str]:
+    """Everything in the namespace, and the chart's own among what belongs to the whole cluster."""
+    kinds = namespace.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
+    wanted = ",".join(kind for kind in kinds if kind not in _VOLATILE and "metrics.k8s.io" not in kind)
+    inside = namespace.kubectl("get", wanted, "-o", "name", "--ignore-not-found").split()
+    mine = f"app.kubernetes.io/instance={namespace.name}"
+    around = namespace.kubectl("get", "clusterroles,clusterrolebindings", "-l", mine, "-o", "name").split()
+    return {*inside, *around}
+
+
+def cluster_roles(namespace: Namespace) -> list[str]:
+    """Names of the release's ClusterRoles."""
+    mine = f"app.kubernetes.io/instance={namespace.name}"
+    return sorted(namespace.kubectl("get", "clusterroles", "-l", mine, "-o", "name").split())
+
+
+def may(namespace: Namespace, who: str, verb: str, what: str) -> bool:
+    """Whether a user who is bound to nothing else may do that in the namespace."""
+    line = ["kubectl", "-n", namespace.name, "auth", "can-i", verb, what, f"--as={who}"]
+    done = subprocess.run(line, env=namespace.environment, capture_output=True, text=True, check=False, timeout=120)
+    return done.stdout.strip() == "yes"
+
+
+def test_the_chart_is_installed_tried_changed_taken_back_and_gone_without_a_trace(namespace: Namespace) -> None:
+    before = list_objects(namespace)
+    registry, _, tag = namespace.environment["KDIST_IMAGE"].rpartition(":")
+    subjects = [{"kind": "User", "name": name, "apiGroup": "rbac.authorization.k8s.io"} for name in ("reader", "runner")]
+    values = {
+        "image": {"repository": registry, "tag": tag},
+        "rbac": {"view": subjects[:1], "edit": subjects[1:]},
+        "quota": {"hard": {"pods": "20"}},
+    }
+    file = namespace.write(values, "values.yaml")
+    chosen = ("--values", str(namespace.home / file))
+
+    told = call_helm(namespace, "install", str(CHART), *chosen)
+    assert "kdist apply job.yaml" in told
+    assert may(namespace, "reader", "list", "pods")
+    assert not may(namespace, "reader", "delete", "pods")
+    assert may(namespace, "runner", "create", "jobs.batch")
+    assert not may(namespace, "runner", "get", "secrets")
+    call_helm(namespace, "test", "--timeout", "12m")
+
+    call_helm(namespace, "upgrade", str(CHART), *chosen, "--set", "rbac.scope=cluster")
+    assert len(cluster_roles(namespace)) == 2
+    assert not may(namespace, "reader", "list", "pods")
+    call_helm(namespace, "rollback", "1")
+    assert cluster_roles(namespace) == []
+    assert may(namespace, "reader", "list", "pods")
+
+    call_helm(namespace, "uninstall", "--wait")
+    namespace.until("a namespace as it was", lambda: list_objects(namespace) == before)
+
+
+def test_the_api_server_takes_every_object_of_every_choice(namespace: Namespace) -> None:
+    known = set(namespace.kubectl("api-resources", "-o", "name").split())
+    helm = shutil.which("helm", path=namespace.environment["PATH"])
+    assert helm is not None
+    for values in sorted((CHART / "ci").glob("*-values.yaml")):
+        quiet = ["--set", "monitoring.podMonitor.enabled=auto,monitoring.prometheusRule.enabled=auto"]
+        quiet += [] if "localqueues.kueue.x-k8s.io" in known else ["--set", "kueue.enabled=never"]
+        line = [helm, "template", "kdist", str(CHART), "-n", namespace.name, "--no-hooks", "-f", str(values), *quiet]
+        rendered = subprocess.run(line, capture_output=True, text=True, check=True, timeout=120).stdout
+        printed = namespace.kubectl("apply", "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-", stdin=rendered)
+        assert json.loads(printed)["items"]

@@ -18,13 +18,15 @@ taken. The table is made from the declarations in `trainer/kdist_trainer/stats`:
 - **From** says whose number it is. *rank*: one series for each local rank of the current group. *node*: counters and
   histograms are the sum over the local ranks, gauges the largest. *witness*: the node's first local rank speaks for it.
   *leader*: rank 0 speaks for the job, and only the agent that has it shows the metric. *agent*: the agent's own.
-- Counters never go back while an agent lives, not even when its workers are restarted, and a lost record costs no count:
-  records hold running sums. When a new group gives this node other ranks, what the old ones had counted goes on under the
-  labels of the new ones, so the sum over `rank` is right at any time; for one rank's behaviour take rates within a group.
+- Counters never go back, not even when workers are restarted, and a lost record costs no count: records hold running sums.
+  What a scrape shows is kept beside the checkpoints first, and the next agent of the same place goes on from it. When a new
+  group gives this node other ranks, what the old ones had counted goes on under the labels of the new ones, so the sum over
+  `rank` is right at any time; for one rank's behaviour take rates within a group.
 - A metric is absent while its value is unknown, and a series of *failures* and *fallbacks* while it is zero. A loss that is
   NaN is shown as NaN.
-- `kdist_wall_seconds_total` always sums to the agent's age. A step's time is put into its category when the step is over;
-  until then the category is a guess by the rank's heartbeat, and a wrong guess is made up for in the following seconds.
+- `kdist_wall_seconds_total` always sums to the time that the agents of its place have lived. A step's time is put into its
+  category when the step is over; until then the category is a guess by the rank's heartbeat, and a wrong guess is made up for
+  in the following seconds.
 - Every series has the label `kdist_job`. At most 80 + 30 x local ranks series per agent.
 
 | metric | type | from | labels | unit | help |

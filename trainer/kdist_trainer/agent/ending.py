@@ -14,6 +14,7 @@ from kdist_trainer.agent.settings import PARK, Settings
 from kdist_trainer.agent.stopping import StopSignals
 from kdist_trainer.config import Exit
 from kdist_trainer.exporter import Exporter
+from kdist_trainer.exporter.kept import place
 from kdist_trainer.rendezvous.place import FILE
 
 _LOOK_SECONDS = 0.2
@@ -41,6 +42,7 @@ def start_exporter(
         healthy=healthy,
         nodes=settings.bounds.now,
         since=since,
+        kept=place(settings.checkpoints, run_id=settings.run_id, node=settings.node) if settings.checkpoints else None,
     )
     exporter.start()
     document = {"pid": os.getpid(), "port": exporter.port, "node": settings.node, "run_id": settings.run_id}

@@ -16,11 +16,12 @@ from prometheus_client.exposition import choose_encoder, generate_latest
 from kdist_trainer import log
 from kdist_trainer.config import Nodes
 from kdist_trainer.exporter import status
-from kdist_trainer.exporter.exposition import Exposition, Series, reported_series
+from kdist_trainer.exporter.exposition import Exposition, Series, own_series, reported_series
+from kdist_trainer.exporter.kept import Keeper, Sums, read, sums_of
 from kdist_trainer.exporter.receiver import Receiver
-from kdist_trainer.exporter.server import Answer, Server
+from kdist_trainer.exporter.server import Answer, Server, say
 from kdist_trainer.exporter.told import Told
-from kdist_trainer.exporter.totals import ACCEPTED, Totals
+from kdist_trainer.exporter.totals import ACCEPTED, Snapshot, Totals
 from kdist_trainer.exporter.wall import WallClock
 from kdist_trainer.heartbeat import Phase
 from kdist_trainer.stats import GAUGES, SLOTS, STATES, MalformedRecordError, agent, unpack
@@ -36,8 +37,8 @@ class Exporter:
 
     `info` holds labels of `kdist_job_info` (`framework`, `workload_kind`, `world_size_min`, `world_size_max`) and may hold
     `node`; `nodes` says how many there may be. `since` is when the agent's wall time began, in monotonic seconds; now, if left
-    out. Numbers that belong to the job rather than to this agent (lost steps, time to recover) are to be told by the agent
-    that has rank 0 only, so that a sum over the agents is right.
+    out; `kept` the file that counters go on from and are kept in. Numbers that belong to the job rather than to this agent
+    (lost steps, time to recover) are to be told by the agent that has rank 0 only, so that a sum over the agents is right.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Exporter:
         healthy: Callable[[], bool] = lambda: True,
         nodes: Callable[[], Nodes] | None = None,
         since: float | None = None,
+        kept: Path | None = None,
     ) -> None:
         self.port = port
         self.socket_path = socket_path
@@ -61,8 +63,13 @@ class Exporter:
         self._state = STATES[0]
         self._told = Told()
         self._totals = Totals()
+        before = read(kept, run_id=run_id) if kept else Sums()
+        self._told.resume(before.agent)
+        self._totals.resume(before.ranks, before.leader)
+        self._kept = kept
+        self._keeper: Keeper | None = None
         self._throughput = status.Throughput()
-        self._clock = WallClock(time.monotonic() if since is None else since)
+        self._clock = WallClock(time.monotonic() if since is None else since, before.wall)
         self._failed_at: float | None = None
         self._record: dict[str, Any] | None = None
         self._scrape_seconds = 0.0
@@ -77,6 +84,7 @@ class Exporter:
             self._receiver = Receiver(self.socket_path, take=self._take, lock=self._lock)
         except OSError as error:
             log.warn("metrics-socket-failed", message=f"ranks cannot report: {self.socket_path}: {error}")
+        self._keeper = Keeper(self._kept, lambda: sums_of(*self._look()), run_id=self._run_id) if self._kept else None
         routes = {"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._ready, "/status": self._status}
         for port in dict.fromkeys((self.port, 0)):
             try:
@@ -95,6 +103,9 @@ class Exporter:
         if self._server:
             self._server.close()
             self._server = None
+        if self._keeper:
+            self._keeper.close()
+            self._keeper = None
 
     def set_state(self, state: str) -> None:
         """What the agent is doing, one of `STATES`. Raises `ValueError` for another word."""
@@ -158,26 +169,22 @@ class Exporter:
             snapshot, wall = self._totals.snapshot(), self._clock.read(now, doing=self._doing())
             ranks = status.ranks(snapshot, self.socket_path.parent, now=now)
             rate = self._throughput.rate(self._totals.total(_SAMPLES), now=now)
-            remaining = self._told.get(agent.RESTARTS_REMAINING)
-            return {
-                "job": self._job,
-                "run_id": self._run_id,
-                "node": self._node,
-                "state": self._state,
-                "phase": self._state if self._record else ranks[0]["phase"] if ranks else None,
-                "generation": snapshot.generation,
-                "world_size": snapshot.world_size,
-                **status.shown_gauges(snapshot),
-                "samples_per_second": rate,
-                "restarts": int(self._told.total(agent.RESTARTS)),
-                "restarts_remaining": None if remaining is None else int(remaining),
-                "lost_steps": int(self._told.total(agent.LOST_STEPS)),
-                "wall_seconds": wall,
-                "nodes": self._nodes().model_dump() if self._nodes else None,
-                "ranks": ranks,
-                "pid": os.getpid(),
-                "exit": self._record,
-            }
+            counted = status.counted(snapshot, self._told)
+        return {
+            "job": self._job,
+            "run_id": self._run_id,
+            "node": self._node,
+            "state": self._state,
+            "phase": self._state if self._record else ranks[0]["phase"] if ranks else None,
+            **status.shown_gauges(snapshot),
+            "samples_per_second": rate,
+            **counted,
+            "wall_seconds": wall,
+            "nodes": self._nodes().model_dump() if self._nodes else None,
+            "ranks": ranks,
+            "pid": os.getpid(),
+            "exit": self._record,
+        }
 
     def _drain(self) -> None:
         """Take in what the ranks have sent so far, the lock held."""
@@ -207,19 +214,17 @@ class Exporter:
             self._told.set(agent.TIME_TO_RECOVER, now - self._failed_at)
             self._failed_at = None
 
-    def _read(self) -> dict[str, Series]:
-        """All series as of now; the lock is held for the copying only."""
-        now = time.monotonic()
+    def _look(self) -> tuple[Snapshot, dict[str, Series], dict[str, float]]:
+        """All numbers as of now, detached; the lock is held for the copying only."""
         with self._lock:
             self._drain()
-            snapshot, told, state = self._totals.snapshot(), self._told.snapshot(), self._state
-            wall = self._clock.read(now, doing=self._doing())
-        numbers: dict[str, Series] = {**told, **reported_series(snapshot, wall)}
-        numbers[agent.JOB_STATE.name] = {(word,): [float(word == state)] for word in STATES}
-        numbers[agent.HEARTBEAT.name] = {(str(rank),): [heard] for rank, heard in snapshot.heard.items()}
-        numbers[agent.RECORDS.name] = {(outcome,): [float(count)] for outcome, count in snapshot.received.items()}
-        numbers[agent.SCRAPE_DURATION.name] = {(): [self._scrape_seconds]}
-        return numbers
+            wall = self._clock.read(time.monotonic(), doing=self._doing())
+            return self._totals.snapshot(), self._told.snapshot(), wall
+
+    def _read(self) -> dict[str, Series]:
+        """All series as of now."""
+        snapshot, told, wall = self._look()
+        return {**told, **reported_series(snapshot, wall), **own_series(snapshot, self._state, self._scrape_seconds)}
 
     def _doing(self) -> Phase | None:
         """What the first local rank is at in this generation."""
@@ -230,19 +235,16 @@ class Exporter:
         started = time.perf_counter()
         encoder, media_type = choose_encoder(accept)
         body = encoder(self._exposition.registry)
+        if self._keeper:
+            self._keeper.keep(sums_of(*self._look()))
         self._scrape_seconds = time.perf_counter() - started
         return Answer(HTTPStatus.OK, body, media_type)
 
     def _health(self, _: str) -> Answer:
-        return _word("ok", HTTPStatus.OK) if self._healthy() else _word("the agent is stuck", HTTPStatus.SERVICE_UNAVAILABLE)
+        return say("ok", HTTPStatus.OK) if self._healthy() else say("the agent is stuck", HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _ready(self, _: str) -> Answer:
-        state = self._state
-        return _word(state, HTTPStatus.OK if state in _READY_STATES else HTTPStatus.SERVICE_UNAVAILABLE)
+        return say(self._state, HTTPStatus.OK if self._state in _READY_STATES else HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _status(self, _: str) -> Answer:
         return Answer(HTTPStatus.OK, json.dumps(self.status()).encode() + b"\n", "application/json")
-
-
-def _word(word: str, code: HTTPStatus) -> Answer:
-    return Answer(code, f"{word}\n".encode())

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from kdist_trainer.exporter.totals import Snapshot, add
-from kdist_trainer.stats import AGENT_METRICS, COUNTER_SLOTS, GAUGES, RECORDED, SLOTS, Kind, Metric, Scope
+from kdist_trainer.stats import AGENT_METRICS, COUNTER_SLOTS, GAUGES, RECORDED, SLOTS, STATES, Kind, Metric, Scope, agent
 
 Labels = tuple[str, ...]
 Series = dict[Labels, list[float]]
@@ -51,7 +51,7 @@ def label_names(metric: Metric) -> Labels:
 def reported_series(snapshot: Snapshot, wall: Mapping[str, float]) -> dict[str, Series]:
     """The series of all recorded metrics by name; `wall` is the shown partition of wall time."""
     node = [0.0] * COUNTER_SLOTS
-    for counters in snapshot.by_rank.values():
+    for counters in snapshot.sums:
         node = add(node, counters)
     found: dict[str, Series] = {}
     for metric in RECORDED:
@@ -70,6 +70,16 @@ def reported_series(snapshot: Snapshot, wall: Mapping[str, float]) -> dict[str, 
             leads = metric.scope is not Scope.LEADER or 0 in snapshot.local_ranks or any(snapshot.leader[SLOTS[metric.name]])
             found[metric.name] = _split(metric, node if metric.scope is Scope.NODE else snapshot.leader) if leads else {}
     return found
+
+
+def own_series(snapshot: Snapshot, state: str, scrape_seconds: float) -> dict[str, Series]:
+    """What an agent shows of itself besides what it was told: its state, who reports to it, how long a scrape takes."""
+    return {
+        agent.SCRAPE_DURATION.name: {(): [scrape_seconds]},
+        agent.JOB_STATE.name: {(word,): [float(word == state)] for word in STATES},
+        agent.HEARTBEAT.name: {(str(rank),): [heard] for rank, heard in snapshot.heard.items()},
+        agent.RECORDS.name: {(outcome,): [float(count)] for outcome, count in snapshot.received.items()},
+    }
 
 
 def _split(metric: Metric, counters: list[float]) -> Series:

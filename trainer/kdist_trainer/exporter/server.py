@@ -124,8 +124,13 @@ class Server:
             return _plain(HTTPStatus.INTERNAL_SERVER_ERROR), method
 
 
+def say(word: str, status: HTTPStatus) -> Answer:
+    """An answer of one line."""
+    return Answer(status, f"{word}\n".encode())
+
+
 def _plain(status: HTTPStatus) -> Answer:
-    return Answer(status, f"{status.phrase.lower()}\n".encode())
+    return say(status.phrase.lower(), status)
 
 
 def _encode(answer: Answer, *, with_body: bool) -> bytes:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer import log
+from kdist_trainer.exporter.told import Told
 from kdist_trainer.exporter.totals import Snapshot
 from kdist_trainer.heartbeat import Beat, Heartbeat
-from kdist_trainer.stats import GAUGES, SLOTS, StepPhase
+from kdist_trainer.stats import GAUGES, SLOTS, StepPhase, agent
 
 _WINDOW_SECONDS = 10.0
 _SPACING_SECONDS = 0.5
@@ -66,6 +67,18 @@ def shown_gauges(snapshot: Snapshot) -> dict[str, Any]:
     values = {field: snapshot.gauges[GAUGES[name]] for field, name in fields.items()}
     whole = {"step", "target_steps", "last_checkpoint_step"}
     return {field: int(value) if field in whole and value is not None else log.plain(value) for field, value in values.items()}
+
+
+def counted(snapshot: Snapshot, told: Told) -> dict[str, Any]:
+    """What the agent knows of its group and of the restarts."""
+    remaining = told.get(agent.RESTARTS_REMAINING)
+    return {
+        "generation": snapshot.generation,
+        "world_size": snapshot.world_size,
+        "restarts": int(told.total(agent.RESTARTS)),
+        "restarts_remaining": None if remaining is None else int(remaining),
+        "lost_steps": int(told.total(agent.LOST_STEPS)),
+    }
 
 
 def ranks(snapshot: Snapshot, scratch: Path, *, now: float) -> list[dict[str, Any]]:

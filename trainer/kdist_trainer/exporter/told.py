@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kdist_trainer import __version__
 from kdist_trainer.stats import AGENT_METRICS, Kind, Metric
@@ -23,6 +23,15 @@ class Told:
         for metric in AGENT_METRICS:
             if metric.kind is Kind.COUNTER:
                 self._values[metric.name] = dict.fromkeys(metric.series, 0.0)
+
+    def resume(self, before: Mapping[str, Mapping[Labels, Sequence[float]]]) -> None:
+        """Go on from what counters and histograms came to, by the metric's name."""
+        for name, series in before.items():
+            for labels, numbers in series.items():
+                if len(numbers) == 1:
+                    self._values[name][labels] = numbers[0]
+                else:
+                    self._observed[name][labels] = list(numbers)
 
     def count(self, metric: Metric, labels: Labels = (), amount: float = 1.0) -> None:
         """Let a counter grow. Raises `ValueError` if it would shrink."""

@@ -39,6 +39,8 @@ class Snapshot:
     local_ranks: tuple[int, ...]
     by_rank: dict[int, list[float]]
     """Counters of each current local rank, earlier generations included."""
+    sums: tuple[tuple[float, ...], ...]
+    """The same in the order of ranks; before the first group, those of an earlier agent's ranks."""
     leader: list[float]
     """Counters that rank 0 reported while it was local."""
     gauges: tuple[float | None, ...]
@@ -65,6 +67,11 @@ class Totals:
         self._witness_wall = [0.0] * (_WALL.stop - _WALL.start)
         self._last_gauges: list[float | None] = [None] * len(GAUGES)
         self._heard: dict[int, float] = {}
+
+    def resume(self, ranks: Sequence[Sequence[float]], leader: Sequence[float]) -> None:
+        """Go on from the counters of an earlier agent's local ranks, which the first group's take over in their order."""
+        self._carried = {number - len(ranks): list(counters) for number, counters in enumerate(ranks)}
+        self._leader = leader
 
     @property
     def witness(self) -> Record | None:
@@ -117,6 +124,7 @@ class Totals:
             world_size=self.world_size,
             local_ranks=self.local_ranks,
             by_rank=by_rank,
+            sums=tuple(tuple(self._sum(rank)) for rank in sorted({*self._carried, *self._current})),
             leader=leader,
             gauges=self.gauges(),
             current=dict(self._current),

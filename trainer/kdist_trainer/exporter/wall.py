@@ -8,7 +8,7 @@ partition, in proportion. Shown seconds are never taken back, and an error made 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kdist_trainer.heartbeat import Phase
 from kdist_trainer.stats import WALL_CATEGORIES, Wall
@@ -42,15 +42,16 @@ _ZERO = [0.0] * len(WALL_CATEGORIES)
 
 
 class WallClock:
-    """The partition since `now`, a monotonic time in seconds. Not thread-safe: the caller holds a lock."""
+    """The partition since `now`, a monotonic time in seconds, on top of an earlier agent's. The caller holds a lock."""
 
-    def __init__(self, now: float) -> None:
-        self._start = now
+    def __init__(self, now: float, before: Mapping[str, float] | None = None) -> None:
+        known = [before[category] for category in WALL_CATEGORIES] if before else _ZERO
+        self._start = now - sum(known)
         self._state = "pending"
         self._reported: Sequence[float] = _ZERO
         self._has_stepped = False
-        self._settled = list(_ZERO)
-        self._shown = list(_ZERO)
+        self._settled, self._kept = list(known), known
+        self._shown = list(known)
 
     def enter(self, state: str, *, now: float) -> None:
         """The agent does something else from now on; what nobody reported until now was `state`'s category so far."""
@@ -97,7 +98,7 @@ class WallClock:
         excess = sum(self._exact()) - (now - self._start)
         for category in _GUESSED:
             index = WALL_CATEGORIES.index(category)
-            taken = min(max(0.0, excess), self._settled[index])
+            taken = min(max(0.0, excess), self._settled[index] - self._kept[index])
             self._settled[index] -= taken
             excess -= taken
 

@@ -7,6 +7,7 @@ from kdist_trainer.stats.record import StepStats
 from kdist_trainer.stats.wire import (
     COUNTER_SLOTS,
     GAUGES,
+    LAYOUT,
     MAX_RECORD,
     RECORDED,
     SLOTS,
@@ -20,6 +21,7 @@ __all__ = [
     "AGENT_METRICS",
     "COUNTER_SLOTS",
     "GAUGES",
+    "LAYOUT",
     "MAX_RECORD",
     "RECORDED",
     "SLOTS",

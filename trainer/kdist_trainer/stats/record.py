@@ -98,7 +98,7 @@ class StepStats:
     )
     wall: list[float] = counter(
         "kdist_wall_seconds_total",
-        "Partition of the agent's wall time; the categories sum to the time since its start",
+        "Partition of the agent's wall time; the categories sum to its life and those of the agents before it",
         scope=Scope.WITNESS,
         unit="seconds",
         labels=("category",),

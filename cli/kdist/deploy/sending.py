@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +14,7 @@ from kdist.manifest import Manifest
 if TYPE_CHECKING:
     from kdist.cluster import Applied, Cluster, RefusalError
 
+_RUNTIME_SECONDS = 20.0
 _IMMUTABLE = ("immutable", "updates to statefulset spec", "cannot be changed", "cannot be updated")
 
 
@@ -41,7 +43,7 @@ def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Itera
     refused: list[tuple[Manifest, RefusalError]] = []
     for manifest in plan.manifests:
         try:
-            applied = cluster.apply(manifest, dry_run=dry_run, force=force)
+            applied = _apply_one(cluster, manifest, dry_run=dry_run, force=force)
         except RefusalError as error:
             if dry_run and _waits_for_runtime(manifest, error):
                 yield Sent(manifest, Applied(manifest.document, "created"))
@@ -57,8 +59,22 @@ def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Itera
         raise _explain(plan, refused)
 
 
+def _apply_one(cluster: Cluster, manifest: Manifest, *, dry_run: bool, force: bool) -> Applied:
+    """Apply an object. Trainer hears of a runtime a moment after it was made, and until then refuses the TrainJob that names it."""
+    from kdist.cluster import RefusalError
+
+    end = time.monotonic() + _RUNTIME_SECONDS
+    while True:
+        try:
+            return cluster.apply(manifest, dry_run=dry_run, force=force)
+        except RefusalError as error:
+            if dry_run or not _waits_for_runtime(manifest, error) or time.monotonic() > end:
+                raise
+            time.sleep(0.5)
+
+
 def _waits_for_runtime(manifest: Manifest, error: RefusalError) -> bool:
-    """Whether a TrainJob is refused only because its runtime was rehearsed too and so does not exist."""
+    """Whether a TrainJob is refused only because its runtime is not known: it was rehearsed too, or made a moment ago."""
     return manifest.kind == "TrainJob" and re.search(r"[Rr]untime.*not found", str(error)) is not None
 
 

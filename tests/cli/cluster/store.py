@@ -6,16 +6,24 @@ from typing import Any
 
 from tests.cli.cluster.api import Asked, Reply, refusal
 
-KINDS = {"batch/v1": ["Job"], "apps/v1": ["StatefulSet"], "jobset.x-k8s.io/v1alpha2": ["JobSet"]}
+KINDS = {
+    "batch/v1": ["Job"],
+    "apps/v1": ["StatefulSet"],
+    "jobset.x-k8s.io/v1alpha2": ["JobSet"],
+    "trainer.kubeflow.org/v1alpha1": ["TrainJob", "TrainingRuntime"],
+}
 
 
 class Store:
-    """Answers an `Api` with objects by their path. `may` says what reviews of rights answer."""
+    """Answers an `Api` with objects by their path. `may` says what reviews of rights answer, `deaf` how often Trainer has
+    yet to refuse a TrainJob because it has not heard of its runtime.
+    """
 
     def __init__(self, *, may: bool = True) -> None:
         self.may = may
         self.objects: dict[str, dict[str, Any]] = {}
         self.deleted: list[str] = []
+        self.deaf = 0
         self._version = 0
 
     def __call__(self, asked: Asked) -> Reply:
@@ -43,6 +51,9 @@ class Store:
         return refusal(404, f'"{name}" not found', "NotFound", name=name)
 
     def _patch(self, asked: Asked) -> Reply:
+        if "/trainjobs/" in asked.path and self.deaf:
+            self.deaf -= 1
+            return refusal(403, 'TrainingRuntime "digits" not found: it must be created first', "Forbidden")
         before = self.objects.get(asked.path)
         kept = {} if before is None else {"uid": before["metadata"]["uid"]}
         body = {**asked.body, "metadata": {**asked.body["metadata"], "uid": asked.path, **kept}}

@@ -156,3 +156,11 @@ def test_the_doctor_looks_at_this_machine_alone(kdist: Kdist, monkeypatch: pytes
     without = kdist("doctor")
     assert without.exit_code == Code.ERROR
     assert "✗ cluster: there is no kubeconfig at /nowhere" in without.stdout
+
+
+def test_a_train_job_is_sent_until_trainer_has_heard_of_its_runtime(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+    store.deaf = 2
+    result = kdist("apply", str(file), "--set", "spec.backend=trainjob")
+    assert result.exit_code == Code.OK, result.stderr
+    assert store.deaf == 0
+    assert any("/trainjobs/" in path for path in store.objects)

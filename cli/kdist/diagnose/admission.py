@@ -35,8 +35,12 @@ def find_queue(case: Case) -> Diagnosis | None:
         sentence = f"the queue {queue} has taken the job's place away ({why}); it waits to come in again"
     elif admission is None:
         sentence = f"the queue {queue} has not taken notice of the job: Kueue may not run here, or may not know this kind"
+    elif "maximum capacity" in said:
+        fix = "ask for less in spec.resources or spec.nodes, or have the queue's quota raised"
+        sentence = f"the job asks for more than the queue {queue} ever has: {clip(said, 300)}"
+        return Diagnosis("queue-too-small", sentence, evidence=tuple(evidence), fix=fix, commands=tuple(commands))
     else:
-        sentence = f"the queue {queue} has no room for the job yet: {clip(said, 200)}"
+        sentence = f"the queue {queue} has no room for the job yet: {clip(said, 300)}"
     return Diagnosis("queued", sentence, "waiting", tuple(evidence), "wait, ask for less, or raise the quota", tuple(commands))
 
 

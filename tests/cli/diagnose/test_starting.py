@@ -202,6 +202,14 @@ def test_a_queue_without_room_is_told_in_its_own_words() -> None:
     assert "2 more needed" in found.sentence
 
 
+def test_a_job_that_is_larger_than_its_queue_waits_in_vain() -> None:
+    said = (
+        "insufficient quota for cpu in flavor default, previously considered podsets requests (0) + current podset request (4) > "
+    )
+    found = queued("Pending", f"couldn't assign flavors to pod set main: {said}maximum capacity (2)")
+    assert (found.cause, found.severity) == ("queue-too-small", "blocked")
+
+
 def test_a_queue_that_does_not_exist_is_told_from_one_that_is_full() -> None:
     found = queued("Inadmissible", "LocalQueue team-a doesn't exist")
     assert (found.cause, found.commands) == ("queue-unusable", ("kubectl get localqueues -n ml",))

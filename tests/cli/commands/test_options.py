@@ -1,0 +1,60 @@
+"""What the commands that talk to a cluster understand alike: durations, which job is meant, files and folders of jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from kdist.commands import options
+from kdist.errors import InvalidJobError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("0.5", 0.5), ("90s", 90), ("5m", 300), ("1h30m", 5400), ("2d", 172_800)]
+)
+def test_a_duration_is_read_as_kubectl_reads_it(text: str, seconds: float) -> None:
+    assert options.seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "5x", "-1", "1.5m", "five"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is no duration"):
+        options.seconds(text)
+
+
+def test_a_job_is_meant_by_its_name_or_by_its_file(job_file: Path) -> None:
+    assert options.find_job("digits") == ("digits", None)
+    assert options.find_job("job/digits") == ("digits", None)
+    assert options.find_job("job.yaml") == ("digits", None)
+    job_file.write_text(job_file.read_text().replace("name: digits", "name: digits\n  namespace: ml"))
+    assert options.find_job(None, str(job_file)) == ("digits", "ml")
+    for nothing in ((None, None), ("a", "job.yaml")):
+        with pytest.raises(UsageError, match="name one job"):
+            options.find_job(*nothing)
+
+
+def test_a_folder_stands_for_the_job_files_in_it(job_file: Path, job: str) -> None:
+    folder = job_file.parent / "jobs"
+    folder.mkdir()
+    with pytest.raises(UsageError, match="no job file in the folder"):
+        options.read_jobs([str(folder)])
+    (folder / "b.yaml").write_text(job.replace("digits", "b", 1))
+    (folder / "a.yml").write_text(job.replace("digits", "a", 1))
+    (folder / "README.md").write_text("not a job")
+    found = options.read_jobs([str(folder), "job.yaml"], ["spec.maxRestarts=3"])
+    assert [(each.metadata.name, each.spec.max_restarts) for each, _ in found] == [("a", 3), ("b", 3), ("digits", 3)]
+    assert [base for _, base in found] == [folder, folder, job_file.parent]
+
+
+def test_the_problems_of_all_files_come_at_once_and_a_job_comes_once(job_file: Path, job: str) -> None:
+    for name in ("one.yaml", "two.yaml"):
+        Path(name).write_text(job.replace("epochs: 5", "epochs: many"))
+    with pytest.raises(InvalidJobError) as raised:
+        options.read_jobs(["one.yaml", "two.yaml"])
+    assert {problem.source for problem in raised.value.problems} == {"one.yaml", "two.yaml"}
+    with pytest.raises(UsageError, match="digits: two of these files describe the same job"):
+        options.read_jobs(["job.yaml", "job.yaml"])
+    with pytest.raises(UsageError, match="name a job file"):
+        options.read_jobs([])

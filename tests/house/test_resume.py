@@ -11,6 +11,7 @@ import pytest
 
 from tests.house.tree import ROOT
 
+BARE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # to load all plugins takes five times as long
 SAMPLE = """
 import os, pytest
 
@@ -30,8 +31,8 @@ def sample(tmp_path: Path) -> Path:
 
 def run(root: Path, *args: str, bad: str = "") -> str:
     """Last line of a pytest run that notes what passed in `root/notes/passed`."""
-    command = [sys.executable, "-m", "pytest", "-p", "tests.resume", "--resume-file=notes/passed", "tests", *args]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "BAD": bad, "PYTEST_ADDOPTS": ""}
+    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-p", "tests.resume", "--resume-file=notes/passed", "tests", *args]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "BAD": bad, "PYTEST_ADDOPTS": "", **BARE}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     return done.stdout.strip().splitlines()[-1]
 

@@ -16,25 +16,22 @@ from tests.cluster.namespace import Namespace
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-LONG = {"steps": 1_000_000, "epochs": None, "evaluate": "never", "checkpoint": {"every": {"seconds": 4}}}
+LONG = {"steps": 1_000_000, "evaluate": "never", "checkpoint": {"every": {"seconds": 4}}}
 
 
-def start(space: Namespace, job: Job, backend: str = "job", **spec: Any) -> str:
+def start(space: Namespace, calm: Job, backend: str = "job", **spec: Any) -> None:
     """Apply a job that would run for hours, and wait until all of its nodes train."""
-    document = job("long", backend=backend, train={k: v for k, v in LONG.items() if v is not None}, **spec)
-    document["spec"]["train"].pop("epochs", None)
-    space.kdist("apply", space.write(document))
+    document = calm(backend=backend, train=LONG, **spec)
+    space.apply(document)
     nodes = document["spec"]["nodes"]
-    size = nodes if isinstance(nodes, int) else nodes["max"]
-    trains(space, size)
-    return "long"
+    trains(space, nodes if isinstance(nodes, int) else nodes["max"])
 
 
 def trains(space: Namespace, size: int) -> dict[str, Any]:
     """Its status, once so many ranks train."""
 
     def look() -> dict[str, Any]:
-        status = space.status("long")
+        status = space.status("digits")
         return status if (status["phase"], status["worldSize"]) == ("Running", size) and status["step"] else {}
 
     return space.until(f"{size} ranks train", look)
@@ -42,7 +39,7 @@ def trains(space: Namespace, size: int) -> dict[str, Any]:
 
 def ledger(space: Namespace) -> list[dict[str, Any]]:
     """The run's events, as its rank 0 and its leaders wrote them down."""
-    printed = space.kdist("exec", "long", "--", "python", "-m", "kdist_trainer.checkpoint", "ledger", "/checkpoints/long")
+    printed = space.kdist("exec", "digits", "--", "python", "-m", "kdist_trainer.checkpoint", "ledger", "/checkpoints/digits")
     found: list[dict[str, Any]] = json.loads(printed)["events"]
     return found
 
@@ -54,98 +51,98 @@ def number(text: str, pattern: str) -> int:
 
 
 @pytest.mark.parametrize("backend", ["statefulset", pytest.param("pytorchjob", marks=pytest.mark.wide)])
-def test_a_job_grows_and_shrinks_while_it_trains_and_loses_no_step(namespace: Namespace, job: Job, backend: str) -> None:
-    start(namespace, job, backend, nodes={"min": 1, "max": 2})
-    assert "from 2 to 1:3 nodes: 3 ranks train" in namespace.kdist("scale", "long", "--nodes", "3")
-    assert len(namespace.pods("long")) == 3
-    assert "from 3 to 1 node: 1 rank trains" in namespace.kdist("scale", "long", "--nodes", "1")
-    assert len(namespace.pods("long")) == 1
+def test_a_job_grows_and_shrinks_while_it_trains_and_loses_no_step(namespace: Namespace, calm: Job, backend: str) -> None:
+    start(namespace, calm, backend, nodes={"min": 1, "max": 2})
+    assert "from 2 to 1:3 nodes: 3 ranks train" in namespace.kdist("scale", "digits", "--nodes", "3")
+    assert len(namespace.pods("digits")) == 3
+    assert "from 3 to 1 node: 1 rank trains" in namespace.kdist("scale", "digits", "--nodes", "1")
+    assert len(namespace.pods("digits")) == 1
     events = ledger(namespace)
     begun = [event for event in events if event["event"] == "generation"]
     assert [event["world_size"] for event in begun][-2:] == [3, 1]
     assert "failure" not in {event["reason"] for event in begun}, "what was planned counts as no failure"
     assert [event for event in events if event["event"] == "failure"] == []
-    assert "has 1 node already" in namespace.kdist("scale", "long", "--nodes", "1")
+    assert "has 1 node already" in namespace.kdist("scale", "digits", "--nodes", "1")
 
 
-def test_a_job_of_a_fixed_size_can_be_given_another(namespace: Namespace, job: Job) -> None:
-    start(namespace, job, nodes=2)
-    assert "from 2 to 3 nodes: 3 ranks train" in namespace.kdist("scale", "long", "--nodes", "3")
-    assert "from 3 to 1 node: 1 rank trains" in namespace.kdist("scale", "long", "--nodes", "1")
+def test_a_job_of_a_fixed_size_can_be_given_another(namespace: Namespace, calm: Job) -> None:
+    start(namespace, calm, nodes=2)
+    assert "from 2 to 3 nodes: 3 ranks train" in namespace.kdist("scale", "digits", "--nodes", "3")
+    assert "from 3 to 1 node: 1 rank trains" in namespace.kdist("scale", "digits", "--nodes", "1")
 
 
-def test_what_a_scale_may_not_do_is_refused_and_changes_nothing(namespace: Namespace, job: Job) -> None:
-    start(namespace, job, nodes=1)
-    before = namespace.get("configmap", "long")["data"]
+def test_what_a_scale_may_not_do_is_refused_and_changes_nothing(namespace: Namespace, calm: Job) -> None:
+    start(namespace, calm, nodes=1)
+    before = namespace.get("configmap", "digits")["data"]
     for words, code in ((("--nodes", "0"), 2), (("--nodes", "3:2"), 2), (("--nodes", "x"), 2), (("--nodes", "9999"), 1)):
-        assert namespace.type_kdist("scale", "long", *words).returncode == code
-    assert "server dry run" in namespace.kdist("scale", "long", "--nodes", "2", "--dry-run=server")
-    assert "client dry run" in namespace.kdist("scale", "long", "--nodes", "2", "--dry-run=client")
-    assert namespace.get("configmap", "long")["data"] == before
+        assert namespace.type_kdist("scale", "digits", *words).returncode == code
+    assert "server dry run" in namespace.kdist("scale", "digits", "--nodes", "2", "--dry-run=server")
+    assert "client dry run" in namespace.kdist("scale", "digits", "--nodes", "2", "--dry-run=client")
+    assert namespace.get("configmap", "digits")["data"] == before
     assert namespace.type_kdist("scale", "other", "--nodes", "2").returncode == 4
 
 
 @every_kind
-def test_a_stopped_job_is_over_keeps_its_objects_and_can_be_restarted(namespace: Namespace, job: Job, kind: str) -> None:
-    start(namespace, job, kind)
-    saved = number(namespace.kdist("stop", "long"), r"stopped after step ([\d,]+), state saved")
-    assert namespace.status("long")["phase"] == "Stopped"
-    namespace.kdist("wait", "long", "--timeout", "30s", code=11)
-    listed = json.loads(namespace.kdist("checkpoints", "verify", "long", "-o", "json"))
+def test_a_stopped_job_is_over_keeps_its_objects_and_can_be_restarted(namespace: Namespace, calm: Job, kind: str) -> None:
+    start(namespace, calm, kind)
+    saved = number(namespace.kdist("stop", "digits"), r"stopped after step ([\d,]+), state saved")
+    assert namespace.status("digits")["phase"] == "Stopped"
+    namespace.kdist("wait", "digits", "--timeout", "30s", code=11)
+    listed = json.loads(namespace.kdist("checkpoints", "verify", "digits", "-o", "json"))
     assert (listed["checkpoints"][0]["step"], listed["checkpoints"][0]["state"]) == (saved, "verified")
     assert listed["resumesFrom"] == listed["latest"] == listed["checkpoints"][0]["name"]
     assert namespace.find("pods") == [], "the pod that looked is gone"
-    assert number(namespace.kdist("restart", "long"), r"goes on after step ([\d,]+)") == saved
-    assert namespace.status("long")["phase"] == "Running"
+    assert number(namespace.kdist("restart", "digits"), r"goes on after step ([\d,]+)") == saved
+    assert namespace.status("digits")["phase"] == "Running"
 
 
 @every_kind
 def test_a_restart_starts_all_ranks_anew_from_the_last_checkpoint_or_from_nothing(
-    namespace: Namespace, job: Job, kind: str
+    namespace: Namespace, calm: Job, kind: str
 ) -> None:
-    start(namespace, job, kind)
-    before = {pod["metadata"]["uid"] for pod in namespace.pods("long")}
-    assert number(namespace.kdist("restart", "long"), r"goes on after step ([\d,]+)") > 0
-    assert before.isdisjoint(pod["metadata"]["uid"] for pod in namespace.pods("long"))
-    namespace.kdist("restart", "long", "--fresh", code=2)  # nobody is there to be asked
-    said = namespace.kdist("restart", "long", "--fresh", "--yes")
+    start(namespace, calm, kind)
+    before = {pod["metadata"]["uid"] for pod in namespace.pods("digits")}
+    assert number(namespace.kdist("restart", "digits"), r"goes on after step ([\d,]+)") > 0
+    assert before.isdisjoint(pod["metadata"]["uid"] for pod in namespace.pods("digits"))
+    namespace.kdist("restart", "digits", "--fresh", code=2)  # nobody is there to be asked
+    said = namespace.kdist("restart", "digits", "--fresh", "--yes")
     assert "begins anew" in said
     aside = re.search(r"old checkpoints are in (\S+?)[:;.]? ", said + " ")
     assert aside
-    kept = namespace.kdist("exec", "long", "--", "python", "-m", "kdist_trainer.checkpoint", "verify", aside[1].rstrip(":"))
+    kept = namespace.kdist("exec", "digits", "--", "python", "-m", "kdist_trainer.checkpoint", "verify", aside[1].rstrip(":"))
     assert {entry["state"] for entry in json.loads(kept)["checkpoints"]} <= {"verified", "unfinished"}
 
 
-def test_looks_into_a_running_job(namespace: Namespace, job: Job, tmp_path: Path) -> None:
-    start(namespace, job)
-    holders = {rank["rank"]: rank["pod"] for rank in namespace.status("long")["ranks"]}
+def test_looks_into_a_running_job(namespace: Namespace, calm: Job, tmp_path: Path) -> None:
+    start(namespace, calm)
+    holders = {rank["rank"]: rank["pod"] for rank in namespace.status("digits")["ranks"]}
     for rank, pod in holders.items():
         printed = namespace.kdist(
-            "exec", "long", "--rank", str(rank), "--", "python", "-c", "import os; print(os.environ['KDIST_POD'])"
+            "exec", "digits", "--rank", str(rank), "--", "python", "-c", "import os; print(os.environ['KDIST_POD'])"
         )
         assert printed.strip() == pod
-    assert namespace.type_kdist("exec", "long", "--", "python", "-c", "raise SystemExit(7)").returncode == 7
-    assert namespace.type_kdist("exec", "long", "--rank", "9", "--", "true").returncode == 4
+    assert namespace.type_kdist("exec", "digits", "--", "python", "-c", "raise SystemExit(7)").returncode == 7
+    assert namespace.type_kdist("exec", "digits", "--rank", "9", "--", "true").returncode == 4
 
-    metrics = json.loads(namespace.kdist("metrics", "long", "-o", "json"))["samples"]
+    metrics = json.loads(namespace.kdist("metrics", "digits", "-o", "json"))["samples"]
     steps = {each["pod"]: each["value"] for each in metrics if each["name"] == "kdist_steps_total"}
     assert set(steps) == set(holders.values())
     assert min(steps.values()) > 0
-    assert 'pod="' in namespace.kdist("metrics", "long", "-o", "prom")
+    assert 'pod="' in namespace.kdist("metrics", "digits", "-o", "prom")
 
-    top = json.loads(namespace.kdist("top", "long", "-o", "json"))
+    top = json.loads(namespace.kdist("top", "digits", "-o", "json"))
     assert [row["rank"] for row in top["ranks"]] == [0, 1]
     assert all(row["phases"]["backward"] > 0 and row["stepSeconds"] > 0 for row in top["ranks"])
 
-    namespace.until("a checkpoint is listed", lambda: namespace.kdist("checkpoints", "long", "-o", "name"))
+    namespace.until("a checkpoint is listed", lambda: namespace.kdist("checkpoints", "digits", "-o", "name"))
 
     output = tmp_path / "forward"
-    forwarding = namespace.start_kdist("port-forward", "long", ":9401", "--rank", "1", output=output)
+    forwarding = namespace.start_kdist("port-forward", "digits", ":9401", "--rank", "1", output=output)
     try:
         said: Any = namespace.until("it forwards", lambda: re.search(r"127\.0\.0\.1:(\d+) -> (\S+):9401", output.read_text()))
         assert said[2] == holders[1]
         with urllib.request.urlopen(f"http://127.0.0.1:{said[1]}/status", timeout=20) as answer:
-            assert json.load(answer)["job"] == "long"
+            assert json.load(answer)["job"] == "digits"
     finally:
         forwarding.terminate()
         forwarding.wait(30)
@@ -153,10 +150,10 @@ def test_looks_into_a_running_job(namespace: Namespace, job: Job, tmp_path: Path
 
 @pytest.mark.wide
 @pytest.mark.parametrize("backend", ["jobset", "trainjob"])
-def test_a_kind_that_cannot_be_scaled_says_why_and_what_can(namespace: Namespace, job: Job, backend: str) -> None:
-    start(namespace, job, backend)
-    done = namespace.type_kdist("scale", "long", "--nodes", "3")
+def test_a_kind_that_cannot_be_scaled_says_why_and_what_can(namespace: Namespace, calm: Job, backend: str) -> None:
+    start(namespace, calm, backend)
+    done = namespace.type_kdist("scale", "digits", "--nodes", "3")
     assert done.returncode == 1
     assert "cannot be scaled while it is there" in done.stderr
     assert "backend: job can be scaled while it runs" in done.stderr
-    assert namespace.status("long")["nodes"]["max"] == 2
+    assert namespace.status("digits")["nodes"]["max"] == 2

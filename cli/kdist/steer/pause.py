@@ -37,7 +37,7 @@ def suspend(
             f"{target.name} is over ({state.finished}), there is nothing to be {word}", next_command=f"kdist status {target.name}"
         )
     leaving = [pod for pod in target.pods() if not pod.over]
-    if state.suspended and not leaving:
+    if state.suspended and not leaving and not queue.is_queued(target):
         target.ask(word, dry_run=dry_run)
         return f"{target.name} is {word}" if before != word else f"{target.name} is {word} already"
     _hold(target, dry_run=dry_run)

@@ -1,0 +1,54 @@
+"""What `--nodes` means, and what of a job that runs is sent anew when it is scaled."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kdist.errors import KdistError, UsageError
+from kdist.steer import scale, sending
+from tests.cli.steer import jobs
+
+
+@pytest.mark.parametrize(
+    ("now", "asked", "bounds"),
+    [
+        ("2", "3", (3, 3)),
+        ("{min: 1, max: 2}", "3", (1, 3)),
+        ("{min: 2, max: 4}", "1", (1, 1)),
+        ("{min: 2, max: 4}", "3:8", (3, 8)),
+        ("2", "1:2", (1, 2)),
+    ],
+)
+def test_one_number_keeps_an_elastic_job_elastic_where_it_can(now: str, asked: str, bounds: tuple[int, int]) -> None:
+    assert scale.read_bounds(asked, jobs.target(now)) == bounds
+
+
+@pytest.mark.parametrize("asked", ["", "0", "-1", "x", "2:1", "1:2:3", "1.5", "0:2", "999999"])
+def test_anything_else_is_refused(asked: str) -> None:
+    with pytest.raises(UsageError, match="--nodes takes"):
+        scale.read_bounds(asked, jobs.target())
+
+
+def test_bounds_that_no_job_may_have_are_refused_in_the_jobs_own_words() -> None:
+    with pytest.raises(KdistError, match="digits cannot have these nodes"):
+        jobs.target().with_nodes(1, 5000)
+
+
+@pytest.mark.parametrize("backend", ["job", "statefulset", "pytorchjob"])
+def test_the_agents_of_another_version_are_told_the_new_nodes_and_nothing_else(backend: str) -> None:
+    before = jobs.target(backend=backend)
+    told = json.loads(before.config_map["data"]["train.json"]) | {"aFieldOfAnotherVersion": 7}
+    before.config_map["data"]["train.json"] = json.dumps(told)
+    wanted = before.with_nodes(1, 5)
+    workload = next(one.document for one in jobs.objects(before) if sending.is_workload(before, one))
+    fitted = sending.fit(wanted, jobs.objects(wanted), workload)
+    config = next(one.document for one in fitted if one.kind == "ConfigMap" and one.name == "digits")
+    assert json.loads(config["data"]["train.json"]) == told | {"nodes": {"min": 1, "max": 5}}
+    assert json.loads(config["data"]["job.json"])["spec"]["nodes"] == {"min": 1, "max": 5}
+    assert "5" in json.dumps(next(one.document for one in fitted if sending.is_workload(wanted, one))["spec"])
+
+
+def test_the_size_is_told_in_words() -> None:
+    assert [scale.shown(*bounds) for bounds in ((1, 1), (2, 2), (1, 3))] == ["1 node", "2 nodes", "1:3 nodes"]

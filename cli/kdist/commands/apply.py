@@ -59,7 +59,9 @@ def command(files: tuple[str, ...], *, more: tuple[str, ...], output: str, dry_r
     sent: list[Sent] = []
     places: list[tuple[Cluster, str]] = []
     for job, base in jobs:
-        cluster = options.connect(namespace=flags["namespace"], context=flags["context"], job=job.metadata.namespace)
+        patience = None if flags["wait"] or flags["follow"] else flags["timeout"]
+        where = {"namespace": flags["namespace"], "context": flags["context"]}
+        cluster = options.connect(**where, timeout=patience, job=job.metadata.namespace)
         places.append((cluster, job.metadata.name))
         sent += _send(cluster, job, base, output=output, dry_run=dry_run == "server", **flags)
     if output in ("json", "yaml"):

@@ -46,7 +46,8 @@ def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Itera
             applied = _apply_one(cluster, manifest, dry_run=dry_run, force=force)
         except RefusalError as error:
             if dry_run and _waits_for_runtime(manifest, error):
-                yield Sent(manifest, Applied(manifest.document, "created"))
+                unchecked = f"{manifest.title} could not be checked: its TrainingRuntime was only rehearsed"
+                yield Sent(manifest, Applied(manifest.document, "created", warnings=(unchecked,)))
                 continue
             if not (dry_run and plan.exists and error.status in (409, 422)):
                 raise

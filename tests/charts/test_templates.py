@@ -45,7 +45,8 @@ def template(helm: str) -> Helm:
 
 
 def call(helm: str, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([helm, *args], capture_output=True, text=True, check=False, timeout=120)
+    version = ["--kube-version", "1.36.0"]  # a Helm that was built without its release's settings takes an old one for granted
+    return subprocess.run([helm, *args, *version], capture_output=True, text=True, check=False, timeout=120)
 
 
 def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

@@ -12,13 +12,17 @@ operator() {
     *) fail "no operator $name: there are ${OPERATORS[*]}" ;;
   esac
   operator_program "$binary"
-  say "installing $name"
   modules=$(go env GOMODCACHE)
   folder=$(mktemp -d -p "$CACHE")
   cp -r --no-preserve=mode "$modules/$module/." "$folder"
   sed -i '/third-party\/jobset/d' "$folder/$overlay/kustomization.yaml" # trainer's would fetch JobSet, which is here by its own name
   kubectl kustomize "$folder/$overlay" >"$folder/all.yaml" 2>/dev/null
   image=$(sed -n 's/^        image: //p' "$folder/all.yaml" | head -1)
+  if kubectl get deployments -A -o jsonpath='{.items[*].spec.template.spec.containers[*].image}' | grep -qw -- "$image"; then
+    rm -rf "$folder"
+    return
+  fi
+  say "installing $name"
   binary_image "$REGISTRY/${image#*/}" "$BIN/$binary" /manager scratch 65532
   push "$REGISTRY/${image#*/}"
   kubectl apply --server-side --force-conflicts -f "$folder/all.yaml" >/dev/null

@@ -22,6 +22,12 @@ def world_of(namespace: Namespace, size: int, after: int = 0) -> dict[str, Any] 
     return None
 
 
+def test_a_job_that_brings_its_code_is_unchanged_when_it_is_sent_again(namespace: Namespace, calm: Job) -> None:
+    namespace.apply(calm(image="localhost:5000/nobody/nothing:1.0"))
+    again = namespace.kdist("apply", "job.yaml", "--error-unchanged", code=3)
+    assert "configured" not in again
+
+
 def test_nodes_come_and_go_and_no_step_is_lost(namespace: Namespace, calm: Job) -> None:
     namespace.apply(calm(nodes={"min": 1, "max": 2}, joinWindowSeconds=1, train={"steps": 2000}))
     namespace.until("two nodes train", partial(world_of, namespace, 2))

@@ -17,7 +17,9 @@ from kdist.steer.target import Target
 def render_anew(target: Target, *, suspended: bool = False, workload: Mapping[str, Any] | None = None) -> list[Manifest]:
     """All objects of the target's job; the files of `spec.code` are those that the `workload` mounts."""
     code = read_code(target, workload or {}) if target.job.spec.code is not None else None
-    return render.render(target.job, replace(target.placement, suspended=suspended, code=code))
+    rendered = render.render(target.job, replace(target.placement, suspended=suspended, code=code))
+    # The code that was read back is there already, and its ConfigMap is immutable.
+    return [one for one in rendered if not (one.kind == "ConfigMap" and one.name.startswith(f"{target.name}-code-"))]
 
 
 def fit(target: Target, manifests: Iterable[Manifest], workload: Mapping[str, Any]) -> list[Manifest]:
@@ -45,12 +47,22 @@ def _other_nodes(target: Target) -> str:
 def read_code(target: Target, workload: Mapping[str, Any]) -> dict[str, bytes]:
     """The files of `spec.code` by their path, from the ConfigMap that holds them. Raises `KdistError` where it is gone."""
     prefix = f"{target.name}-code-"
-    for volume in _find_all(workload, "configMap"):
+    for volume in _find_all([workload, _runtime(target)], "configMap"):
         if str(volume.get("name", "")).startswith(prefix):
             return _read_files(target, volume)
     raise KdistError(
         f"the code of {target.name} is not in the cluster any more", next_command="kdist apply with the job file sends it again"
     )
+
+
+def _runtime(target: Target) -> Mapping[str, Any]:
+    """What a TrainJob is made from, which holds its pods' template; empty for other kinds."""
+    if target.backend.kind != "TrainJob":
+        return {}
+    try:
+        return target.cluster.get(target.backend.api_version, "TrainingRuntime", target.name)
+    except NotFoundError:
+        return {}
 
 
 def _read_files(target: Target, volume: Mapping[str, Any]) -> dict[str, bytes]:

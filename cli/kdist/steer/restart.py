@@ -6,6 +6,7 @@ import secrets
 from dataclasses import replace
 
 from kdist.errors import NotFoundError
+from kdist.manifest import Manifest
 from kdist.steer import inspect, pause, sending, waiting
 from kdist.steer.target import Document, Target
 from kdist.steer.waiting import Tell
@@ -21,6 +22,10 @@ def restart(target: Target, *, fresh: bool, wait: bool, timeout: float | None, t
     """
     workload = _workload(target)
     state = target.backend.read(workload) if workload else None
+    anew = fresh or workload is None or state is None or state.finished is not None
+    if fresh:
+        target = replace(target, placement=replace(target.placement, run_id=secrets.token_hex(4)))
+    manifests = sending.render_anew(target, workload=workload) if anew else []  # first of all: it may not be possible
     leaving = [pod for pod in target.pods() if not pod.over]
     if workload and state and not state.finished and not state.suspended:
         pause.hold(target)
@@ -30,9 +35,8 @@ def restart(target: Target, *, fresh: bool, wait: bool, timeout: float | None, t
     moved = None
     if fresh:
         moved = inspect.ask(target, "aside", tell=tell).get("moved")
-        target = replace(target, placement=replace(target.placement, run_id=secrets.token_hex(4)))
-    if fresh or workload is None or state is None or state.finished:
-        _make_anew(target, workload)
+    if anew:
+        _make_anew(target, workload, manifests)
     else:
         pause.release(target)
     target.ask(None)
@@ -49,8 +53,7 @@ def _workload(target: Target) -> Document | None:
         return None
 
 
-def _make_anew(target: Target, workload: Document | None) -> None:
-    manifests = sending.render_anew(target, workload=workload)
+def _make_anew(target: Target, workload: Document | None, manifests: list[Manifest]) -> None:
     if workload is not None:
         backend = target.backend
         target.cluster.delete(backend.api_version, backend.kind, target.name, propagation="Foreground")

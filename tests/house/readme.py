@@ -17,6 +17,8 @@ RUN_ELSEWHERE = {
     "make bench": "bench/__init__.py",
     "make help": "tests/house/test_make.py",
 }
+ON_A_CLUSTER = "export IMAGE="
+"""The first line of the session that a test on a real cluster types."""
 
 
 def commands(text: str) -> list[str]:
@@ -27,6 +29,12 @@ def commands(text: str) -> list[str]:
 
 
 def typed() -> list[str]:
-    """Commands of the README that the end-to-end tier types in their order, in an empty folder."""
-    elsewhere = (*RUN_ELSEWHERE, "git clone", "cd ")
-    return [line for line in commands(README.read_text()) if not line.startswith(elsewhere)]
+    """Commands of the README that a stranger types in their order, in an empty folder."""
+    elsewhere, cluster = (*RUN_ELSEWHERE, "git clone", "cd "), typed_on_a_cluster()
+    return [line for line in commands(README.read_text()) if not line.startswith(elsewhere) and line not in cluster]
+
+
+def typed_on_a_cluster() -> list[str]:
+    """Commands of the session on a cluster, in their order."""
+    blocks = re.findall(r"^```console\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    return [line for block in blocks if ON_A_CLUSTER in block for line in commands(f"```console\n{block}```")]

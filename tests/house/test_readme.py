@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.readme import README, RUN_ELSEWHERE, commands, typed
+from tests.house.readme import README, RUN_ELSEWHERE, commands, typed, typed_on_a_cluster
 from tests.house.test_commands import LINES
 from tests.house.test_make import TARGETS
 from tests.house.tree import ROOT, files
@@ -22,7 +22,7 @@ def test_the_readme_shows_its_two_commands() -> None:
 @pytest.mark.parametrize("line", commands(README.read_text()) if README.exists() else [])
 def test_a_command_of_the_readme_exists(line: str) -> None:
     program, *rest = line.split()
-    assert program in {"make", "kdist", "git", "cd", "torchrun", "curl", "python"}
+    assert program in {"make", "kdist", "git", "cd", "torchrun", "curl", "python", "export"}
     if program in {"make", "kdist"}:
         assert rest[0] in (TARGETS if program == "make" else set(LINES) | {"--help", "--version"})
 
@@ -35,6 +35,11 @@ def test_a_command_that_the_end_to_end_tier_leaves_out_is_run_where_the_table_sa
 
 def test_the_end_to_end_tier_types_at_least_one_run_of_a_job() -> None:
     assert any(line.startswith("kdist run") for line in typed())
+
+
+def test_the_session_on_a_cluster_sends_a_job_and_takes_it_away() -> None:
+    verbs = [line.split()[1] for line in typed_on_a_cluster() if line.startswith("kdist")]
+    assert (verbs[0], verbs[-1]) == ("apply", "delete")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

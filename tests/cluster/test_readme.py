@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ def test_every_command_of_the_session_succeeds(namespace: Namespace, tmp_path: P
     config = tmp_path / "kubeconfig"
     config.write_text(namespace.kubectl("config", "view", "--raw", "--minify"))
     environment = {**namespace.environment, "KUBECONFIG": str(config), "IMAGE": namespace.environment["KDIST_IMAGE"]}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"  # where `kdist` is
     subprocess.run(
         ["kubectl", "config", "set-context", "--current", f"--namespace={namespace.name}"], env=environment, check=True
     )

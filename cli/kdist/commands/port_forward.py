@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kdist.status import Pod
     from kdist.steer.target import Target
 
-_NAMED = {"metrics": 9401, "status": 9401, "tensorboard": 6006}
+_NAMED = {"metrics": 9401, "status": 9401}
 _LOOK_SECONDS = 2.0
 _PORT = re.compile(r"(?:(\d{1,5})?:)?(\d{1,5})")
 

@@ -33,12 +33,13 @@ def machines(cluster: dict[str, str]) -> Iterator[Machines]:
     yield tell
     for node in list(lost):
         tell("return", node)
-    subprocess.run(["kubectl", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s"], env=cluster, check=True)
 
 
-def start(namespace: Namespace, calm: Job, **spec: Any) -> None:
-    """A calm job with one pod on each of the two nodes, at work."""
-    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [APART]}}
+def start(namespace: Namespace, calm: Job, *, strictly: bool = True, **spec: Any) -> None:
+    """A calm job with one pod on each of the two nodes, at work; unless `strictly`, one node may take both later."""
+    rule = {"requiredDuringSchedulingIgnoredDuringExecution": [APART]}
+    wish = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": APART}]}
+    apart = {"podAntiAffinity": rule if strictly else wish}
     namespace.apply(calm(podTemplate={"spec": {"affinity": apart}}, **{"train": {"steps": 3000}, **spec}))
     namespace.until("two nodes train", partial(world_of, namespace, 2))
 
@@ -76,6 +77,47 @@ def test_a_job_that_needs_both_nodes_names_the_lost_one_and_goes_on_when_it_retu
     namespace.until("`kdist why` names the node and both ways out", named)
     machines("return", node)
     namespace.until("two nodes train again", partial(world_of, namespace, 2, int(told["step"])))
+
+
+def test_a_job_goes_on_elsewhere_once_its_lost_node_is_marked_out_of_service(
+    namespace: Namespace, calm: Job, machines: Machines
+) -> None:
+    start(namespace, calm, strictly=False, nodes=2)
+    node, other = node_of(namespace, 1), node_of(namespace, 0)
+    assert node != other
+    told = world_of(namespace, 2)
+    assert told
+    machines("lose", node)
+    not_ready = ["wait", f"node/{node}", "--for=condition=Ready=Unknown", "--timeout=120s"]
+    namespace.kubectl(*not_ready)
+    taint = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+    namespace.kubectl("taint", "node", node, taint)
+    try:
+        namespace.until("two nodes train again", partial(world_of, namespace, 2, int(told["step"])))
+        assert {pod["spec"]["nodeName"] for pod in namespace.pods("digits")} == {other}
+    finally:
+        namespace.kubectl("taint", "node", node, f"{taint}-")
+
+
+@pytest.mark.parametrize("kind", ["jobset", "pytorchjob", "trainjob"])
+def test_an_operator_that_restarts_is_not_noticed_and_the_job_ends_well(namespace: Namespace, calm: Job, kind: str) -> None:
+    where, operator = {
+        "jobset": ("jobset-system", "jobset-controller-manager"),
+        "pytorchjob": ("kubeflow", "training-operator"),
+        "trainjob": ("kubeflow-system", "kubeflow-trainer-controller-manager"),
+    }[kind]
+    namespace.apply(calm(backend=kind, train={"steps": 400}))
+    told = namespace.until("two nodes train", partial(world_of, namespace, 2))
+    assert told
+    subprocess.run(
+        ["kubectl", "-n", where, "rollout", "restart", f"deployment/{operator}"], env=namespace.environment, check=True
+    )
+    status = ["kubectl", "-n", where, "rollout", "status", f"deployment/{operator}", "--timeout=300s"]
+    subprocess.run(status, env=namespace.environment, check=True)
+    namespace.kdist("wait", "digits", "--timeout=5m", timeout=400)
+    volume = namespace.volume("digits")
+    assert volume["done"]["step"] == 400
+    assert [event["generation"] for event in volume["events"] if event["event"] == "generation"] == [told["generation"]]
 
 
 def test_a_kubelet_or_a_control_plane_that_restarts_is_not_noticed(namespace: Namespace, calm: Job, machines: Machines) -> None:

@@ -70,6 +70,12 @@ def test_a_rank_that_takes_too_much_memory_is_named_before_the_peers_it_took_alo
     expect(namespace, "out-of-memory", "memory")
 
 
+def test_a_rank_that_hangs_for_good_is_named_with_where_it_stood(namespace: Namespace, job: Job) -> None:
+    namespace.apply(job(resources=FEW, code="./src", hangTimeoutSeconds=10, maxRestarts=0, train={"workload": "calm:Stuck"}))
+    namespace.kdist("wait", "digits", "--timeout=4m", code=10, timeout=300)
+    expect(namespace, "budget", "rank 1 hangs", "hangTimeoutSeconds", "calm.py")
+
+
 def test_what_is_well_is_said_to_be_well(namespace: Namespace, job: Job, calm: Callable[[], dict[str, Any]]) -> None:
     namespace.apply(calm())
     namespace.kdist("wait", "digits", "--for=first-step", "--timeout=3m")

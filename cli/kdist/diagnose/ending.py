@@ -11,7 +11,14 @@ from kdist.quantity import size
 from kdist.status import Ended, ExitRecord, Phase, Pod, fields
 
 _SHOWN_LINES = 12  # of a traceback
-_NEED_A_TRACEBACK = ("user_code", "unknown", "oom_device", "hang", "collective_timeout")  # others say all in their message
+_NEED_A_TRACEBACK = (
+    "user_code",
+    "unknown",
+    "oom_device",
+    "hang",
+    "collective_timeout",
+    "budget",
+)  # others say all in their message
 _SAID_ELSEWHERE = ("OOMKilled", "ContainerStatusUnknown")  # the latter is of a pod whose node lost track of it
 _FRESH = 1800.0  # seconds for which an end that was recovered from is worth a word
 
@@ -75,7 +82,7 @@ _CAUSES: dict[str, tuple[str, str]] = {
     ),
     "nan": (
         "the loss is not finite: {said}",
-        "lower the learning rate, use bf16 or fp32, look at the data; train.onNonfinite: ignore goes on",
+        "lower the learning rate, use bf16 or fp32, look at the data; train.onNonfinite: skip leaves such steps out",
     ),
     "oom_device": (
         "{where} ran out of the GPU's memory: {said}",
@@ -134,7 +141,14 @@ def _where(record: ExitRecord) -> str:
 
 def _evidence(record: ExitRecord) -> tuple[str, ...]:
     told = f"exit record: cause {record.cause}, code {record.code}" + ("" if record.whole else ", cut short")
-    return (told, *(record.traceback[-_SHOWN_LINES:] if record.cause in _NEED_A_TRACEBACK else ()))
+    return (told, *_traceback(record)) if record.cause in _NEED_A_TRACEBACK else (told,)
+
+
+def _traceback(record: ExitRecord) -> tuple[str, ...]:
+    """Where it happened: the end of a traceback; of the stacks of a hang the beginning, where the most recent call stands."""
+    lines = tuple(record.traceback)
+    stacks = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
+    return lines[stacks[0] :][:_SHOWN_LINES] if stacks else lines[-_SHOWN_LINES:]
 
 
 def _rank(record: ExitRecord) -> list[str]:

@@ -90,6 +90,22 @@ def test_memory_of_one_rank_comes_before_the_peers_that_lost_it() -> None:
     assert "digits-0-abcde only lost their peer" in found.evidence
 
 
+def test_of_a_hang_that_spent_the_budget_the_place_is_shown_and_not_the_end_of_its_stacks() -> None:
+    stacks = [
+        "Thread 0x1 (most recent call first):",
+        "  _wait",
+        "",
+        "Current thread 0x2 (most recent call first):",
+        "  loss",
+        *["x"] * 30,
+    ]
+    spent = record(
+        75, "budget", message="0 restarts without progress are spent; the last failure: rank 1 hangs", traceback=stacks
+    )
+    found = diagnose(scene([ended_pod(0, 75, record=spent)], state=FAILED))
+    assert found.evidence[1:3] == ("Current thread 0x2 (most recent call first):", "  loss")
+
+
 def test_memory_comes_before_the_budget_that_it_spent() -> None:
     spent = record(75, "budget", message="10 restarts without progress are spent")
     found = diagnose(scene([ended_pod(0, 75, record=spent), ended_pod(1, 137, "OOMKilled", ago=30)], state=FAILED))

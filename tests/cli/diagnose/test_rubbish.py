@@ -62,7 +62,7 @@ def test_a_document_with_a_foreign_value_in_it_tells_less_and_never_fails(data: 
     parts["pods"], parts["events"] = list(parts["pods"]), list(parts["events"])
     for _ in range(data.draw(st.integers(1, 3))):
         places = [spot for spot in spots(parts) if len(spot) > 1]
-        put(parts, data.draw(st.sampled_from(places)), data.draw(ANYTHING))
+        put(parts, data.draw(st.sampled_from(places)), copy.deepcopy(data.draw(ANYTHING)))  # the next one may go into it
     for name in ("pods", "events"):
         parts[name] = [each for each in parts[name] if isinstance(each, dict)]
     check(Snapshot("digits", "ml", state=seen.state, taken=seen.taken, **parts))

@@ -110,7 +110,11 @@ lose() { docker kill "$1" >/dev/null; }
 bring_back() {
   docker start "$1" >/dev/null
   wait_for 60 "$1" docker exec "$1" systemctl is-active containerd
+  wait_for 180 "the API server" kubectl get --raw /readyz
   network # its routes went with it
+  kubectl wait --for=condition=Ready nodes --all --timeout=180s >/dev/null
+  # What ran there starts again too: an operator whose webhook is away refuses objects.
+  kubectl wait --for=condition=Available deployments --all --all-namespaces --timeout=300s >/dev/null
 }
 
 status() {

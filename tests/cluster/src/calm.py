@@ -1,5 +1,6 @@
 """The digits, at a walking pace: steps last long enough to be disturbed, and leave the cores to the other tests."""
 
+import os
 import time
 from typing import Any
 
@@ -14,4 +15,17 @@ class Calm(Digits):
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         """The loss of `digits`, a twentieth of a second later."""
         time.sleep(0.05)
+        return super().loss(model, batch)
+
+
+class Stuck(Calm):
+    """Rank 1 sleeps for ever in its sixth loss."""
+
+    losses = 0
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        """The loss of `digits`, or none."""
+        self.losses += 1
+        if self.losses == 6 and os.environ["RANK"] == "1":
+            time.sleep(3600)
         return super().loss(model, batch)

@@ -11,7 +11,6 @@ from kdist.deploy.placing import Plan
 from kdist.deploy.sending import send
 from kdist.manifest import Manifest
 
-
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
 

@@ -61,7 +61,7 @@ def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Itera
 
 
 def _apply_one(cluster: Cluster, manifest: Manifest, *, dry_run: bool, force: bool) -> Applied:
-    """Apply an object. Trainer hears of a runtime a moment after it was made, and until then refuses the TrainJob that names it."""
+    """Apply an object. Trainer hears of a runtime a moment after it was made; until then it refuses a TrainJob that names it."""
     from kdist.cluster import RefusalError
 
     end = time.monotonic() + _RUNTIME_SECONDS

@@ -113,8 +113,8 @@ bring_back() {
   wait_for 180 "the API server" kubectl get --raw /readyz
   network # its routes went with it
   kubectl wait --for=condition=Ready nodes --all --timeout=180s >/dev/null
-  # What ran there starts again too: an operator whose webhook is away refuses objects.
-  kubectl wait --for=condition=Available deployments --all --all-namespaces --timeout=300s >/dev/null
+  # What ran there starts again too: a webhook that is away refuses objects, pods of other operators among them, with back-off.
+  kubectl wait --for=condition=Available deployments --all --all-namespaces --timeout=600s >/dev/null
 }
 
 status() {

@@ -61,7 +61,7 @@ J
 }
 
 registry() { # for the nodes it answers for every registry's name
-  if docker inspect kdist-registry >/dev/null 2>&1; then
+  if docker container inspect kdist-registry >/dev/null 2>&1; then
     docker start kdist-registry >/dev/null
     return
   fi

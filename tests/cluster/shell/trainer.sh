@@ -23,7 +23,7 @@ python_base() { # Debian with Python, standing in for python:slim where that can
 }
 
 image() { # image [TAG]
-  local node image=${IMAGE%:*}:${1:-dev}
+  local node pull pulls=() image=${IMAGE%:*}:${1:-dev}
   room 8
   python_base
   say "building the trainer's image"
@@ -32,7 +32,8 @@ image() { # image [TAG]
   push "$image"
   for node in $(nodes | grep -v control-plane); do # under the same name, so that every pod gets the new one
     docker exec "$node" crictl pull "$image" >/dev/null &
+    pulls+=($!)
   done
-  wait
+  for pull in "${pulls[@]}"; do wait "$pull"; done # by name: an engine that we started is a child that never ends
   docker image prune -f >/dev/null
 }

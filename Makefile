@@ -98,7 +98,7 @@ lock: setup ## Resolve requirements.txt, and the image's part of it, anew: exact
 	  --no-emit-package kdist-trainer --no-emit-package kdist \
 	  --output-file requirements.txt $(ARGS) cli/pyproject.toml trainer/pyproject.toml
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
-	  --extra torch --constraint requirements.txt --output-file trainer/requirements.txt trainer/pyproject.toml
+	  --extra torch --extra tensorboard --constraint requirements.txt --output-file trainer/requirements.txt trainer/pyproject.toml
 
 clean: ## Remove what make has made here: .venv, caches, test reports (never the runs in .kdist)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build .kdist/tiers .kdist/chaos-passed

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdist.deploy.placing import Plan
-from kdist.errors import KdistError
+from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -92,6 +92,19 @@ def _hand_over_runtime(cluster: Cluster, train_job: Mapping[str, Any]) -> None:
     found = cluster.get(train_job["apiVersion"], *runtime)
     if owner not in (found["metadata"].get("ownerReferences") or []):
         cluster.patch(train_job["apiVersion"], *runtime, {"metadata": {"ownerReferences": [owner]}})
+
+
+def keep_runtime(cluster: Cluster, manifests: Iterable[Manifest]) -> None:
+    """See to it that the TrainingRuntime among these objects outlives its TrainJob, which is about to be deleted.
+
+    The webhooks of Trainer and Kueue ask for it before they let a TrainJob's last finalizer go: a TrainJob whose runtime went
+    first, as what it owns does in a foreground deletion, would stay for ever.
+    """
+    for runtime in (each for each in manifests if each.kind == "TrainingRuntime"):
+        try:
+            cluster.patch(runtime.api_version, runtime.kind, runtime.name, {"metadata": {"ownerReferences": None}})
+        except NotFoundError:
+            cluster.apply(runtime)
 
 
 def _explain(plan: Plan, refused: list[tuple[Manifest, RefusalError]]) -> KdistError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
+from kdist import deploy
 from kdist.errors import NotFoundError
 from kdist.manifest import Manifest
 from kdist.steer import inspect, pause, sending, waiting
@@ -56,6 +57,7 @@ def _workload(target: Target) -> Document | None:
 def _make_anew(target: Target, workload: Document | None, manifests: list[Manifest]) -> None:
     if workload is not None:
         backend = target.backend
+        deploy.keep_runtime(target.cluster, manifests)
         target.cluster.delete(backend.api_version, backend.kind, target.name, propagation="Foreground")
         waiting.until(
             lambda: True if _workload(target) is None and not target.pods() else None,

@@ -62,6 +62,11 @@ class Store:
         return Reply(200 if before else 201, body)
 
     def _delete(self, asked: Asked) -> Reply:
+        runtime = self.objects.get(asked.path.replace("/trainjobs/", "/trainingruntimes/"), {})
+        owned = "/trainjobs/" in asked.path and runtime.get("metadata", {}).get("ownerReferences")
+        if owned and asked.body["propagationPolicy"] == "Foreground":  # it goes first, and the webhooks keep a TrainJob without
+            del self.objects[asked.path.replace("/trainjobs/", "/trainingruntimes/")]
+            return Reply()
         if self.objects.pop(asked.path, None) is None:
             return refusal(404, "not found", "NotFound", name=asked.path)
         self.deleted.append(asked.path.split("/")[-2])

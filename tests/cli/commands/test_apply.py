@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from kdist.errors import Code
+from kdist.steer import restart
 from tests.cli.cluster.api import Api, write_kubeconfig
 from tests.cli.cluster.store import Store
 from tests.cli.conftest import Kdist
@@ -164,3 +165,17 @@ def test_a_train_job_is_sent_until_trainer_has_heard_of_its_runtime(api: Api, st
     assert result.exit_code == Code.OK, result.stderr
     assert store.deaf == 0
     assert any("/trainjobs/" in path for path in store.objects)
+
+
+def test_a_train_job_that_is_over_is_made_anew_though_its_runtime_would_go_before_it(
+    api: Api, store: Store, file: Path, kdist: Kdist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart, "_GONE_SECONDS", 0.5)
+    assert kdist("apply", str(file), "--set", "spec.backend=trainjob").exit_code == Code.OK
+    path = next(path for path in store.objects if "/trainjobs/" in path)
+    store.objects[path]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    result = kdist("restart", "digits", "--no-wait")
+    assert result.exit_code == Code.OK, result.stderr
+    assert "status" not in store.objects[path]
+    owners = store.objects[path.replace("/trainjobs/", "/trainingruntimes/")]["metadata"]["ownerReferences"]
+    assert [owner["kind"] for owner in owners] == ["TrainJob"]

@@ -42,7 +42,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "top": "Show what every rank spends its steps on, and who is slow.",
         "metrics": "Show what the agents of a job measure, without Prometheus.",
         "report": "Show where the time of a run went: its goodput receipt.",
-        "checkpoints": "List the checkpoints of a run, and verify them.",
+        "checkpoints": "List a run's checkpoints, verify them, or export weights.",
         "exec": "Run a command in the pod of a rank.",
         "port-forward": "Let ports of this machine end in the pod of a rank.",
         "scale": "Change the number of nodes of a job while it runs.",

@@ -1,4 +1,4 @@
-"""`kdist checkpoints`: what a run has saved, in the cluster or on this machine."""
+"""`kdist checkpoints`: what a run has saved, in the cluster or on this machine, and its weights as a file."""
 
 from __future__ import annotations
 
@@ -11,46 +11,103 @@ from kdist.commands import options
 from kdist.errors import Code, KdistError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from kdist.steer.target import Target
+
+_FORMATS = ("table", "json", "yaml", "name")
 
 
 @click.command()
-@click.argument("words", nargs=-1, metavar="[verify] NAME|FOLDER")
+@click.argument("words", nargs=-1, metavar="[verify|export] NAME|FOLDER")
 @click.option("-f", "--filename", "file", metavar="FILE", help="Take name and namespace from a job file.")
 @click.option("--name", "only", default="", metavar="CHECKPOINT", help="Look at this one only.")
 @click.option("--local", is_flag=True, help="The run of `kdist run` on this machine, even where -n or a cluster is set.")
+@click.option("--step", type=click.IntRange(min=0), help="export: the checkpoint of this step instead of the newest.")
+@click.option("--ema", is_flag=True, help="export: the moving average of the weights (train.emaDecay).")
 @options.cluster_options
-@options.output_option("table", "json", "yaml", "name")
-def command(words: tuple[str, ...], *, file: str | None, only: str, local: bool, output: str, **place: Any) -> int:
-    r"""List the checkpoints of a run, and verify them.
+@click.option(
+    "-o", "--output", default="", metavar="table|json|yaml|name|FILE", help="Format of the list; of an export the file to write."
+)
+def command(
+    words: tuple[str, ...],
+    *,
+    file: str | None,
+    only: str,
+    local: bool,
+    step: int | None,
+    ema: bool,
+    output: str,
+    **place: Any,
+) -> int:
+    r"""List a run's checkpoints, verify them, or export weights.
 
-    A list checks names and sizes against each checkpoint's manifest; `verify` reads every byte and compares the digests. The
-    run is the one of `kdist run` where this machine has one by that name and no -n or --context is given. In the cluster a
-    running pod looks, or a small one that is made for it and only reads.
+    A list checks names and sizes against each checkpoint's manifest; `verify` reads every byte and compares the digests;
+    `export` does so too, and writes the model's weights by their full names as safetensors. The run is the one of `kdist run`
+    where this machine has one by that name and no -n or --context is given. In the cluster a running pod looks, or a small
+    one that is made for it and only reads.
 
     \b
     Examples:
       kdist checkpoints digits
       kdist checkpoints verify digits -n ml
       kdist checkpoints .kdist/digits -o json
+      kdist checkpoints export digits -o digits.safetensors
+      kdist checkpoints export digits --step 1200 --ema -o average.safetensors -n ml
 
     \b
     Exit codes:
-      0 listed, all sound   1 one does not verify   4 no such run
+      0 listed, all sound; exported   1 one does not verify   4 no such run
     """
     question, job = _read_words(words, file)
+    _check_options(question, output, step=step, ema=ema)
     root = options.find_run(job, file, local=local, namespace=place["namespace"], context=place["context"])
+    if question == "export":
+        return _export(root, lambda: options.find_target(job, file, **place), output, step=step, ema=ema)
     arguments = ["--name", only] if only else []
     document = _look(root, question, arguments) if root else _ask(job, file, question, arguments, place)
-    return _show(document, output)
+    return _show(document, output or "table")
 
 
 def _read_words(words: tuple[str, ...], file: str | None) -> tuple[str, str | None]:
-    """(list or verify, the job that is meant)."""
-    question, left = ("verify", words[1:]) if words[:1] == ("verify",) and (len(words) > 1 or file) else ("list", words)
+    """(list, verify or export, the job that is meant)."""
+    named = words[:1] in (("verify",), ("export",)) and (len(words) > 1 or bool(file))
+    question, left = (words[0], words[1:]) if named else ("list", words)
     if len(left) > 1 or bool(left) == bool(file):
         raise UsageError("name one run: NAME, a run folder, or -f FILE", next_command="kdist checkpoints --help")
     return question, left[0] if left else None
+
+
+def _check_options(question: str, output: str, *, step: int | None, ema: bool) -> None:
+    if question == "export":
+        if not output or output in _FORMATS:
+            raise UsageError("name the file to write: -o model.safetensors", next_command="kdist checkpoints --help")
+    elif output and output not in _FORMATS:
+        raise UsageError(f"-o: `{output}` is none of {', '.join(_FORMATS)}")
+    elif step is not None or ema:
+        raise UsageError("--step and --ema go with `kdist checkpoints export`")
+
+
+def _export(root: Path | None, find: Callable[[], Target], output: str, *, step: int | None, ema: bool) -> int:
+    from pathlib import Path
+
+    from kdist.quantity import size
+
+    arguments = [*(["--step", str(step)] if step is not None else []), *(["--ema"] if ema else [])]
+    file = Path(output)
+    if root is not None:
+        from kdist.local import looking
+
+        document = looking.export(looking.checkpoints_of(root), file, *arguments)
+    else:
+        from kdist.steer import export
+
+        document = export.export(find(), file, *arguments, tell=console.message)
+    average = f", {document['averaged']} of them averages" if document["averaged"] else ""
+    told = f"{document['tensors']} tensors{average}, {size(document['bytes'])}, of {document['checkpoint']}"
+    console.result(f"{document['file']}: {told}")
+    return Code.OK
 
 
 def _look(root: Path, question: str, arguments: list[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,16 @@ def checkpoints_of(root: Path) -> Path:
 
 def look(checkpoints: Path, question: str, *arguments: str) -> dict[str, Any]:
     """The answer of `python -m kdist_trainer.checkpoint`. Raises `KdistError` when the disk does not answer."""
+    return _ask(checkpoints, question, arguments, refused=f"the checkpoints in {checkpoints} cannot be read")
+
+
+def export(checkpoints: Path, file: Path, *arguments: str) -> dict[str, Any]:
+    """Let the trainer write the weights to `file`, and say what it holds. Raises `KdistError`."""
+    refused = "the weights cannot be exported"
+    return _ask(checkpoints, "export", (*arguments, "--out", str(file)), refused=refused)
+
+
+def _ask(checkpoints: Path, question: str, arguments: Sequence[str], *, refused: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "kdist_trainer.checkpoint", question, str(checkpoints), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
@@ -28,5 +39,6 @@ def look(checkpoints: Path, question: str, *arguments: str) -> dict[str, Any]:
         document = None
     if not isinstance(document, dict):
         said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise KdistError(f"the checkpoints in {checkpoints} cannot be read: {said[0]}")
+        hint = "pip install 'kdist[local]' brings torch" if "No module named 'torch'" in said[0] else ""
+        raise KdistError(f"{refused}: {said[0]}", hint=hint)
     return document

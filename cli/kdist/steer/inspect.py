@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from kdist.errors import Code, KdistError
@@ -31,9 +32,7 @@ def ask(target: Target, question: str, *arguments: str, tell: Tell) -> dict[str,
 
     Raises `KdistError` for a job without checkpoints, and where no pod can look.
     """
-    spec = target.job.spec.checkpoints
-    if spec is None or (spec.claim is None and spec.size is None):
-        raise KdistError(f"{target.name} has no checkpoints in the cluster", next_command="kdist explain spec.checkpoints")
+    check_there_are(target)
     command = ["python", "-m", MODULE, question, target.checkpoints, *arguments]
     running = next((pod for pod in target.pods() if pod.running and not pod.deleting), None)
     if running is not None and question != "aside":
@@ -43,36 +42,78 @@ def ask(target: Target, question: str, *arguments: str, tell: Tell) -> dict[str,
     return _ask_in_a_pod(target, command, read_only=question != "aside")
 
 
+def check_there_are(target: Target) -> None:
+    """Raises `KdistError` for a job that keeps no checkpoints in the cluster."""
+    spec = target.job.spec.checkpoints
+    if spec is None or (spec.claim is None and spec.size is None):
+        raise KdistError(f"{target.name} has no checkpoints in the cluster", next_command="kdist explain spec.checkpoints")
+
+
 def _ask_in_a_pod(target: Target, command: Sequence[str], *, read_only: bool) -> dict[str, Any]:
-    name = f"{target.name[:40].rstrip('-')}-viewer-{secrets.token_hex(3)}"
-    document = viewer(target, sending.render_anew(target.without_code()), name, command, read_only=read_only)
-    target.cluster.create(document, namespace=target.namespace)
-    try:
-        phase = waiting.until(
-            lambda: _phase(target, name),
-            timeout=_START_SECONDS,
-            what=f"pod {name} to look into the checkpoints",
-            tell=lambda _: None,
-            next_command=f"kubectl describe pod {name} -n {target.namespace}",
-        )
+    with looking(target, command, read_only=read_only) as name:
+        phase = wait_for(target, name, ("Succeeded", "Failed"))
         output = "\n".join(target.cluster.logs(name, container="viewer"))
         return _read(output, 0 if phase == "Succeeded" else 1, name)
+
+
+@contextmanager
+def looking(
+    target: Target,
+    command: Sequence[str],
+    *,
+    read_only: bool = True,
+    memory: str = "256Mi",
+    seconds: int = _ANSWER_SECONDS,
+    node: str = "",
+) -> Iterator[str]:
+    """Name of a pod with the job's checkpoints that runs `command` for at most `seconds`; it goes with the block.
+
+    It runs on `node` if one is named.
+    """
+    name = f"{target.name[:40].rstrip('-')}-viewer-{secrets.token_hex(3)}"
+    manifests = sending.render_anew(target.without_code())
+    document = viewer(target, manifests, name, command, read_only=read_only, memory=memory)
+    document["spec"]["activeDeadlineSeconds"] = seconds
+    if node:
+        terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+        document["spec"]["affinity"] = {"nodeAffinity": required}
+    target.cluster.create(document, namespace=target.namespace)
+    try:
+        yield name
     finally:
         target.cluster.delete("v1", "Pod", name, grace=0)
 
 
-def _phase(target: Target, name: str) -> str | None:
+def wait_for(target: Target, name: str, phases: Collection[str]) -> str:
+    """Wait until the pod is in one of `phases`, and say in which. Raises `KdistError`."""
+    return waiting.until(
+        lambda: _phase(target, name, phases),
+        timeout=_START_SECONDS,
+        what=f"pod {name} to look into the checkpoints",
+        tell=lambda _: None,
+        next_command=f"kubectl describe pod {name} -n {target.namespace}",
+    )
+
+
+def _phase(target: Target, name: str, phases: Collection[str]) -> str | None:
     pod = target.cluster.get("v1", "Pod", name)
     for status in items(pod, "status", "containerStatuses"):
         reason = text(status, "state", "waiting", "reason")
         if reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"):
             raise KdistError(f"pod {name} cannot start: {reason}: {text(status, 'state', 'waiting', 'message')}")
     phase = text(pod, "status", "phase")
-    return phase if phase in ("Succeeded", "Failed") else None
+    return phase if phase in phases else None
 
 
 def viewer(
-    target: Target, manifests: Sequence[Manifest], name: str, command: Sequence[str], *, read_only: bool
+    target: Target,
+    manifests: Sequence[Manifest],
+    name: str,
+    command: Sequence[str],
+    *,
+    read_only: bool,
+    memory: str = "256Mi",
 ) -> dict[str, Any]:
     """The pod that looks: image, rights and place of the training's pod, the checkpoints' volume, and nothing else of it."""
     pod = next((found for one in manifests for found in pod_specs(one.document)), {})
@@ -88,7 +129,7 @@ def viewer(
         "imagePullPolicy": trainer.get("imagePullPolicy", "IfNotPresent"),
         "command": list(command),
         "env": [{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}, {"name": "HOME", "value": "/tmp"}],  # noqa: S108 - in the pod
-        "resources": {name: {"cpu": "200m", "memory": "256Mi"} for name in ("requests", "limits")},
+        "resources": {name: {"cpu": "200m", "memory": memory} for name in ("requests", "limits")},
         "securityContext": trainer.get("securityContext", {}),
         "volumeMounts": mounts,
     }

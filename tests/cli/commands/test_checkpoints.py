@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.cli.conftest import Kdist
+from tests.trainer.checkpoint.states import make_state, opened, save
 
 
 @pytest.fixture
@@ -54,3 +56,32 @@ def test_top_and_metrics_of_a_run_that_is_not_at_work_say_what_tells_of_it(kdist
         assert shown.exit_code == 4
         assert "no `kdist run` is at work" in shown.stderr
         assert "kdist report" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("export", "digits"), "name the file to write"),
+        (("export", "digits", "-o", "json"), "name the file to write"),
+        (("digits", "-o", "model.safetensors"), "`model.safetensors` is none of table, json, yaml, name"),
+        (("digits", "--ema"), "go with `kdist checkpoints export`"),
+        (("verify", "digits", "--step", "3"), "go with `kdist checkpoints export`"),
+    ],
+)
+def test_export_wants_a_file_and_the_others_a_format(kdist: Kdist, run: Path, words: tuple[str, ...], said: str) -> None:
+    shown = kdist("checkpoints", *words)
+    assert (shown.exit_code, run.is_dir()) == (2, True)
+    assert said in shown.stderr
+
+
+@pytest.mark.processes
+def test_export_writes_the_weights_of_a_run_of_this_machine(kdist: Kdist, run: Path) -> None:
+    refused = kdist("checkpoints", "export", "digits", "-o", "model.safetensors")
+    assert refused.exit_code == 1
+    assert "there is no checkpoint in" in refused.stderr
+    store = opened(run / "checkpoints")
+    assert save(store, 4).ok
+    store.close()
+    shown = kdist("checkpoints", "export", "digits", "-o", "model.safetensors")
+    assert (shown.exit_code, shown.stdout) == (0, "model.safetensors: 6 tensors, 1.0 KiB, of step-00000004-e1\n")
+    assert load_file("model.safetensors").keys() == make_state(4)["model"].keys()

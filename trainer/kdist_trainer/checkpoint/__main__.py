@@ -1,6 +1,8 @@
 """`python -m kdist_trainer.checkpoint`: looks into a checkpoint folder from inside a pod or beside `kdist run`; JSON on stdout.
 
-Exit codes: 0 answered, 1 some checkpoint does not verify, 2 usage, 74 the disk did not answer.
+`export --out -` is the exception: the weights go to stdout, and the JSON to stderr.
+
+Exit codes: 0 answered, 1 some checkpoint does not verify or there is none such, 2 usage, 74 the disk did not answer.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from kdist_trainer.checkpoint import listing
+from kdist_trainer.checkpoint.manifest import Damaged
+from kdist_trainer.failure import KdistTrainerError
 
 _DISK = 74
 
@@ -23,11 +27,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         document = _answer(given)
     except OSError as error:
-        sys.stderr.write(f"{given.folder}: {error.strerror or error}\n")
-        return _DISK
-    sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+        return _refuse(f"{error.filename or given.folder}: {error.strerror or error}", _DISK)
+    except (Damaged, KdistTrainerError) as error:
+        return _refuse(str(error), 1)
+    out: TextIO = sys.stderr if given.question == "export" and given.out == Path("-") else sys.stdout
+    out.write(json.dumps(document, separators=(",", ":")) + "\n")
     bad = any(entry["state"] == "damaged" for entry in document.get("checkpoints", ()))
     return 1 if given.question == "verify" and bad else 0
+
+
+def _refuse(why: str, code: int) -> int:
+    sys.stderr.write(f"{why}\n")
+    return code
 
 
 def _answer(given: argparse.Namespace) -> dict[str, Any]:
@@ -36,18 +47,33 @@ def _answer(given: argparse.Namespace) -> dict[str, Any]:
     if given.question == "aside":
         target = listing.put_aside(given.folder)
         return {"folder": str(given.folder), "moved": str(target) if target else None}
+    if given.question == "export":
+        return _export(given)
     return listing.describe(given.folder, verify=given.question == "verify", only=given.name)
+
+
+def _export(given: argparse.Namespace) -> dict[str, Any]:
+    from kdist_trainer.checkpoint import export  # here, because it needs torch and the other questions do not
+
+    found = export.prepare(given.folder, step=given.step, average=given.ema)
+    if given.out != Path("-"):
+        return export.write_file(found, given.out)
+    with open(1, "wb", closefd=False) as stream:
+        return found.write(stream)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer.checkpoint", description=__doc__)
     parser.add_argument(
         "question",
-        choices=["list", "verify", "ledger", "aside"],
-        help="list the checkpoints, verify every byte of them, show the run's ledger, or put the folder aside",
+        choices=["list", "verify", "ledger", "aside", "export"],
+        help="list the checkpoints, verify every byte, show the run's ledger, put the folder aside, or export the weights",
     )
     parser.add_argument("folder", type=Path, help="folder of a run's checkpoints")
     parser.add_argument("--name", default="", help="the one checkpoint to look at")
+    parser.add_argument("--step", type=int, help="export: the checkpoint of this step instead of the newest")
+    parser.add_argument("--ema", action="store_true", help="export: the moving average instead of the weights")
+    parser.add_argument("--out", type=Path, default=Path("-"), help="export: the file to write, - for stdout")
     return parser
 
 

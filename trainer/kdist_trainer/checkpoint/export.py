@@ -1,0 +1,194 @@
+"""The weights of a checkpoint as one safetensors file, for those who want the model without the training.
+
+Every byte of the checkpoint is compared with its digest before any is read, and nothing in it is unpickled beyond what the
+restricted reader allows. The file is written in the format's own order, a few tensors at a time: safetensors' writer holds the
+whole model in memory, which a pod that trains may not have to spare.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
+from kdist_trainer.checkpoint.lock import Lock
+from kdist_trainer.checkpoint.manifest import Damaged, Manifest, check_digests, read_manifest
+from kdist_trainer.checkpoint.reader import load_metadata, load_tensors
+from kdist_trainer.failure import Mismatch
+
+_TYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+_AT_ONCE_BYTES = 64 << 20
+_MODEL, _AVERAGE = "model.", "average."
+
+
+@dataclass(frozen=True)
+class Export:
+    """The weights of one checkpoint, found and verified, ready to be written."""
+
+    checkpoint: Checkpoint
+    manifest: Manifest
+    sources: Mapping[str, str]
+    """Name in the file -> name in the checkpoint."""
+    entries: Mapping[str, TensorStorageMetadata]
+    """By name in the checkpoint."""
+
+    def write(self, stream: BinaryIO) -> dict[str, Any]:
+        """Write the file and say what it holds. Raises `Damaged` or `OSError`."""
+        sha, count = hashlib.sha256(), 0
+        for data in (self._header(), *self._contents()):
+            sha.update(data)
+            count += stream.write(data)
+        averaged = sum(source.startswith(_AVERAGE) for source in self.sources.values())
+        return {
+            "checkpoint": self.checkpoint.name,
+            "step": self.checkpoint.step,
+            "tensors": len(self.sources),
+            "averaged": averaged,
+            "bytes": count,
+            "sha256": sha.hexdigest(),
+        }
+
+    def _names(self) -> list[str]:
+        """Wide types first, as safetensors does, so that every tensor is aligned."""
+        return sorted(self.sources, key=lambda name: (-_type_of(self._entry(name)).itemsize, name))
+
+    def _entry(self, name: str) -> TensorStorageMetadata:
+        return self.entries[self.sources[name]]
+
+    def _header(self) -> bytes:
+        about = {"format": "pt", "kdist.checkpoint": self.checkpoint.name, "kdist.step": str(self.checkpoint.step)}
+        document: dict[str, Any] = {"__metadata__": about}
+        end = 0
+        for name in self._names():
+            begin, entry = end, self._entry(name)
+            end += entry.size.numel() * _type_of(entry).itemsize
+            document[name] = {"dtype": _TYPES[_type_of(entry)], "shape": list(entry.size), "data_offsets": [begin, end]}
+        text = json.dumps(document, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+    def _contents(self) -> Iterator[bytes]:
+        for names in self._groups():
+            flat: dict[str, Any] = {}
+            for name in names:
+                entry = self._entry(name)
+                flat[self.sources[name]] = torch.empty(entry.size, dtype=_type_of(entry))
+            load_tensors(self.checkpoint.path, self.manifest, flat, None)
+            for name in names:
+                yield _bytes_of(flat[self.sources[name]])
+
+    def _groups(self) -> Iterator[list[str]]:
+        """Neighbours that together are not large: reading one by one would open the checkpoint's index for each."""
+        group: list[str] = []
+        size = 0
+        for name in self._names():
+            entry = self._entry(name)
+            own = entry.size.numel() * _type_of(entry).itemsize
+            if group and size + own > _AT_ONCE_BYTES:
+                yield group
+                group, size = [], 0
+            group.append(name)
+            size += own
+        if group:
+            yield group
+
+
+def prepare(root: Path, *, step: int | None = None, average: bool = False) -> Export:
+    """Choose the newest checkpoint of the folder, or that of `step`, and read every byte of it once to see that it is sound.
+
+    With `average` the moving average stands in for each weight that has one. Raises `Mismatch` where the folder has no such
+    checkpoint or no such weights, `Damaged` where the checkpoint does not verify, `OSError` when the disk does not answer.
+    """
+    found = _choose(root, step)
+    try:
+        manifest = read_manifest(found.path)
+        check_digests(found.path, manifest.files.items())
+        known = load_metadata(found.path, manifest).state_dict_metadata
+    except Damaged as error:
+        raise Damaged(f"checkpoint {found.path} is damaged: {error}; --step takes another one") from error
+    entries = {name: entry for name, entry in known.items() if isinstance(entry, TensorStorageMetadata)}
+    weights = {name.removeprefix(_MODEL): name for name in entries if name.startswith(_MODEL)}
+    if not weights:
+        raise Mismatch(f"{found.path} holds no weights under the name `model`: only the managed loop's checkpoints are exported")
+    strange = sorted({str(_type_of(entries[name])) for name in weights.values()} - {str(one) for one in _TYPES})
+    if strange:
+        raise Mismatch(f"{found.path} has weights of {', '.join(strange)}, which safetensors does not know")
+    if average:
+        weights |= _averages(found, manifest, entries, weights)
+    return Export(found, manifest, weights, entries)
+
+
+def write_file(export: Export, target: Path) -> dict[str, Any]:
+    """Write `target` whole or not at all, and say what it holds. Raises `Damaged` or `OSError`."""
+    temporary = target.with_name(f"{target.name}.tmp-{secrets.token_hex(4)}")
+    try:
+        with temporary.open("xb") as file:
+            told = export.write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    return {"file": str(target), **told}
+
+
+def _choose(root: Path, step: int | None) -> Checkpoint:
+    committed = CheckpointDirectory(root).committed()
+    valid = Lock(root).valid(committed)
+    chosen = next((one for one in valid if step is None or one.step == step), None)
+    if chosen is not None:
+        return chosen
+    there = ", ".join(str(one.step) for one in valid[:10]) or "none"
+    raise Mismatch(f"there is no checkpoint{'' if step is None else f' of step {step}'} in {root}; steps there are: {there}")
+
+
+def _averages(
+    found: Checkpoint, manifest: Manifest, entries: Mapping[str, TensorStorageMetadata], weights: Mapping[str, str]
+) -> dict[str, str]:
+    """Which average stands in for which weight; a weight shared under several names is averaged under one of them."""
+    averages = {name.removeprefix(_AVERAGE): name for name in entries if name.startswith(_AVERAGE)}
+    if not averages:
+        raise Mismatch(f"{found.path} holds no moving average: the job trains without emaDecay")
+    without = [name for name in weights if name not in averages and _type_of(entries[weights[name]]).is_floating_point]
+    twins: dict[str, str] = {}
+    for name in without:
+        for other, average in averages.items():
+            if other in weights and _alike(entries[weights[name]], entries[weights[other]]):
+                flat: dict[str, Any] = {one: _empty(entries[one]) for one in (weights[name], weights[other])}
+                load_tensors(found.path, manifest, flat, None)
+                if torch.equal(*flat.values()):
+                    twins[name] = average
+                    break
+    return {**{name: average for name, average in averages.items() if name in weights}, **twins}
+
+
+def _alike(one: TensorStorageMetadata, other: TensorStorageMetadata) -> bool:
+    return one.size == other.size and _type_of(one) == _type_of(other)
+
+
+def _empty(entry: TensorStorageMetadata) -> Tensor:
+    return torch.empty(entry.size, dtype=_type_of(entry))
+
+
+def _type_of(entry: TensorStorageMetadata) -> torch.dtype:
+    return entry.properties.dtype
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

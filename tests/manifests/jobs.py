@@ -51,6 +51,7 @@ FULL: dict[str, Any] = {
         "joinWindowSeconds": 5,
         "collectiveTimeoutSeconds": 200,
         "hangTimeoutSeconds": 250,
+        "metricsLingerSeconds": 20,
         "podTemplate": {"spec": {"containers": [{"name": "trainer", "env": [{"name": "EXTRA", "value": "1"}]}]}},
         "train": {"workload": "digits", "epochs": 2, "globalBatch": 60},
     },

@@ -79,6 +79,9 @@ class Spec(Model):
     join_window_seconds: Seconds = Field(10, description="joinWindowSeconds in which joining nodes are let in together.")
     collective_timeout_seconds: PositiveSeconds = Field(300, description="collectiveTimeoutSeconds a collective may take.")
     hang_timeout_seconds: PositiveSeconds = Field(300, description="hangTimeoutSeconds without progress before a rank is killed.")
+    metrics_linger_seconds: Seconds = Field(
+        30, description="metricsLingerSeconds at most that a scraped agent whose work is over waits for a last scrape."
+    )
     pod_template: dict[str, JsonValue] = Field(
         {}, max_length=64, description="podTemplate: an overlay for the pod template, merged last."
     )

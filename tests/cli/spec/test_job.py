@@ -49,6 +49,7 @@ def test_defaults_are_explicit_in_the_document(smallest: TrainingJob) -> None:
         "joinWindowSeconds": 10,
         "collectiveTimeoutSeconds": 300,
         "hangTimeoutSeconds": 300,
+        "metricsLingerSeconds": 30,
         "podTemplate": {},
         "script": None,
     }
@@ -61,6 +62,7 @@ def test_a_document_is_a_job_file_of_the_same_job(smallest: TrainingJob) -> None
 def test_the_trainer_is_told_all_that_the_job_says_about_training() -> None:
     text = JOB + "  nodes: {min: 2, max: 3}\n  procsPerNode: 2\n  threadsPerRank: 4\n  maxRestarts: 7\n  graceSeconds: 31\n"
     text += "  rendezvousTimeoutSeconds: 32\n  joinWindowSeconds: 33\n  collectiveTimeoutSeconds: 34\n  hangTimeoutSeconds: 35\n"
+    text += "  metricsLingerSeconds: 36\n"
     told = load_text(text, source="job.yaml").to_train_config().to_document()
     train = told.pop("train")
     assert told == {
@@ -74,7 +76,7 @@ def test_the_trainer_is_told_all_that_the_job_says_about_training() -> None:
         "joinWindowSeconds": 33,
         "collectiveTimeoutSeconds": 34,
         "hangTimeoutSeconds": 35,
-        "metricsLingerSeconds": 0,
+        "metricsLingerSeconds": 36,
         "script": None,
     }
     assert train["workload"] == "digits"
@@ -84,7 +86,7 @@ def test_the_trainer_is_told_all_that_the_job_says_about_training() -> None:
 def test_fields_that_job_and_trainer_share_agree() -> None:
     ours, theirs = Spec.model_json_schema(by_alias=True), TrainConfig.model_json_schema(by_alias=True)
     shared = set(ours["properties"]) & set(theirs["properties"])
-    assert set(theirs["properties"]) - shared == {"name", "metricsLingerSeconds"}
+    assert set(theirs["properties"]) - shared == {"name"}
     for name in shared - {"nodes"}:  # the job may say a number of nodes
         mine, yours = dict(ours["properties"][name]), dict(theirs["properties"][name])
         if name == "procsPerNode":  # bounded in the job only

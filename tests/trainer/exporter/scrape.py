@@ -111,7 +111,7 @@ def tell_all(exporter: Exporter) -> None:
     exporter.add_worker_exit("done")
     exporter.observe_rendezvous(1.5, "formed")
     exporter.add_lost_steps(3)
-    exporter.set_restarts_remaining(9)
+    exporter.set_restarts_remaining(9, budget=10)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60.0, *, every: float = 0.01) -> None:

@@ -76,6 +76,25 @@ def test_the_last_records_of_a_dying_group_still_count(exporter: Exporter) -> No
     assert total(read(exporter.expose()), "kdist_steps_total") == 2
 
 
+def test_the_budget_is_full_again_once_a_rank_has_committed(exporter: Exporter) -> None:
+    def left() -> float:
+        return value(read(exporter.expose()), "kdist_restarts_remaining")
+
+    exporter.set_restarts_remaining(2, budget=10)
+    stats = StepStats(rank=0, generation=1)
+    reporter = Reporter(stats)
+    stats.add_step(0.1, 8, 1)
+    reporter.send()
+    assert left() == 2
+    stats.add_checkpoint("save", nbytes=8, step=1)
+    reporter.send()
+    reporter.close()
+    assert left() == 10
+    exporter.set_group(generation=2, world_size=2, local_ranks=[0, 1])
+    exporter.set_restarts_remaining(9, budget=10)
+    assert left() == 9, "what was committed before this failure has been counted"
+
+
 def test_wall_time_sums_to_the_time_since_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KDIST_METRICS_SOCKET", str(tmp_path / "metrics.sock"))
     before = time.monotonic()

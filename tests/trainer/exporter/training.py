@@ -29,10 +29,11 @@ class TrainingRun:
         checkpoint = Checkpointing(every=Every(steps=checkpoint_steps))
         training = Training(workload="digits", steps=steps, global_batch=64, checkpoint=checkpoint)
         nodes = Nodes(min=1, max=1)
-        config = TrainConfig(name="digits", nodes=nodes, procs_per_node=2, train=training, metrics_linger_seconds=600)
+        config = TrainConfig(name="digits", nodes=nodes, procs_per_node=2, train=training)
         (home / "train.json").write_text(config.to_json())
         command = [sys.executable, "-m", "kdist_trainer", "--config", str(home / "train.json"), "--run-id", "r", "--port", "0"]
         command += ["--node", "node-0", "--scratch", str(self.scratch), "--rendezvous", f"file:{home / 'store'}"]
+        command += ["--on-end", "park"]  # so that it can be asked for as long as the test likes
         with self.log.open("wb") as log:
             self.agent = subprocess.Popen(
                 [*command, "--checkpoints", str(self.checkpoints)], stdout=log, stderr=log, start_new_session=True

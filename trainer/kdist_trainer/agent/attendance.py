@@ -16,7 +16,7 @@ from kdist_trainer.agent.entry import stacks_path
 from kdist_trainer.agent.exchange import Exchange
 from kdist_trainer.agent.ranks import Ranks
 from kdist_trainer.agent.standstill import accuse, ask, compare_notes, desert
-from kdist_trainer.agent.stopping import StopSignals
+from kdist_trainer.agent.stopping import StopSignals, stop_margin
 from kdist_trainer.agent.telling import Teller
 from kdist_trainer.agent.watchdog import Watchdog, culprit, dump_stacks
 from kdist_trainer.config import TrainConfig
@@ -45,11 +45,6 @@ class End:
     exits: dict[int, int] = field(default_factory=dict)
     forced: bool = False
     """Whether the grace was over, or somebody asked twice."""
-
-
-def stop_margin(grace_seconds: float) -> float:
-    """Seconds of the grace that the agent keeps for itself: to kill what is left, and to end."""
-    return min(5.0, max(0.5, grace_seconds / 10))
 
 
 @dataclass

@@ -11,13 +11,14 @@ from typing import Any
 from kdist_trainer import log
 from kdist_trainer.agent.outcome import write_record
 from kdist_trainer.agent.settings import PARK, Settings
-from kdist_trainer.agent.stopping import StopSignals
-from kdist_trainer.config import Exit
+from kdist_trainer.agent.stopping import StopSignals, stop_margin
+from kdist_trainer.config import Exit, TrainConfig
 from kdist_trainer.exporter import Exporter
 from kdist_trainer.exporter.kept import place
 from kdist_trainer.rendezvous.place import FILE
 
 _LOOK_SECONDS = 0.2
+_ANSWER_SECONDS = 0.5  # for the answer to arrive
 
 
 def start_exporter(
@@ -73,15 +74,23 @@ def end(settings: Settings, record: dict[str, Any], *, stop: StopSignals, export
         exporter.set_end(record)
         if parks:
             log.event("parked", code=int(code), message="the work is over: this agent stays until it is told to go")
-            _wait(None, stop)
-        elif code is Exit.DONE:
-            _wait(settings.config.metrics_linger_seconds, stop)
+            while not stop.requested:
+                time.sleep(_LOOK_SECONDS)
+        elif not code.retryable:
+            _linger(settings.config, exporter, stop)
         exporter.close()
     return int(code)
 
 
-def _wait(seconds: float | None, stop: StopSignals) -> None:
-    """Answer scrapes and questions for so long, None: for ever, until asked to stop."""
-    deadline = None if seconds is None else time.monotonic() + seconds
-    while not stop.requested and (deadline is None or time.monotonic() < deadline):
+def _linger(config: TrainConfig, exporter: Exporter, stop: StopSignals) -> None:
+    """Stay until the last numbers were scraped, at most so long as the job says; where nobody ever scraped, not at all.
+
+    The end of the first agent has the others of its job taken away, so a request to stop shortens this to their grace only.
+    """
+    seen, deadline = exporter.scrapes, time.monotonic() + config.metrics_linger_seconds
+    while seen and exporter.scrapes == seen and time.monotonic() < deadline and not stop.urgent:
         time.sleep(_LOOK_SECONDS)
+        if stop.requested_at is not None:
+            deadline = min(deadline, stop.requested_at + config.grace_seconds - stop_margin(config.grace_seconds))
+    if exporter.scrapes > seen:
+        time.sleep(_ANSWER_SECONDS)

@@ -13,6 +13,11 @@ class StopRequested(Exception):  # noqa: N818 - a request is no error
     """The agent was asked to stop while it waited for something that may never come."""
 
 
+def stop_margin(grace_seconds: float) -> float:
+    """Seconds of the grace that the agent keeps for itself: to kill what is left, and to end."""
+    return min(5.0, max(0.5, grace_seconds / 10))
+
+
 class StopSignals:
     """Whether somebody asked this agent to stop, since when (monotonic), and whether they asked twice."""
 

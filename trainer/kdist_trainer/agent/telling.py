@@ -39,7 +39,7 @@ class Teller:
         """A group has formed; its ranks start now. `ranks` are this node's."""
         self.state("initializing")
         self._exporter.set_group(generation=generation.number, world_size=world_size, local_ranks=ranks)
-        self._exporter.set_restarts_remaining(max(0, self._max_restarts - generation.restarts))
+        self._exporter.set_restarts_remaining(max(0, self._max_restarts - generation.restarts), budget=self._max_restarts)
         if leader and generation.lost_steps:
             self._exporter.add_lost_steps(generation.lost_steps)
         log.bind(generation=generation.number)

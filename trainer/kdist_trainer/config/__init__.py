@@ -58,7 +58,9 @@ class TrainConfig(Model):
     join_window_seconds: Seconds = Field(10, description="joinWindowSeconds in which joining nodes are let in together.")
     collective_timeout_seconds: PositiveSeconds = Field(300, description="collectiveTimeoutSeconds a collective may take.")
     hang_timeout_seconds: PositiveSeconds = Field(300, description="hangTimeoutSeconds without progress before a rank is killed.")
-    metrics_linger_seconds: Seconds = Field(0, description="metricsLingerSeconds that the exporter still answers after success.")
+    metrics_linger_seconds: Seconds = Field(
+        30, description="metricsLingerSeconds at most that a scraped agent whose work is over waits for a last scrape."
+    )
     train: Training | None = Field(None, description="train: the managed loop.")
     script: Script | None = Field(None, description="script: a torchrun script as it is.")
 

@@ -28,6 +28,7 @@ from kdist_trainer.stats import GAUGES, SLOTS, STATES, MalformedRecordError, age
 
 _READY_STATES = {"running", "checkpointing"}
 _SAMPLES = SLOTS["kdist_samples_total"].start
+_COMMITTED = GAUGES["kdist_checkpoint_last_success_step"]
 _EWMA = GAUGES["kdist_step_duration_ewma_seconds"]
 _STEP_TIME = GAUGES["kdist_last_step_timestamp_seconds"]
 
@@ -57,6 +58,8 @@ class Exporter:
     ) -> None:
         self.port = port
         self.socket_path = socket_path
+        self.scrapes = 0
+        """How often the metrics were asked for."""
         self._job, self._run_id, self._host, self._node = job, run_id, host, info.get("node", "")
         self._healthy, self._nodes = healthy, nodes
         self._lock = threading.Lock()
@@ -97,15 +100,10 @@ class Exporter:
 
     def close(self) -> None:
         """Take in what the ranks sent last, then stop answering. `expose` and `status` still work."""
-        if self._receiver:
-            self._receiver.close()
-            self._receiver = None
-        if self._server:
-            self._server.close()
-            self._server = None
-        if self._keeper:
-            self._keeper.close()
-            self._keeper = None
+        for part in (self._receiver, self._server, self._keeper):
+            if part:
+                part.close()
+        self._receiver = self._server = self._keeper = None
 
     def set_state(self, state: str) -> None:
         """What the agent is doing, one of `STATES`. Raises `ValueError` for another word."""
@@ -152,10 +150,10 @@ class Exporter:
             self._told.count(agent.LOST_STEPS, amount=steps)
             self._told.count(agent.LOST_PROGRESS, amount=steps * (self._totals.gauges()[_EWMA] or 0.0))
 
-    def set_restarts_remaining(self, restarts: int) -> None:
-        """What is left of the job's budget."""
+    def set_restarts_remaining(self, restarts: int, *, budget: int) -> None:
+        """What is left of the job's budget; the next commit that a rank reports fills it up."""
         with self._lock:
-            self._told.set(agent.RESTARTS_REMAINING, restarts)
+            self._told.allow(restarts, budget=budget)
 
     def expose(self) -> str:
         """The metrics as of now, in Prometheus' text format."""
@@ -201,6 +199,8 @@ class Exporter:
         had_stepped = self._totals.has_stepped
         if self._totals.accept(record, now=time.time()) != ACCEPTED or record.rank not in self._totals.local_ranks[:1]:
             return
+        if record.gauges[_COMMITTED] is not None:
+            self._told.refill()
         now = time.monotonic()
         self._throughput.add(self._totals.total(_SAMPLES), now=now)
         self._clock.report(self._totals.witness_wall(), has_stepped=self._totals.has_stepped, now=now)
@@ -238,6 +238,7 @@ class Exporter:
         if self._keeper:
             self._keeper.keep(sums_of(*self._look()))
         self._scrape_seconds = time.perf_counter() - started
+        self.scrapes += 1
         return Answer(HTTPStatus.OK, body, media_type)
 
     def _health(self, _: str) -> Answer:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from kdist_trainer import __version__
 from kdist_trainer.stats import AGENT_METRICS, Kind, Metric
-from kdist_trainer.stats.agent import BUILD_INFO, JOB_INFO, WORLD_SIZE_MAX
+from kdist_trainer.stats.agent import BUILD_INFO, JOB_INFO, RESTARTS_REMAINING, WORLD_SIZE_MAX
 
 Labels = tuple[str, ...]
 
@@ -23,6 +23,7 @@ class Told:
         for metric in AGENT_METRICS:
             if metric.kind is Kind.COUNTER:
                 self._values[metric.name] = dict.fromkeys(metric.series, 0.0)
+        self._budget: int | None = None
 
     def resume(self, before: Mapping[str, Mapping[Labels, Sequence[float]]]) -> None:
         """Go on from what counters and histograms came to, by the metric's name."""
@@ -43,6 +44,16 @@ class Told:
     def set(self, metric: Metric, value: float, labels: Labels = ()) -> None:
         """Let a gauge show a value."""
         self._values[metric.name][labels] = value
+
+    def allow(self, restarts: int, *, budget: int) -> None:
+        """Let so many restarts be left of the job's budget."""
+        self._budget = budget
+        self.set(RESTARTS_REMAINING, restarts)
+
+    def refill(self) -> None:
+        """Let all of the budget be left again: a rank of this generation has committed a checkpoint."""
+        if self._budget is not None:
+            self.set(RESTARTS_REMAINING, self._budget)
 
     def observe(self, metric: Metric, seconds: float, labels: Labels = ()) -> None:
         """Let a histogram count an observation."""

@@ -52,6 +52,11 @@ class Ending(threading.Thread):
     def is_over(self) -> bool:
         return not self.is_alive()
 
+    def wait(self) -> int:
+        """What it ended with, once it has ended."""
+        wait_until(self.is_over)
+        return self.code
+
 
 @pytest.mark.parametrize("record", [NAN, success(step=7)], ids=["failed", "done"])
 def test_it_stays_until_its_last_numbers_were_scraped(tmp_path: Path, exporter: Exporter, record: dict[str, object]) -> None:
@@ -62,23 +67,22 @@ def test_it_stays_until_its_last_numbers_were_scraped(tmp_path: Path, exporter: 
     assert not ending.is_over()
     state = "succeeded" if record["code"] == 0 else "failed"
     assert value(read(fetch(exporter.port, "/metrics")[1]), "kdist_job_state", state=state) == 1
-    wait_until(ending.is_over)
-    assert ending.code == record["code"]
+    assert ending.wait() == record["code"]
 
 
 def test_it_goes_at_once_where_nobody_ever_scraped(tmp_path: Path, exporter: Exporter) -> None:
     fetch(exporter.port, "/status")
-    wait_until(Ending(settings_in(tmp_path), NAN, exporter).is_over)
+    assert Ending(settings_in(tmp_path), NAN, exporter).wait() == Exit.NONFINITE
 
 
 def test_it_goes_at_once_where_it_shall_be_tried_again(tmp_path: Path, exporter: Exporter) -> None:
     fetch(exporter.port, "/metrics")
-    wait_until(Ending(settings_in(tmp_path), LOST, exporter).is_over)
+    assert Ending(settings_in(tmp_path), LOST, exporter).wait() == Exit.PEERS_LOST
 
 
 def test_it_waits_no_longer_than_the_job_says(tmp_path: Path, exporter: Exporter) -> None:
     fetch(exporter.port, "/metrics")
-    wait_until(Ending(settings_in(tmp_path, linger=1), NAN, exporter).is_over)
+    assert Ending(settings_in(tmp_path, linger=1), NAN, exporter).wait() == Exit.NONFINITE
 
 
 def test_asked_to_stop_it_waits_for_the_grace_at_most_and_asked_twice_no_more(tmp_path: Path, exporter: Exporter) -> None:
@@ -89,7 +93,7 @@ def test_asked_to_stop_it_waits_for_the_grace_at_most_and_asked_twice_no_more(tm
     ending.join(0.5)
     assert not ending.is_over(), "the first agent's end has the others stopped, and they have the loss"
     ending.stop.urgent = True
-    wait_until(ending.is_over)
+    assert ending.wait() == Exit.NONFINITE
 
 
 def test_the_grace_ends_the_wait(tmp_path: Path, exporter: Exporter) -> None:
@@ -97,4 +101,4 @@ def test_the_grace_ends_the_wait(tmp_path: Path, exporter: Exporter) -> None:
     ending = Ending(settings_in(tmp_path, grace=2), NAN, exporter)
     wait_until(lambda: exporter.status()["exit"] is not None)
     ending.stop.requested_at = time.monotonic()
-    wait_until(ending.is_over)
+    assert ending.wait() == Exit.NONFINITE

@@ -38,8 +38,8 @@ class Exporter:
 
     `info` holds labels of `kdist_job_info` (`framework`, `workload_kind`, `world_size_min`, `world_size_max`) and may hold
     `node`; `nodes` says how many there may be. `since` is when the agent's wall time began, in monotonic seconds; now, if left
-    out; `kept` the file that counters go on from and are kept in. Numbers that belong to the job rather than to this agent
-    (lost steps, time to recover) are to be told by the agent that has rank 0 only, so that a sum over the agents is right.
+    out; `kept` the file that counters go on from. Numbers of the job rather than of this agent (lost steps, time to recover)
+    are to be told by the agent that has rank 0 only, so that a sum is right. `scrapes` counts what was asked of `/metrics`.
     """
 
     def __init__(
@@ -59,7 +59,6 @@ class Exporter:
         self.port = port
         self.socket_path = socket_path
         self.scrapes = 0
-        """How often the metrics were asked for."""
         self._job, self._run_id, self._host, self._node = job, run_id, host, info.get("node", "")
         self._healthy, self._nodes = healthy, nodes
         self._lock = threading.Lock()

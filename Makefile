@@ -74,7 +74,7 @@ chaos: setup system ## Kill, crash and fill disks, for long; started again, it g
 e2e: setup ## Meet a real Kubernetes: kind, started and kept here, or with KDIST_E2E=kubeconfig your kubeconfig's cluster
 	@[[ "$${KDIST_E2E:-}" == kubeconfig ]] || tests/cluster/cluster all
 	$(call patiently,e2e,-m "e2e and not disruptive$(if $(NARROW), and not wide)" --dist=worksteal -n $(JOBS) $(ARGS))
-	$(if $(NARROW),,$(call patiently,disruptive,-m "e2e and disruptive" -n 0 $(ARGS)))
+	$(if $(NARROW)$(filter kubeconfig,$(KDIST_E2E)),,$(call patiently,disruptive,-m "e2e and disruptive" -n 0 $(ARGS)))
 
 stranger: setup system ## Meet the project as a stranger does: a fresh clone, the built wheels, the README's commands
 	$(call patiently,stranger,-m stranger $(ARGS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shlex
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.abilities import OPERATORS, Abilities, skip_without
 from tests.cluster.namespace import CLUSTER, Namespace
 
 Job = Callable[..., dict[str, Any]]
@@ -36,39 +36,58 @@ def cluster() -> Mapping[str, str]:
     return environment
 
 
+@pytest.fixture(scope="session")
+def abilities(cluster: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Abilities:
+    """What the cluster can do, where it is not ours."""
+    return Abilities(cluster, tmp_path_factory.mktemp("abilities"))
+
+
+@pytest.fixture(autouse=True)
+def _met_needs(request: pytest.FixtureRequest) -> None:
+    """Skip, with the reason, what the cluster cannot do: by the marks `needs` and `disruptive`, and by the kind of workload."""
+    marked = [need for mark in request.node.iter_markers("needs") for need in mark.args]
+    disruptive = ["whole-cluster"] if request.node.get_closest_marker("disruptive") else []
+    chosen = getattr(request.node, "callspec", None)
+    kinds = [kind for kind in (chosen.params.values() if chosen else ()) if isinstance(kind, str) and kind in OPERATORS]
+    if needs := [*disruptive, *marked, *kinds]:
+        skip_without(request.getfixturevalue("abilities"), *needs)
+
+
 @pytest.fixture
 def namespace(cluster: Mapping[str, str], tmp_path: Path) -> Iterator[Namespace]:
     """A fresh namespace that admits restricted pods only; it is deleted with all that is in it."""
     space = Namespace(f"e2e-{secrets.token_hex(4)}", tmp_path, cluster)
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space.name, "labels": labels}}
-    space.kubectl("create", "-f", "-", stdin=json.dumps(document))
+    space.create()
     yield space
-    space.kubectl("delete", "namespace", space.name, "--wait=false")
+    space.remove()
     if cluster.get("KDIST_E2E") != "kubeconfig":
         subprocess.run([CLUSTER, "volumes"], check=False, capture_output=True)
 
 
 @pytest.fixture
-def job(cluster: Mapping[str, str]) -> Job:
-    """Make the document of a small job: `job(backend="job", nodes=2, train={"epochs": 3})`."""
+def job(cluster: Mapping[str, str], abilities: Abilities) -> Job:
+    """Make the document of a small job: `job(backend="job", nodes=2, train={"epochs": 3})`; skips where the cluster cannot."""
 
     def make(*, train: Mapping[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
         training = {"workload": "digits", "epochs": 6, "globalBatch": 128, **(train or {})}
-        settings = {
+        settings: dict[str, Any] = {
             "backend": "job",
             "nodes": 2,
             "resources": {"cpu": 0.5, "memory": "1Gi"},
-            "checkpoints": {"size": "1Gi"},
+            "checkpoints": {"size": "1Gi", **({"class": abilities.storage_class} if abilities.storage_class else {})},
             "graceSeconds": 20,
         }
+        settings |= spec
+        stores = "size" in (settings["checkpoints"] or {}) and "nodeSelector" not in spec  # no node has what these tests select
+        needs = [settings["backend"]] if settings["backend"] in OPERATORS else []
+        skip_without(abilities, *needs, *(["shared-volumes"] if stores else []), *(["kueue"] if "queue" in spec else []))
         return {
             "apiVersion": "kdist.dev/v1alpha1",
             "kind": "TrainingJob",
             "metadata": {"name": "digits"},
             "spec": {
                 "image": cluster["KDIST_IMAGE"],
-                **{name: value for name, value in {**settings, **spec}.items() if value is not None},
+                **{name: value for name, value in settings.items() if value is not None},
                 **({} if "script" in spec else {"train": {name: value for name, value in training.items() if value is not None}}),
             },
         }

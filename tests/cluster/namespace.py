@@ -30,6 +30,16 @@ class Namespace:
         self.home = home
         self.environment = dict(environment)
 
+    def create(self) -> None:
+        """Make the namespace, which admits restricted pods only."""
+        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.name, "labels": labels}}
+        self.kubectl("create", "-f", "-", stdin=json.dumps(document))
+
+    def remove(self) -> None:
+        """Delete it with all that is in it, without waiting."""
+        self.kubectl("delete", "namespace", self.name, "--wait=false")
+
     def kubectl(self, *args: str, stdin: str = "") -> str:
         """What kubectl prints; it must succeed."""
         done = self._type("kubectl", "-n", self.name, *args, stdin=stdin)
@@ -118,10 +128,15 @@ class Namespace:
 
     def until(self, what: str, condition: Callable[[], T], seconds: float = PATIENCE) -> T:
         """The first true answer of the condition, asked twice a second."""
+        answer = self.wait_until(condition, seconds)
+        if not answer:
+            pytest.fail(f"waited {seconds:.0f} s in vain: {what}")
+        return answer
+
+    def wait_until(self, condition: Callable[[], T], seconds: float) -> T:
+        """The same; after so many seconds the last answer, which is not true."""
         end = time.monotonic() + seconds
-        while not (answer := condition()):
-            if time.monotonic() > end:
-                pytest.fail(f"waited {seconds:.0f} s in vain: {what}")
+        while not (answer := condition()) and time.monotonic() <= end:
             time.sleep(0.5)
         return answer
 

@@ -7,11 +7,10 @@ import subprocess
 
 import pytest
 
+from tests.cluster.abilities import OPERATORS
 from tests.cluster.namespace import CLUSTER, Namespace
 
 SCRATCH = "/tmp"  # noqa: S108 (a folder of its own in every pod)
-KINDS = ("jobsets.jobset.x-k8s.io", "pytorchjobs.kubeflow.org", "trainjobs.trainer.kubeflow.org", "clusterqueues.kueue.x-k8s.io")
-
 pytestmark = pytest.mark.e2e
 
 
@@ -21,9 +20,9 @@ def test_a_namespace_of_the_tests_admits_restricted_pods_only(namespace: Namespa
         namespace.kubectl("create", "-f", "-", stdin=json.dumps(pod))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_workload_kind_is_known(namespace: Namespace, kind: str) -> None:
-    assert kind in namespace.kubectl("get", "crd", "-o", "name")
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_workload_kind_is_known(namespace: Namespace, operator: str) -> None:
+    assert OPERATORS[operator] in namespace.kubectl("get", "crd", "-o", "name")
 
 
 def test_the_image_runs_as_any_user_on_a_read_only_root(namespace: Namespace) -> None:

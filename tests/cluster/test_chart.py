@@ -51,6 +51,7 @@ def may(namespace: Namespace, who: str, verb: str, what: str) -> bool:
     return done.stdout.strip() == "yes"
 
 
+@pytest.mark.needs("helm", "whole-cluster", "shared-volumes")
 def test_the_chart_is_installed_tried_changed_taken_back_and_gone_without_a_trace(namespace: Namespace) -> None:
     before = list_objects(namespace)
     registry, _, tag = namespace.environment["KDIST_IMAGE"].rpartition(":")
@@ -82,6 +83,7 @@ def test_the_chart_is_installed_tried_changed_taken_back_and_gone_without_a_trac
     namespace.until("a namespace as it was", lambda: list_objects(namespace) == before)
 
 
+@pytest.mark.needs("helm")
 def test_the_api_server_takes_every_object_that_it_knows(namespace: Namespace) -> None:
     known = [f"--api-versions={each}" for each in namespace.kubectl("api-versions").split()]
     helm = shutil.which("helm", path=namespace.environment["PATH"])

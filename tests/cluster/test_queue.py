@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.conftest import Job
 from tests.cluster.namespace import Namespace
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.needs("kueue", "whole-cluster")]  # a ClusterQueue is in no namespace
 
 API = "kueue.x-k8s.io/v1beta2"
 

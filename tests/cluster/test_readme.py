@@ -16,6 +16,7 @@ from tests.house.tree import ROOT
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
+@pytest.mark.needs("shared-volumes")
 def test_every_command_of_the_session_succeeds(namespace: Namespace, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     config = tmp_path / "kubeconfig"

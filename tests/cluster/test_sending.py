@@ -164,6 +164,7 @@ def test_who_may_not_hears_which_verb_on_which_resource_is_missing(namespace: Na
     assert "rights: apply and delete" in lacking
 
 
+@pytest.mark.needs("jobset")
 def test_who_may_not_make_roles_gets_a_job_without_them(namespace: Namespace, file: Path) -> None:
     verbs_all = "get,list,watch,create,patch,delete"
     trainer = as_account(
@@ -178,6 +179,7 @@ def test_who_may_not_make_roles_gets_a_job_without_them(namespace: Namespace, fi
     assert "role." not in done.stdout
 
 
+@pytest.mark.needs("shared-volumes")
 def test_a_healthy_cluster_has_nothing_missing_and_a_missing_namespace_is_found(namespace: Namespace) -> None:
     checks = json.loads(namespace.kdist("doctor", "-o", "json"))
     marks = {each["name"]: each["mark"] for each in checks["checks"]}

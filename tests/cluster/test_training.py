@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.abilities import Abilities
 from tests.cluster.kinds import RESOURCE, each_kind
 from tests.cluster.namespace import Namespace
 from tests.house.tree import ROOT
@@ -21,9 +22,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 @each_kind
-def test_the_example_reaches_97_percent_and_leaves_its_model_in_the_volume(namespace: Namespace, kind: str) -> None:
+@pytest.mark.needs("shared-volumes")
+def test_the_example_reaches_97_percent_and_leaves_its_model_in_the_volume(
+    namespace: Namespace, abilities: Abilities, kind: str
+) -> None:
     image = namespace.environment["KDIST_IMAGE"]
-    choices = (f"spec.backend={kind}", f"spec.image={image}", "spec.resources.cpu=0.5", "spec.checkpoints.size=1Gi")
+    choices = [f"spec.backend={kind}", f"spec.image={image}", "spec.resources.cpu=0.5", "spec.checkpoints.size=1Gi"]
+    choices += [f"spec.checkpoints.class={abilities.storage_class}"] if abilities.storage_class else []
     settings = [word for choice in choices for word in ("--set", choice)]
     namespace.kdist("apply", str(EXAMPLE), *settings)
     namespace.kdist("wait", "digits", "--for=first-step", "--timeout=3m")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +33,9 @@ def expect(namespace: Namespace, cause: str, *words: str) -> dict[str, Any]:
     return answer
 
 
+MISSING = "no-such-tag"
 TROUBLES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
-    "an image that is not there": ({"image": "localhost:5000/nobody/nothing:1.0"}, "image-missing", ("nobody/nothing:1.0",)),
+    "an image that is not there": ({"image": MISSING}, "image-missing", (MISSING,)),
     "a request that no node can meet": ({"resources": {"cpu": 500, "memory": "1Gi"}}, "unschedulable", ("cpu",)),
     "a claim that does not exist": ({"checkpoints": {"claim": "nowhere"}}, "claim-missing", ("nowhere",)),
     "a volume class that does not exist": ({"checkpoints": {"size": "1Gi", "class": "nowhere"}}, "claim-pending", ("nowhere",)),
@@ -43,6 +45,10 @@ TROUBLES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_what_keeps_pods_from_starting_is_named(namespace: Namespace, job: Job, trouble: str) -> None:
     spec, cause, words = TROUBLES[trouble]
+    if "image" in spec:
+        # Beside the one that is there, so that its registry is one that answers.
+        image = re.sub(r"(@sha256)?:[^:/]*$", f":{MISSING}", namespace.environment["KDIST_IMAGE"])
+        spec, words = {"image": image}, (image,)
     namespace.apply(job(**{"resources": FEW, **spec}))
     expect(namespace, cause, *words)
     assert namespace.status("digits")["phase"] == "Pending"

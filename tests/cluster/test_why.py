@@ -12,26 +12,43 @@ from tests.cluster.namespace import Namespace
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
+LITTLE = {"cpu": 0.02, "memory": "128Mi"}  # so that all of them have room beside other tests
 MOUNT = {
     "volumes": [{"name": "extra", "secret": {"secretName": "nowhere"}}],
+    "containers": [{"name": "trainer", "volumeMounts": [{"name": "extra", "mountPath": "/extra"}]}],
+}
+CONFIG = {"containers": [{"name": "trainer", "envFrom": [{"configMapRef": {"name": "nowhere"}}]}]}
+KEYS = {
+    "volumes": [{"name": "extra", "configMap": {"name": "nowhere"}}],
     "containers": [{"name": "trainer", "volumeMounts": [{"name": "extra", "mountPath": "/extra"}]}],
 }
 TOKEN = {"name": "TOKEN", "secret": {"name": "wandb", "key": "token"}}
 
 STUCK: dict[str, tuple[dict[str, Any], str, list[str]]] = {
-    "gpu": ({"resources": {"cpu": 1, "memory": "1Gi", "gpu": 8}}, "unschedulable", ["8 nvidia.com/gpu", "no node has any"]),
+    "gpu": ({"resources": {**LITTLE, "gpu": 8}}, "unschedulable", ["8 nvidia.com/gpu", "no node has any"]),
     "selector": ({"nodeSelector": {"disk": "golden"}}, "unschedulable", ["spec.nodeSelector"]),
     "secret": ({"env": [TOKEN]}, "secret-missing", ["Secret wandb does not exist", "kubectl create secret generic wandb"]),
     "priority": ({"priorityClass": "golden"}, "no-priority-class", ["golden", "kubectl get priorityclasses"]),
     # A volume is mounted before an image is pulled: the image that is not there either is not what keeps the pod.
     "mount": ({"podTemplate": {"spec": MOUNT}, "image": "localhost:5000/typo:1"}, "mount", ["Secret nowhere does not exist"]),
+    "configmap": ({"podTemplate": {"spec": CONFIG}}, "configmap-missing", ["ConfigMap nowhere", "kubectl create configmap"]),
+    "keys": ({"podTemplate": {"spec": KEYS}}, "mount", ["ConfigMap nowhere does not exist"]),
+    "classless": ({"checkpoints": {"claim": "classless"}}, "claim-pending", ["names no storage class", "checkpoints.class"]),
+}
+# A claim that wants a volume of no class, of which there are none.
+CLASSLESS = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "classless"},
+    "spec": {"storageClassName": "", "accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Pi"}}},
 }
 
 
 def test_each_of_several_stuck_jobs_is_told_its_own_cause(namespace: Namespace, job: Job) -> None:
     (namespace.home / "jobs").mkdir()
+    namespace.kubectl("create", "-f", "-", stdin=json.dumps(CLASSLESS))
     for name, (spec, _, _) in STUCK.items():
-        document = job(backend="job", **{"checkpoints": None, **spec})
+        document = job(backend="job", **{"checkpoints": None, "resources": LITTLE, **spec})
         namespace.write(document | {"metadata": {"name": name}}, f"jobs/{name}.yaml")
     namespace.kdist("apply", "jobs")
     for name, (_, cause, words) in STUCK.items():

@@ -90,7 +90,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         averages=built.averages,
         patience=patience,
         flag=around.flag,
-        exchange=Exchange(world, most_steps=train.sync_every_steps, heartbeat=around.heartbeat),
+        exchange=Exchange(world, most_steps=train.sync_every_steps, counts=built.strategy.counts, heartbeat=around.heartbeat),
         stats=stats,
         laps=Laps(stats),
         timer=timer,
@@ -130,8 +130,8 @@ def training_samples(workload: Workload) -> Samples:
 
 def deal_steps(config: TrainConfig, train: Training, samples: Samples, world: World, *, even: bool) -> Steps:
     """The run's steps. Raises `ConfigProblem` where the batch cannot be dealt to shards and ranks."""
-    shards = train.virtual_shards or max(world.size, config.max_world_size(world.local_size))
-    deal = Deal(train.global_batch, shards, world.rank, world.size, train.micro_batch, even)
+    shards = train.virtual_shards or max(world.data_size, config.max_world_size(world.local_size) // world.model_parallel)
+    deal = Deal(train.global_batch, shards, world.data_rank, world.data_size, train.micro_batch, even)
     total = train.epochs * len(samples) if train.epochs is not None else (train.steps or 0) * train.global_batch
     return Steps(Order(length=len(samples), seed=train.seed), deal, total=total)
 
@@ -154,16 +154,16 @@ def make_probe(train: Training, around: Surroundings) -> Probe:
 
 
 def make_weigh(workload: Workload, world: World) -> Callable[[Batch], float]:
-    """How a step's losses are weighted. DDP takes the mean over ranks of what has to be summed, hence the world size."""
-    units, size = workload.units_per_sample, world.size
+    """How a step's losses are weighted. A strategy takes the mean over copies of what has to be summed."""
+    units, copies = workload.units_per_sample, world.data_size
     if units is not None:
-        return lambda batch: size / (units * batch.samples)
+        return lambda batch: copies / (units * batch.samples)
 
     def count_together(batch: Batch) -> float:
         own = sum(workload.count(piece.batch) for piece in batch.pieces if piece.samples)
         total = torch.tensor(own, dtype=torch.int64, device=world.device)
-        dist.all_reduce(total)
-        return size / max(1, int(total))
+        dist.all_reduce(total)  # in which every rank of a copy counts the same samples
+        return world.size / max(1, int(total))
 
     return count_together
 

@@ -43,11 +43,12 @@ def evaluate(run: Run) -> dict[str, float]:
     samples = run.workload.dataset("test")
     if samples is None or len(samples) == 0:
         return {}
-    own = share_of(len(samples), run.world.size, run.world.rank)
-    rounds = len(share_of(len(samples), run.world.size, 0))  # the first share is the longest
+    world = run.world
+    own = share_of(len(samples), world.data_size, world.data_rank)
+    rounds = len(share_of(len(samples), world.data_size, 0))  # the first share is the longest
     fetch = fetcher(run.workload, samples)
     sums: dict[str, tuple[float, int]] = {}
-    set_generators = generators(run.world.device)
+    set_generators = generators(world.device)
     run.module.eval()
     with torch.no_grad():
         for offset in range(0, rounds if run.strategy.sharded else len(own), run.evaluation_batch):
@@ -65,7 +66,7 @@ def evaluate(run: Run) -> dict[str, float]:
                 sums[name] = (before[0] + float(total), before[1] + count)
     run.module.train()
     run.strategy.let_go()
-    return run.workload.summarize(_means(run.world.all_gather_object(sums)))
+    return run.workload.summarize(_means(world.all_gather_object(sums if run.strategy.counts else {})))
 
 
 def _means(parts: list[dict[str, tuple[float, int]]]) -> dict[str, float]:

@@ -116,7 +116,7 @@ def step(run: Run) -> bool:
     state.step += 1
     run.records.append(StepRecord(state.step, state.samples_seen, state.samples_seen + batch.samples - 1, seconds))
     state.samples_seen += batch.samples
-    run.stats.add_step(seconds, batch.own_samples, state.step)
+    run.stats.add_step(seconds, batch.own_samples * run.strategy.counts, state.step)
     run.report()
     return True
 

@@ -40,7 +40,7 @@ def build(train: Training, workload: Workload, world: World, launcher: Launcher 
         compute_twice(blocks, workload)
     if train.compile != "off":
         module.compile(backend=train.compile)
-    strategy = parallel.build(train.strategy, world, bucket_mib=train.bucket_mib, timer=launcher)
+    strategy = parallel.build(train, workload, world, timer=launcher)
     wrapped = strategy.wrap(module, blocks)
     averages = None if train.ema_decay is None else Averages(module, train.ema_decay)
     return Model(module, wrapped, strategy, arithmetic, averages)

@@ -43,7 +43,7 @@ class Run:
     precision: Precision
     set_generators: Callable[[int], object]
     weigh: Callable[[Batch], float]
-    """What a step's losses are multiplied by: 1 / the count of the whole step, times the world size."""
+    """What a step's losses are multiplied by: 1 / the count of the whole step, times the copies of the model."""
     loader: Loader
     evaluation_batch: int
 

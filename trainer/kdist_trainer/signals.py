@@ -63,7 +63,7 @@ class Row(NamedTuple):
 
     records: Sequence[StepRecord] = ()
     losses: Sequence[Tensor] = ()
-    """This rank's share of each step's loss; the shares of all ranks, divided by their number, are the mean loss."""
+    """This rank's share of each step's loss; the shares of those that count, divided by their number, are the mean loss."""
     norm: Tensor | None = None
     """Norm of the last step's gradient, the same on every rank."""
     stop: bool = False
@@ -95,8 +95,10 @@ class Exchange:
     reads them: a sum made by the all-reduce itself would depend on the order in which it meets the ranks.
     """
 
-    def __init__(self, world: World, *, most_steps: int, heartbeat: Heartbeat | None = None) -> None:
+    def __init__(self, world: World, *, most_steps: int, counts: bool = True, heartbeat: Heartbeat | None = None) -> None:
+        """`counts`: whether this rank's losses are heard; one rank of each copy of the model speaks for all of the copy."""
         self._world, self._heartbeat = world, heartbeat
+        self._counts = counts
         self._shape = (world.size, _FLAGS + most_steps)
         self._posted: deque[_Posted] = deque()
         self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -109,7 +111,8 @@ class Exchange:
         self._posted.append(post(row, flags))
 
     def _post_from_cpu(self, row: Row, flags: list[float]) -> _Posted:
-        numbers = [*flags, math.nan if row.norm is None else row.norm.item(), *[loss.item() for loss in row.losses]]
+        losses = [loss.item() if self._counts else 0.0 for loss in row.losses]
+        numbers = [*flags, math.nan if row.norm is None else row.norm.item(), *losses]
         if self._world.size == 1:
             return _Posted(row, lambda: [numbers])  # a group of one has said it all
         table = torch.zeros(self._shape, dtype=torch.float64)
@@ -128,7 +131,8 @@ class Exchange:
         table = torch.zeros(self._shape, dtype=torch.float64, device=device)
         table[own, : len(flags)] = torch.tensor(flags, dtype=torch.float64).pin_memory().to(device, non_blocking=True)
         table[own, _NORM] = math.nan if row.norm is None else row.norm
-        table[own, _FLAGS : _FLAGS + len(row.losses)] = torch.stack(list(row.losses))
+        if self._counts:
+            table[own, _FLAGS : _FLAGS + len(row.losses)] = torch.stack(list(row.losses))
         work = dist.all_reduce(table, async_op=True)
         copy = torch.empty(self._shape, dtype=torch.float64, pin_memory=True)
         with torch.cuda.stream(self._stream):
@@ -157,7 +161,7 @@ class Exchange:
         said = rows()
         if self._heartbeat is not None:
             self._heartbeat.leave()
-        share = 1 / self._world.size
+        share = 1 / self._world.data_size
         return Interval(
             records=row.records,
             losses=[

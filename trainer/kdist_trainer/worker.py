@@ -38,7 +38,7 @@ def main() -> str:
             raise ConfigProblem("train.json has no train section: a script is not started by this entrypoint")
         torch.set_num_threads(config.threads_per_rank)
         beat(heartbeat, Phase.RENDEZVOUS)
-        with World.from_environment(timeout_seconds=config.collective_timeout_seconds) as world:
+        with open_world(config, train) as world:
             log.bind(rank=world.rank, generation=world.generation)
             stats = StepStats(rank=world.rank, generation=world.generation)
             with Reporter(stats) as reporter:
@@ -57,6 +57,11 @@ def main() -> str:
     except BaseException as error:
         record(error, heartbeat, run)
         raise
+
+
+def open_world(config: TrainConfig, train: Training) -> World:
+    """The group that this rank belongs to. Raises `ConfigProblem` for a size that the job cannot use."""
+    return World.from_environment(timeout_seconds=config.collective_timeout_seconds, model_parallel=train.model_parallel or 1)
 
 
 def read_config(path: Path) -> TrainConfig:

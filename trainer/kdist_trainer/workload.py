@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError
@@ -22,6 +22,9 @@ from torch.utils.data import TensorDataset, default_collate
 
 from kdist_trainer import config, schedule
 from kdist_trainer.failure import ConfigProblem
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 Split = Literal["train", "test"]
 Sums = dict[str, tuple[Tensor | float, int]]
@@ -94,6 +97,14 @@ class Workload(ABC):
         Sharded strategies gather one block at a time, and activation checkpointing computes a block again in the backward pass.
         """
         return ()
+
+    def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, ParallelStyle] | None:  # noqa: ARG002
+        """How `ranks` ranks split the model's matrix products: torch's plan for `parallelize_module`; None where they cannot.
+
+        Keys are names of parts, in which `*` stands for any number; strategy `tensor` asks for it. Raises `ConfigProblem`
+        for a model that cannot be split so.
+        """
+        return None
 
     def optimizer(self, model: nn.Module, settings: config.Optimizer) -> Optimizer:
         """The optimizer over the model's parameters; by default the one that job.yaml asks for."""

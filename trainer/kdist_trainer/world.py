@@ -19,6 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from kdist_trainer.failure import ConfigProblem
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,17 @@ class World:
     device: torch.device
     backend: str
     timeout: timedelta
+    model_parallel: int = 1
+    """Ranks that share one copy of the model: neighbours, and so on one node where a node has that many."""
 
     @classmethod
-    def from_environment(cls, *, timeout_seconds: float, environment: Mapping[str, str] | None = None) -> World:
+    def from_environment(
+        cls, *, timeout_seconds: float, model_parallel: int = 1, environment: Mapping[str, str] | None = None
+    ) -> World:
         """Join the group that torchrun's variables describe; without them, be a group of one.
 
-        Raises what `init_process_group` raises when the others do not come within the time-out.
+        Raises `ConfigProblem` for a group that is no multiple of `model_parallel`, and what `init_process_group` raises when
+        the others do not come within the time-out.
         """
         env = os.environ if environment is None else environment
         local_rank, local_size = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
@@ -52,7 +60,13 @@ class World:
             device=device,
             backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             timeout=timedelta(seconds=timeout_seconds),
+            model_parallel=model_parallel,
         )
+        if world.size % model_parallel:
+            raise ConfigProblem(
+                f"train.modelParallel: {model_parallel} ranks share one copy of the model, and {world.size} ranks are no "
+                "multiple of that: change nodes or procsPerNode"
+            )
         world._open(env)
         return world
 
@@ -72,6 +86,27 @@ class World:
     def is_leader(self) -> bool:
         """Rank 0: the one that writes what is written once."""
         return self.rank == 0
+
+    @property
+    def data_size(self) -> int:
+        """Copies of the model in the group: the samples of a step are dealt to so many."""
+        return self.size // self.model_parallel
+
+    @property
+    def data_rank(self) -> int:
+        """Which of these copies this rank has a part in; all ranks of one copy read the same samples."""
+        return self.rank // self.model_parallel
+
+    @property
+    def model_rank(self) -> int:
+        """Which part of the copy is this rank's."""
+        return self.rank % self.model_parallel
+
+    def mesh(self) -> DeviceMesh:
+        """The group as a table: a row for each copy of the model (`data`), a column for each part (`model`). Collective."""
+        mesh = init_device_mesh(self.device.type, (self.data_size, self.model_parallel), mesh_dim_names=("data", "model"))
+        mesh._flatten("all")  # a sum over both dimensions is then one operation
+        return mesh
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

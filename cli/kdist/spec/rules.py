@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 RULE = "job_rule"  # the type of the pydantic error that carries violations
 SHIPPED_WORKLOADS = ("digits", "gpt")
+MODEL_PARALLEL = ("tensor", "pipeline")
+"""Strategies in which several ranks share one copy of the model."""
+TENSOR_WORKLOADS = ("gpt",)
+"""Shipped workloads that have a tensor plan."""
 
 
 class Violation(NamedTuple):
@@ -40,6 +44,8 @@ def check(spec: Spec) -> Iterator[Violation]:
     yield from _shards(spec)
     yield from _devices(spec)
     yield from _one_process(spec)
+    yield from _copies(spec)
+    yield from _plan(spec)
     yield from _unique(spec)
     yield from _workload(spec)
 
@@ -57,11 +63,13 @@ def _shards(spec: Spec) -> Iterator[Violation]:
     if train is None:
         return
     per_node = 1 if spec.procs_per_node == "auto" else spec.procs_per_node
-    world = spec.nodes.max * per_node
-    world_fields = ("nodes.max", "procsPerNode")
+    ways = train.model_parallel or 1
+    world = max(1, spec.nodes.max * per_node // ways)
+    ranks = f"{spec.nodes.max} x {per_node} ranks" if ways == 1 else f"{world} copies of the model"
+    world_fields = ("nodes.max", "procsPerNode", "train.modelParallel")
     if train.virtual_shards is not None and train.virtual_shards < world:
         yield Violation(
-            f"must be at least {world}, a shard for each of {spec.nodes.max} x {per_node} ranks, found {train.virtual_shards}",
+            f"must be at least {world}, a shard for each of {ranks}, found {train.virtual_shards}",
             "train.virtualShards",
             ("train.virtualShards", *world_fields),
         )
@@ -73,7 +81,7 @@ def _shards(spec: Spec) -> Iterator[Violation]:
         )
     elif train.global_batch < world:
         yield Violation(
-            f"must be at least {world}, a sample for each of {spec.nodes.max} x {per_node} ranks, found {train.global_batch}",
+            f"must be at least {world}, a sample for each of {ranks}, found {train.global_batch}",
             "train.globalBatch",
             ("train.globalBatch", *world_fields),
         )
@@ -96,6 +104,56 @@ def _one_process(spec: Spec) -> Iterator[Violation]:
     if spec.procs_per_node not in ("auto", 1):
         message = f"must be 1 with strategy data_parallel, which is one process, found {spec.procs_per_node}"
         yield Violation(message, "procsPerNode", ("procsPerNode", "train.strategy"))
+
+
+def _copies(spec: Spec) -> Iterator[Violation]:
+    """Every size that the job may have must be a whole number of copies of the model, each within a node or of whole nodes."""
+    train = spec.train
+    if train is None or (train.strategy not in MODEL_PARALLEL and train.model_parallel is None):
+        return
+    ways, strategy = train.model_parallel, train.strategy
+    asked = ("train.modelParallel", "train.strategy")
+    if strategy not in MODEL_PARALLEL:
+        message = f"must be left out with strategy {strategy}, which has no ranks that share a copy of the model"
+        yield Violation(message, "train.modelParallel", asked)
+        return
+    if ways is None:
+        message = f"needs modelParallel beside {strategy}: how many ranks share one copy of the model"
+        yield Violation(message, "train.strategy", asked)
+        return
+    per_node = (spec.resources.gpu or 1) if spec.procs_per_node == "auto" else spec.procs_per_node
+    fields, nodes = ("train.modelParallel", "procsPerNode", "resources.gpu", "nodes.min", "nodes.max"), spec.nodes
+    if per_node % ways == 0:
+        return  # so any number of nodes will do
+    if ways % per_node:
+        message = f"must be a multiple of modelParallel, {ways}, so that a copy of the model lies within a node, found {per_node}"
+        yield Violation(message, "procsPerNode" if spec.procs_per_node != "auto" else "train.modelParallel", fields)
+    elif nodes.min != nodes.max:
+        message = (
+            f"must be one number: a copy of the model takes {ways // per_node} nodes (modelParallel {ways}, procsPerNode "
+            f"{per_node}), and not every size between is a multiple; procsPerNode: {ways} keeps the job elastic"
+        )
+        yield Violation(message, "nodes", (*fields, "nodes"))
+    elif nodes.max * per_node % ways:
+        share = ways // per_node
+        message = f"must be a multiple of {share}, the nodes that share one copy of the model, found {nodes.max}"
+        yield Violation(message, "nodes", (*fields, "nodes"))
+
+
+def _plan(spec: Spec) -> Iterator[Violation]:
+    """A shipped workload must know how to split its model; another one is asked when the job starts."""
+    train = spec.train
+    if train is None or train.strategy != "tensor" or train.workload not in SHIPPED_WORKLOADS:
+        return
+    judged = ("train.strategy", "train.workload", "train.modelParallel")
+    if train.workload not in TENSOR_WORKLOADS:
+        message = f"must not be tensor: {train.workload} has no plan of how ranks split its model; use fsdp"
+        yield Violation(message, "train.strategy", judged)
+        return
+    heads = train.options.get("heads", 4)
+    if train.model_parallel is not None and isinstance(heads, int) and heads % train.model_parallel:
+        message = f"must divide the {heads} heads of gpt's attention (options.heads), found {train.model_parallel}"
+        yield Violation(message, "train.modelParallel", (*judged, "train.options"))
 
 
 def _unique(spec: Spec) -> Iterator[Violation]:

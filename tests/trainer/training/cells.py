@@ -22,9 +22,18 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 }
 
 
-def refusal(strategy: str, size: int) -> str:
-    """Why a strategy does not run on so many ranks; empty where it does."""
-    return f"one process with several GPUs, and this job has {size} ranks" if strategy == "data_parallel" and size > 1 else ""
+def refusal(workload: str, strategy: str, size: int) -> str:
+    """Why a strategy does not train a workload on so many ranks; empty where it does."""
+    if strategy == "data_parallel" and size > 1:
+        return f"one process with several GPUs, and this job has {size} ranks"
+    if strategy == "tensor" and workload == "digits":
+        return "Digits.tensor_plan gives none"
+    return ""
+
+
+def layout(strategy: str, size: int) -> dict[str, Any]:
+    """What job.yaml must say besides: with four ranks there are two copies of the model."""
+    return {"modelParallel": min(size, 2)} if strategy == "tensor" else {}
 
 
 def document(workload: str, strategy: str, precision: str, **section: Any) -> dict[str, Any]:
@@ -55,7 +64,7 @@ def losses(folder: Path, *, generation: int = 1) -> list[float]:
 
 def learn(folder: Path, size: int, workload: str, strategy: str, precision: str, **section: Any) -> list[float]:
     """Losses of one cell's training."""
-    train_here(document(workload, strategy, precision, **section), folder, size)
+    train_here(document(workload, strategy, precision, **layout(strategy, size), **section), folder, size)
     return losses(folder)
 
 
@@ -70,8 +79,12 @@ def table() -> str:
     """The Markdown table of what runs."""
     rows = ["| strategy | " + " | ".join(PRECISIONS) + " |", "|---|" + "---|" * len(PRECISIONS)]
     for strategy in STRATEGIES:
-        refused = [size for size in SIZES if refusal(strategy, size)]
+        able = [workload for workload in WORKLOADS if not refusal(workload, strategy, 1)]
+        refused = [size for size in SIZES if refusal(able[0], strategy, size)]
         ranks = " and ".join(str(size) for size in refused)
-        word = f"1 rank; refused on {ranks}: {refusal(strategy, refused[0]).split(',')[0]}" if refused else "1, 2, 4 ranks"
+        word = (
+            f"1 rank; refused on {ranks}: {refusal(able[0], strategy, refused[0]).split(',')[0]}" if refused else "1, 2, 4 ranks"
+        )
+        word += "".join(f"; refused for `{workload}`" for workload in WORKLOADS if workload not in able)
         rows.append(f"| `{strategy}` | " + " | ".join([word] * len(PRECISIONS)) + " |")
     return "\n".join(rows)

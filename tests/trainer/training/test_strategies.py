@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from kdist_trainer import parallel
+from kdist_trainer.config import Training
 from kdist_trainer.data.order import Deal
+from kdist_trainer.workload import WorkloadContext
 from kdist_trainer.world import World
-from tests.trainer.training.cells import STRATEGIES, TOLERANCE, distance, document, learn, losses
+from tests.trainer.training.cells import STRATEGIES, TOLERANCE, distance, document, layout, learn, losses
 from tests.trainer.training.group import run_group
-from tests.trainer.training.tasks import done, train_here
+from tests.trainer.training.tasks import Small, done, train_here
 
 pytestmark = pytest.mark.processes
 SPREAD = [strategy for strategy in STRATEGIES if strategy != "data_parallel"]
@@ -25,7 +28,7 @@ CUT = 25
 
 def interrupted(folder: Path, strategy: str, size: int) -> None:
     """A training of `gpt` that ends after half of its steps, with the state of a run that would go on."""
-    section = {"checkpoint": {"every": {"steps": CUT}, "mode": "blocking", "keep": 1000}}
+    section = {"checkpoint": {"every": {"steps": CUT}, "mode": "blocking", "keep": 1000}, **layout(strategy, size)}
     train_here(document("gpt", strategy, "fp32", **section), folder, size)
     for path in (folder / "checkpoints").iterdir():
         if path.name == "DONE" or path.name.startswith("step-00000050"):
@@ -34,7 +37,7 @@ def interrupted(folder: Path, strategy: str, size: int) -> None:
 
 def go_on(folder: Path, strategy: str, size: int) -> list[float]:
     """Go on in `folder` with another strategy; the losses of the second half."""
-    train_here(document("gpt", strategy, "fp32"), folder, size, generation=2)
+    train_here(document("gpt", strategy, "fp32", **layout(strategy, size)), folder, size, generation=2)
     return losses(folder, generation=2)
 
 
@@ -44,11 +47,13 @@ def go_on(folder: Path, strategy: str, size: int) -> list[float]:
         pytest.param("fsdp", "ddp", (2, 1)),
         pytest.param("ddp", "fsdp", (1, 3), marks=pytest.mark.chaos),
         pytest.param("hsdp", "data_parallel", (2, 1), marks=pytest.mark.chaos),
+        pytest.param("tensor", "fsdp", (2, 1)),
+        pytest.param("ddp", "tensor", (1, 4), marks=pytest.mark.chaos),
         *(
             pytest.param(first, then, (2, size), marks=[pytest.mark.chaos, pytest.mark.wide])
             for first in SPREAD
             for then in STRATEGIES
-            for size in ((1,) if then == "data_parallel" else (1, 3, 4))
+            for size in {"data_parallel": (1,), "tensor": (1, 2, 4)}.get(then, (1, 3, 4))
         ),
     ],
 )
@@ -61,11 +66,20 @@ def test_a_checkpoint_goes_on_under_another_strategy_and_size(
     assert distance(found, whole[CUT:]) <= TOLERANCE["fp32"]
 
 
+class Twin(Small):
+    """Two blocks, each of which two ranks can split."""
+
+    def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, ParallelStyle]:  # noqa: ARG002 - any number will do
+        return {"*.0": ColwiseParallel(), "*.1": RowwiseParallel()}
+
+
 def hold(strategy: str, folder: Path) -> tuple[list[bool], int, int]:
     """Whether each weight is sharded, and how many numbers this rank holds of how many."""
-    with World.from_environment(timeout_seconds=60) as world:
+    train = Training.model_validate({"workload": "twin", "steps": 1, "strategy": strategy}, by_alias=True)
+    ways = 2 if strategy == "tensor" else 1
+    with World.from_environment(timeout_seconds=60, model_parallel=ways) as world:
         blocks = [nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 16)) for _ in range(2)]
-        model = parallel.build(strategy, world, bucket_mib=1, timer=None).wrap(nn.Sequential(*blocks), blocks)
+        model = parallel.build(train, Twin(WorkloadContext()), world, timer=None).wrap(nn.Sequential(*blocks), blocks)
         weights = list(model.parameters())
         held = sum(w.to_local().numel() if isinstance(w, DTensor) else w.numel() for w in weights)
         return [isinstance(weight, DTensor) for weight in weights], held, sum(weight.numel() for weight in weights)
@@ -75,6 +89,12 @@ def test_each_rank_of_fsdp_holds_its_part_only(tmp_path: Path) -> None:
     for sharded, held, whole in run_group(hold, 4, "fsdp", tmp_path):
         assert all(sharded)
         assert held == whole // 4
+
+
+def test_each_rank_of_tensor_holds_its_part_of_every_weight(tmp_path: Path) -> None:
+    for sharded, held, whole in run_group(hold, 4, "tensor", tmp_path):
+        assert all(sharded)
+        assert held <= whole // 4 + 16 // 2 * 2, "the biases of row-wise parts are whole in each copy"
 
 
 def test_hsdp_shards_within_a_node_and_replicates_across_nodes(tmp_path: Path) -> None:

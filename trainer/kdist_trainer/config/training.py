@@ -89,8 +89,14 @@ class Training(Model):
         le=65536,
         description="virtualShards that each batch is dealt to; at least the largest world size, which is the default.",
     )
-    strategy: Literal["ddp", "fsdp", "hsdp", "data_parallel"] = Field(
+    strategy: Literal["ddp", "fsdp", "hsdp", "tensor", "data_parallel"] = Field(
         "ddp", description="strategy of parallel training; docs/strategies.md compares them."
+    )
+    model_parallel: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="modelParallel: ranks that share one copy of the model; strategy tensor needs it, others do without.",
     )
     precision: Literal["fp32", "tf32", "bf16", "fp16", "bf16-params"] = Field(
         "fp32", description="precision of the forward and backward pass; bf16-params keeps the weights in it too."

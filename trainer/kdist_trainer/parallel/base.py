@@ -19,6 +19,9 @@ class Strategy(Protocol):
     A sharded model's forward pass is collective, so all ranks must make equally many.
     """
 
+    counts: bool
+    """Whether this rank's losses and samples are counted: of the ranks that share a copy of the model, one has its say."""
+
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         """The model as the loop calls it: a backward pass leaves the gradients' mean over the ranks. Collective.
 

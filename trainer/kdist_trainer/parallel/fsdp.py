@@ -6,34 +6,22 @@ within a node and replicates across nodes: gathering stays on the fast links, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_state_dict,
-)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.optim import Optimizer
 
 from kdist_trainer.failure import ConfigProblem
+from kdist_trainer.parallel.sharded import Sharded
 from kdist_trainer.world import World
 
 
-class Fsdp:
+class Fsdp(Sharded):
     """`fully_shard` over all ranks, or with `hybrid` over those of each node."""
-
-    sharded = True
 
     def __init__(self, world: World, *, hybrid: bool) -> None:
         """Raises `ConfigProblem` where `hybrid` has nodes of different sizes."""
         self._world, self._hybrid = world, hybrid
-        self._module: nn.Module
         if hybrid and world.size % world.local_size:
             raise ConfigProblem(
                 f"train.strategy: hsdp needs nodes of equal size; {world.size} ranks are not {world.local_size} each"
@@ -41,12 +29,7 @@ class Fsdp:
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         """Shard each block, then the rest of the model, in place."""
-        mesh = self._mesh()
-        for block in blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        self._module = model
-        return model
+        return self.shard(model, blocks, self._mesh())
 
     def _mesh(self) -> DeviceMesh:
         kind, world = self._world.device.type, self._world
@@ -54,35 +37,3 @@ class Fsdp:
             return init_device_mesh(kind, (world.size,), mesh_dim_names=("shard",))
         shape = (world.size // world.local_size, world.local_size)
         return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward passes in this block keep whole gradients on the rank, and reduce nothing."""
-        assert isinstance(self._module, FSDPModule)  # noqa: S101 - `wrap` made it one
-        self._module.set_requires_gradient_sync(False)
-        try:
-            yield
-        finally:
-            self._module.set_requires_gradient_sync(True)
-
-    def let_go(self) -> None:
-        """Keep this rank's parts only."""
-        for module in self._module.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
-
-    def tensors(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Model and optimizer by full names, each tensor as this rank's part of it."""
-        return {
-            "model": get_model_state_dict(self._module),
-            "optimizer": get_optimizer_state_dict(self._module, optimizer),
-        }
-
-    def put(self, tensors: dict[str, Any], optimizer: Optimizer) -> None:
-        """Load the values back into module and optimizer."""
-        set_state_dict(self._module, optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])
-
-    def weights(self) -> dict[str, Any]:
-        """The whole model on rank 0, nothing on the others: only one of them should need memory for it."""
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return get_model_state_dict(self._module, options=options)

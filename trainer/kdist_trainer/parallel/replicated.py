@@ -13,6 +13,7 @@ class Replicated:
     """What `ddp` and `data_parallel` have in common. The module is the one that the workload made, not its wrapper."""
 
     sharded = False
+    counts = True
     module: nn.Module
 
     def let_go(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import Field, model_validator
@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kdist_trainer.config import Model
-from kdist_trainer.failure import DataProblem
+from kdist_trainer.failure import ConfigProblem, DataProblem
 from kdist_trainer.workload import Samples, Split, Workload, WorkloadContext
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 BYTES = 256
 TEST_SHARE = 20
@@ -47,15 +50,15 @@ class Attention(nn.Module):
     def __init__(self, options: Options) -> None:
         super().__init__()
         self.heads, self.dropout = options.heads, options.dropout
-        self.mix = nn.Linear(options.width, 3 * options.width)
+        self.qkv = nn.Linear(options.width, 3 * options.width)  # head by head, so that ranks can have some of the heads
         self.out = nn.Linear(options.width, options.width)
 
     def forward(self, x: Tensor) -> Tensor:
         n, length, width = x.shape
-        query, key, value = self.mix(x).view(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        query, key, value = self.qkv(x).view(n, length, -1, 3, width // self.heads).permute(3, 0, 2, 1, 4)
         dropout = self.dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(n, length, width))  # type: ignore[no-any-return]
+        return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):
@@ -89,7 +92,7 @@ class Transformer(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, text: Tensor) -> Tensor:
-        x = self.bytes(text) + self.places.weight[: text.shape[1]]
+        x = self.bytes(text) + self.places(torch.arange(text.shape[1], device=text.device))
         return self.head(self.norm(self.layers(x)))  # type: ignore[no-any-return]
 
 
@@ -126,6 +129,23 @@ class Gpt(Workload):
         """The layers."""
         assert isinstance(model, Transformer)  # noqa: S101 - it comes from `model`
         return list(model.layers)
+
+    def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, ParallelStyle]:  # noqa: ARG002 - all layers are alike
+        """Each rank has some of the heads and of the feed-forward's middle; one all-reduce after each of the two."""
+        from torch.distributed.tensor import Replicate
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+        if self.options.heads % ranks:
+            raise ConfigProblem(
+                f"train.options.heads: {self.options.heads} heads cannot be dealt to {ranks} ranks (modelParallel)"
+            )
+        return {
+            "layers.*.attention.qkv": ColwiseParallel(),
+            "layers.*.attention.out": RowwiseParallel(),
+            "layers.*.forward_part.0": ColwiseParallel(),
+            "layers.*.forward_part.2": RowwiseParallel(),
+            "head": ColwiseParallel(output_layouts=Replicate()),
+        }
 
     def dataset(self, split: Split) -> Windows:
         """Windows of the first or of the last part of the text."""

@@ -29,6 +29,7 @@ from kdist_trainer.saves import Savable, Saves
 from kdist_trainer.signals import Exchange, StopFlag
 from kdist_trainer.state import TrainState
 from kdist_trainer.stats import StepPhase, StepStats
+from kdist_trainer.tensorboard import Curves
 from kdist_trainer.timing import DeviceAllReduces, HostAllReduces, Laps, Probe, Timer, Untimed
 from kdist_trainer.workload import Samples, Workload
 from kdist_trainer.world import World
@@ -66,6 +67,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
     extras = {"scheduler": scheduler, "precision": built.precision, "guard": guard, "early_stop": patience}
     small = {name: part for name, part in extras.items() if part is not None}
     state = TrainState(train.seed, workload.fingerprint(samples), world.size, describe_machine(world))
+    parts = Savable(world, built.strategy, built.module, optimizer, built.averages, small, state)
     stats.target_steps = steps.count()
     run = Run(
         settings=train,
@@ -83,15 +85,14 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         evaluation_batch=train.micro_batch or max(1, train.global_batch // steps.deal.shards),
         state=state,
         target=steps.count(),
-        saves=make_saves(
-            config, train, around, Savable(world, built.strategy, built.module, optimizer, built.averages, small, state)
-        ),
+        saves=make_saves(config, train, around, parts),
         guard=guard,
         averages=built.averages,
         patience=patience,
         flag=around.flag,
         exchange=Exchange(world, most_steps=train.sync_every_steps, counts=built.strategy.counts, heartbeat=around.heartbeat),
         stats=stats,
+        curves=Curves(around.checkpoints if train.tensorboard and world.is_leader else None, stats),
         laps=Laps(stats),
         timer=timer,
         probe=make_probe(train, around),

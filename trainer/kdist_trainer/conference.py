@@ -46,6 +46,7 @@ def note(run: Run, said: Interval) -> Interval:
     run.stats.learning_rate = run.optimizer.param_groups[0]["lr"]
     run.stats.tokens = run.stats.samples * run.workload.tokens_per_sample
     for record, loss in zip(said.records, said.losses, strict=True):
+        run.curves.add_step(record.step, samples=record.last - record.first + 1, seconds=record.seconds, loss=loss)
         if not math.isfinite(loss):
             run.stats.add_nonfinite("loss")
             refuse(run, f"the loss of step {record.step} is {loss}")

@@ -23,6 +23,7 @@ def measure(run: Run) -> dict[str, float]:
     run.stats.add_wall(Wall.EVALUATION, run.laps.skip())
     if run.world.is_leader:
         log.event("evaluated", step=run.state.step, metrics=metrics)
+    run.curves.add_metrics(run.state.step, metrics)
     run.saves.diary.add_event("evaluated", step=run.state.step, metrics=metrics)
     return metrics
 

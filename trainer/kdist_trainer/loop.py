@@ -43,6 +43,7 @@ def train(run: Run) -> str:
         elif said.save or run.saves.due(run.state.step):
             save(run)
     outcome = finish(run) if run.state.step == run.target else stop(run)
+    run.curves.close()
     run.saves.close()
     return outcome
 
@@ -69,6 +70,7 @@ def probe(run: Run, category: Wall) -> None:
 def open_stream(run: Run) -> None:
     """The batches from the present position on."""
     run.first_step = run.boundary = run.state.step + 1
+    run.curves.begin(run.state.step)
     run.batches = run.loader.batches(step=run.state.step, position=run.state.samples_seen)
 
 

@@ -20,6 +20,7 @@ from kdist_trainer.saves import Saves
 from kdist_trainer.signals import Exchange, StepRecord, StopFlag
 from kdist_trainer.state import TrainState
 from kdist_trainer.stats import StepStats
+from kdist_trainer.tensorboard import Curves
 from kdist_trainer.timing import Laps, Probe, Timer
 from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
@@ -59,6 +60,7 @@ class Run:
     flag: StopFlag
     exchange: Exchange
     stats: StepStats
+    curves: Curves
     laps: Laps
     timer: Timer
     probe: Probe

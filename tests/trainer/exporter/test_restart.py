@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.heartbeat import Heartbeat
+from kdist_trainer.tensorboard import FOLDER
 from tests.trainer.exporter.scrape import Samples, counters, fetch, read, total, value, wait_until
 from tests.trainer.exporter.training import PATIENCE, training
+from tests.trainer.tensorboard.drawn import steps
 
 pytestmark = pytest.mark.processes
 
@@ -42,6 +44,10 @@ def test_a_killed_worker_shows_in_the_metrics_and_no_counter_goes_back(tmp_path:
     assert total(samples, "kdist_worker_exits_total", signal="SIGKILL") >= 1
     assert value(samples, "kdist_worker_exits_total", cause="done", signal="none") == 2
     assert value(samples, "kdist_generation") == 2
+    drawn = steps(tmp_path / "checkpoints" / FOLDER)
+    assert drawn == sorted(set(drawn)), "TensorBoard draws the steps that were done again once"
+    assert drawn[0] == 1
+    assert drawn[-1] > 55
     assert value(samples, "kdist_checkpoint_attempts_total", op="restore") >= 1
     assert value(samples, "kdist_time_to_recover_seconds") > 0
     assert value(samples, "kdist_wall_seconds_total", category="restart") > 0

@@ -136,6 +136,9 @@ class Training(Model):
     comm_hook: Literal["timing", "none"] = Field(
         "timing", description="commHook: timing measures each all-reduce; none is bare DDP."
     )
+    tensorboard: bool = Field(
+        True, description="tensorboard: write event files of TensorBoard beside the checkpoints (loss, throughput, step times)."
+    )
     loader: Loader = Field(Loader(), description="loader of samples.")
     checkpoint: Checkpointing = Field(Checkpointing(), description="checkpoint: when and how state is saved.")
 

@@ -1,0 +1,147 @@
+"""The curves that TensorBoard draws of a run: every step once, and never at the training's expense."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from kdist_trainer.stats import StepPhase, StepStats
+from kdist_trainer.tensorboard import FOLDER, Curves, events
+from tests.patience import soon
+from tests.trainer.tensorboard.drawn import LOSS, read, steps
+
+
+def draw(curves: Curves, first: int, last: int, *, loss: float = 1.0, seconds: float = 1.0) -> None:
+    for step in range(first, last + 1):
+        curves.add_step(step, samples=8, seconds=seconds, loss=loss)
+
+
+def test_steps_that_are_done_again_are_drawn_once(tmp_path: Path) -> None:
+    for first, last, loss in ((1, 20, 1.0), (11, 14, 2.0), (13, 30, 3.0)):  # two groups are lost on the way
+        curves = Curves(tmp_path, StepStats())
+        curves.begin(first - 1)
+        draw(curves, first, last, loss=loss)
+        curves.close()
+    expected = [(step, 1.0 if step < 11 else 2.0 if step < 13 else 3.0) for step in range(1, 31)]
+    assert read(tmp_path / FOLDER)[LOSS] == expected
+
+
+def test_a_rank_that_goes_back_on_its_own_draws_what_it_does_then(tmp_path: Path) -> None:
+    curves = Curves(tmp_path, StepStats())
+    curves.begin(0)
+    draw(curves, 1, 9)
+    curves.begin(5)
+    draw(curves, 6, 7, loss=2.0)
+    curves.close()
+    assert read(tmp_path / FOLDER)[LOSS] == [(step, 1.0 if step < 6 else 2.0) for step in range(1, 8)]
+
+
+def test_files_of_a_machine_whose_clock_is_ahead_are_read_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    for skew, first in ((3600, 1), (0, 5)):
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda skew=skew: now + skew)
+            curves = Curves(tmp_path, StepStats())
+            curves.begin(first - 1)
+            draw(curves, first, first + 5)
+            curves.close()
+    assert steps(tmp_path / FOLDER) == list(range(1, 11))
+
+
+def test_a_point_says_what_was_learned_how_fast_and_where_the_time_went(tmp_path: Path) -> None:
+    stats = StepStats()
+    curves = Curves(tmp_path, stats)
+    curves.begin(0)
+    stats.learning_rate, stats.grad_norm, stats.steps = 0.01, 2.5, 2
+    stats.phase[StepPhase.FORWARD], stats.phase[StepPhase.DATA_WAIT] = 3.0, 1.0
+    curves.add_step(1, samples=8, seconds=2.0, loss=math.nan)
+    curves.add_metrics(1, {"accuracy": 0.75})
+    curves.close()
+    drawn = {tag: values[-1] for tag, values in read(tmp_path / FOLDER).items()}
+    assert math.isnan(drawn.pop(LOSS)[1])
+    assert drawn["train/learning_rate"][1] == pytest.approx(0.01)
+    assert drawn["train/grad_norm"] == (1, 2.5)
+    assert drawn["throughput/samples_per_second"][1] == pytest.approx(8 / 2.1)
+    assert drawn["evaluation/accuracy"] == (1, 0.75)
+    parts = {tag.removeprefix("step_seconds/"): value for tag, (_, value) in drawn.items() if tag.startswith("step_seconds/")}
+    assert (parts["forward"], parts["data_wait"], parts["total"]) == (1.5, 0.5, 2.0)
+    assert set(parts) == {phase.name.lower() for phase in StepPhase} | {"total"}
+
+
+def test_fast_steps_are_thinned_out_and_the_first_is_there(tmp_path: Path) -> None:
+    curves = Curves(tmp_path, StepStats())
+    curves.begin(0)
+    draw(curves, 1, 1001, seconds=0.02)
+    curves.close()
+    drawn = steps(tmp_path / FOLDER)
+    assert drawn[0] == 1
+    assert 160 <= len(drawn) <= 201
+
+
+def test_without_a_folder_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    curves = Curves(None, StepStats())
+    curves.begin(0)
+    draw(curves, 1, 3)
+    curves.add_metrics(3, {"accuracy": 1.0})
+    curves.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_refuses_is_told_once_and_costs_points_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(events, "_RETRY_SECONDS", 0.05)
+    (tmp_path / FOLDER).write_text("in the way")
+    curves = Curves(tmp_path, StepStats())
+    curves.begin(0)
+    said: list[str] = []
+
+    def refused() -> bool:
+        draw(curves, 1, 1)
+        said.append(capfd.readouterr().err)
+        return "tensorboard-not-written" in "".join(said)
+
+    assert soon(refused)
+    (tmp_path / FOLDER).unlink()
+    assert soon((tmp_path / FOLDER).is_dir)
+    draw(curves, 2, 5)
+    curves.close()
+    assert ("".join(said) + capfd.readouterr().err).count("tensorboard-not-written") == 1
+    assert steps(tmp_path / FOLDER)[-4:] == [2, 3, 4, 5]
+
+
+def test_without_tensorboard_the_training_goes_on_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    curves = Curves(tmp_path, StepStats())
+    curves.begin(0)
+    draw(curves, 1, 5000)
+    curves.close()
+    assert capfd.readouterr().err.count("tensorboard-missing") == 1
+
+
+def test_storage_that_hangs_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    opening = events.open_file
+
+    def hang(folder: Path) -> object:
+        released.wait()
+        return opening(folder)
+
+    monkeypatch.setattr(events, "open_file", hang)
+    monkeypatch.setattr("kdist_trainer.tensorboard.curves._CLOSE_SECONDS", 0.01)
+    begun = time.monotonic()
+    curves = Curves(tmp_path, StepStats())
+    curves.begin(0)
+    draw(curves, 1, 10_000)
+    curves.close()
+    spent = time.monotonic() - begun
+    released.set()
+    assert spent < 5

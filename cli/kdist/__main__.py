@@ -6,6 +6,8 @@ import gc
 import os
 import sys
 
+_INTERRUPTED = 130
+
 
 def main() -> None:
     """Run the command line and exit with its code."""
@@ -13,7 +15,15 @@ def main() -> None:
     from kdist.app import cli
 
     plugin = os.path.basename(sys.argv[0]).startswith("kubectl-kdist")  # noqa: PTH119 - pathlib takes longer to import
-    cli.main(prog_name="kubectl kdist" if plugin else "kdist")
+    try:
+        cli.main(prog_name="kubectl kdist" if plugin else "kdist")
+    except SystemExit as end:
+        if end.code != _INTERRUPTED:
+            raise
+        # Whoever pressed Ctrl-C does not wait for threads that still wait for a server.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_INTERRUPTED)
 
 
 if __name__ == "__main__":

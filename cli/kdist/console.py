@@ -20,6 +20,8 @@ from kdist.errors import InvalidJobError, KdistError, Problem
 if TYPE_CHECKING:
     from rich.live import Live
 
+_drawn: list[Live] = []  # the view at the foot of the terminal, while there is one
+
 
 def wants_color() -> bool | None:
     """True or False where the environment decides, None where the stream should (a terminal gets colour)."""
@@ -81,7 +83,12 @@ def table(rows: Iterable[Sequence[str]], *, header: Sequence[str]) -> None:
 
 
 def message(text: str) -> None:
-    """Tell the person what happens; to stderr."""
+    """Tell the person what happens; to stderr, and above a view that is drawn there."""
+    if _drawn:
+        from rich.text import Text
+
+        _drawn[-1].console.print(Text.from_ansi(text))
+        return
     click.echo(text, err=True, color=wants_color())
 
 
@@ -108,7 +115,11 @@ def drawing() -> Iterator[Live]:
     with Live(
         console=Console(stderr=True), auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
     ) as live:
-        yield live
+        _drawn.append(live)
+        try:
+            yield live
+        finally:
+            _drawn.remove(live)
 
 
 def error(problem: KdistError) -> None:

@@ -77,7 +77,6 @@ def _show(cluster: Cluster, name: str, wanted: Wanted, rank: str | None, raw: bo
 def _follow(cluster: Cluster, name: str, wanted: Wanted, rank: str | None, raw: bool) -> int:
     from kdist import follow
     from kdist.follow import logs
-    from kdist.status import Phase
 
     chosen = _rank_filter(rank, follow.snapshot(cluster, name)) if rank else None
     follower = logs.Follower(cluster, name, wanted, tell=console.message)
@@ -85,7 +84,7 @@ def _follow(cluster: Cluster, name: str, wanted: Wanted, rank: str | None, raw: 
     if follower.seen is None:
         return Code.OK
     console.message(follow.describe(follower.seen.status))
-    return {Phase.FAILED: Code.JOB_FAILED, Phase.STOPPED: Code.JOB_CANCELLED}.get(follower.seen.status.phase, Code.OK)
+    return follow.ending(follower.seen.status)
 
 
 def _rank_filter(given: str, seen: Snapshot) -> RankFilter:

@@ -33,6 +33,11 @@ def command(job: str | None, file: str | None, *, watch: bool, output: str, time
       kdist status digits
       kdist status -f job.yaml -w
       kdist status digits -o json | jq .phase
+
+    \b
+    Exit codes:
+      0 the status was shown; with -w the job is done   4 there is no such job   5 the API server stays away
+      10, 11 with -w: the job failed, or was stopped   130 interrupted: the job goes on
     """
     from kdist import follow
 
@@ -77,7 +82,7 @@ def _watch(cluster: Cluster, name: str, output: str) -> int:
             console.result(line)
         last = line
         if seen.status.phase.terminal:
-            return Code.OK
+            return follow.ending(seen.status)
         time.sleep(_EVERY)
 
 
@@ -95,4 +100,4 @@ def _draw(cluster: Cluster, name: str, agents: Any) -> int:
                 break
             time.sleep(_EVERY)
     _print(seen.status, "table")
-    return Code.OK
+    return follow.ending(seen.status)

@@ -3,6 +3,6 @@
 from kdist.follow.agents import Agents
 from kdist.follow.fetch import snapshot, survey
 from kdist.follow.settle import settle
-from kdist.follow.wait import GOALS, describe, until
+from kdist.follow.wait import GOALS, describe, ending, until
 
-__all__ = ["GOALS", "Agents", "describe", "settle", "snapshot", "survey", "until"]
+__all__ = ["GOALS", "Agents", "describe", "ending", "settle", "snapshot", "survey", "until"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,7 +33,7 @@ def snapshot(cluster: Cluster, name: str, namespace: str | None = None, *, agent
     """
     place = namespace or cluster.namespace
     agents = agents or Agents(cluster, namespace=place)
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with _side_by_side() as pool:
         told = pool.submit(lambda: _optional(lambda: cluster.get("v1", "ConfigMap", name, place)))
         listed = pool.submit(lambda: cluster.list("v1", "Pod", namespace=place, selector=f"kdist.dev/job={name}"))
         heard = pool.submit(lambda: _listed(lambda: cluster.list("v1", "Event", namespace=place)))
@@ -64,7 +65,7 @@ def survey(cluster: Cluster, namespace: str | None = None, *, all_namespaces: bo
     def find(api_version: str, kind: str) -> list[Any]:
         return cluster.list(api_version, kind, namespace=place, all_namespaces=all_namespaces, selector=wanted)
 
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with _side_by_side() as pool:
         listed = pool.submit(find, "v1", "Pod")
         config_maps = [each for each in find("v1", "ConfigMap") if fields.label(each, "kdist.dev/job") == fields.name(each)]
         names = {fields.annotation(each, BACKEND) for each in config_maps}
@@ -76,6 +77,19 @@ def survey(cluster: Cluster, namespace: str | None = None, *, all_namespaces: bo
             pods.setdefault((fields.text(pod, "metadata", "namespace"), fields.label(pod, "kdist.dev/job")), []).append(pod)
         each = pool.map(lambda one: _one_of_many(cluster, one, workloads, pods.get(_key(one), [])), config_maps)
         return sorted(each, key=lambda one: (one.namespace, one.name))
+
+
+@contextmanager
+def _side_by_side() -> Iterator[ThreadPoolExecutor]:
+    """Threads for what may be asked at the same time. Who is interrupted does not wait for a server that is away."""
+    pool, patient = ThreadPoolExecutor(_THREADS), True
+    try:
+        yield pool
+    except KeyboardInterrupt:
+        patient = False
+        raise
+    finally:
+        pool.shutdown(wait=patient, cancel_futures=not patient)
 
 
 def _one_of_many(cluster: Cluster, config_map: Document, workloads: dict[Any, Any], pods: Sequence[Any]) -> Snapshot:

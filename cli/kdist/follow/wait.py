@@ -115,12 +115,17 @@ def describe(status: JobStatus) -> str:
     return f"{status.name}: {status.phase}{reason}{nodes}{message}"
 
 
+def ending(status: JobStatus) -> Code:
+    """The exit code of a command that stays until the job is over: what came of it."""
+    return {Phase.FAILED: Code.JOB_FAILED, Phase.STOPPED: Code.JOB_CANCELLED}.get(status.phase, Code.OK)
+
+
 def _raise_if_over(seen: Snapshot, goal: str) -> None:
     status = seen.status
     if not status.phase.terminal:
         return
     cause = diagnose(seen)
-    code = {Phase.FAILED: Code.JOB_FAILED, Phase.STOPPED: Code.JOB_CANCELLED}.get(status.phase, Code.ERROR)
+    code = ending(status) or Code.ERROR
     what = {Phase.FAILED: "failed", Phase.STOPPED: "was stopped"}.get(status.phase, "is done")
     if status.phase is not Phase.FAILED:
         raise KdistError(f"{status.name} {what}; it will not be {goal}", code=code)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -51,6 +53,11 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
+    def setup(self) -> None:
+        """Remember the connection, so that the server can cut it."""
+        super().setup()
+        self.server.api.connections.append(self.connection)  # type: ignore[attr-defined]  # `Api` puts itself there
+
     def _serve(self) -> None:
         parts = urlsplit(self.path)
         size = int(self.headers.get("content-length") or 0)
@@ -92,6 +99,7 @@ class Api:
     def __init__(self, answer: Answer, *, port: int = 0, certificate: Path | None = None) -> None:
         self.answer = answer
         self.asked: list[Asked] = []
+        self.connections: list[socket.socket] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.api = self  # type: ignore[attr-defined]  # for the handler
         self._server.daemon_threads = True
@@ -105,9 +113,12 @@ class Api:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, and refuse connections from now on."""
+        """Stop, cut the connections that there are, and refuse others from now on."""
         self._server.shutdown()
         self._server.server_close()
+        for connection in self.connections:
+            with suppress(OSError):  # most are closed already
+                connection.shutdown(socket.SHUT_RDWR)
         self._thread.join()
 
 

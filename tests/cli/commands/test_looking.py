@@ -58,6 +58,13 @@ def test_a_watch_without_a_terminal_prints_a_line_for_each_change_until_the_end(
     assert kdist("status", "digits", "-w").stdout == "digits: Succeeded\n"
 
 
+def test_a_watch_ends_with_the_code_of_the_jobs_end(kdist: Kdist, world: World) -> None:
+    world.workload, world.pods = FAILED, [ended_pod(0, 70, record=record(70, "user_code", message="ValueError: bad label"))]
+    assert kdist("status", "digits", "-w").exit_code == 10
+    assert kdist("status", "digits", "-w", "-o", "json").exit_code == 10
+    assert kdist("status", "digits").exit_code == 0
+
+
 def test_there_being_no_such_job_is_exit_code_4(kdist: Kdist, world: World) -> None:
     world.config_map, world.workload, world.pods = None, None, []
     for verb in ("status", "why", "wait", "logs"):

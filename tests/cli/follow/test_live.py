@@ -1,0 +1,103 @@
+"""`kdist status -w` on a real terminal: what it draws, how it follows the terminal's size, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.cluster.api import Api, write_kubeconfig
+from tests.cli.cluster.conftest import Serve
+from tests.cli.follow.terminal import Terminal
+from tests.cli.follow.test_wait import DONE, FAILED
+from tests.cli.follow.world import FIRST, SECOND, World
+from tests.cli.status.objects import ended_pod, record, report
+
+pytestmark = pytest.mark.processes
+
+SHOW, HIDE = "\x1b[?25h", "\x1b[?25l"
+Open = Callable[..., Terminal]
+
+
+@pytest.fixture
+def api(world: World, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Api:
+    """The server that shows the world, named by the kubeconfig."""
+    served = serve(world)
+    write_kubeconfig(tmp_path / "kubeconfig", served.url)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    return served
+
+
+@pytest.fixture
+def open_terminal(api: Api) -> Iterator[Open]:
+    """`open_terminal("status", "digits", "-w")`; what runs there ends with the test."""
+    opened: list[Terminal] = []
+
+    def begin(*args: str, **how: int) -> Terminal:
+        opened.append(Terminal(*args, **how))
+        return opened[-1]
+
+    yield begin
+    for each in opened:
+        each.close()
+
+
+def is_restored(terminal: Terminal) -> bool:
+    """Whether the cursor is back and keys do what they did."""
+    said = terminal.read()
+    return said.rfind(SHOW) > said.rfind(HIDE) and terminal.settings == terminal.before
+
+
+def test_the_view_follows_the_job_and_the_terminal_and_ctrl_c_leaves_both_well(world: World, open_terminal: Open) -> None:
+    terminal = open_terminal("status", "digits", "-w")
+    assert terminal.shows(lambda frame: "step 120/500  24%" in frame and FIRST in frame and SECOND in frame), terminal.frame()
+    assert HIDE in terminal.read()
+    world.reports[FIRST] = report(step=130)
+    assert terminal.shows(lambda frame: "step 130/500" in frame), terminal.frame()
+    assert "step 120" not in "\n".join(terminal.frame()), "the frame before is gone"
+    wide = max(map(len, terminal.frame()))
+    terminal.resize(60)
+    world.reports[FIRST] = report(step=140)
+    assert terminal.shows(lambda frame: "140" in frame and "Ctrl-C" in frame), terminal.frame()
+    assert max(map(len, terminal.frame())) <= 60 < wide
+    terminal.press(b"\x03")
+    assert terminal.end() == 130
+    assert is_restored(terminal)
+    assert "Traceback" not in terminal.written
+    assert terminal.written.rstrip().endswith("Interrupted.")
+
+
+def test_the_view_gives_way_to_the_last_status_and_the_code_of_the_end(world: World, open_terminal: Open) -> None:
+    terminal = open_terminal("status", "digits", "-w")
+    assert terminal.shows(lambda frame: "Running" in frame)
+    world.workload, world.pods = FAILED, [ended_pod(0, 70, record=record(70, "user_code", message="ValueError: bad label"))]
+    assert terminal.end() == 10
+    assert is_restored(terminal)
+    last = terminal.frame()
+    assert any(line.split()[:2] == ["phase", "Failed"] for line in last), last
+
+
+def test_a_server_that_goes_away_is_told_of_above_the_view_and_holds_nobody_who_wants_to_leave(
+    world: World, api: Api, serve: Serve, open_terminal: Open
+) -> None:
+    terminal = open_terminal("status", "digits", "-w")
+    assert terminal.shows(lambda frame: "step 120/500" in frame)
+    api.close()
+    assert terminal.shows(lambda _: "does not answer" in terminal.written)
+    again = serve(world, port=api.port)
+    world.reports[FIRST] = report(step=150)
+    assert terminal.shows(lambda frame: "step 150/500" in frame and "answer" not in frame), terminal.frame()
+    assert "the API server answers again" in terminal.written
+    again.close()
+    assert terminal.shows(lambda _: terminal.written.count("does not answer") == 2)
+    terminal.press(b"\x03")
+    assert terminal.end(seconds=5) == 130
+    assert is_restored(terminal)
+
+
+def test_a_job_that_is_over_is_shown_once(world: World, open_terminal: Open) -> None:
+    world.workload, world.pods = DONE, [ended_pod(0, 0, "Completed")]
+    terminal = open_terminal("status", "digits", "-w")
+    assert terminal.end() == 0
+    assert is_restored(terminal)

@@ -28,6 +28,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "Run": {
         "run": "Run a job, or a script, as processes on this machine.",
+        "bench": "Measure collectives among ranks, here or on a cluster.",
     },
     "Cluster": {
         "render": "Show the Kubernetes objects that a job becomes.",

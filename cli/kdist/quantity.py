@@ -29,6 +29,17 @@ def size(nbytes: object) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
 
 
+def rate(value: object) -> str:
+    """Bytes per second for people, in powers of ten as nccl-tests and makers of networks count them."""
+    if not is_number(value):
+        return "-" if value is None else str(value)
+    shown, units = float(str(value)), iter(("B/s", "KB/s", "MB/s", "GB/s", "TB/s"))
+    unit = next(units)
+    while shown >= 1000 and unit != "TB/s":
+        shown, unit = shown / 1000, next(units)
+    return f"{shown:.3g} {unit}" if shown < 999.5 else f"{shown:.0f} {unit}"
+
+
 def number(value: object, digits: int = 4) -> str:
     """A measured value with so many significant digits; text (such as "nan") as it is."""
     return (

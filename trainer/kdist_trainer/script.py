@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import importlib.machinery
+import importlib.util
 import os
 import signal
 import sys
@@ -28,18 +29,43 @@ _END_SECONDS = 10.0
 def main() -> NoReturn:
     """Run the script named by the command line and end the process with its exit code."""
     if len(sys.argv) < 2:
-        sys.stderr.write("usage: python -m kdist_trainer.script SCRIPT [ARG]...\n")
+        sys.stderr.write("usage: python -m kdist_trainer.script SCRIPT|-m MODULE [ARG]...\n")
         os._exit(2)
     _prepare()
+    if sys.argv[1] == "-m" and len(sys.argv) > 2:
+        sys.path[0] = str(Path.cwd())  # as `python -m` does
+        spec = _find(sys.argv[2])
+        _end(run(str(spec.origin), sys.argv[3:], spec) if spec is not None else 1)
     _end(run(sys.argv[1], sys.argv[2:]))
 
 
-def run(path: str, arguments: list[str]) -> int:
-    """Execute the script at `path` as `__main__`; returns the exit code that Python would end with."""
+def _find(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Where the module `name` is, of a package its `__main__`; None, told as an exception of a script, if there is none."""
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+        if spec is None or not spec.has_location:
+            raise ModuleNotFoundError(f"there is no module {name} that can be run", name=name)
+    except BaseException as error:  # noqa: BLE001 - a package's own code runs when a module of it is looked for
+        failure.record(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return None
+    return spec
+
+
+def run(path: str, arguments: list[str], spec: importlib.machinery.ModuleSpec | None = None) -> int:
+    """Execute the script at `path` as `__main__`; returns the exit code that Python would end with.
+
+    `spec` is given where the script is a module, which may import from its own package.
+    """
     sys.argv = [path, *arguments]
     absolute = str(Path(path).absolute())
-    sys.path[0] = str(Path(absolute).parent)
     module = types.ModuleType("__main__")
+    if spec is None:
+        sys.path[0] = str(Path(absolute).parent)
+    else:
+        vars(module).update(__spec__=spec, __package__=spec.parent)
     vars(module).update(
         __file__=absolute,
         __builtins__=__builtins__,

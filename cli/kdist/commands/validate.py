@@ -62,7 +62,7 @@ def _summary(job: Any) -> str:
     """What a valid job would run, in a few words."""
     nodes, procs = job.spec.nodes, job.spec.procs_per_node
     count = str(nodes.max) if nodes.min == nodes.max else f"{nodes.min} to {nodes.max}"
-    what = f"trains {job.spec.train.workload}" if job.spec.train else f"runs {job.spec.script.path}"
+    what = f"trains {job.spec.train.workload}" if job.spec.train else f"runs {job.spec.script.path or job.spec.script.module}"
     ranks = "" if procs == 1 else ", a rank per GPU" if procs == "auto" else f" with {procs} ranks each"
     return f"{job.metadata.name} {what} on {count} {'node' if count == '1' else 'nodes'}{ranks}"
 

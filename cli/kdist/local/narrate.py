@@ -14,12 +14,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kdist.local.follow import Entry
-from kdist.quantity import is_number, number, seconds, size
+from kdist.quantity import is_number, number, rate, seconds, size
 
 Event = Mapping[str, Any]
 
 _EVERY_RANK_SPEAKS = {"worker-failed", "hang", "failed", "checkpoint-failed"}  # others are said by rank 0 for all
-_SILENT = {"worker-started", "rendezvous-started", "agent-done"}  # seen in the view's state, of no interest once past
+_SILENT = {
+    "worker-started",
+    "rendezvous-started",
+    "agent-done",
+    "bench-pairs",
+}  # seen in the view's state, of no interest once past
 _ENVELOPE = {"time", "event", "level", "job", "node", "rank", "generation", "message"}
 
 
@@ -34,9 +39,9 @@ def _group_formed(e: Event) -> str:
 
 def _progress(e: Event) -> str:
     of = f"/{e['target']}" if e.get("target") else ""
-    rate = f", {number(round(e['samples_per_second']))} samples/s" if is_number(e.get("samples_per_second")) else ""
-    rate += f", learning rate {number(e['learning_rate'], 3)}" if is_number(e.get("learning_rate")) else ""
-    return f"step {e['step']}{of}, loss {number(e['loss'])}{rate}"
+    fast = f", {number(round(e['samples_per_second']))} samples/s" if is_number(e.get("samples_per_second")) else ""
+    fast += f", learning rate {number(e['learning_rate'], 3)}" if is_number(e.get("learning_rate")) else ""
+    return f"step {e['step']}{of}, loss {number(e['loss'])}{fast}"
 
 
 def _committed(e: Event) -> str:
@@ -67,7 +72,22 @@ def _metrics(e: Event) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in found.items()) or "evaluated"
 
 
+def _bench_row(e: Event) -> str:
+    much = f"{size(e['size'])}: bus bandwidth {rate(e['busbw'])}, " if e["size"] else ""
+    wrong = f", {e['wrong']} WRONG" if e["wrong"] else ""
+    return f"{much}mean {seconds(e['mean'])}, p99 {seconds(e['p99'])}, {e['rounds']} rounds{wrong}"
+
+
+def _bench_slow(e: Event) -> str:
+    who = f"rank {e['ranks'][0]}" if len(e["ranks"]) == 1 else f"ranks {e['ranks'][0]} and {e['ranks'][1]}"
+    return f"slow: {who} ({', '.join(e['nodes'])}), {seconds(e['seconds'])} for a message, {e['ratio']:.1f} times the others"
+
+
 _SENTENCES: dict[str, Callable[[Event], str]] = {
+    "bench-begun": lambda e: f"{e['collective']} among {_count(e['ranks'], 'rank')} ({e['device']}, {e['backend']})",
+    "bench-row": _bench_row,
+    "bench-slow": _bench_slow,
+    "bench-done": lambda e: f"{e['wrong']} elements wrong" if e["wrong"] else "every result was right",
     "agent-started": lambda e: f"agent started, pid {e['pid']}",
     "agent-ended": lambda e: f"agent ended {_how(e['code'])}",
     "agent-restarting": lambda e: f"agent ended {_how(e['code'])}; starts again in {seconds(e['seconds'])}",

@@ -101,6 +101,21 @@ def test_a_script_is_the_main_module_and_ends_as_an_interpreter_does(tmp_path: P
     assert ended.stdout == "['--lr', '0.1'] thread\nexit handler\n"
 
 
+def test_a_module_runs_as_under_python_m_with_its_package_and_the_working_folder_to_import_from(tmp_path: Path) -> None:
+    package = tmp_path / "tools"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "words.py").write_text("WORD = 'found'")
+    (package / "__main__.py").write_text("import sys\nfrom .words import WORD\nprint(__name__, WORD, sys.argv[1:])")
+    command = [sys.executable, "-m", "kdist_trainer.script", "-m", "tools", "--lr", "0.1"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("__main__ found ['--lr', '0.1']\n", "")
+    command[4] = "nowhere.at.all"
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert ended.returncode == 1
+    assert "No module named 'nowhere'" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("code", "status", "said"),
     [

@@ -98,7 +98,7 @@ def _work(
         local_world_size=procs,
         rdzv_handler=handler,
         entrypoint=enter if script is None else sys.executable,
-        args=(settings.entrypoint,) if script is None else ("-u", "-m", "kdist_trainer.script", script.path, *script.args),
+        args=(settings.entrypoint,) if script is None else ("-u", "-m", "kdist_trainer.script", *script.command),
         max_restarts=config.max_restarts,
         monitor_interval=_MONITOR_SECONDS,
     )

@@ -39,8 +39,22 @@ __all__ = [
 class Script(Model):
     """A torchrun script, run as it is: `spec.script`."""
 
-    path: Name = Field(description="path of the script, relative to the job file or to code.")
+    path: Name | None = Field(None, description="path of the script, relative to the job file or to code.")
+    module: Annotated[str, Field(max_length=253, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")] | None = Field(
+        None, description="module to run instead of a path, as `python -m` and `torchrun -m` do."
+    )
     args: list[Annotated[str, Field(max_length=32_768)]] = Field([], max_length=1024, description="args of the script.")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Script:
+        if (self.path is None) == (self.module is None):
+            raise ValueError("needs exactly one of path and module")
+        return self
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What Python is given to run it: the path, or `-m` and the module, and the arguments."""
+        return (*(("-m", self.module) if self.module is not None else (str(self.path),)), *self.args)
 
 
 class TrainConfig(Model):

@@ -1,0 +1,184 @@
+"""`kdist bench`: what the network between the ranks can do, here or on a cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kdist import console
+from kdist.commands import options
+from kdist.errors import Code, KdistError, UsageError
+
+if TYPE_CHECKING:
+    from kdist.bench import Result, Wanted
+    from kdist.spec import TrainingJob
+
+_WORDS = [
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "barrier",
+    "object",
+]
+
+
+def _size(value: str) -> int:
+    from kdist.bench import read_size
+
+    try:
+        return read_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command()
+@click.argument("collective", type=click.Choice(_WORDS), metavar="COLLECTIVE")
+@click.option(
+    "-b", "--min", "least", type=_size, default="1KiB", show_default=True, help="Smallest size; K, M, G are powers of 1024."
+)
+@click.option("-e", "--max", "most", type=_size, default="64MiB", show_default=True, help="Largest size.")
+@click.option("--factor", type=click.IntRange(2, 1024), default=4, show_default=True, help="From one size to the next.")
+@click.option("--rounds", type=click.IntRange(3, 100_000), default=20, show_default=True, help="Rounds of each size.")
+@click.option("--warmup", type=click.IntRange(1, 10_000), default=5, show_default=True, help="Rounds before them, not counted.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.01, 3600), default=5.0, show_default=True, help="A size takes no longer than that."
+)
+@click.option(
+    "--slow", type=click.FloatRange(1.01), default=2.0, show_default=True, help="Times the others' median: a slow pair."
+)
+@click.option("--nodes", type=click.IntRange(1, 4096), metavar="N", help="Nodes, instead of the job's; here one.")
+@click.option("--procs-per-node", "--procs", metavar="N|auto", help="Ranks on each node, instead of the job's; here two.")
+@click.option("-f", "--filename", "file", metavar="FILE", help="Measure the machines that this job asks for.")
+@click.option("--cluster", "on_cluster", is_flag=True, help="On the cluster; so do -n and --context.")
+@click.option("--image", metavar="IMAGE", help="Image of the trainer, where there is no job file.")
+@click.option("--keep", is_flag=True, help="Leave the bench's job on the cluster.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to this file instead of stdout.")
+@options.cluster_options
+@options.output_option("table", "json", "html")
+def command(
+    collective: str, *, output: str, out: Path | None, file: str | None, on_cluster: bool, image: str | None, **given: Any
+) -> int:
+    r"""Measure collectives among ranks, here or on a cluster.
+
+    Bandwidth, latency, a check of every result, and the slow pair by name. The bench is a job of its own under the same agent
+    and rendezvous as a training; on a cluster it is sent, waited for and taken away again. Bandwidths are nccl-tests': algbw
+    is size / time, busbw is algbw times 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter, gather, scatter and
+    all_to_all, 1 for the others: what a link has to carry, comparable over numbers of ranks. Percentiles are of single
+    rounds, each as slow as its slowest rank.
+
+    \b
+    Collectives:
+      all_reduce all_gather reduce_scatter broadcast reduce gather scatter all_to_all barrier object
+
+    \b
+    Examples:
+      kdist bench all_reduce
+      kdist bench all_reduce --min 1KiB --max 64MiB --factor 4 --nodes 2 --procs 2
+      kdist bench all_gather -f job.yaml -n ml           (on the machines that the job would get)
+      kdist bench all_to_all -o html --out bench.html
+
+    \b
+    Exit codes:
+      0 measured   2 wrong usage   6 timeout   10 a result was wrong, or the job failed
+    """
+    from kdist import bench
+
+    numbers = {name: given.pop(name) for name in ("factor", "rounds", "warmup", "seconds", "slow")}
+    wanted = bench.Wanted(collective=collective, min=given.pop("least"), max=given.pop("most"), **numbers)
+    remote = on_cluster or given["namespace"] is not None or given["context"] is not None
+    job, base = _make_job(wanted, file, image, given.pop("nodes"), given.pop("procs_per_node"))
+    keep = given.pop("keep")
+    result = _measure_on_cluster(job, base, keep=keep, **given) if remote else _measure_here(job, base)
+    _show(result, output=output, out=out)
+    if result.wrong:
+        raise KdistError(f"{result.wrong} elements that {collective} gave are wrong", code=Code.JOB_FAILED)
+    return Code.OK
+
+
+def _make_job(
+    wanted: Wanted, file: str | None, image: str | None, nodes: int | None, procs: str | None
+) -> tuple[TrainingJob, Path]:
+    from kdist import bench, load
+
+    base = load.load_file(file) if file is not None else None
+    changes = [f"spec.image={image}"] if image is not None else []
+    changes += [f"spec.nodes={json.dumps({'min': nodes, 'max': nodes})}"] if nodes is not None else []
+    changes += [f"spec.procsPerNode={procs}"] if procs is not None else []
+    folder = Path.cwd() if file in (None, "-") else Path(str(file)).absolute().parent
+    return bench.make_job(wanted, base, overrides=changes), folder
+
+
+def _measure_here(job: TrainingJob, base: Path) -> Result:
+    """Run the bench as processes on this machine. Its folder goes when all went well."""
+    import shutil
+
+    from kdist import bench, local, render
+    from kdist.local import narrate
+
+    local.check_torch()
+
+    class Lines:
+        """One line per event on stderr."""
+
+        def show(self, entry: Any) -> None:
+            console.message(narrate.line(entry))
+
+        def draw(self, progress: Any) -> None:
+            """Lines say it all."""
+
+    train_json = render.read_train_json(render.render(job))
+    ended = local.run_job(job, train_json, base=base, fresh=True, screen=Lines(), lines_only=True)
+    folder = Path(str(ended.report["folder"]))
+    lines = [line for log in sorted(folder.glob("node-*/log")) for line in log.read_text(errors="replace").splitlines()]
+    result = bench.read_events(lines)
+    if ended.stopped_by is not None:
+        raise KdistError("the bench was stopped", code=Code.INTERRUPTED)
+    if not result.done:
+        failure = ended.report["failure"] or {}
+        raise KdistError(
+            f"the bench failed: {failure.get('message') or 'see its log'}", hint=f"its logs are in {folder}", code=Code.JOB_FAILED
+        )
+    if not result.wrong:
+        shutil.rmtree(folder, ignore_errors=True)
+    return result
+
+
+def _measure_on_cluster(
+    job: TrainingJob, base: Path, *, keep: bool, namespace: str | None, context: str | None, timeout: float | None
+) -> Result:
+    from kdist.bench import remote
+
+    cluster = options.connect(namespace=namespace, context=context, job=job.metadata.namespace)
+    return remote.measure(cluster, job, base=base, keep=keep, timeout=timeout, tell=console.message)
+
+
+def _show(result: Result, *, output: str, out: Path | None) -> None:
+    if output == "table" and out is None:
+        from kdist.bench.result import COLUMNS
+
+        console.table(result.table(), header=COLUMNS)
+        console.message(result.headline())
+        if result.verdict():
+            console.message(result.verdict())
+        return
+    if output == "html":
+        from kdist.bench import page
+
+        text = page.draw(result)
+    elif output == "json":
+        text = json.dumps(result.to_document(), indent=2) + "\n"
+    else:
+        raise UsageError("--out takes -o json or -o html")
+    if out is None:
+        console.result(text.rstrip("\n"))
+    else:
+        out.write_text(text, encoding="utf-8")
+        console.message(f"written to {out}")

@@ -1,0 +1,157 @@
+"""`kdist bench` from outside: sizes, the job that it is, what it prints, and a bench on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kdist import load
+from kdist.bench import Wanted, make_job, page, read_events, read_size
+from kdist.bench.result import COLUMNS, Result, duration
+from kdist.errors import UsageError
+from tests.cli.conftest import Kdist
+from tests.cli.running import PATIENCE
+
+WANTED = Wanted(collective="all_reduce", min=1024, max=4096, factor=4, rounds=20, warmup=5, seconds=5.0, slow=2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("8", 8), ("1K", 1024), ("1KiB", 1024), ("2kb", 2048), ("64MiB", 64 << 20), ("1Gi", 1 << 30), ("128M", 128 << 20)],
+)
+def test_sizes_are_read_as_nccl_tests_and_people_write_them(text: str, nbytes: int) -> None:
+    assert read_size(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5M", "MiB", "1TB", "1K1"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no size"):
+        read_size(text)
+
+
+def test_a_bench_of_a_job_takes_its_machines_and_nothing_of_its_training() -> None:
+    text = json.dumps(
+        {
+            "apiVersion": "kdist.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "a" * 50, "namespace": "ml"},
+            "spec": {
+                "image": "registry/trainer:1",
+                "nodes": 4,
+                "procsPerNode": 2,
+                "resources": {"gpu": 2},
+                "nodeSelector": {"zone": "a"},
+                "checkpoints": {"claim": "ckpt"},
+                "data": [{"claim": "imagenet", "mountPath": "/data"}],
+                "code": "./src",
+                "train": {"workload": "digits", "epochs": 1, "globalBatch": 64},
+            },
+        }
+    )
+    job = make_job(WANTED, load.load_text(text, source="job.yaml"), overrides=["spec.nodes=3"])
+    assert (job.metadata.namespace, job.spec.nodes.max, job.spec.procs_per_node) == ("ml", 3, 2)
+    assert (job.spec.resources.gpu, job.spec.node_selector, job.spec.image) == (2, {"zone": "a"}, "registry/trainer:1")
+    assert (job.spec.train, job.spec.checkpoints, job.spec.data, job.spec.code) == (None, None, [], None)
+    assert job.spec.script is not None
+    assert job.spec.script.command[:3] == ("-m", "kdist_trainer.bench", "all_reduce")
+    assert job.metadata.name.endswith("-bench-all-reduce")
+    assert make_job(WANTED).metadata.name == "bench-all-reduce"
+
+
+def test_a_ladder_that_leads_down_is_refused() -> None:
+    with pytest.raises(UsageError, match="larger than the largest"):
+        make_job(Wanted(**{**vars(WANTED), "min": 8192}))
+
+
+def event(name: str, **fields: object) -> str:
+    return json.dumps({"time": "2026-01-31T12:00:00Z", "event": name, **fields})
+
+
+def told(slow: bool) -> Result:
+    row = {"rounds": 20, "mean": 2e-4, "p50": 1.5e-4, "p90": 3e-4, "p99": 1.25e-3}
+    lines = [
+        "some rank prints <script>",
+        event("bench-begun", collective="all_reduce", ranks=3, device="cpu", backend="gloo"),
+        f"half a line {event('bench-row', size=1024, algbw=5.12e6, busbw=6.83e6, wrong=0, **row)}",
+        event("bench-row", size=4096, algbw=2.05e7, busbw=2.73e7, wrong=2, **row),
+        event("bench-row", size="many"),
+        '{"time": "broken", "event": "bench-row"',
+        *(event("bench-pairs", rank=r, node=f"node-{r}", size=1 << 20, seconds=[None if o == r else 1e-3 for o in range(3)])
+          for r in range(3)),
+        *([event("bench-slow", ranks=[0, 2], nodes=["node-0", "<b>node-2"], seconds=9e-3, ratio=9.0)] if slow else []),
+        event("bench-done", wrong=2),
+    ]  # fmt: skip
+    return read_events(lines)
+
+
+def test_what_ranks_have_logged_becomes_a_table_with_the_slow_pair_named() -> None:
+    result = told(slow=True)
+    assert result.done
+    assert result.wrong == 2
+    assert [len(cells) for cells in result.table()] == [len(COLUMNS)] * 2
+    assert next(result.table()) == ("1.0 KiB", "20", "200 µs", "150 µs", "300 µs", "1.25 ms", "5.12 MB/s", "6.83 MB/s", "0")
+    assert result.headline() == "all_reduce among 3 ranks on 3 nodes (cpu, gloo): bus bandwidth up to 27.3 MB/s"
+    assert "the pair rank 0 (node-0) and rank 2" in result.verdict()
+    assert "9.0 times the median of the others" in result.verdict()
+    assert "no pair of ranks is slower" in told(slow=False).verdict()
+    document = json.loads(json.dumps(result.to_document()))
+    assert document["pairs"]["seconds"][0] == [None, 1e-3, 1e-3]
+    assert document["slow"]["ranks"] == [0, 2]
+
+
+def test_the_page_stands_for_itself_and_holds_no_foreign_markup() -> None:
+    text = page.draw(told(slow=True))
+    assert "<b>node-2" not in text
+    assert not re.search(r"https?://|<script|src=", text)
+    assert text.count("<polyline") == 4
+    assert text.count('<rect class="slow"') == 2
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(8.14e-5, "81.4 µs"), (9.999e-4, "1 ms"), (1.25e-3, "1.25 ms"), (2.071, "2.07 s")])
+def test_times_have_three_digits(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_usage_that_means_nothing_is_refused_before_anything_starts(kdist: Kdist) -> None:
+    for words, said in (
+        (["all_reduce", "-b", "12X"], "is no size"),
+        (["everything"], "all_reduce"),
+        (["all_reduce", "-b", "1M", "-e", "1K"], "larger than the largest"),
+        (["all_reduce", "--procs", "many"], "procsPerNode"),
+        (["all_reduce", "-f", "nowhere.yaml"], "nowhere.yaml"),
+    ):
+        refused = kdist("bench", *words)
+        assert refused.exit_code == 2, refused.stderr
+        assert said in refused.stderr
+
+
+@pytest.mark.processes
+def test_a_bench_on_this_machine_checks_every_result_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    words = ["bench", "all_reduce", "--nodes", "2", "--procs", "1", "-b", "1K", "-e", "64K", "--rounds", "5", "-o", "json"]
+    told = subprocess.run(
+        [sys.executable, "-m", "kdist", *words],
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "KDIST_HOME": str(tmp_path / "runs")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert told.returncode == 0, told.stderr
+    result = json.loads(told.stdout)
+    assert (result["collective"], result["ranks"], result["nodes"]) == ("all_reduce", 2, ["node-0", "node-1"])
+    assert [row["sizeBytes"] for row in result["rows"]] == [1024, 4096, 16384, 65536]
+    for row in result["rows"]:
+        assert row["wrong"] == 0
+        assert row["rounds"] == 5
+        assert (
+            row["busbwBytesPerSecond"] == row["algbwBytesPerSecond"] == pytest.approx(row["sizeBytes"] / row["seconds"]["mean"])
+        )
+    assert "64 KiB: bus bandwidth" in told.stderr
+    assert not list((tmp_path / "runs").iterdir())

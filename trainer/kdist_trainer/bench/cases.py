@@ -1,0 +1,195 @@
+"""The collectives: what each is given, what it must give, and nccl-tests' factor from algorithm to bus bandwidth.
+
+Every rank's numbers differ from place to place and from rank to rank, and are small enough to be added exactly, so that a
+result is right to the bit or wrong.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kdist_trainer.world import World
+
+_PERIOD = 251
+_ELEMENT = 4  # bytes of a float32
+
+
+@dataclass
+class Case:
+    """One collective at one size, over and over: `reset` before each `run`, `count_wrong` after it."""
+
+    nbytes: int
+    """S of nccl-tests."""
+    run: Callable[[], object]
+    reset: Callable[[], object]
+    count_wrong: Callable[[], int]
+    """Elements of this rank's result that are not what they must be."""
+
+
+Make = Callable[[World, int], Case]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One of the bench's words. `factor` is busbw / algbw by the number of ranks."""
+
+    make: Make
+    factor: Callable[[int], float]
+    sized: bool = True
+
+
+def pattern(rank: int, count: int, device: torch.device, *, start: int = 0) -> Tensor:
+    """Elements `start` and following of what `rank` contributes."""
+    return torch.arange(start, start + count, device=device).remainder_(_PERIOD).add_(rank).to(torch.float32)
+
+
+def summed(ranks: int, count: int, device: torch.device, *, start: int = 0) -> Tensor:
+    """The sum of all ranks' contributions."""
+    return pattern(0, count, device, start=start).mul_(ranks).add_(ranks * (ranks - 1) / 2)
+
+
+def _whole(size: int) -> int:
+    return max(1, size // _ELEMENT)
+
+
+def _part(world: World, size: int) -> int:
+    """Elements of one rank's share of a buffer of `size` bytes."""
+    return max(1, size // _ELEMENT // world.size)
+
+
+def _compare(found: Tensor, wanted: Tensor) -> Callable[[], int]:
+    return lambda: int((found != wanted).sum())
+
+
+def _nothing() -> int:
+    return 0
+
+
+def all_reduce(world: World, size: int) -> Case:
+    """`size` bytes of every rank, added up on every rank."""
+    count = _whole(size)
+    own, wanted = pattern(world.rank, count, world.device), summed(world.size, count, world.device)
+    buffer = torch.empty_like(own)
+    return Case(buffer.nbytes, lambda: dist.all_reduce(buffer), lambda: buffer.copy_(own), _compare(buffer, wanted))
+
+
+def all_gather(world: World, size: int) -> Case:
+    """Every rank's part, put together to `size` bytes on every rank."""
+    count = _part(world, size)
+    own = pattern(world.rank, count, world.device)
+    wanted = torch.cat([pattern(rank, count, world.device) for rank in range(world.size)])
+    found = torch.empty_like(wanted)
+    return Case(found.nbytes, lambda: dist.all_gather_single(found, own), lambda: found.fill_(-1), _compare(found, wanted))
+
+
+def reduce_scatter(world: World, size: int) -> Case:
+    """`size` bytes of every rank, added up, and dealt to the ranks in parts."""
+    count = _part(world, size)
+    own = pattern(world.rank, count * world.size, world.device)
+    wanted = summed(world.size, count, world.device, start=world.rank * count)
+    found = torch.empty_like(wanted)
+    return Case(own.nbytes, lambda: dist.reduce_scatter_single(found, own), lambda: found.fill_(-1), _compare(found, wanted))
+
+
+def broadcast(world: World, size: int) -> Case:
+    """`size` bytes from rank 0 to all."""
+    wanted = pattern(0, _whole(size), world.device)
+    buffer = wanted.clone()
+
+    def reset() -> None:
+        if world.rank != 0:
+            buffer.fill_(-1)
+
+    return Case(buffer.nbytes, lambda: dist.broadcast(buffer, 0), reset, _compare(buffer, wanted))
+
+
+def reduce(world: World, size: int) -> Case:
+    """`size` bytes of every rank, added up on rank 0."""
+    count = _whole(size)
+    own, wanted = pattern(world.rank, count, world.device), summed(world.size, count, world.device)
+    buffer = torch.empty_like(own)
+    check = _compare(buffer, wanted) if world.rank == 0 else _nothing
+    return Case(buffer.nbytes, lambda: dist.reduce(buffer, 0), lambda: buffer.copy_(own), check)
+
+
+def gather(world: World, size: int) -> Case:
+    """Every rank's part, put together to `size` bytes on rank 0."""
+    count = _part(world, size)
+    own = pattern(world.rank, count, world.device)
+    nbytes = own.nbytes * world.size
+    if world.rank != 0:
+        return Case(nbytes, lambda: dist.gather(own, dst=0), _nothing, _nothing)
+    wanted = torch.cat([pattern(rank, count, world.device) for rank in range(world.size)])
+    found = torch.empty_like(wanted)
+    places = list(found.chunk(world.size))
+    return Case(nbytes, lambda: dist.gather(own, places, dst=0), lambda: found.fill_(-1), _compare(found, wanted))
+
+
+def scatter(world: World, size: int) -> Case:
+    """`size` bytes of rank 0, dealt to the ranks in parts."""
+    count = _part(world, size)
+    wanted = pattern(world.rank, count, world.device)
+    found = torch.empty_like(wanted)
+    parts = [pattern(rank, count, world.device) for rank in range(world.size)] if world.rank == 0 else None
+    nbytes = found.nbytes * world.size
+    return Case(nbytes, lambda: dist.scatter(found, parts, src=0), lambda: found.fill_(-1), _compare(found, wanted))
+
+
+def all_to_all(world: World, size: int) -> Case:
+    """`size` bytes of every rank, of which each rank gets a part."""
+    count = _part(world, size)
+    own = pattern(world.rank, count * world.size, world.device)
+    wanted = torch.cat([pattern(rank, count, world.device, start=world.rank * count) for rank in range(world.size)])
+    found = torch.empty_like(wanted)
+    return Case(own.nbytes, lambda: dist.all_to_all_single(found, own), lambda: found.fill_(-1), _compare(found, wanted))
+
+
+def barrier(world: World, size: int) -> Case:  # noqa: ARG001 - as all the others
+    """No bytes: all wait for all."""
+    return Case(0, dist.barrier, _nothing, _nothing)
+
+
+def broadcast_object(world: World, size: int) -> Case:
+    """An object of `size` bytes from rank 0 to all, by `broadcast_object_list`: pickled, sent on the CPU, unpickled."""
+    wanted = bytes(index % _PERIOD for index in range(size))
+    box: list[Any] = [None]
+
+    def reset() -> None:
+        box[0] = wanted if world.rank == 0 else None
+
+    return Case(
+        len(pickle.dumps(wanted)),
+        lambda: dist.broadcast_object_list(box, src=0, device=torch.device("cpu")),
+        reset,
+        lambda: int(box[0] != wanted),
+    )
+
+
+def _all_but_one(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+def _once(ranks: int) -> float:  # noqa: ARG001
+    return 1.0
+
+
+COLLECTIVES = {
+    "all_reduce": Collective(all_reduce, lambda ranks: 2 * _all_but_one(ranks)),
+    "all_gather": Collective(all_gather, _all_but_one),
+    "reduce_scatter": Collective(reduce_scatter, _all_but_one),
+    "broadcast": Collective(broadcast, _once),
+    "reduce": Collective(reduce, _once),
+    "gather": Collective(gather, _all_but_one),
+    "scatter": Collective(scatter, _all_but_one),
+    "all_to_all": Collective(all_to_all, _all_but_one),
+    "barrier": Collective(barrier, _once, sized=False),
+    "object": Collective(broadcast_object, _once),
+}
+"""By the word of `kdist bench`."""

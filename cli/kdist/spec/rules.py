@@ -20,6 +20,8 @@ MODEL_PARALLEL = ("tensor", "pipeline")
 """Strategies in which several ranks share one copy of the model."""
 TENSOR_WORKLOADS = ("gpt",)
 """Shipped workloads that have a tensor plan."""
+GPT_HEADS = 4
+"""Heads of `gpt` where its options say nothing."""
 
 
 class Violation(NamedTuple):
@@ -150,7 +152,7 @@ def _plan(spec: Spec) -> Iterator[Violation]:
         message = f"must not be tensor: {train.workload} has no plan of how ranks split its model; use fsdp"
         yield Violation(message, "train.strategy", judged)
         return
-    heads = train.options.get("heads", 4)
+    heads = train.options.get("heads", GPT_HEADS)
     if train.model_parallel is not None and isinstance(heads, int) and heads % train.model_parallel:
         message = f"must divide the {heads} heads of gpt's attention (options.heads), found {train.model_parallel}"
         yield Violation(message, "train.modelParallel", (*judged, "train.options"))

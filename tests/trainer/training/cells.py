@@ -64,7 +64,7 @@ def losses(folder: Path, *, generation: int = 1) -> list[float]:
 
 def learn(folder: Path, size: int, workload: str, strategy: str, precision: str, **section: Any) -> list[float]:
     """Losses of one cell's training."""
-    train_here(document(workload, strategy, precision, **layout(strategy, size), **section), folder, size)
+    train_here(document(workload, strategy, precision, **{**layout(strategy, size), **section}), folder, size)
     return losses(folder)
 
 

@@ -11,7 +11,7 @@ import torch
 from kdist_trainer.averages import Averages
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
-from tests.trainer.training.cells import document
+from tests.trainer.training.cells import document, layout
 from tests.trainer.training.group import RankFailed
 from tests.trainer.training.tasks import Wild, describe, done, losses, train_here
 
@@ -105,10 +105,15 @@ def test_an_average_follows_the_weights_by_its_share() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("strategy", "size"),
-    [pytest.param("ddp", 1, marks=pytest.mark.chaos), pytest.param("ddp", 2, marks=pytest.mark.chaos), ("fsdp", 2)],
+    [
+        pytest.param("ddp", 1, marks=pytest.mark.chaos),
+        pytest.param("ddp", 2, marks=pytest.mark.chaos),
+        ("fsdp", 2),
+        pytest.param("tensor", 4, marks=[pytest.mark.chaos, pytest.mark.wide]),
+    ],
 )
 def test_averages_are_evaluated_kept_and_taken_up_again(tmp_path: Path, strategy: str, size: int) -> None:
-    section: dict[str, Any] = {"emaDecay": 0.5, "steps": 8, "evaluate": "end", "strategy": strategy}
+    section: dict[str, Any] = {"emaDecay": 0.5, "steps": 8, "evaluate": "end", "strategy": strategy, **layout(strategy, size)}
     every: dict[str, Any] = {"checkpoint": {"every": {"steps": 4}, "mode": "blocking", "keep": 1000}}
     plain = {**section}
     del plain["emaDecay"]
@@ -124,10 +129,13 @@ def test_averages_are_evaluated_kept_and_taken_up_again(tmp_path: Path, strategy
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.chaos), "fsdp"])
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param("ddp", marks=pytest.mark.chaos), "fsdp", pytest.param("tensor", marks=[pytest.mark.chaos, pytest.mark.wide])],
+)
 def test_computing_blocks_twice_changes_no_bit(tmp_path: Path, strategy: str) -> None:
     for name, kind in (("once", "none"), ("twice", "blocks")):
-        section: dict[str, Any] = {"steps": 4, "activationCheckpointing": kind, "strategy": strategy}
+        section: dict[str, Any] = {"steps": 4, "activationCheckpointing": kind, "strategy": strategy, **layout(strategy, 2)}
         train_here(document("gpt", precision="fp32", **section), tmp_path / name, 2)
     assert done(tmp_path / "twice")["weights"] == done(tmp_path / "once")["weights"]
 
@@ -140,9 +148,9 @@ def test_a_workload_without_blocks_cannot_compute_them_twice(tmp_path: Path) -> 
 
 @pytest.mark.processes
 @pytest.mark.chaos
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", pytest.param("tensor", marks=pytest.mark.wide)])
 def test_a_compiled_model_learns_the_same_and_its_checkpoint_serves_the_plain_one(tmp_path: Path, strategy: str) -> None:
-    section: dict[str, Any] = {"steps": 6, "strategy": strategy, "compile": "aot_eager"}
+    section: dict[str, Any] = {"steps": 6, "strategy": strategy, "compile": "aot_eager", **layout(strategy, 2)}
     train_here(document("gpt", precision="fp32", **section), tmp_path / "compiled", 2)
     train_here(document("gpt", precision="fp32", **{**section, "compile": "off"}), tmp_path / "plain", 2)
     for step, loss in losses(tmp_path / "plain").items():

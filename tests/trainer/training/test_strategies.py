@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from kdist_trainer import parallel
 from kdist_trainer.config import Training
 from kdist_trainer.data.order import Deal
+from kdist_trainer.shards import local
 from kdist_trainer.workload import WorkloadContext
 from kdist_trainer.world import World
 from tests.trainer.training.cells import STRATEGIES, TOLERANCE, distance, document, layout, learn, losses
@@ -73,13 +74,17 @@ class Twin(Small):
         return {"*.0": ColwiseParallel(), "*.1": RowwiseParallel()}
 
 
+def build(strategy: str, world: World) -> parallel.Strategy:
+    """A strategy for `Twin`'s blocks."""
+    train = Training.model_validate({"workload": "twin", "steps": 1, "strategy": strategy})
+    return parallel.build(train, Twin(WorkloadContext()), world, timer=None)
+
+
 def hold(strategy: str, folder: Path) -> tuple[list[bool], int, int]:
     """Whether each weight is sharded, and how many numbers this rank holds of how many."""
-    train = Training.model_validate({"workload": "twin", "steps": 1, "strategy": strategy}, by_alias=True)
-    ways = 2 if strategy == "tensor" else 1
-    with World.from_environment(timeout_seconds=60, model_parallel=ways) as world:
+    with World.from_environment(timeout_seconds=60, model_parallel=2 if strategy == "tensor" else 1) as world:
         blocks = [nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 16)) for _ in range(2)]
-        model = parallel.build(train, Twin(WorkloadContext()), world, timer=None).wrap(nn.Sequential(*blocks), blocks)
+        model = build(strategy, world).wrap(nn.Sequential(*blocks), blocks)
         weights = list(model.parameters())
         held = sum(w.to_local().numel() if isinstance(w, DTensor) else w.numel() for w in weights)
         return [isinstance(weight, DTensor) for weight in weights], held, sum(weight.numel() for weight in weights)
@@ -103,13 +108,52 @@ def test_hsdp_shards_within_a_node_and_replicates_across_nodes(tmp_path: Path) -
 
 
 @pytest.mark.chaos
-def test_a_sharded_model_of_uneven_shares_ends_with_the_weights_of_one_rank(tmp_path: Path) -> None:
-    section: dict[str, Any] = {"virtualShards": 4, "microBatch": 1, "evaluate": "end", "steps": 8}
-    for name, size, strategy in (("one", 1, "ddp"), ("three", 3, "fsdp")):
-        train_here(document("gpt", strategy, "fp32", **section), tmp_path / name, size)
-    assert distance(losses(tmp_path / "three"), losses(tmp_path / "one")) <= TOLERANCE["fp32"]
-    one, three = done(tmp_path / "one")["metrics"], done(tmp_path / "three")["metrics"]
-    assert three["loss"] == pytest.approx(one["loss"], rel=1e-5)
+@pytest.mark.parametrize(("strategy", "size", "shards"), [("fsdp", 3, 4), pytest.param("tensor", 4, 3, marks=pytest.mark.wide)])
+def test_a_sharded_model_of_uneven_shares_ends_with_the_weights_of_one_rank(
+    strategy: str, size: int, shards: int, tmp_path: Path
+) -> None:
+    section: dict[str, Any] = {"virtualShards": shards, "microBatch": 1, "evaluate": "end", "steps": 8}
+    train_here(document("gpt", "ddp", "fp32", **section), tmp_path / "one", 1)
+    train_here(document("gpt", strategy, "fp32", **section, **layout(strategy, size)), tmp_path / "several", size)
+    assert distance(losses(tmp_path / "several"), losses(tmp_path / "one")) <= TOLERANCE["fp32"]
+    one, several = done(tmp_path / "one")["metrics"], done(tmp_path / "several")["metrics"]
+    assert several["loss"] == pytest.approx(one["loss"], rel=1e-5)
+
+
+@pytest.mark.chaos
+@pytest.mark.wide
+@pytest.mark.parametrize(("strategy", "size"), [("fsdp", 2), ("tensor", 2), ("tensor", 4)])
+def test_a_gradient_that_is_always_too_long_is_clipped_as_on_one_rank(strategy: str, size: int, tmp_path: Path) -> None:
+    section: dict[str, Any] = {"clipGradNorm": 0.05, "optimizer": {"name": "sgd", "learningRate": 1.0}, "steps": 12}
+    train_here(document("gpt", "ddp", "fp32", **section), tmp_path / "one", 1)
+    train_here(document("gpt", strategy, "fp32", **section, **layout(strategy, size)), tmp_path / "several", size)
+    assert distance(losses(tmp_path / "several"), losses(tmp_path / "one")) <= TOLERANCE["fp32"]
+
+
+def overflow(strategy: str, folder: Path) -> tuple[bool, float]:
+    """Whether a weight moved, and the loss's scale, after a step in which one rank's part of one gradient overflowed."""
+    from kdist_trainer import precision as precisions
+
+    with World.from_environment(timeout_seconds=60, model_parallel=2 if strategy == "tensor" else 1) as world:
+        blocks = [nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 16)) for _ in range(2)]
+        model = build(strategy, world).wrap(nn.Sequential(*blocks), blocks)
+        optimizer, chosen = torch.optim.SGD(model.parameters(), lr=1e-9), precisions.build("fp16", torch.device("cpu"))
+        assert isinstance(chosen, precisions.ScaledPrecision)
+        before = [local(weight).clone() for weight in model.parameters()]
+        scale = chosen.scaler.get_scale()
+        chosen.backward(model(torch.ones(2, 16)).sum())
+        if world.rank == 1:
+            gradient = next(model.parameters()).grad
+            assert gradient is not None
+            local(gradient).fill_(torch.inf)
+        chosen.update(optimizer)
+        moved = any(not torch.equal(local(weight), old) for weight, old in zip(model.parameters(), before, strict=True))
+        return moved, chosen.scaler.get_scale() / scale
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "tensor"])
+def test_what_overflows_on_one_rank_is_left_out_by_all(strategy: str, tmp_path: Path) -> None:
+    assert run_group(overflow, 2, strategy, tmp_path) == [(False, 0.5)] * 2
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

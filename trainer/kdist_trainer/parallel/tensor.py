@@ -7,6 +7,7 @@ samples and exchange activations in every layer, so they belong on one node; ove
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
-from torch.distributed.tensor.parallel import parallelize_module
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.utils._pytree import tree_map_only
 
 from kdist_trainer.failure import ConfigProblem
@@ -29,6 +30,8 @@ class Tensor(Sharded):
 
     def __init__(self, world: World, workload: Workload) -> None:
         self._world, self._workload = world, workload
+        # Weights are gathered whole for `weights` only: that this takes two operations is not worth a warning on every rank.
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         self.counts = world.model_rank == 0
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
@@ -45,10 +48,21 @@ class Tensor(Sharded):
         # What a plan's last part gives is a view, which torch warns of: it must not be changed in place.
         warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(.*\) returned a view tensor")
         mesh = self._world.mesh()
-        parallelize_module(model, mesh["model"], plan)
+        split(model, mesh["model"], plan, who=name)
         for path, module in model.named_modules():
             spread(module, mesh["model"], path=f"{name}.model: {path or type(module).__name__}")
         return self.shard(model, blocks, mesh["data"])
+
+
+def split(model: nn.Module, mesh: DeviceMesh, plan: dict[str, ParallelStyle], *, who: str) -> None:
+    """Split the parts that the plan names. Raises `ConfigProblem` for names that no part has, of which torch only warns."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Parallelize plan key")
+        try:
+            parallelize_module(model, mesh, plan)
+        except UserWarning as warning:
+            key = str(warning).partition("'")[2].partition("'")[0]
+            raise ConfigProblem(f"{who}.tensor_plan names {key}, and the model has no such part") from None
 
 
 def spread(module: nn.Module, mesh: DeviceMesh, *, path: str) -> None:

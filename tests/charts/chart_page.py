@@ -29,7 +29,8 @@ the Prometheus operator there is no PodMonitor, without Kueue no queue. Helm 3 a
 - **Prometheus of kube-prometheus-stack** takes only what carries its release's label:
   `--set monitoring.podMonitor.labels.release=STACK --set monitoring.prometheusRule.labels.release=STACK`.
 - **Without the operator**: the rules are plain files in `rules/`, the dashboards in `dashboards/`; a scrape has to set the labels
-  `job="kdist"` and, from the pod's label `kdist.dev/job`, `kdist_job`.
+  `job="kdist"` and, from the pod's label `kdist.dev/job`, `kdist_job`. With `monitoring.scraper.create` there is a ServiceAccount
+  with which a Prometheus may find this namespace's pods, and nothing else.
 - **Without Grafana**: `kdist dashboards preview --prometheus URL` draws the same dashboards.
 
 | value | default | what it is |

@@ -6,6 +6,7 @@ By hand, for pictures:  python -m tests.charts.monitored FOLDER
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -13,20 +14,27 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from kdist.dashboards.prometheus import Prometheus
+from kdist.dashboards import DASHBOARDS
+from kdist.dashboards.prometheus import Prometheus, Window, fill
 from kdist_trainer.heartbeat import Heartbeat
 from tests.charts.rules import FILES
 from tests.cli.running import Run
 
 SCRAPE_SECONDS = 1
 _PATIENCE = 120.0
+# Queries that a healthy training leaves without an answer, and why.
+SILENT = {
+    "{{op}} failed: {{cause}}": "no save failed",
+    "passed over: {{cause}}": "no checkpoint was damaged",
+    "dropped": "every record was sent",
+}
 
 
 def free_port() -> int:
@@ -45,15 +53,15 @@ def until(condition: Callable[[], Any], what: str, seconds: float = _PATIENCE) -
 
 
 @contextmanager
-def scraping(home: Path) -> Iterator[tuple[Prometheus, Path]]:
-    """A Prometheus with our rules that scrapes every target of the file that comes with it, each second."""
+def scraping(home: Path, rules: Iterable[Path] = FILES) -> Iterator[tuple[Prometheus, Path]]:
+    """A Prometheus with these rules that scrapes every target of the file that comes with it, each second."""
     port, targets = free_port(), home / "targets.json"
     targets.write_text("[]")
     every = f"{SCRAPE_SECONDS}s"
     scrape = {"job_name": "kdist", "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}]}
     config = {
         "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
-        "rule_files": [str(path) for path in FILES],
+        "rule_files": [str(path) for path in rules],
         "scrape_configs": [scrape],
     }
     (home / "prometheus.yaml").write_text(yaml.safe_dump(config))
@@ -62,14 +70,35 @@ def scraping(home: Path) -> Iterator[tuple[Prometheus, Path]]:
         process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"
     try:
-        until(lambda: _is_ready(url), "Prometheus that is ready")
+        until(lambda: is_ready(url), "Prometheus that is ready")
         yield Prometheus(url), targets
     finally:
         process.terminate()
         process.wait()
 
 
-def _is_ready(url: str) -> bool:
+def firing(prometheus: Prometheus) -> set[tuple[str, str]]:
+    """The alerts that Prometheus itself says fire, each with its job."""
+    with urllib.request.urlopen(f"{prometheus.url}/api/v1/alerts", timeout=30) as answer:  # noqa: S310 - our own
+        alerts = json.load(answer)["data"]["alerts"]
+    return {(one["labels"]["alertname"], one["labels"].get("kdist_job", "")) for one in alerts if one["state"] == "firing"}
+
+
+def unanswered(prometheus: Prometheus, window: Window, *, job: str, at: Iterable[float]) -> list[str]:
+    """Queries of panels that find no finite series at any of these times, but should."""
+    found, times = [], list(at)
+    for dashboard in DASHBOARDS.values():
+        for panel in (panel for panel in dashboard.panels if not panel.foreign):
+            for legend, query in panel.queries.items():
+                text = fill(dashboard, query, window, chosen={"kdist_job": job}, scrape_seconds=window.step)
+                series = [one for moment in times for one in prometheus.instant(text, at=moment)]
+                if legend not in SILENT and not any(math.isfinite(one.last) for one in series):
+                    found.append(text)
+    return found
+
+
+def is_ready(url: str) -> bool:
+    """Whether a Prometheus there answers."""
     with suppress(OSError), urllib.request.urlopen(f"{url}/-/ready", timeout=2) as answer:  # noqa: S310 - our own
         return bool(answer.status == 200)
     return False
@@ -97,10 +126,10 @@ class Training:
         fresh.write_text(json.dumps(listed))
         fresh.replace(self._targets)
 
-    def kill_rank(self, node: str = "node-1") -> None:
-        """SIGKILL the first rank of a node."""
+    def kill_rank(self, node: str = "node-1", number: int = signal.SIGKILL) -> None:
+        """Send a signal to the first rank of a node, once there is one: pid 0 would mean this very process' group."""
         (beat,) = self.folder.glob(f"{node}/rank-0.heartbeat")
-        os.kill(Heartbeat(beat).read().pid, signal.SIGKILL)
+        os.kill(until(lambda: Heartbeat(beat).read().pid, "rank"), number)
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The run ledger's events of this name."""
@@ -109,9 +138,9 @@ class Training:
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
 
-def write_job(home: Path, *, name: str = "digits", seconds: int = 60) -> str:
+def write_job(home: Path, *, name: str = "digits", seconds: int = 60, train: Mapping[str, Any] | None = None, **spec: Any) -> str:
     """A job whose steps last about 0.1 s and that trains about so long."""
-    train = {
+    training = {
         "workload": "digits",
         "steps": seconds * 10,
         "globalBatch": 256,
@@ -119,9 +148,10 @@ def write_job(home: Path, *, name: str = "digits", seconds: int = 60) -> str:
         "schedule": {"name": "cosine", "warmupSteps": 50, "finalRatio": 0.05},
         "optimizer": {"learningRate": 0.00004},
         "checkpoint": {"every": {"seconds": 15}},
+        **(train or {}),
     }
-    spec = {"nodes": 2, "procsPerNode": 1, "train": train}
-    document = {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
+    settings = {"nodes": 2, "procsPerNode": 1, **spec, "train": training}
+    document = {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": settings}
     (home / "job.yaml").write_text(yaml.safe_dump(document))
     return "job.yaml"
 

@@ -24,6 +24,23 @@ def read_rules() -> list[dict[str, Any]]:
     return [rule for document in documents for group in document["groups"] for rule in group["rules"]]
 
 
+def hasten(folder: Path, divisor: int = 60) -> list[Path]:
+    """Copies of the rule files in which alerts wait a fraction of their `for`; the expressions are what they were."""
+    hastened = []
+    for path in FILES:
+        document = yaml.safe_load(path.read_text())
+        shorten(document["groups"], divisor)
+        hastened.append(folder / path.name)
+        hastened[-1].write_text(yaml.safe_dump(document, width=10_000))
+    return hastened
+
+
+def shorten(groups: list[dict[str, Any]], divisor: int = 60) -> None:
+    """Let alerts wait a fraction of their `for`."""
+    for rule in (rule for group in groups for rule in group["rules"] if "for" in rule):
+        rule["for"] = f"{int(rule['for'].removesuffix('m')) * 60 // divisor}s"
+
+
 def alerts() -> dict[str, dict[str, Any]]:
     """Alerting rules by name."""
     return {rule["alert"]: rule for rule in read_rules() if "alert" in rule}

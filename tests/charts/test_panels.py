@@ -16,18 +16,12 @@ from kdist.dashboards import DASHBOARDS
 from kdist.dashboards.panels import Panel
 from kdist.dashboards.preview import draw_page
 from kdist.dashboards.prometheus import Prometheus, Series, Window, fill
-from tests.charts.monitored import SCRAPE_SECONDS, Training, scraping, until, write_job
+from tests.charts.monitored import SCRAPE_SECONDS, SILENT, Training, scraping, until, write_job
 from tests.charts.rules import alerts, read_rules
 from tests.cli.running import Run
 
 pytestmark = pytest.mark.chaos
 
-# Queries that a healthy training leaves without an answer, and why.
-SILENT = {
-    "{{op}} failed: {{cause}}": "no save failed",
-    "passed over: {{cause}}": "no checkpoint was damaged",
-    "dropped": "every record was sent",
-}
 PANELS = [
     pytest.param(name, panel, id=f"{name}: {panel.title}")
     for name, dashboard in DASHBOARDS.items()

@@ -124,7 +124,8 @@ def test_without_the_operators_nothing_is_made_that_the_cluster_does_not_know(te
 def test_roles_hold_what_kdist_does_and_not_more(template: Helm) -> None:
     objects = template("--values", str(CHART / "ci/everything-values.yaml"))
     roles = {each["metadata"]["name"].rsplit("-", 1)[1]: each["rules"] for each in of_kind(objects, "Role")}
-    assert set(roles) == {"view", "edit"}
+    assert set(roles) == {"view", "edit", "scraper"}
+    assert roles["scraper"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
     reads = {verb for rule in roles["view"] for verb in rule["verbs"]}
     assert reads == {"get", "list", "watch"}
     for rule in [*roles["view"], *roles["edit"]]:
@@ -133,7 +134,7 @@ def test_roles_hold_what_kdist_does_and_not_more(template: Helm) -> None:
         assert not {"escalate", "bind", "impersonate", "deletecollection"} & set(rule["verbs"])
     assert not [rule for rule in roles["edit"] if "pods" in rule["resources"] and "create" in rule["verbs"]]
     bound = {each["metadata"]["name"]: each["subjects"][0]["name"] for each in of_kind(objects, "RoleBinding")}
-    assert bound == {"kdist-view": "readers", "kdist-edit": "ada"}
+    assert bound == {"kdist-view": "readers", "kdist-edit": "ada", "kdist-scraper": "kdist-scraper"}
 
 
 def test_roles_of_the_cluster_add_workloads_to_view_and_edit_and_bind_nobody(template: Helm) -> None:

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 
 import pytest
 
 from tests.charts.rules import CHART
+from tests.cluster.helm import call_helm, render_chart
 from tests.cluster.namespace import Namespace
 
 pytestmark = pytest.mark.e2e
 
-PATIENCE_SECONDS = 900
 # What the cluster itself writes into a namespace as things come and go.
 _VOLATILE = {"events", "events.events.k8s.io", "endpoints", "endpointslices.discovery.k8s.io", "leases.coordination.k8s.io"}
-
-
-def call_helm(namespace: Namespace, command: str, *args: str) -> str:
-    """What `helm COMMAND RELEASE …` prints; the release is named as the namespace. It must succeed."""
-    helm = shutil.which("helm", path=namespace.environment["PATH"])
-    assert helm is not None, "tests/cluster/cluster all builds it"
-    line = [helm, command, namespace.name, *args, "--namespace", namespace.name]
-    done = subprocess.run(line, env=namespace.environment, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
-    assert done.returncode == 0, f"{' '.join(line)}\n{done.stdout}{done.stderr}\n{namespace.look()}"
-    return done.stdout
 
 
 def list_objects(namespace: Namespace) -> set[str]:
@@ -86,24 +75,8 @@ def test_the_chart_is_installed_tried_changed_taken_back_and_gone_without_a_trac
 @pytest.mark.needs("helm")
 def test_the_api_server_takes_every_object_that_it_knows(namespace: Namespace) -> None:
     known = [f"--api-versions={each}" for each in namespace.kubectl("api-versions").split()]
-    helm = shutil.which("helm", path=namespace.environment["PATH"])
-    assert helm is not None
     for values in sorted((CHART / "ci").glob("*-values.yaml")):
         there = "monitoring.podMonitor.enabled=auto,monitoring.prometheusRule.enabled=auto,kueue.enabled=auto"
-        line = [
-            helm,
-            "template",
-            "kdist",
-            str(CHART),
-            "-n",
-            namespace.name,
-            "--no-hooks",
-            "-f",
-            str(values),
-            "--set",
-            there,
-            *known,
-        ]
-        rendered = subprocess.run(line, capture_output=True, text=True, check=True, timeout=120).stdout
+        rendered = render_chart(namespace, "--no-hooks", "-f", str(values), "--set", there, *known)
         printed = namespace.kubectl("apply", "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-", stdin=rendered)
         assert json.loads(printed)["items"]

@@ -1,0 +1,114 @@
+"""A real Prometheus in a namespace, with the chart's rules, its scrapes and an account that may find pods and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import yaml
+
+from kdist.dashboards.prometheus import Prometheus
+from tests.charts.monitored import free_port, is_ready
+from tests.charts.podmonitor import scrape_config
+from tests.charts.rules import CHART, shorten
+from tests.cluster.helm import call_helm, render_chart
+from tests.cluster.namespace import CLUSTER, Namespace
+
+SCRAPE_SECONDS = 2
+_PULLED = "docker.io/prom/prometheus:v3.5.0"  # where the cluster is not ours
+_SIGNAL = "import os, sys; os.kill(int(sys.argv[1]), int(sys.argv[2]))"
+
+
+@contextmanager
+def monitoring(namespace: Namespace, *, hasty: bool = False) -> Iterator[Prometheus]:
+    """Install the chart and a Prometheus that scrapes as its PodMonitor says; `hasty`: alerts wait a sixtieth of their `for`."""
+    every = f"{SCRAPE_SECONDS}s"
+    values = {"monitoring": {"podMonitor": {"interval": every, "scrapeTimeout": every}, "scraper": {"create": True}}}
+    file = str(namespace.home / namespace.write(values, "values.yaml"))
+    call_helm(namespace, "install", str(CHART), "--values", file)
+    always = "monitoring.podMonitor.enabled=always,monitoring.prometheusRule.enabled=always"
+    rendered = render_chart(namespace, "--no-hooks", "--values", file, "--set", always)
+    objects = {each["kind"]: each for each in yaml.safe_load_all(rendered) if each}
+    groups: list[dict[str, Any]] = objects["PrometheusRule"]["spec"]["groups"]
+    if hasty:
+        shorten(groups)
+    config = {
+        "global": {"evaluation_interval": every},
+        "rule_files": ["/etc/prometheus/rules.yaml"],
+        "scrape_configs": [scrape_config(objects["PodMonitor"])],
+    }
+    files = {"prometheus.yaml": yaml.safe_dump(config), "rules.yaml": yaml.safe_dump({"groups": groups})}
+    settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "prometheus"}, "data": files}
+    namespace.kubectl("create", "-f", "-", stdin=json.dumps(settings))
+    namespace.kubectl("create", "-f", "-", stdin=json.dumps(_pod(namespace)))
+    namespace.kubectl("wait", "pod/prometheus", "--for=condition=Ready", "--timeout=120s")
+    with _forwarded(namespace) as url:
+        yield Prometheus(url)
+
+
+def signal_rank(namespace: Namespace, job: str, number: int = signal.SIGKILL) -> None:
+    """Send a signal to the rank of the job's last pod."""
+    pod = namespace.pods(job)[-1]["metadata"]["name"]
+    started = [json.loads(line) for line in namespace.kubectl("logs", pod).splitlines() if '"worker-started"' in line]
+    signal_process(namespace, pod, int(started[-1]["pid"]), number)
+
+
+def signal_process(namespace: Namespace, pod: str, pid: int, number: int) -> None:
+    """Send a signal to a process of a pod."""
+    namespace.kubectl("exec", pod, "--", "python", "-c", _SIGNAL, str(pid), str(int(number)))
+
+
+def _image(namespace: Namespace) -> str:
+    if namespace.environment.get("KDIST_E2E") == "kubeconfig":
+        return os.environ.get("KDIST_PROMETHEUS_IMAGE", _PULLED)
+    return subprocess.run([CLUSTER, "prometheus"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _pod(namespace: Namespace) -> dict[str, Any]:
+    container = {
+        "name": "prometheus",
+        "image": _image(namespace),
+        "args": ["--config.file=/etc/prometheus/prometheus.yaml", "--storage.tsdb.path=/data"],
+        "ports": [{"name": "web", "containerPort": 9090}],
+        "readinessProbe": {"httpGet": {"path": "/-/ready", "port": "web"}, "periodSeconds": 1},
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "volumeMounts": [{"name": "config", "mountPath": "/etc/prometheus"}, {"name": "data", "mountPath": "/data"}],
+    }
+    spec = {
+        "serviceAccountName": f"{namespace.name}-kdist-scraper",
+        "automountServiceAccountToken": True,
+        "containers": [container],
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "fsGroup": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumes": [{"name": "config", "configMap": {"name": "prometheus"}}, {"name": "data", "emptyDir": {}}],
+    }
+    labels = {"app.kubernetes.io/name": "prometheus"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "prometheus", "labels": labels}, "spec": spec}
+
+
+@contextmanager
+def _forwarded(namespace: Namespace) -> Iterator[str]:
+    port = free_port()
+    line = ["kubectl", "-n", namespace.name, "port-forward", "pod/prometheus", f"{port}:9090"]
+    process = subprocess.Popen(line, env=namespace.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        namespace.until("an answer of Prometheus", lambda: is_ready(url))
+        yield url
+    finally:
+        process.terminate()
+        process.wait()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -16,10 +17,12 @@ from kdist.dashboards.prometheus import Prometheus
 from tests.charts.monitored import free_port, is_ready
 from tests.charts.podmonitor import scrape_config
 from tests.charts.rules import CHART, shorten
+from tests.cluster import discovery
 from tests.cluster.helm import call_helm, render_chart
 from tests.cluster.namespace import CLUSTER, Namespace
 
 SCRAPE_SECONDS = 2
+_TARGETS = "/data/targets.json"
 _PULLED = "docker.io/prom/prometheus:v3.5.0"  # where the cluster is not ours
 _SIGNAL = "import os, sys; os.kill(int(sys.argv[1]), int(sys.argv[2]))"
 
@@ -37,15 +40,22 @@ def monitoring(namespace: Namespace, *, hasty: bool = False) -> Iterator[Prometh
     groups: list[dict[str, Any]] = objects["PrometheusRule"]["spec"]["groups"]
     if hasty:
         shorten(groups)
+    scrape = scrape_config(objects["PodMonitor"])
+    (places,) = scrape.pop("kubernetes_sd_configs")
+    scrape["file_sd_configs"] = [{"files": [_TARGETS], "refresh_interval": "1s"}]
     config = {
         "global": {"evaluation_interval": every},
         "rule_files": ["/etc/prometheus/rules.yaml"],
-        "scrape_configs": [scrape_config(objects["PodMonitor"])],
+        "scrape_configs": [scrape],
     }
-    files = {"prometheus.yaml": yaml.safe_dump(config), "rules.yaml": yaml.safe_dump({"groups": groups})}
+    files = {
+        "prometheus.yaml": yaml.safe_dump(config),
+        "rules.yaml": yaml.safe_dump({"groups": groups}),
+        "discovery.py": Path(discovery.__file__).read_text(),
+    }
     settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "prometheus"}, "data": files}
     namespace.kubectl("create", "-f", "-", stdin=json.dumps(settings))
-    namespace.kubectl("create", "-f", "-", stdin=json.dumps(_pod(namespace)))
+    namespace.kubectl("create", "-f", "-", stdin=json.dumps(_pod(namespace, ",".join(places["namespaces"]["names"]))))
     namespace.kubectl("wait", "pod/prometheus", "--for=condition=Ready", "--timeout=120s")
     with _forwarded(namespace) as url:
         yield Prometheus(url)
@@ -69,31 +79,36 @@ def _image(namespace: Namespace) -> str:
     return subprocess.run([CLUSTER, "prometheus"], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def _pod(namespace: Namespace) -> dict[str, Any]:
-    container = {
-        "name": "prometheus",
-        "image": _image(namespace),
-        "args": ["--config.file=/etc/prometheus/prometheus.yaml", "--storage.tsdb.path=/data"],
-        "ports": [{"name": "web", "containerPort": 9090}],
-        "readinessProbe": {"httpGet": {"path": "/-/ready", "port": "web"}, "periodSeconds": 1},
-        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+def _pod(namespace: Namespace, watched: str) -> dict[str, Any]:
+    mounts = [{"name": "config", "mountPath": "/etc/prometheus"}, {"name": "data", "mountPath": "/data"}]
+    shared = {
+        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         },
-        "volumeMounts": [{"name": "config", "mountPath": "/etc/prometheus"}, {"name": "data", "mountPath": "/data"}],
+        "volumeMounts": mounts,
     }
+    prometheus = {
+        "name": "prometheus",
+        "image": _image(namespace),
+        "args": ["--config.file=/etc/prometheus/prometheus.yaml", "--storage.tsdb.path=/data/tsdb"],
+        "ports": [{"name": "web", "containerPort": 9090}],
+        "readinessProbe": {"httpGet": {"path": "/-/ready", "port": "web"}, "periodSeconds": 1},
+    }
+    finder = {
+        "name": "discovery",
+        "image": namespace.environment["KDIST_IMAGE"],
+        "command": ["/usr/bin/tini", "--", "python", "/etc/prometheus/discovery.py", watched, _TARGETS],
+    }
+    user = {"runAsNonRoot": True, "runAsUser": 65532, "fsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
     spec = {
         "serviceAccountName": f"{namespace.name}-kdist-scraper",
         "automountServiceAccountToken": True,
-        "containers": [container],
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 65532,
-            "fsGroup": 65532,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "terminationGracePeriodSeconds": 1,
+        "containers": [{**prometheus, **shared}, {**finder, **shared}],
+        "securityContext": user,
         "volumes": [{"name": "config", "configMap": {"name": "prometheus"}}, {"name": "data", "emptyDir": {}}],
     }
     labels = {"app.kubernetes.io/name": "prometheus"}

@@ -106,6 +106,26 @@ def test_delete_keeps_the_checkpoints_unless_they_are_purged(namespace: Namespac
     assert namespace.kdist("delete", "-f", str(file), "--purge") == "persistentvolumeclaim/digits-checkpoints deleted\n"
 
 
+def test_what_a_job_asks_for_no_longer_is_pruned_once_no_pod_needs_it(namespace: Namespace, job: Job) -> None:
+    namespace.copy_sources()
+    file = str(write(namespace, job(backend="statefulset", nodes={"min": 2, "max": 3}, code="./src", **IDLE)))
+    namespace.kdist("apply", file)
+    (old,) = [each for each in namespace.kubectl("get", "configmaps", "-o", "name").split() if "-code-" in each]
+    namespace.until("pods that mount the code", lambda: len(namespace.pods("digits")) == 3)
+    (namespace.home / "src" / "calm.py").write_text("")
+    assert "pruned" not in namespace.kdist("apply", file), "pods wait that were made with it"
+    namespace.kubectl("delete", "pods", "--all", "--force")
+    namespace.until("pods that mount the new code", lambda: len(namespace.pods("digits")) == 3)
+    one = ("--set", "spec.nodes=1")
+    shown = namespace.kdist("diff", file, *one, code=1)
+    assert f"--- live/ConfigMap/{old.rpartition('/')[2]}" in shown
+    assert f"{old} pruned (server dry run)" in namespace.kdist("apply", file, *one, "--dry-run=server")
+    pruned = [line.split()[0] for line in namespace.kdist("apply", file, *one).splitlines() if line.endswith(" pruned")]
+    assert sorted(pruned) == [old, "poddisruptionbudget.policy/digits"]
+    assert namespace.get("pvc", "digits-checkpoints")
+    namespace.kdist("apply", file, *one, "--error-unchanged", code=Code.UNCHANGED)
+
+
 def test_jobs_are_picked_by_folder_and_by_label(namespace: Namespace, job: Job) -> None:
     folder = namespace.home / "jobs"
     folder.mkdir()

@@ -16,6 +16,7 @@ from kdist.cluster.refusal import explain, read_status
 from kdist.errors import Code, KdistError
 
 CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
+AT_ONCE = 40  # connections that are kept
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Transport:
 
         if not access.configuration.verify_ssl:  # the kubeconfig says so, which urllib3 would complain of at every connection
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+        access.configuration.connection_pool_maxsize = AT_ONCE  # more are made and thrown away, each with its handshake
         access.configuration.retries = False  # tries are counted here, where they can be told of
         self.access = access
         self.patience = Patience(patience, tell)

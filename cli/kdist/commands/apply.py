@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 def command(files: tuple[str, ...], *, more: tuple[str, ...], output: str, dry_run: str, **flags: Any) -> int:
     r"""Send jobs to a cluster.
 
-    Every object goes by server-side apply, so that sending a job again changes what has changed and nothing else. The
-    training starts by itself, and goes on when this command ends.
+    Every object goes by server-side apply, so that sending a job again changes what has changed and nothing else. What the
+    job does not ask for any more is pruned, but never a volume claim. The training goes on when this command ends.
 
     \b
     Examples:
@@ -57,20 +57,23 @@ def command(files: tuple[str, ...], *, more: tuple[str, ...], output: str, dry_r
     if dry_run == "client":
         return _show(jobs, output=output)
     sent: list[Sent] = []
+    pruned = 0
     places: list[tuple[Cluster, str]] = []
     for job, base in jobs:
         patience = None if flags["wait"] or flags["follow"] else flags["timeout"]
         where = {"namespace": flags["namespace"], "context": flags["context"]}
         cluster = options.connect(**where, timeout=patience, job=job.metadata.namespace)
         places.append((cluster, job.metadata.name))
-        sent += _send(cluster, job, base, output=output, dry_run=dry_run == "server", **flags)
+        plan, just_sent = _send(cluster, job, base, output=output, dry_run=dry_run == "server", **flags)
+        sent += just_sent
+        pruned += _prune(cluster, plan, output=output, dry_run=dry_run == "server")
     if output in ("json", "yaml"):
         console.documents([each.applied.document for each in sent], output=output)
     if flags["follow"]:
-        return _follow(click.get_current_context(), *places[0])
+        return _follow(click.get_current_context(), *places[0], timeout=flags["timeout"])
     if flags["wait"]:
         _wait(places, flags["timeout"])
-    if flags["error_unchanged"] and all(each.applied.verb == "unchanged" for each in sent):
+    if flags["error_unchanged"] and not pruned and all(each.applied.verb == "unchanged" for each in sent):
         return Code.UNCHANGED
     return Code.OK
 
@@ -85,7 +88,7 @@ def _send(
     force_conflicts: bool,
     take_over: bool,
     **_: Any,
-) -> list[Sent]:
+) -> tuple[Plan, list[Sent]]:
     from kdist import deploy
 
     plan = deploy.plan(cluster, job, base=base, take_over=take_over)
@@ -108,16 +111,29 @@ def _send(
     if plan.exists and not dry_run and any(each.applied.verb == "configured" for each in sent):
         name = job.metadata.name
         console.message(f"nodes change at once; what pods of {name} were started with stays until `kdist restart {name}`")
-    return sent
+    return plan, sent
 
 
-def _follow(context: click.Context, cluster: Cluster, name: str) -> int:
+def _prune(cluster: Cluster, plan: Plan, *, output: str, dry_run: bool) -> int:
+    """Take away what the job no longer asks for; how many objects that were."""
+    from kdist import deploy
+
+    count = 0
+    for each in deploy.prune(cluster, plan, dry_run=dry_run):
+        count += 1
+        if output in ("table", "name"):
+            console.result(each.title if output == "name" else f"{each.title} pruned{' (server dry run)' if dry_run else ''}")
+    return count
+
+
+def _follow(context: click.Context, cluster: Cluster, name: str, *, timeout: float | None) -> int:
     """What `kdist logs -f` does from here on, and its exit code."""
     group = context.find_root().command
     logs = group.get_command(context, "logs") if isinstance(group, click.Group) else None
     if logs is None:  # cannot be: it is a command of the same program
         raise UsageError("there is no command `logs`")
-    code: int = context.invoke(logs, job=name, follow=True, namespace=cluster.namespace, context=context.params["context"])
+    place = {"namespace": cluster.namespace, "context": context.params["context"]}
+    code: int = context.invoke(logs, job=name, follow=True, timeout=timeout, **place)
     return code
 
 

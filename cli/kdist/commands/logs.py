@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
-from kdist.commands.options import cluster_options, connect, find_job, seconds
+from kdist.commands.options import PATIENCE, cluster_options, connect, find_job, seconds
 from kdist.errors import Code, UsageError
 
 if TYPE_CHECKING:
@@ -46,18 +46,20 @@ def command(job: str, *, follow: bool, raw: bool, timeout: float | None, **given
 
     \b
     Exit codes:
-      0 shown   4 there is no such job, or nothing to read   with -f also: 10 the job failed   11 it was stopped
+      0 shown   4 there is no such job, or nothing to read   with -f also: 6 not over after --timeout
+      10 the job failed   11 it was stopped
     """
     from kdist.follow.logs import Wanted
 
     place = {name: given.pop(name) for name in ("namespace", "context")}
     found = find_job(job)
-    cluster = connect(**place, timeout=timeout, job=found.namespace)
+    patience = min(PATIENCE, timeout) if follow and timeout is not None else timeout
+    cluster = connect(**place, timeout=patience, job=found.namespace)
     rank, pod = given.pop("rank"), given.pop("pod")
     wanted = Wanted(choose=lambda each: pod is None or _is_called(each, pod), **given)
     if follow and wanted.previous:
         raise UsageError("--previous is over and cannot be followed")
-    return _follow(cluster, found.name, wanted, rank, raw) if follow else _show(cluster, found.name, wanted, rank, raw)
+    return _follow(cluster, found.name, wanted, rank, raw, timeout) if follow else _show(cluster, found.name, wanted, rank, raw)
 
 
 def _is_called(pod: Pod, wanted: str) -> bool:
@@ -74,12 +76,12 @@ def _show(cluster: Cluster, name: str, wanted: Wanted, rank: str | None, raw: bo
     return Code.OK
 
 
-def _follow(cluster: Cluster, name: str, wanted: Wanted, rank: str | None, raw: bool) -> int:
+def _follow(cluster: Cluster, name: str, wanted: Wanted, rank: str | None, raw: bool, timeout: float | None) -> int:
     from kdist import follow
     from kdist.follow import logs
 
     chosen = _rank_filter(rank, follow.snapshot(cluster, name)) if rank else None
-    follower = logs.Follower(cluster, name, wanted, tell=console.message)
+    follower = logs.Follower(cluster, name, wanted, timeout=timeout, tell=console.message)
     _print(follower.lines(), chosen, raw)
     if follower.seen is None:
         return Code.OK

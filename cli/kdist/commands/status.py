@@ -48,6 +48,8 @@ def command(job: str | None, file: str | None, *, watch: bool, output: str, time
     seen = follow.snapshot(cluster, found.name)
     follow.settle(cluster, seen)
     _print(seen.status, output)
+    if seen.gap:
+        console.warning(seen.gap)
     return Code.OK
 
 
@@ -75,7 +77,7 @@ def _watch(cluster: Cluster, name: str, output: str) -> int:
     while True:
         seen = follow.snapshot(cluster, name, agents=agents)
         follow.settle(cluster, seen)
-        line = follow.describe(seen.status)
+        line = follow.describe(seen.status) + (f" ({seen.gap})" if seen.gap else "")
         if output != "table":
             console.emit(seen.status.to_document(), output=output, name=f"job/{name}")
         elif line != last:

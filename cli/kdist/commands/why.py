@@ -37,6 +37,8 @@ def command(job: str | None, file: str | None, *, output: str, timeout: float | 
     cluster = connect(**place, timeout=timeout, job=found.namespace)
     seen = follow.snapshot(cluster, found.name)
     cause = diagnose(seen)
+    if seen.gap:
+        console.warning(f"{seen.gap}: a rank that hangs or is slow may be among them")
     if output == "table":
         _print(cause)
         return Code.OK

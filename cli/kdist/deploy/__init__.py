@@ -3,7 +3,20 @@
 from kdist.deploy.code import read_code
 from kdist.deploy.difference import Difference, compare
 from kdist.deploy.placing import Plan, plan
+from kdist.deploy.pruning import prune
 from kdist.deploy.removing import find_objects, remove
 from kdist.deploy.sending import Sent, keep_runtime, send
 
-__all__ = ["Difference", "Plan", "Sent", "compare", "find_objects", "keep_runtime", "plan", "read_code", "remove", "send"]
+__all__ = [
+    "Difference",
+    "Plan",
+    "Sent",
+    "compare",
+    "find_objects",
+    "keep_runtime",
+    "plan",
+    "prune",
+    "read_code",
+    "remove",
+    "send",
+]

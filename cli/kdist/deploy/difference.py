@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from kdist.deploy.placing import Plan
+from kdist.deploy.pruning import find_leftovers
 from kdist.deploy.sending import send
 from kdist.manifest import Manifest
 
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Difference:
-    """One object before (None: it is new) and after, without the server's own fields."""
+    """One object before (None: it is new) and after (None: it goes), without the server's own fields."""
 
     manifest: Manifest
     before: dict[str, Any] | None
-    after: dict[str, Any]
+    after: dict[str, Any] | None
 
     def lines(self) -> list[str]:
         """A unified diff of the two as YAML, with kubectl's headers; empty if nothing differs."""
@@ -58,10 +59,12 @@ def _dumper() -> Any:
 
 
 def compare(cluster: Cluster, plan: Plan, *, force: bool = False) -> Iterator[Difference]:
-    """Each object of the job that would be new or different. Raises `KdistError` with all that the server would refuse."""
+    """Each object of the job that would be new, different or gone. Raises `KdistError` with all that the server would refuse."""
     from kdist.cluster import essence
 
     for manifest, applied in send(cluster, plan, dry_run=True, force=force):
         if applied.verb != "unchanged":
             before = None if applied.before is None else essence(applied.before)
             yield Difference(manifest, before, essence(applied.document))
+    for manifest in find_leftovers(cluster, plan):
+        yield Difference(manifest, essence(manifest.document), None)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 CLAIM = "PersistentVolumeClaim"
 _RBAC = "rbac.authorization.k8s.io/v1"
 # What a job has beside its workload; pods and what controllers make go with the workload.
-_BESIDE = (
+BESIDE = (
     ("v1", "ConfigMap"),
     ("v1", "Service"),
     ("v1", "ServiceAccount"),
@@ -41,7 +41,7 @@ def find_objects(cluster: Cluster, name: str) -> list[Manifest]:
     from kdist.cluster import RefusalError
 
     found = []
-    for api_version, kind in (*_BESIDE, *workload_kinds()):
+    for api_version, kind in (*BESIDE, *workload_kinds()):
         try:
             listed = cluster.list(api_version, kind, selector=f"kdist.dev/job={name},app.kubernetes.io/managed-by=kdist")
         except NotFoundError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -18,39 +19,58 @@ if TYPE_CHECKING:
 
 PORT = 9401
 TIMEOUT = 3.0  # seconds for one answer
-_THREADS = 16
-_MOST = 256  # agents that are asked; of more, the ones with the lowest index
+_THREADS = 32
+_ALTOGETHER = 20.0  # seconds for all answers; where many agents are silent, those that are left over are not asked
 _FORWARDS = 4  # agents that are asked over a forwarded port, which is dearer, when the API server's proxy is cut off
 _LARGEST = 1 << 20
+_UNASKED: dict[str, Any] = {}
 
 
 class Agents:
     """Remembers from one snapshot to the next which way leads to a job's agents.
 
-    `timeout` is seconds for one answer, `forwards` how many agents at most are asked over a forwarded port.
+    `timeout` is seconds for one answer and `altogether` for all of them, `forwards` how many agents at most are asked over a
+    forwarded port. `unasked` counts those for which there was no time when they were asked last.
     """
 
-    def __init__(self, cluster: Cluster, *, namespace: str, timeout: float = TIMEOUT, forwards: int = _FORWARDS) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        namespace: str,
+        timeout: float = TIMEOUT,
+        forwards: int = _FORWARDS,
+        altogether: float = _ALTOGETHER,
+    ) -> None:
         self._cluster = cluster
         self._namespace = namespace
         self._timeout = timeout
         self._forwards = forwards
+        self._altogether = altogether
+        self.unasked = 0
         self._forwarded: set[str] = set()
 
     def ask(self, pods: Sequence[Pod]) -> dict[str, dict[str, Any]]:
         """The documents of those that answer, by pod."""
-        asked = [pod.name for pod in pods if pod.working][:_MOST]
+        asked = [pod.name for pod in pods if pod.working]
+        self.unasked = 0
         if not asked:
             return {}
+        end = time.monotonic() + self._altogether
         with ThreadPoolExecutor(min(_THREADS, len(asked))) as pool:
-            answers = dict(zip(asked, pool.map(self._ask_one, asked), strict=True))
+            begun = [pool.submit(self._ask_in_time, name, end) for name in asked]
+            answers = {name: each.result() for name, each in zip(asked, begun, strict=True)}
+            self.unasked = sum(answer is _UNASKED for answer in answers.values())
             silent = [name for name in asked if answers[name] is None and name not in self._forwarded]
             chosen = silent[: self._forwards]
             for name, answer in zip(chosen, pool.map(self._ask_forwarded, chosen), strict=True):
                 if answer is not None:
                     self._forwarded.add(name)
                     answers[name] = answer
-        return {name: answer for name, answer in answers.items() if answer is not None}
+        return {name: answer for name, answer in answers.items() if answer is not None and answer is not _UNASKED}
+
+    def _ask_in_time(self, pod: str, end: float) -> dict[str, Any] | None:
+        return self._ask_one(pod) if time.monotonic() < end else _UNASKED
 
     def _ask_one(self, pod: str) -> dict[str, Any] | None:
         if pod in self._forwarded:

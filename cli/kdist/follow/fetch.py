@@ -53,7 +53,7 @@ def snapshot(cluster: Cluster, name: str, namespace: str | None = None, *, agent
         events = tuple(each for each in heard.result() if is_about(each, name, documents, claims.result()))
         return Snapshot(
             name, place, config_map, workload, state, documents, events,
-            asked.result(), nodes.result(), claims.result(), admission.result(),
+            asked.result(), nodes.result(), claims.result(), admission.result(), agents.unasked,
         )  # fmt: skip
 
 

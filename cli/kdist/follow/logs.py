@@ -18,6 +18,7 @@ from kdist.follow.agents import Agents
 from kdist.follow.fetch import snapshot
 from kdist.follow.lines import Line
 from kdist.follow.settle import settle
+from kdist.follow.wait import too_late
 from kdist.status import Pod, Snapshot, read_pod
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class Follower:
         namespace: str | None = None,
         tell: Callable[[str], None] = lambda _: None,
         look_seconds: float = LOOK_SECONDS,
+        timeout: float | None = None,
     ) -> None:
         self._cluster = cluster
         self._name = name
@@ -114,6 +116,7 @@ class Follower:
         self._wanted = wanted
         self._tell = tell
         self._look_seconds = look_seconds
+        self._timeout = timeout
         self._agents = Agents(cluster, namespace=self._namespace)
         self._lines: queue.Queue[Line] = queue.Queue(_WAITING_LINES)
         self._readings: dict[str, _Reading] = {}
@@ -121,11 +124,14 @@ class Follower:
         self.seen: Snapshot | None = None
 
     def lines(self) -> Iterator[Line]:
-        """Lines as they come. Raises `NotFoundError` if there is no such job, `KdistError` if the API server stays away."""
+        """Lines as they come. Raises `NotFoundError` if there is no such job, `KdistError` if the API server stays away, or
+        with code TIMEOUT if the job has not ended after `timeout` seconds.
+        """
+        end = float("inf") if self._timeout is None else time.monotonic() + self._timeout
         yield from self._read_history()
         while True:
             ended = self._look()
-            until = time.monotonic() + self._look_seconds
+            until = min(end, time.monotonic() + self._look_seconds)
             while (left := until - time.monotonic()) > 0 and not (ended and self._is_quiet()):
                 try:
                     yield self._lines.get(timeout=min(left, 0.1))
@@ -133,6 +139,8 @@ class Follower:
                     continue
             if ended and self._is_quiet():
                 return
+            if time.monotonic() >= end:
+                raise too_late(self.seen, "done", self._timeout or 0.0)
 
     def _read_history(self) -> Iterator[Line]:
         """What is there at the beginning, over all pods in the order of its times; the following goes on after it."""

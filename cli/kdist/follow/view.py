@@ -47,7 +47,7 @@ class View:
             Text(""),
             self._bar(seen.taken, status),
             self._numbers(status),
-            _health(seen.taken, status),
+            _health(seen.taken, status, seen.gap),
             _ranks(status),
             _foot(cause),
         )
@@ -103,13 +103,14 @@ def _sparkline(values: list[float]) -> str:
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)
 
 
-def _health(now: float, status: JobStatus) -> RenderableType:
+def _health(now: float, status: JobStatus, gap: str) -> RenderableType:
     left = f" ({status.restarts_left} left)" if status.restarts_left is not None else ""
     parts = [f"{status.nodes} nodes", *([f"{status.world_size} ranks"] if status.world_size else [])]
     parts += [f"generation {status.generation}"] if status.generation else []
     parts.append(f"{status.restarts} restart{'' if status.restarts == 1 else 's'}{left}")
     saved = table.describe_checkpoint(status, now=now)
     parts.append(f"last checkpoint {saved}" if saved else "no checkpoint yet")
+    parts += [gap] if gap else []
     return Text(" · ".join(parts), style="dim")
 
 

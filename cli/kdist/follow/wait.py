@@ -94,7 +94,7 @@ def until(
             if goal != "deleted":
                 _raise_if_over(seen, goal)
         if deadline is not None and time.monotonic() >= deadline:
-            raise _too_late(seen, goal, timeout or 0.0)
+            raise too_late(seen, goal, timeout or 0.0)
         time.sleep(min(_next_pause(pause, began), max(0.0, (deadline or float("inf")) - time.monotonic())))
 
 
@@ -135,7 +135,7 @@ def _raise_if_over(seen: Snapshot, goal: str) -> None:
     )
 
 
-def _too_late(seen: Snapshot | None, goal: str, timeout: float) -> KdistError:
+def too_late(seen: Snapshot | None, goal: str, timeout: float) -> KdistError:
     """A time-out that says what the job waits for, as far as it was seen."""
     if seen is None:
         return KdistError(f"the API server did not answer within {timeout:.0f} s", next_command="kdist doctor", code=Code.TIMEOUT)

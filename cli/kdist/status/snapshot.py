@@ -19,7 +19,8 @@ class Snapshot:
     """Documents of a job. What does not exist, or may not be seen, is empty; `taken` is unix time.
 
     `reports` are the agents' `/status` documents by pod, `nodes` those that matter, `claims` the volume claims that waiting pods
-    name (an empty document for one that does not exist), `admission` what the queue says of the job.
+    name (an empty document for one that does not exist), `admission` what the queue says of the job. `unasked` counts agents
+    that there was no time to ask.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Snapshot:
     nodes: Mapping[str, Document] = field(default_factory=dict)
     claims: Mapping[str, Document] = field(default_factory=dict)
     admission: Document | None = None
+    unasked: int = 0
     taken: float = field(default_factory=time.time)
 
     @property
@@ -44,6 +46,11 @@ class Snapshot:
     def job(self) -> Document:
         """The TrainingJob with every default."""
         return read_job(self.config_map)
+
+    @property
+    def gap(self) -> str:
+        """What this snapshot does not know because there are too many pods; empty if nothing."""
+        return f"there was no time to ask {self.unasked} of the {len(self.pods)} pods" if self.unasked else ""
 
     @cached_property
     def lost_nodes(self) -> list[str]:

@@ -56,12 +56,15 @@ class Store:
             return refusal(403, 'TrainingRuntime "digits" not found: it must be created first', "Forbidden")
         before = self.objects.get(asked.path)
         kept = {} if before is None else {"uid": before["metadata"]["uid"]}
+        kept["managedFields"] = [{"manager": asked.query["fieldManager"], "operation": "Apply"}]
         body = {**asked.body, "metadata": {**asked.body["metadata"], "uid": asked.path, **kept}}
         if "dryRun" not in asked.query:
             self.put(asked.path, body)
         return Reply(200 if before else 201, body)
 
     def _delete(self, asked: Asked) -> Reply:
+        if asked.body.get("dryRun"):
+            return Reply() if asked.path in self.objects else refusal(404, "not found", "NotFound", name=asked.path)
         runtime = self.objects.get(asked.path.replace("/trainjobs/", "/trainingruntimes/"), {})
         owned = "/trainjobs/" in asked.path and runtime.get("metadata", {}).get("ownerReferences")
         if owned and asked.body["propagationPolicy"] == "Foreground":  # it goes first, and the webhooks keep a TrainJob without

@@ -179,3 +179,10 @@ def test_a_train_job_that_is_over_is_made_anew_though_its_runtime_would_go_befor
     assert "status" not in store.objects[path]
     owners = store.objects[path.replace("/trainjobs/", "/trainingruntimes/")]["metadata"]["ownerReferences"]
     assert [owner["kind"] for owner in owners] == ["TrainJob"]
+
+
+@pytest.mark.parametrize("stay", ["--wait", "--follow"])
+def test_a_job_that_is_sent_is_waited_for_no_longer_than_asked(api: Api, file: Path, kdist: Kdist, stay: str) -> None:
+    sent = kdist("apply", str(file), stay, "--timeout", "1s")
+    assert sent.exit_code == Code.TIMEOUT
+    assert "not done after 1 s" in sent.stderr

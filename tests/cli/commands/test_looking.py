@@ -116,3 +116,11 @@ def test_the_rank_that_failed_is_found_by_its_record(kdist: Kdist, world: World)
     world.logs = {FIRST: lines("fine"), SECOND: lines(json.dumps(begun), "boom", at=3)}
     assert kdist("logs", "digits", "--rank", "failing").stdout.splitlines()[-1] == "[digits-1] boom"
     assert "fine" not in kdist("logs", "digits", "--rank", "failing").stdout
+
+
+def test_logs_are_followed_no_longer_than_asked(kdist: Kdist, world: World) -> None:
+    world.logs = {FIRST: lines("one"), SECOND: lines("two")}
+    followed = kdist("logs", "digits", "-f", "--timeout", "1s")
+    assert followed.exit_code == 6, followed.stderr
+    assert "one" in followed.stdout
+    assert "digits is Running and not done after 1 s" in followed.stderr

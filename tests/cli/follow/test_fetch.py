@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,7 +15,7 @@ import pytest
 from kdist import follow
 from kdist.cluster import Cluster
 from kdist.errors import KdistError, NotFoundError
-from kdist.status import Phase, read_pod
+from kdist.status import Phase, Snapshot, read_pod
 from tests.cli.cluster.conftest import Connect, Serve
 from tests.cli.diagnose.scenes import event
 from tests.cli.follow.world import FIRST, SECOND, World
@@ -98,6 +99,34 @@ def test_agents_behind_a_policy_are_asked_over_a_forwarded_port_and_from_then_on
     for _ in range(2):
         assert agents.ask([read_pod(pod(0))])[FIRST]["step"] == 77
     assert cut.proxied == 1
+
+
+class Crowd:
+    """A connection to many pods, all of whose agents are as quick as `seconds` says."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def proxy(self, *_: Any, **__: Any) -> bytes:
+        time.sleep(self.seconds)
+        return json.dumps(report()).encode()
+
+
+def test_the_agents_of_all_pods_are_asked_however_many_there_are() -> None:
+    crowd: Any = Crowd(0.0)
+    agents = follow.Agents(crowd, namespace="ml")
+    assert len(agents.ask([read_pod(pod(index)) for index in range(700)])) == 700
+    assert agents.unasked == 0
+
+
+def test_agents_for_which_there_is_no_time_are_counted_and_said() -> None:
+    slow: Any = Crowd(0.02)
+    agents = follow.Agents(slow, namespace="ml", altogether=0.01)
+    pods = [pod(index) for index in range(100)]
+    answers = agents.ask([read_pod(each) for each in pods])
+    assert 0 < agents.unasked == 100 - len(answers)
+    seen = Snapshot("digits", "ml", pods=pods, reports=answers, unasked=agents.unasked)
+    assert f"{agents.unasked} of the 100 pods" in seen.gap
 
 
 def parked(state: str, exit_record: dict[str, Any]) -> World:

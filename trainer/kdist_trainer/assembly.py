@@ -23,6 +23,7 @@ from kdist_trainer.early_stop import Patience
 from kdist_trainer.failure import ConfigProblem, DataProblem
 from kdist_trainer.guard import Guard
 from kdist_trainer.heartbeat import Heartbeat, Phase
+from kdist_trainer.pretrained import Pretrained
 from kdist_trainer.randomness import WEIGHTS, derive, generators, generators_of
 from kdist_trainer.run import Run
 from kdist_trainer.saves import Savable, Saves
@@ -69,6 +70,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
     state = TrainState(train.seed, workload.fingerprint(samples), world.size, describe_machine(world))
     parts = Savable(world, built.strategy, built.module, optimizer, built.averages, small, state)
     stats.target_steps = steps.count()
+    by_leader = train.checkpoint.load == "broadcast"
     run = Run(
         settings=train,
         world=world,
@@ -86,6 +88,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         state=state,
         target=steps.count(),
         saves=make_saves(config, train, around, parts),
+        pretrained=Pretrained(train.init, workload.context.data, by_leader, parts) if train.init is not None else None,
         guard=guard,
         averages=built.averages,
         patience=patience,

@@ -25,6 +25,12 @@ class Averages:
         weights = [local(weight) for weight in self._weights.values()]
         torch._foreach_lerp_([local(one) for one in self.tensors.values()], weights, self._share)
 
+    @torch.no_grad()
+    def begin_anew(self) -> None:
+        """Be the weights as they are now."""
+        for name, weight in self._weights.items():
+            local(self.tensors[name]).copy_(local(weight))
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """A block in which the model's weights are the averages."""

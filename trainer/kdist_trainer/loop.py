@@ -49,11 +49,13 @@ def train(run: Run) -> str:
 
 
 def begin(run: Run) -> None:
-    """Warm up, go on from the newest checkpoint if there is one, and open the stream of batches there."""
+    """Warm up, go on from the newest checkpoint, or begin with what the job names, and open the stream of batches there."""
     warm_up(run)
     run.stats.add_wall(Wall.INIT, run.laps.skip())
     run.beat(Phase.RESTORE, run.state.step)
     saved = run.saves.restore()
+    if saved is None and run.pretrained is not None:
+        run.pretrained.load()
     run.stats.add_wall(Wall.CHECKPOINT_RESTORE, run.laps.skip())
     if run.world.is_leader:
         welcome(run, saved)

@@ -16,6 +16,7 @@ from kdist_trainer.guard import Guard
 from kdist_trainer.heartbeat import Phase
 from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.precision import Admit, Precision
+from kdist_trainer.pretrained import Pretrained
 from kdist_trainer.saves import Saves
 from kdist_trainer.signals import Exchange, StepRecord, StopFlag
 from kdist_trainer.state import TrainState
@@ -52,6 +53,8 @@ class Run:
     target: int
     """The run's last step."""
     saves: Saves
+    pretrained: Pretrained | None
+    """Weights to begin with, where the job names some."""
     guard: Guard | None
     """What judges each update, where the job asks for it."""
     averages: Averages | None

@@ -79,7 +79,8 @@ class CheckpointStore:
         self._sees_leader = seen[self._peers.rank]
         self._say_if_not_shared(sharded)
         self.epoch = self._acquire(world.generation, take_over)
-        self._restore = Restore(self.directory, peers=self._peers, lock=self._lock, shared=self.shared)
+        by_leader = config.load == "broadcast"
+        self._restore = Restore(self.directory, peers=self._peers, lock=self._lock, shared=self.shared, by_leader=by_leader)
         self._writer = Writer(self.directory, peers=self._peers, lock=self._lock, keep=config.keep, shared=self.shared)
         alone = 1 if self._peers.is_leader else 0
         self._stager = Stager(rank=self._peers.rank, size=self._peers.size if self.shared else alone)

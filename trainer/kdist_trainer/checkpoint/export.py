@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import Damaged, Manifest, check_digests, read_manifest
-from kdist_trainer.checkpoint.reader import load_metadata, load_tensors
+from kdist_trainer.checkpoint.reader import fetch_whole, load_metadata
 from kdist_trainer.failure import Mismatch
 
 _TYPES = {
@@ -62,6 +62,11 @@ class Export:
             "sha256": sha.hexdigest(),
         }
 
+    def fetch(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Weights by their names in the file, whole and on the CPU. Raises `Damaged` or `OSError`."""
+        found = fetch_whole(self.checkpoint.path, self.manifest, [self.sources[name] for name in names])
+        return {name: found[self.sources[name]] for name in names}
+
     def _names(self) -> list[str]:
         """Wide types first, as safetensors does, so that every tensor is aligned."""
         return sorted(self.sources, key=lambda name: (-_type_of(self._entry(name)).itemsize, name))
@@ -83,13 +88,8 @@ class Export:
 
     def _contents(self) -> Iterator[bytes]:
         for names in self._groups():
-            flat: dict[str, Any] = {}
-            for name in names:
-                entry = self._entry(name)
-                flat[self.sources[name]] = torch.empty(entry.size, dtype=_type_of(entry))
-            load_tensors(self.checkpoint.path, self.manifest, flat, None)
-            for name in names:
-                yield _bytes_of(flat[self.sources[name]])
+            for tensor in self.fetch(names).values():
+                yield _bytes_of(tensor)
 
     def _groups(self) -> Iterator[list[str]]:
         """Neighbours that together are not large: reading one by one would open the checkpoint's index for each."""
@@ -170,9 +170,8 @@ def _averages(
     for name in without:
         for other, average in averages.items():
             if other in weights and _alike(entries[weights[name]], entries[weights[other]]):
-                flat: dict[str, Any] = {one: _empty(entries[one]) for one in (weights[name], weights[other])}
-                load_tensors(found.path, manifest, flat, None)
-                if torch.equal(*flat.values()):
+                twins_or_not = fetch_whole(found.path, manifest, (weights[name], weights[other]))
+                if torch.equal(*twins_or_not.values()):
                     twins[name] = average
                     break
     return {**{name: average for name, average in averages.items() if name in weights}, **twins}
@@ -180,10 +179,6 @@ def _averages(
 
 def _alike(one: TensorStorageMetadata, other: TensorStorageMetadata) -> bool:
     return one.size == other.size and _type_of(one) == _type_of(other)
-
-
-def _empty(entry: TensorStorageMetadata) -> Tensor:
-    return torch.empty(entry.size, dtype=_type_of(entry))
 
 
 def _type_of(entry: TensorStorageMetadata) -> torch.dtype:

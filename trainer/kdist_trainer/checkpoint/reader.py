@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,3 +112,16 @@ def load_tensors(folder: Path, manifest: Manifest, flat: dict[str, Any], peers: 
         if isinstance(root, OSError | Damaged):
             raise root from None
         raise Damaged(f"its content cannot be read: {type(root).__name__}: {root}") from None
+
+
+def fetch_whole(folder: Path, manifest: Manifest, names: Sequence[str]) -> dict[str, Tensor]:
+    """These tensors of a checkpoint whole, on the CPU, read by this rank alone. Raises `Damaged` or `OSError`."""
+    saved = load_metadata(folder, manifest).state_dict_metadata
+    flat: dict[str, Any] = {}
+    for name in names:
+        entry = saved.get(name)
+        if not isinstance(entry, TensorStorageMetadata):
+            raise Damaged(f"{name} is no tensor in {METADATA}")
+        flat[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+    load_tensors(folder, manifest, flat, None)
+    return flat

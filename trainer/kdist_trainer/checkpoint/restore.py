@@ -19,13 +19,13 @@ from torch.distributed.checkpoint._traverse import set_element
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import retention
+from kdist_trainer.checkpoint.distribution import broadcast_state, send
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.checkpoint.manifest import Damaged, check_digests
+from kdist_trainer.checkpoint.manifest import Damaged, Manifest, check_digests
 from kdist_trainer.checkpoint.peers import Peers
-from kdist_trainer.checkpoint.reader import Found, check_fit, inspect, load_tensors
-from kdist_trainer.checkpoint.storage import broadcast_state
+from kdist_trainer.checkpoint.reader import Found, check_fit, fetch_whole, inspect, load_tensors
 from kdist_trainer.failure import Mismatch
 
 T = TypeVar("T")
@@ -44,8 +44,12 @@ class Fallback:
 class Restore:
     """Restores a state from a checkpoint folder. Collective over `peers`; `fallbacks` is the same on every rank."""
 
-    def __init__(self, directory: CheckpointDirectory, *, peers: Peers, lock: Lock, shared: bool) -> None:
+    def __init__(
+        self, directory: CheckpointDirectory, *, peers: Peers, lock: Lock, shared: bool, by_leader: bool = False
+    ) -> None:
+        """`by_leader`: rank 0 reads a folder that all share, and sends what it reads."""
         self._directory = directory
+        self._load_together = self._load_from_leader if by_leader and peers.size > 1 else self._load_by_each
         self._peers = peers
         self._lock = lock
         self._shared = shared
@@ -75,7 +79,17 @@ class Restore:
                 self._pass_over([_fallback(one, error)])
         return None
 
-    def _load_together(self, folder: Path, flat: dict[str, Any], fingerprint: str) -> Found:
+    def _load_from_leader(self, folder: Path, flat: dict[str, Any], fingerprint: str) -> Found:
+        """Only rank 0 touches the disk, a bucket at a time; the others get what it read."""
+        found = self._peers.on_leader(partial(_verify, folder))
+        self._peers.on_leader(partial(check_fit, folder, found, flat, fingerprint=fingerprint))
+        tensors = {name: value for name, value in flat.items() if isinstance(value, Tensor)}
+        others = {name: value for name, value in flat.items() if name not in tensors}
+        flat.update(self._peers.on_leader(partial(_read_values, folder, found.manifest, others)))
+        send(tensors, partial(fetch_whole, folder, found.manifest), self._peers)
+        return found
+
+    def _load_by_each(self, folder: Path, flat: dict[str, Any], fingerprint: str) -> Found:
         found = self._peers.on_leader(partial(inspect, folder))
         share = sorted(found.manifest.files.items())[self._peers.rank :: self._peers.size]
         self._peers.everywhere(partial(check_digests, folder, share))
@@ -159,6 +173,11 @@ def _verify(folder: Path) -> Found:
     found = inspect(folder)
     check_digests(folder, found.manifest.files.items())
     return found
+
+
+def _read_values(folder: Path, manifest: Manifest, values: dict[str, Any]) -> dict[str, Any]:
+    load_tensors(folder, manifest, values, None)
+    return values
 
 
 def _patiently(work: Callable[[], T]) -> T:

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from kdist_trainer.config.codes import Cause, Exit
 from kdist_trainer.config.model import Count, Model, Name, Nodes, PositiveSeconds, Seconds
-from kdist_trainer.config.training import Checkpointing, EarlyStop, Every, Loader, Optimizer, Schedule, Training
+from kdist_trainer.config.training import Checkpointing, EarlyStop, Every, Init, Loader, Optimizer, Schedule, Training
 
 __all__ = [
     "Cause",
@@ -22,6 +22,7 @@ __all__ = [
     "EarlyStop",
     "Every",
     "Exit",
+    "Init",
     "Loader",
     "Model",
     "Name",

@@ -52,6 +52,22 @@ class Checkpointing(Model):
     every: Every = Field(Every(seconds=300), description="every so many seconds or steps a checkpoint is saved.")
     mode: Literal["async", "blocking"] = Field("async", description="mode: async writes while the training goes on.")
     keep: int = Field(3, ge=1, le=1000, description="keep that many committed checkpoints.")
+    load: Literal["each", "broadcast"] = Field(
+        "each", description="load: each rank reads what it holds, or with broadcast rank 0 reads and sends it."
+    )
+
+
+class Init(Model):
+    """Weights to begin with instead of random ones; a checkpoint of the run itself comes first."""
+
+    path: str = Field(
+        pattern=r"^/[^\x00-\x1f]*$",
+        max_length=4096,
+        description="path of a safetensors file or a folder of checkpoints, as the pods see it: below the mountPath of data.",
+    )
+    misfits: Literal["refuse", "keep"] = Field(
+        "refuse", description="misfits: what becomes of weights that are missing there or of another shape; keep leaves them."
+    )
 
 
 class EarlyStop(Model):
@@ -139,6 +155,7 @@ class Training(Model):
     tensorboard: bool = Field(
         True, description="tensorboard: write event files of TensorBoard beside the checkpoints (loss, throughput, step times)."
     )
+    init: Init | None = Field(None, description="init: pretrained weights to begin with.")
     loader: Loader = Field(Loader(), description="loader of samples.")
     checkpoint: Checkpointing = Field(Checkpointing(), description="checkpoint: when and how state is saved.")
 

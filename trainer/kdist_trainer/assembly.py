@@ -26,7 +26,7 @@ from kdist_trainer.heartbeat import Heartbeat, Phase
 from kdist_trainer.pretrained import Pretrained
 from kdist_trainer.randomness import WEIGHTS, derive, generators, generators_of
 from kdist_trainer.run import Run
-from kdist_trainer.saves import Savable, Saves
+from kdist_trainer.saves import Savable, Saves, Stateful
 from kdist_trainer.signals import Exchange, StopFlag
 from kdist_trainer.state import TrainState
 from kdist_trainer.stats import StepPhase, StepStats
@@ -65,12 +65,10 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
     scheduler = workload.scheduler(optimizer, train.schedule, steps=steps.count())
     guard = Guard(train) if train.on_nonfinite in ("skip", "rollback") else None
     patience = Patience(train.early_stop) if train.early_stop is not None else None
-    extras = {"scheduler": scheduler, "precision": built.precision, "guard": guard, "early_stop": patience}
-    small = {name: part for name, part in extras.items() if part is not None}
+    small = there_are(scheduler=scheduler, precision=built.precision, guard=guard, early_stop=patience)
     state = TrainState(train.seed, workload.fingerprint(samples), world.size, describe_machine(world))
     parts = Savable(world, built.strategy, built.module, optimizer, built.averages, small, state)
     stats.target_steps = steps.count()
-    by_leader = train.checkpoint.load == "broadcast"
     run = Run(
         settings=train,
         world=world,
@@ -88,7 +86,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         state=state,
         target=steps.count(),
         saves=make_saves(config, train, around, parts),
-        pretrained=Pretrained(train.init, workload.context.data, by_leader, parts) if train.init is not None else None,
+        pretrained=make_pretrained(train, workload, parts),
         guard=guard,
         averages=built.averages,
         patience=patience,
@@ -122,6 +120,18 @@ def make_saves(config: TrainConfig, train: Training, around: Surroundings, parts
         )
     diary = Diary(root, around.world, waited=lambda: around.stats.phase[StepPhase.COMM_EXPOSED])
     return Saves(store, parts, every=train.checkpoint.every, diary=diary, stats=around.stats)
+
+
+def make_pretrained(train: Training, workload: Workload, parts: Savable) -> Pretrained | None:
+    """What the run begins with, where the job names something."""
+    if train.init is None:
+        return None
+    return Pretrained(train.init, workload.context.data, train.checkpoint.load == "broadcast", parts)
+
+
+def there_are(**parts: Stateful | None) -> dict[str, Stateful]:
+    """Those that this run has."""
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def training_samples(workload: Workload) -> Samples:

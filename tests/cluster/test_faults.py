@@ -36,9 +36,10 @@ def delete_last(namespace: Namespace) -> None:
 
 
 @every_kind
-def test_a_training_survives_the_loss_of_every_process_and_pod(
+def test_a_training_that_loses_every_process_and_pod_ends_with_the_weights_of_an_undisturbed_one(
     namespace: Namespace, kind: str, calm: Callable[..., dict[str, Any]], record_property: Callable[[str, object], None]
 ) -> None:
+    namespace.apply({**calm(), "metadata": {"name": "undisturbed"}})
     namespace.apply(calm(backend=kind))
     namespace.kdist("wait", "digits", "--for=first-step", "--timeout=3m")
     for wound in (kill_rank, delete_first, delete_last):
@@ -55,6 +56,12 @@ def test_a_training_survives_the_loss_of_every_process_and_pod(
     record_property("recoveries", json.dumps(seen))
     assert len(seen) >= 3
     assert exactly_once(volume["steps"], volume["events"])
+    namespace.kdist("wait", "undisturbed", "--timeout=6m", timeout=400)
+    undisturbed = namespace.volume("undisturbed")
+    assert recoveries(undisturbed["events"]) == []
+    assert losses(volume["steps"]) == losses(undisturbed["steps"])
+    assert volume["done"]["weights"] == undisturbed["done"]["weights"]
+    assert volume["done"]["metrics"] == undisturbed["done"]["metrics"]
 
 
 def training(namespace: Namespace, after: int = 0) -> dict[str, Any] | None:
@@ -75,14 +82,25 @@ def recoveries(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def exactly_once(steps: list[dict[str, Any]], events: list[dict[str, Any]]) -> bool:
-    """Whether the steps that count use every position of the stream once: a step that was done again replaces what followed."""
-    assert events
-    effective: dict[int, dict[str, Any]] = {}
+def effective(steps: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The steps that count, by number: one that was done again replaces what followed."""
+    kept: dict[int, dict[str, Any]] = {}
     for step in steps:
-        effective = {number: kept for number, kept in effective.items() if number < step["step"]}
-        effective[step["step"]] = step
-    numbers = list(effective)
-    ends = [step["last"] + 1 for step in effective.values()]
-    starts = [step["first"] for step in effective.values()]
+        kept = {number: each for number, each in kept.items() if number < step["step"]}
+        kept[step["step"]] = step
+    return kept
+
+
+def losses(steps: list[dict[str, Any]]) -> dict[int, str]:
+    """Loss of each step that counts, in hexadecimal: equal means equal to the bit."""
+    return {number: step["loss"] for number, step in effective(steps).items()}
+
+
+def exactly_once(steps: list[dict[str, Any]], events: list[dict[str, Any]]) -> bool:
+    """Whether the steps that count use every position of the stream once, and so each sample once in each epoch."""
+    assert events
+    counted = effective(steps)
+    numbers = list(counted)
+    ends = [step["last"] + 1 for step in counted.values()]
+    starts = [step["first"] for step in counted.values()]
     return numbers == list(range(1, len(numbers) + 1)) and starts == [0, *ends[:-1]]

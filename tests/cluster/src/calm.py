@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from kdist_trainer.workload import Sums
 from kdist_trainer.workloads.digits import Digits
 
 
@@ -16,6 +17,18 @@ class Calm(Digits):
         """The loss of `digits`, a twentieth of a second later."""
         time.sleep(0.05)
         return super().loss(model, batch)
+
+
+class Pensive(Calm):
+    """Takes ten seconds to be measured."""
+
+    measured = False
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Sums:
+        """What `digits` measures, later."""
+        time.sleep(0.0 if self.measured else 10.0)
+        self.measured = True
+        return super().evaluate(model, batch)
 
 
 class Stuck(Calm):

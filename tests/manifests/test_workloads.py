@@ -161,3 +161,13 @@ def test_a_job_with_a_queue_leaves_its_suspension_to_kueue(backend: str) -> None
 def test_the_objects_of_an_ended_job_go_after_a_while_where_the_kind_can_do_that(backend: str) -> None:
     text = str([each.document for each in place(make(ttlSeconds=4242), backend) if each.kind != "ConfigMap"])
     assert ("'ttlSecondsAfterFinished': 4242" in text) is (backend != "statefulset")
+
+
+def test_pod_0_of_an_indexed_job_has_the_name_by_which_the_others_look_for_it() -> None:
+    manifests = place(make(rendezvous="c10d"), "job", rendezvous="c10d")
+    pod = workload(manifests, "job")["spec"]["template"]["spec"]
+    (service,) = [each.document for each in manifests if each.kind == "Service"]
+    (argument,) = [each for each in pod["containers"][0]["args"] if each.startswith("--rendezvous=")]
+    name = service["metadata"]["name"]
+    assert pod["subdomain"] == name, "the name of the headless Service, else DNS does not know the pods' host names"
+    assert argument.removeprefix("--rendezvous=c10d:").partition(":")[0] == f"{name}-0.{pod['subdomain']}"

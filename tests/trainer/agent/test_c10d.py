@@ -66,3 +66,16 @@ def test_without_the_agent_that_keeps_the_store_the_others_end_to_be_started_aga
         lab.stepping(lab.ledger("generation")[-1]["generation"] + 1, world=2)
         lab.tell("finish")
         assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]
+
+
+@pytest.mark.processes
+def test_when_the_agent_that_keeps_the_store_is_asked_to_end_the_others_end_to_be_started_again(tmp_path: Path) -> None:
+    with Lab(tmp_path, rendezvous=f"c10d:127.0.0.1:{free_port()}", nodes={"min": 2, "max": 2}) as lab:
+        lab.start("node-0")
+        lab.wait(lambda: "rendezvous-started" in lab.logs(), "the store in node-0")
+        lab.start("node-1")
+        lab.stepping(1, world=2)
+        kill(lab.agents["node-0"].pid, signal.SIGTERM)
+        assert lab.end("node-0") == 200
+        assert lab.end("node-1") == 201
+        assert lab.record("node-1")["cause"] == "rendezvous"

@@ -17,7 +17,12 @@ import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
 
 from kdist_trainer import log
 from kdist_trainer.agent import autopsy
@@ -34,6 +39,7 @@ from kdist_trainer.agent.telling import Teller
 from kdist_trainer.agent.watchdog import Watchdog
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
+from kdist_trainer.rendezvous import place
 from kdist_trainer.rendezvous.dynamic import Rendezvous
 
 _AGENT, _GENERATION = "kdist/agent/", "kdist/generation"
@@ -112,6 +118,8 @@ class Agent(LocalElasticAgent):
                 if isinstance(error, RendezvousTimeoutError) or time.monotonic() > deadline:
                     self._teller.rendezvous_ended("timeout")
                     self._give_up(f"no group of {self._settings.bounds.now().min} nodes came together within {timeout} s")
+                if isinstance(error, RendezvousConnectionError) and self._settings.place.scheme == place.C10D:
+                    raise Ended(self._lost(f"the agent that keeps the store of the rendezvous is gone: {error}")) from None
                 log.warn("rendezvous-retried", message=f"the group did not come about: {error}")
                 time.sleep(self._rendezvous_handler.pace.poll)
         self._teller.rendezvous_ended("formed")

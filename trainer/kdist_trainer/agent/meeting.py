@@ -57,7 +57,7 @@ class Stores:
 
 def open_stores(settings: Settings, stop: StopSignals) -> Stores:
     """Open what `settings.rendezvous` names; waits for it. Raises `ConfigProblem`, `Unreachable`."""
-    where, nodes = place.parse(settings.rendezvous), settings.config.nodes.max
+    where, nodes = settings.place, settings.config.nodes.max
     seconds = settings.config.rendezvous_timeout_seconds
     word = _WORD_SECONDS + nodes / 4
     first, second = where.where
@@ -99,7 +99,7 @@ def open_stores(settings: Settings, stop: StopSignals) -> Stores:
 
 def open_handler(settings: Settings, stores: Stores, *, predecessor: int | None) -> Rendezvous:
     """The rendezvous in these stores, without the agent that was here before (its pid)."""
-    config, scheme = settings.config, place.parse(settings.rendezvous).scheme
+    config, scheme = settings.config, settings.place.scheme
     deadline = time.monotonic() + config.rendezvous_timeout_seconds
     while True:
         try:
@@ -116,7 +116,7 @@ def open_handler(settings: Settings, stores: Stores, *, predecessor: int | None)
             )
             break
         except RendezvousConnectionError as error:
-            if time.monotonic() > deadline:
+            if scheme == place.C10D or time.monotonic() > deadline:
                 raise Unreachable(f"the store of the rendezvous does not answer: {error}") from error
             log.warn("rendezvous-retried", message=f"the store of the rendezvous does not answer: {error.__cause__ or error}")
             time.sleep(_PAUSE_SECONDS)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kdist_trainer.agent.bounds import Bounds
 from kdist_trainer.config import TrainConfig
+from kdist_trainer.rendezvous.place import Place, parse
 
 WORKER = "kdist_trainer.worker:main"
 EXIT, PARK = ON_END = ("exit", "park")
@@ -43,6 +44,11 @@ class Settings:
     def bounds(self) -> Bounds:
         """How many nodes the job may have, at any time."""
         return Bounds(self.config_path, self.config.nodes)
+
+    @cached_property
+    def place(self) -> Place:
+        """Where the agents meet. Raises `ConfigProblem`."""
+        return parse(self.rendezvous)
 
     @property
     def socket(self) -> Path:

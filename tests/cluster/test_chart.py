@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 
 import pytest
 
 from tests.charts.rules import CHART
+from tests.charts.schemas import write_schemas
 from tests.cluster.helm import call_helm, render_chart
 from tests.cluster.namespace import Namespace
 
@@ -73,6 +75,26 @@ def test_the_chart_is_installed_tried_changed_taken_back_and_gone_without_a_trac
 
 
 @pytest.mark.needs("helm")
+def test_kubeconform_finds_every_object_of_every_choice_to_be_what_the_cluster_knows(namespace: Namespace) -> None:
+    schemas = write_schemas(json.loads(namespace.kubectl("get", "--raw", "/openapi/v2")), namespace.home / "schemas")
+    program = shutil.which("kubeconform", path=namespace.environment["PATH"])
+    assert program is not None, "tests/cluster/cluster all builds it"
+    known = namespace.kubectl("api-versions").split()
+    always = "monitoring.podMonitor.enabled=auto,monitoring.prometheusRule.enabled=auto,kueue.enabled=auto"
+    options = ["--set", always, *(f"--api-versions={each}" for each in known)]
+    for values in sorted((CHART / "ci").glob("*-values.yaml")):
+        rendered = render_chart(namespace, "-f", str(values), *options)
+        line = [program, "-strict", "-summary", "-output", "json", "-schema-location", schemas, "-"]
+        done = subprocess.run(line, input=rendered, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        summary = json.loads(done.stdout)["summary"]
+        assert summary["valid"] > 5
+        assert summary["skipped"] == 0
+        broken = rendered.replace("podSelector:", "podSelecter:")
+        done = subprocess.run(line, input=broken, capture_output=True, text=True, check=False, timeout=120)
+        assert "'podSelecter' not allowed" in done.stdout
+
+
 def test_the_api_server_takes_every_object_that_it_knows(namespace: Namespace) -> None:
     known = [f"--api-versions={each}" for each in namespace.kubectl("api-versions").split()]
     for values in sorted((CHART / "ci").glob("*-values.yaml")):

@@ -43,6 +43,7 @@ client_programs() {
   build_tool registry
   build_tool helm
   build_tool helm3
+  build_tool kubeconform
 }
 
 node_programs() {

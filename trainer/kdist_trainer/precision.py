@@ -13,9 +13,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 Admit = Callable[[Tensor], bool]
@@ -24,6 +25,9 @@ Admit = Callable[[Tensor], bool]
 
 class Precision:
     """All but fp16: gradients are what backward gives."""
+
+    stages: dist.ProcessGroup | None = None
+    """The ranks that hold the other weights of the model, where it is cut in stages: norm and overflow are of all of them."""
 
     def __init__(self, name: str, device: torch.device, *, clip: float | None = None) -> None:
         self._dtype = {"bf16": torch.bfloat16, "bf16-params": torch.bfloat16, "fp16": torch.float16}.get(name)
@@ -45,9 +49,13 @@ class Precision:
             return self._as_it_is
         return torch.autocast(self._device, dtype=self._dtype)
 
+    def scaled(self, loss: Tensor) -> Tensor:
+        """What a backward pass begins with."""
+        return loss
+
     def backward(self, loss: Tensor) -> None:
         """Add the loss's gradients to the parameters'."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.scaled(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self, optimizer: Optimizer, admit: Admit | None = None) -> Tensor | None:
         """Clip where asked, and step if `admit` lets the norm pass; returns the norm before clipping, None where nobody asked."""
@@ -60,7 +68,12 @@ class Precision:
         if self._clip is None and not always:
             return None
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        norm = clip_grad_norm_(parameters, math.inf if self._clip is None else self._clip)
+        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self.stages is not None:
+            squares = norm.square()
+            dist.all_reduce(squares, group=self.stages)
+            norm = squares.sqrt()
+        clip_grads_with_norm_(parameters, math.inf if self._clip is None else self._clip, norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def state_dict(self) -> dict[str, Any]:
@@ -78,21 +91,28 @@ class ScaledPrecision(Precision):
         super().__init__(name, device, clip=clip)
         self.scaler = torch.amp.GradScaler(device.type)
 
-    def backward(self, loss: Tensor) -> None:
-        """Scale, then backward."""
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss times the scale."""
+        return self.scaler.scale(loss)
 
     def update(self, optimizer: Optimizer, admit: Admit | None = None) -> Tensor | None:
         """Unscale before clipping; step only where every gradient is finite; adapt the scale."""
         norm = None
-        if self._clip is not None or admit is not None:
+        if self._clip is not None or admit is not None or self.stages is not None:
             self.scaler.unscale_(optimizer)
-            norm = self._clipped(optimizer, always=True)
+            self._agree(optimizer)
+            norm = self._clipped(optimizer, always=admit is not None)
         # A gradient that overflows is the scale's affair, which `step` looks after; nobody else is asked.
         if admit is None or norm is None or not bool(torch.isfinite(norm)) or admit(norm):
             self.scaler.step(optimizer)
         self.scaler.update()
         return norm
+
+    def _agree(self, optimizer: Optimizer) -> None:
+        """Let an overflow in one stage of a pipeline be one in all."""
+        if self.stages is not None:
+            for found in self.scaler._found_inf_per_device(optimizer).values():
+                dist.all_reduce(found, dist.ReduceOp.MAX, group=self.stages)
 
     def state_dict(self) -> dict[str, Any]:
         """Scale and growth counter."""

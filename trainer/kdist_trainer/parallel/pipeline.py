@@ -1,0 +1,202 @@
+"""pipeline: each rank of a copy of the model holds and computes some of its layers, and hands on what comes out.
+
+The old "layers on different devices" with all devices at work: a batch is cut into microbatches that follow each other
+through the stages, forward and backward, in the order of torch's schedules. Over the copies, gradients are averaged as by `ddp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import set_state_dict
+from torch.optim import Optimizer
+
+from kdist_trainer.failure import ConfigProblem
+from kdist_trainer.parallel.microbatches import Line, Microbatch, Tensors, Watch, shapes
+from kdist_trainer.parallel.replicated import Replicated
+from kdist_trainer.parallel.stages import cut, keep
+from kdist_trainer.precision import Precision
+from kdist_trainer.world import World
+
+BUCKET_BYTES: Final = 25 * 2**20
+
+
+class Task(NamedTuple):
+    """One microbatch as the loop sees it."""
+
+    loss: Callable[[nn.Module], Tensor]
+    """Calls the model on its samples; its share of the step's loss."""
+    prepare: Callable[[int], object]
+    """Sets the random generators as they are for a stage, given by its number."""
+
+
+class Pipeline(Replicated):
+    """The stages of one copy are the neighbouring ranks of `world.mesh()["model"]`."""
+
+    sharded = True
+
+    def __init__(self, world: World, *, schedule: str) -> None:
+        self._world, self._schedule = world, schedule
+        self.counts = world.model_rank == world.model_parallel - 1
+        """The last stage knows the loss."""
+        self._answer: Callable[..., Any] = self._look
+        self._groups: list[dict[str, Any]] | None = None
+
+    def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
+        """Keep this rank's stage of the model only, in place; `blocks` is the chain of its parts, all of them.
+
+        A call of the model is then collective over the stages. Raises `ConfigProblem` where the chain cannot be cut.
+        """
+        mesh, world = self._world.mesh(), self._world
+        pieces = cut(model, blocks, world.model_parallel)
+        own = pieces[world.model_rank]
+        self._names = [name for name, _ in model.named_parameters()]
+        keep(model, own, pieces)
+        self.module = model
+        self._copies = mesh["data"].get_group()
+        self.stages = mesh["model"].get_group()
+        self._line = Line(own, self.stages, world.device)
+        self._weights = [weight for weight in own.parameters() if weight.requires_grad]
+        model.forward = lambda *inputs: self._answer(*inputs)
+        return model
+
+    def _look(self, *inputs: Any) -> Any:
+        """A forward pass without gradients, the same output on every stage: what an evaluation calls."""
+        return self._line.look(inputs)
+
+    def learn(self, tasks: Sequence[Task], precision: Precision, watch: Watch) -> Tensor:
+        """Forward and backward over all microbatches; the gradients' mean over the copies is left, and the loss returned.
+
+        The loss is this copy's share of the step's on the last stage, 0 on the others. Collective. Raises `ConfigProblem`
+        for a loss that does not call the model once, and what the user's code raises.
+        """
+        shares: list[Tensor] = []
+        for group in self._alike([self._microbatch(task, precision, shares) for task in tasks]):
+            self._line.train(self._schedule, group, precision.autocast, watch)
+        self._average()
+        watch.waited()
+        nothing = torch.zeros((), device=self._world.device)
+        precision.scaled(nothing)  # so that stages without a loss have a scale too
+        return torch.stack(shares).sum() if shares else nothing
+
+    def _microbatch(self, task: Task, precision: Precision, shares: list[Tensor]) -> Microbatch:
+        task.prepare(0)
+        with precision.autocast():
+            inputs = self._inputs(task)
+
+        def loss(output: Any) -> Tensor:
+            with self._answering(lambda *_: output), precision.autocast():
+                share = task.loss(self.module)
+            shares.append(share.detach())
+            return precision.scaled(share)
+
+        return Microbatch(inputs, loss, lambda: task.prepare(self._line.index))
+
+    def _inputs(self, task: Task) -> Tensors:
+        """What the loss calls the model with."""
+
+        def interrupt(*inputs: Any) -> Any:
+            raise _Called(inputs)
+
+        with self._answering(interrupt):
+            try:
+                task.loss(self.module)
+            except _Called as call:
+                if call.inputs and all(isinstance(one, Tensor) and one.ndim for one in call.inputs):
+                    return call.inputs
+                raise ConfigProblem(
+                    "train.strategy: a pipeline needs a loss that calls the model with tensors, the samples side by side in each"
+                ) from None
+        raise ConfigProblem("train.strategy: a pipeline needs a loss that calls the model")
+
+    @contextmanager
+    def _answering(self, answer: Callable[..., Any]) -> Iterator[None]:
+        """A block in which calls of the model are answered so."""
+        before, self._answer = self._answer, answer
+        try:
+            yield
+        finally:
+            self._answer = before
+
+    @staticmethod
+    def _alike(microbatches: Sequence[Microbatch]) -> list[list[Microbatch]]:
+        """Those whose inputs have the same shape together: a pipeline's stages know what comes before it does."""
+        groups: dict[Any, list[Microbatch]] = {}
+        for one in microbatches:
+            groups.setdefault(shapes(one.inputs), []).append(one)
+        return list(groups.values())
+
+    def _average(self) -> None:
+        """The mean of the gradients over the copies of this stage, in buckets."""
+        if self._world.data_size == 1:
+            return
+        share = 1 / self._world.data_size
+        for weight in self._weights:
+            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        for bucket in buckets([weight.grad for weight in self._weights if weight.grad is not None]):
+            flat = torch.cat([one.reshape(-1) for one in bucket]).mul_(share)
+            dist.all_reduce(flat, group=self._copies)
+            for one, mean in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
+                one.copy_(mean.view_as(one))
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """`learn` adds up by itself."""
+        return nullcontext()
+
+    def tensors(self, optimizer: Optimizer) -> dict[str, Any]:
+        """This stage's part of model and optimizer by full names; the optimizer's groups name the weights of all stages."""
+        own = super().tensors(optimizer)
+        groups = own["optimizer"]["param_groups"]
+        if self._groups is None:
+            self._groups = self._whole_groups([group["params"] for group in groups])
+        own["optimizer"]["param_groups"] = [{**group, "params": names} for group, names in zip(groups, self._groups, strict=True)]
+        return own
+
+    def _whole_groups(self, own: list[list[str]]) -> list[list[str]]:
+        """The names in each of the optimizer's groups, over all stages, in the model's order."""
+        parts: list[Any] = [None] * self.stages.size()
+        dist.all_gather_object(parts, own, group=self.stages)
+        place = {name: number for number, name in enumerate(self._names)}
+        return [sorted({name for part in same for name in part}, key=place.__getitem__) for same in zip(*parts, strict=True)]
+
+    def put(self, tensors: dict[str, Any], optimizer: Optimizer) -> None:
+        """Load this stage's values back into module and optimizer."""
+        own = {name for name, _ in self.module.named_parameters()}
+        whole = tensors["optimizer"]
+        groups = [{**group, "params": [one for one in group["params"] if one in own]} for group in whole["param_groups"]]
+        state = {"state": whole["state"], "param_groups": groups}
+        set_state_dict(self.module, optimizer, model_state_dict=tensors["model"], optim_state_dict=state)
+
+    def weights(self) -> dict[str, Any]:
+        """The whole model on rank 0, nothing on the others."""
+        parts: list[Any] = [None] * self.stages.size()
+        first = dist.get_global_rank(self.stages, 0)
+        if self._world.data_rank:
+            return {}
+        dist.gather_object(super().weights(), parts if self._world.rank == first else None, dst=first, group=self.stages)
+        return {name: value for part in parts if part for name, value in part.items()}
+
+
+class _Called(BaseException):
+    """The loss has called the model. No `Exception`, which the user's code might handle."""
+
+    def __init__(self, inputs: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.inputs = inputs
+
+
+def buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours of one type, about `BUCKET_BYTES` together."""
+    bucket: list[Tensor] = []
+    for one in gradients:
+        if bucket and (one.dtype != bucket[0].dtype or sum(other.nbytes for other in bucket) + one.nbytes > BUCKET_BYTES):
+            yield bucket
+            bucket = []
+        bucket.append(one)
+    if bucket:
+        yield bucket

@@ -20,9 +20,10 @@ from kdist_trainer.data.loader import Batch, Loader
 from kdist_trainer.data.order import Deal, Order, Steps
 from kdist_trainer.diary import Diary
 from kdist_trainer.early_stop import Patience
-from kdist_trainer.failure import ConfigProblem, DataProblem
+from kdist_trainer.failure import DataProblem
 from kdist_trainer.guard import Guard
 from kdist_trainer.heartbeat import Heartbeat, Phase
+from kdist_trainer.passes import UNWATCHED, check_loss, flow, in_turn, through_stages
 from kdist_trainer.pretrained import Pretrained
 from kdist_trainer.randomness import WEIGHTS, derive, generators, generators_of
 from kdist_trainer.run import Run
@@ -80,6 +81,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         move_rate=scheduler.step if scheduler is not None else _stay,
         precision=built.precision,
         set_generators=set_generators,
+        learn=through_stages if train.strategy == "pipeline" else in_turn,
         weigh=make_weigh(workload, world),
         loader=Loader(steps, workload, samples, settings=train.loader, seed=train.seed),
         evaluation_batch=train.micro_batch or max(1, train.global_batch // steps.deal.shards),
@@ -107,15 +109,16 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
 
 def make_saves(config: TrainConfig, train: Training, around: Surroundings, parts: Savable) -> Saves:
     """Where the run is kept: the folder of checkpoints, locked for this run, and the ledger in it. Collective."""
-    root, store = around.checkpoints, None
+    root, store, world = around.checkpoints, None, around.world
     if root is not None:
         store = CheckpointStore(
             root,
-            world=around.world,
+            world=world,
             run_id=os.environ.get("KDIST_RUN_ID", "none"),
             config=train.checkpoint,
             config_digest=hashlib.sha256(config.to_json().encode()).hexdigest(),
             sharded=parts.strategy.sharded,
+            holders=(world.data_rank, world.data_size) if train.strategy == "pipeline" else None,
             take_over="KDIST_TAKE_OVER" in os.environ,
         )
     diary = Diary(root, around.world, waited=lambda: around.stats.phase[StepPhase.COMM_EXPOSED])
@@ -144,10 +147,22 @@ def training_samples(workload: Workload) -> Samples:
 
 def deal_steps(config: TrainConfig, train: Training, samples: Samples, world: World, *, even: bool) -> Steps:
     """The run's steps. Raises `ConfigProblem` where the batch cannot be dealt to shards and ranks."""
-    shards = train.virtual_shards or max(world.data_size, config.max_world_size(world.local_size) // world.model_parallel)
-    deal = Deal(train.global_batch, shards, world.data_rank, world.data_size, train.micro_batch, even)
+    copies = max(world.data_size, config.max_world_size(world.local_size) // world.model_parallel)
+    shards = train.virtual_shards or copies
+    micro_batch = pipelined_batch(train, shards, copies) if train.strategy == "pipeline" else train.micro_batch
+    deal = Deal(train.global_batch, shards, world.data_rank, world.data_size, micro_batch, even)
     total = train.epochs * len(samples) if train.epochs is not None else (train.steps or 0) * train.global_batch
     return Steps(Order(length=len(samples), seed=train.seed), deal, total=total)
+
+
+def pipelined_batch(train: Training, shards: int, copies: int) -> int:
+    """Samples in a microbatch, so that each of at most `copies` pipelines has as many as the job asks for.
+
+    It does not depend on how many there are now, since what a step draws at random goes by microbatches.
+    """
+    share = -(-train.global_batch // shards)
+    chunks = -(-train.pipeline.microbatches * copies // shards)
+    return min(train.micro_batch or share, -(-share // chunks))
 
 
 def make_timer(train: Training, around: Surroundings) -> Timer:
@@ -200,6 +215,9 @@ def warm_up(run: Run) -> None:
     run.set_generators(derive(run.state.seed, WEIGHTS))
 
     def backward() -> None:
+        if run.settings.strategy == "pipeline":
+            flow(run, [piece], 1.0, UNWATCHED)
+            return
         with run.precision.autocast():
             loss, count = run.workload.loss(run.model, piece.batch)
         check_loss(run.workload, loss, count, piece.samples)
@@ -212,18 +230,6 @@ def warm_up(run: Run) -> None:
         for name, buffer in run.module.named_buffers():
             buffer.copy_(buffers[name])
     run.timer.forget()
-
-
-def check_loss(workload: Workload, loss: torch.Tensor, count: int, samples: int) -> None:
-    """Refuse a loss that the loop would weigh wrongly. Raises `ConfigProblem`."""
-    name, units = type(workload).__name__, workload.units_per_sample
-    if loss.ndim != 0:
-        raise ConfigProblem(f"{name}.loss must return the sum over the batch, a scalar; its shape is {tuple(loss.shape)}")
-    if units is not None and samples and count != units * samples:
-        raise ConfigProblem(
-            f"{name}.loss counted {count} terms in {samples} samples, where units_per_sample says {units * samples}: "
-            "set units_per_sample, or to None where the count depends on the data"
-        )
 
 
 def _stay() -> None:

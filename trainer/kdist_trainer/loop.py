@@ -11,10 +11,8 @@ from torch import Tensor
 from kdist_trainer import log
 from kdist_trainer.assembly import warm_up
 from kdist_trainer.conference import confer, drain, give_up
-from kdist_trainer.data.loader import Piece
 from kdist_trainer.evaluation import gets_no_better, measure
 from kdist_trainer.heartbeat import Phase
-from kdist_trainer.randomness import STEP, derive
 from kdist_trainer.run import Run
 from kdist_trainer.signals import StepRecord
 from kdist_trainer.state import TrainState
@@ -99,14 +97,7 @@ def step(run: Run) -> bool:
     # Every forward pass adds its share of the step's mean loss: a sum over samples, divided by the count of the whole step.
     scale = run.weigh(batch)
     run.optimizer.zero_grad()
-    *early, last = batch.pieces
-    loss: Tensor | None = None
-    for piece in early:
-        with run.strategy.no_sync():  # gradients add up on this rank until the last backward pass
-            share = accumulate(run, piece, scale)
-        loss = share if loss is None else loss + share
-    share = accumulate(run, last, scale)
-    run.losses.append(share if loss is None else loss + share)
+    run.losses.append(run.learn(run, batch.pieces, scale))
     run.timer.settle()
 
     run.norm = run.precision.update(run.optimizer, run.admit)
@@ -123,18 +114,6 @@ def step(run: Run) -> bool:
     run.stats.add_step(seconds, batch.own_samples * run.strategy.counts, state.step)
     run.report()
     return True
-
-
-def accumulate(run: Run, piece: Piece, scale: float) -> Tensor:
-    """Forward and backward over one chunk of a shard; returns its share of the step's loss, detached."""
-    run.set_generators(derive(run.state.seed, STEP, run.state.step, piece.shard, piece.chunk))
-    with run.precision.autocast():
-        loss, _ = run.workload.loss(run.model, piece.batch)
-        share = loss * (scale * piece.weight)
-    run.laps.lap(StepPhase.FORWARD)
-    run.precision.backward(share)
-    run.laps.lap(StepPhase.BACKWARD)
-    return share.detach()
 
 
 def go_back(run: Run) -> None:
@@ -196,7 +175,8 @@ def digest(run: Run, most_bytes: int = 2**28) -> str | None:
 
     Collective where the model is sharded.
     """
-    if sum(value.nbytes for value in run.module.state_dict().values() if isinstance(value, Tensor)) > most_bytes:
+    held = sum(value.nbytes for value in run.module.state_dict().values() if isinstance(value, Tensor))
+    if (max(run.world.all_gather_object(held)) if run.strategy.sharded else held) > most_bytes:
         return None
     state = {name: value for name, value in run.strategy.weights().items() if isinstance(value, Tensor)}
     sha = hashlib.sha256()

@@ -14,6 +14,7 @@ from kdist_trainer.averages import Averages
 from kdist_trainer.config import Training
 from kdist_trainer.failure import ConfigProblem
 from kdist_trainer.parallel import Strategy
+from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.precision import Precision
 from kdist_trainer.timing import Launcher
 from kdist_trainer.workload import Workload
@@ -34,16 +35,26 @@ class Model:
 def build(train: Training, workload: Workload, world: World, launcher: Launcher | None) -> Model:
     """The model of the job, the same weights on every rank. Collective. Raises `ConfigProblem`."""
     arithmetic = precision.build(train.precision, world.device, clip=train.clip_grad_norm)
-    module = arithmetic.cast(workload.model()).to(world.device)
+    module = arithmetic.cast(workload.model())
     blocks = workload.blocks(module)
     if train.activation_checkpointing == "blocks":
         compute_twice(blocks, workload)
-    if train.compile != "off":
-        module.compile(backend=train.compile)
     strategy = parallel.build(train, workload, world, timer=launcher)
-    wrapped = strategy.wrap(module, blocks)
+    if isinstance(strategy, Pipeline):
+        wrapped = strategy.wrap(module, workload.chain(module))  # before it goes to a device, which need not hold it whole
+        arithmetic.stages = strategy.stages
+        compile_(strategy.stage, train)
+    else:
+        compile_(module.to(world.device), train)
+        wrapped = strategy.wrap(module, blocks)
     averages = None if train.ema_decay is None else Averages(module, train.ema_decay)
     return Model(module, wrapped, strategy, arithmetic, averages)
+
+
+def compile_(module: nn.Module, train: Training) -> None:
+    """Have it compiled when it first computes, where the job asks for that."""
+    if train.compile != "off":
+        module.compile(backend=train.compile)
 
 
 def compute_twice(blocks: Sequence[nn.Module], workload: Workload) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from kdist_trainer.averages import Averages
 from kdist_trainer.config import Training
-from kdist_trainer.data.loader import Batch, Loader
+from kdist_trainer.data.loader import Batch, Loader, Piece
 from kdist_trainer.early_stop import Patience
 from kdist_trainer.guard import Guard
 from kdist_trainer.heartbeat import Phase
@@ -44,6 +44,8 @@ class Run:
     """Moves the learning rate after a step."""
     precision: Precision
     set_generators: Callable[[int], object]
+    learn: Callable[[Run, Sequence[Piece], float], Tensor]
+    """Makes a step's forward and backward passes: leaves the gradients' mean, returns this rank's share of the loss."""
     weigh: Callable[[Batch], float]
     """What a step's losses are multiplied by: 1 / the count of the whole step, times the copies of the model."""
     loader: Loader

@@ -98,6 +98,13 @@ class Workload(ABC):
         """
         return ()
 
+    def chain(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Modules that make up the whole model when each is called with what the one before gave; strategy `pipeline` cuts there.
+
+        Their weights are the model's own. By default the parts of an `nn.Sequential`, and none of another model.
+        """
+        return list(model) if isinstance(model, nn.Sequential) else ()
+
     def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, ParallelStyle] | None:  # noqa: ARG002
         """How `ranks` ranks split the model's matrix products: torch's plan for `parallelize_module`; None where they cannot.
 

@@ -48,6 +48,7 @@ def check(spec: Spec) -> Iterator[Violation]:
     yield from _one_process(spec)
     yield from _copies(spec)
     yield from _plan(spec)
+    yield from _stages(spec)
     yield from _unique(spec)
     yield from _workload(spec)
 
@@ -156,6 +157,18 @@ def _plan(spec: Spec) -> Iterator[Violation]:
     if train.model_parallel is not None and isinstance(heads, int) and heads % train.model_parallel:
         message = f"must divide the {heads} heads of gpt's attention (options.heads), found {train.model_parallel}"
         yield Violation(message, "train.modelParallel", (*judged, "train.options"))
+
+
+def _stages(spec: Spec) -> Iterator[Violation]:
+    """A shipped workload's model must have a part with weights for each stage; another one is asked when the job starts."""
+    train = spec.train
+    if train is None or train.strategy != "pipeline" or train.workload not in SHIPPED_WORKLOADS or not train.model_parallel:
+        return
+    layers = train.options.get("layers", 2)
+    parts = 4 if train.workload == "digits" else layers + 2 if isinstance(layers, int) else None
+    if parts is not None and train.model_parallel > parts:
+        message = f"must be at most {parts}, the parts of {train.workload}'s model, found {train.model_parallel}"
+        yield Violation(message, "train.modelParallel", ("train.modelParallel", "train.strategy", "train.options"))
 
 
 def _unique(spec: Spec) -> Iterator[Violation]:

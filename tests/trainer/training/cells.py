@@ -33,7 +33,7 @@ def refusal(workload: str, strategy: str, size: int) -> str:
 
 def layout(strategy: str, size: int) -> dict[str, Any]:
     """What job.yaml must say besides: with four ranks there are two copies of the model."""
-    return {"modelParallel": min(size, 2)} if strategy == "tensor" else {}
+    return {"modelParallel": min(size, 2)} if strategy in ("tensor", "pipeline") else {}
 
 
 def document(workload: str, strategy: str, precision: str, **section: Any) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def go_on(folder: Path, strategy: str, size: int) -> list[float]:
             pytest.param(first, then, (2, size), marks=[pytest.mark.chaos, pytest.mark.wide])
             for first in SPREAD
             for then in STRATEGIES
-            for size in {"data_parallel": (1,), "tensor": (1, 2, 4)}.get(then, (1, 3, 4))
+            for size in {"data_parallel": (1,), "tensor": (1, 2, 4), "pipeline": (1, 2, 4)}.get(then, (1, 3, 4))
         ),
     ],
 )

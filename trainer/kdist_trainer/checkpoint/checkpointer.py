@@ -60,10 +60,12 @@ class CheckpointStore:
         config_digest: str,
         take_over: bool = False,
         sharded: bool = False,
+        holders: tuple[int, int] | None = None,
     ) -> None:
         """Find out whether all ranks share `root`, and lock it for this run at the world's generation.
 
-        `sharded`: ranks hold parts of tensors, which only a shared folder can take. Raises `Mismatch` when the folder belongs
+        `sharded`: ranks hold parts of the state, which only a shared folder can take. `holders`: which one of how many ranks
+        that hold the same tensors this one is; by default all do. Raises `Mismatch` when the folder belongs
         to another run or cannot serve, `Superseded` when a later group of this run has it, `StorageProblem` when it cannot
         be written.
         """
@@ -83,7 +85,8 @@ class CheckpointStore:
         self._restore = Restore(self.directory, peers=self._peers, lock=self._lock, shared=self.shared, by_leader=by_leader)
         self._writer = Writer(self.directory, peers=self._peers, lock=self._lock, keep=config.keep, shared=self.shared)
         alone = 1 if self._peers.is_leader else 0
-        self._stager = Stager(rank=self._peers.rank, size=self._peers.size if self.shared else alone)
+        rank, size = holders or (self._peers.rank, self._peers.size)
+        self._stager = Stager(rank=rank, size=size if self.shared else alone)
         self._id = self._peers.broadcast(secrets.token_hex(4))
         self._saves = 0
         self._background = Background[SaveResult]()

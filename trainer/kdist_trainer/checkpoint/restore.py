@@ -6,13 +6,15 @@ is next. Where checkpoints exist and none can be read, the training does not qui
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint._traverse import set_element
@@ -72,28 +74,40 @@ class Restore:
 
     def _load_shared(self, flat: dict[str, Any], fingerprint: str) -> Found | None:
         """All ranks see one folder: rank 0 chooses, the digests are checked by all, each its share."""
+        whole = self._whole(flat)
         for one in self._peers.on_leader(self._candidates):
             try:
-                return _patiently(partial(self._load_together, self._directory.root / one.name, flat, fingerprint))
+                return _patiently(partial(self._load_together, self._directory.root / one.name, flat, whole, fingerprint))
             except (Damaged, OSError) as error:
                 self._pass_over([_fallback(one, error)])
         return None
 
-    def _load_from_leader(self, folder: Path, flat: dict[str, Any], fingerprint: str) -> Found:
+    def _load_from_leader(self, folder: Path, flat: dict[str, Any], whole: Mapping[str, Any], fingerprint: str) -> Found:
         """Only rank 0 touches the disk, a bucket at a time; the others get what it read."""
         found = self._peers.on_leader(partial(_verify, folder))
-        self._peers.on_leader(partial(check_fit, folder, found, flat, fingerprint=fingerprint))
+        self._peers.on_leader(partial(check_fit, folder, found, whole, fingerprint=fingerprint))
         tensors = {name: value for name, value in flat.items() if isinstance(value, Tensor)}
         others = {name: value for name, value in flat.items() if name not in tensors}
         flat.update(self._peers.on_leader(partial(_read_values, folder, found.manifest, others)))
         send(tensors, partial(fetch_whole, folder, found.manifest), self._peers)
         return found
 
-    def _load_by_each(self, folder: Path, flat: dict[str, Any], fingerprint: str) -> Found:
+    def _whole(self, flat: dict[str, Any]) -> Mapping[str, Any]:
+        """What all ranks hold together, without its values: the stages of a pipeline have different names in their states."""
+        if len(set(self._peers.gather(hashlib.sha256("\n".join(sorted(flat)).encode()).digest()))) == 1:
+            return flat
+        sizes = {name: value.shape if isinstance(value, Tensor) else None for name, value in flat.items()}
+        return {
+            name: None if size is None else torch.empty(size, device="meta")
+            for part in self._peers.gather(sizes)
+            for name, size in part.items()
+        }
+
+    def _load_by_each(self, folder: Path, flat: dict[str, Any], whole: Mapping[str, Any], fingerprint: str) -> Found:
         found = self._peers.on_leader(partial(inspect, folder))
         share = sorted(found.manifest.files.items())[self._peers.rank :: self._peers.size]
         self._peers.everywhere(partial(check_digests, folder, share))
-        self._peers.on_leader(partial(check_fit, folder, found, flat, fingerprint=fingerprint))
+        self._peers.on_leader(partial(check_fit, folder, found, whole, fingerprint=fingerprint))
         load_tensors(folder, found.manifest, flat, self._peers)
         return found
 

@@ -88,6 +88,18 @@ class Loader(Model):
     prefetch: int = Field(2, ge=1, le=1024, description="prefetch that many batches per worker.")
 
 
+class Pipelining(Model):
+    """How the stages of a pipeline are kept busy: `strategy: pipeline`."""
+
+    schedule: Literal["1f1b", "gpipe"] = Field(
+        "1f1b",
+        description="schedule: 1f1b goes backward as soon as it can and so holds less; gpipe makes all forward passes first.",
+    )
+    microbatches: int = Field(
+        4, ge=1, le=65_536, description="microbatches that a copy's share of the batch is cut to; more leave stages less idle."
+    )
+
+
 class Training(Model):
     """The managed loop: `spec.train`."""
 
@@ -105,15 +117,16 @@ class Training(Model):
         le=65536,
         description="virtualShards that each batch is dealt to; at least the largest world size, which is the default.",
     )
-    strategy: Literal["ddp", "fsdp", "hsdp", "tensor", "data_parallel"] = Field(
+    strategy: Literal["ddp", "fsdp", "hsdp", "tensor", "pipeline", "data_parallel"] = Field(
         "ddp", description="strategy of parallel training; docs/strategies.md compares them."
     )
     model_parallel: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="modelParallel: ranks that share one copy of the model; strategy tensor needs it, others do without.",
+        description="modelParallel: ranks that share one copy of the model; strategies tensor and pipeline need it.",
     )
+    pipeline: Pipelining = Field(Pipelining(), description="pipeline: how strategy pipeline keeps its stages busy.")
     precision: Literal["fp32", "tf32", "bf16", "fp16", "bf16-params"] = Field(
         "fp32", description="precision of the forward and backward pass; bf16-params keeps the weights in it too."
     )
@@ -169,6 +182,8 @@ class Training(Model):
     def _asked_in_time(self) -> Training:
         if self.early_stop is not None and self.evaluate_every_steps is None:
             raise ValueError("earlyStop needs evaluateEverySteps")
+        if self.strategy == "pipeline" and self.checkpoint.load == "broadcast":
+            raise ValueError("checkpoint.load: broadcast cannot be with strategy pipeline, whose ranks hold different weights")
         if self.spike_factor is not None and self.on_nonfinite not in ("skip", "rollback"):
             raise ValueError("spikeFactor needs onNonfinite: skip or rollback")
         return self

@@ -7,6 +7,7 @@ from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.parallel.data_parallel import DataParallel
 from kdist_trainer.parallel.ddp import Ddp
 from kdist_trainer.parallel.fsdp import Fsdp
+from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.parallel.tensor import Tensor
 from kdist_trainer.timing import Launcher
 from kdist_trainer.workload import Workload
@@ -22,6 +23,8 @@ def build(train: Training, workload: Workload, world: World, *, timer: Launcher 
             return Ddp(world, bucket_mib=train.bucket_mib, timer=timer)
         case "data_parallel":
             return DataParallel(world)
+        case "pipeline":
+            return Pipeline(world, schedule=train.pipeline.schedule)
         case "tensor":
             return Tensor(world, workload)
         case "fsdp" | "hsdp":

@@ -45,7 +45,7 @@ class Pipeline(Replicated):
         self.counts = world.model_rank == world.model_parallel - 1
         """The last stage knows the loss."""
         self._answer: Callable[..., Any] = self._look
-        self._groups: list[dict[str, Any]] | None = None
+        self._groups: list[list[str]] | None = None
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         """Keep this rank's stage of the model only, in place; `blocks` is the chain of its parts, all of them.
@@ -57,7 +57,7 @@ class Pipeline(Replicated):
         own = pieces[world.model_rank]
         self._names = [name for name, _ in model.named_parameters()]
         keep(model, own, pieces)
-        self.module = model
+        self.module, self.stage = model.to(world.device), own.to(world.device)
         self._copies = mesh["data"].get_group()
         self.stages = mesh["model"].get_group()
         self._line = Line(own, self.stages, world.device)
@@ -141,7 +141,7 @@ class Pipeline(Replicated):
         for bucket in buckets([weight.grad for weight in self._weights if weight.grad is not None]):
             flat = torch.cat([one.reshape(-1) for one in bucket]).mul_(share)
             dist.all_reduce(flat, group=self._copies)
-            for one, mean in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
+            for one, mean in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
                 one.copy_(mean.view_as(one))
 
     def no_sync(self) -> AbstractContextManager[None]:

@@ -77,6 +77,17 @@ class Layer(nn.Module):
         return x + self.drop(self.forward_part(self.norm2(x)))  # type: ignore[no-any-return]
 
 
+class Entrance(nn.Module):
+    """Bytes [samples, length] to vectors that know byte and place [samples, length, width]."""
+
+    def __init__(self, bytes_: nn.Embedding, places: nn.Embedding) -> None:
+        super().__init__()
+        self.bytes, self.places = bytes_, places
+
+    def forward(self, text: Tensor) -> Tensor:
+        return self.bytes(text) + self.places(torch.arange(text.shape[1], device=text.device))  # type: ignore[no-any-return]
+
+
 class Transformer(nn.Module):
     """Bytes [samples, length] to scores of the next byte [samples, length, 256]."""
 
@@ -129,6 +140,11 @@ class Gpt(Workload):
         """The layers."""
         assert isinstance(model, Transformer)  # noqa: S101 - it comes from `model`
         return list(model.layers)
+
+    def chain(self, model: nn.Module) -> list[nn.Module]:
+        """The embeddings, each layer, and what makes scores of the last one's output."""
+        assert isinstance(model, Transformer)  # noqa: S101 - it comes from `model`
+        return [Entrance(model.bytes, model.places), *model.layers, nn.Sequential(model.norm, model.head)]
 
     def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, ParallelStyle]:  # noqa: ARG002 - all layers are alike
         """Each rank has some of the heads and of the feed-forward's middle; one all-reduce after each of the two."""

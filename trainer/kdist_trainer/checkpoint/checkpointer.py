@@ -81,12 +81,11 @@ class CheckpointStore:
         self._sees_leader = seen[self._peers.rank]
         self._say_if_not_shared(sharded)
         self.epoch = self._acquire(world.generation, take_over)
-        by_leader = config.load == "broadcast"
-        self._restore = Restore(self.directory, peers=self._peers, lock=self._lock, shared=self.shared, by_leader=by_leader)
-        self._writer = Writer(self.directory, peers=self._peers, lock=self._lock, keep=config.keep, shared=self.shared)
-        alone = 1 if self._peers.is_leader else 0
+        folder: Any = {"peers": self._peers, "lock": self._lock, "shared": self.shared}
+        self._restore = Restore(self.directory, by_leader=config.load == "broadcast", **folder)
+        self._writer = Writer(self.directory, keep=config.keep, **folder)
         rank, size = holders or (self._peers.rank, self._peers.size)
-        self._stager = Stager(rank=rank, size=size if self.shared else alone)
+        self._stager = Stager(rank=rank, size=size if self.shared else int(self._peers.is_leader))
         self._id = self._peers.broadcast(secrets.token_hex(4))
         self._saves = 0
         self._background = Background[SaveResult]()

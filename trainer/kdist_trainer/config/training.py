@@ -179,7 +179,7 @@ class Training(Model):
         return self
 
     @model_validator(mode="after")
-    def _asked_in_time(self) -> Training:
+    def _agreeing(self) -> Training:
         if self.early_stop is not None and self.evaluate_every_steps is None:
             raise ValueError("earlyStop needs evaluateEverySteps")
         if self.strategy == "pipeline" and self.checkpoint.load == "broadcast":

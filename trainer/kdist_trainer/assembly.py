@@ -102,8 +102,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         report=around.report,
         beat=around.heartbeat.beat if around.heartbeat is not None else _no_beat,
     )
-    if guard is not None:
-        run.admit = partial(admit, run)
+    run.admit = partial(admit, run) if guard is not None else None
     return run
 
 

@@ -89,3 +89,28 @@ def test_a_node_leaves_and_comes_back(low: int, high: int, shards: int, node: st
     assert [high, high - 1, high] == [size for size in sizes if size in (high, high - 1)][-3:], sizes
     assert_joins_are_free(run)
     assert_every_sample_once(run.steps(), total=run.events("stopped")[-1]["step"] * BATCH)
+
+
+@pytest.mark.processes
+@pytest.mark.chaos
+@pytest.mark.wide
+@pytest.mark.timeout(600)
+def test_a_node_leaves_with_a_copy_that_its_ranks_share_and_brings_one_back(tmp_path: Path) -> None:
+    """Two nodes of two ranks: `tensor` goes on with one copy of the model, then with two again."""
+    train = {
+        "workload": "gpt",
+        "options": {"layers": 1, "width": 16, "heads": 2, "block": 16, "corpusBytes": 65536},
+        "steps": 1_000_000,
+        "globalBatch": 8,
+        "strategy": "tensor",
+        "modelParallel": 2,
+        "syncEverySteps": 5,
+        "checkpoint": {"every": {"steps": 10}},
+    }
+    with TrainingRun(tmp_path, describe_job("copies", nodes={"min": 1, "max": 2}, procsPerNode=2, train=train)) as run:
+        lose_and_return(run, "node-1", 4, 2)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130, run.output()
+    assert world_sizes(run)[-3:] == [4, 2, 4]
+    assert_joins_are_free(run)
+    assert_every_sample_once(run.steps(), total=run.events("stopped")[-1]["step"] * 8)

@@ -67,7 +67,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
     guard = Guard(train) if train.on_nonfinite in ("skip", "rollback") else None
     patience = Patience(train.early_stop) if train.early_stop is not None else None
     small = there_are(scheduler=scheduler, precision=built.precision, guard=guard, early_stop=patience)
-    state = TrainState(train.seed, workload.fingerprint(samples), world.size, describe_machine(world))
+    state = TrainState(train.seed, workload.fingerprint(samples), world.size, describe_surroundings(train, world))
     parts = Savable(world, built.strategy, built.module, optimizer, built.averages, small, state)
     stats.target_steps = steps.count()
     run = Run(
@@ -196,8 +196,15 @@ def make_weigh(workload: Workload, world: World) -> Callable[[Batch], float]:
     return count_together
 
 
+def describe_surroundings(train: Training, world: World) -> str:
+    """What must be the same besides the world size for equal bits; `ddp` goes without saying."""
+    copies = f" with {world.data_size} copies" if world.model_parallel > 1 else ""
+    spread = "" if train.strategy == "ddp" else f"{train.strategy}{copies}, "
+    return f"{spread}{describe_machine(world)}"
+
+
 def describe_machine(world: World) -> str:
-    """What must be the same besides the world size for equal bits."""
+    """The part of it that is the machine's."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
     return f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}"
 

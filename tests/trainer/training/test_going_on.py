@@ -63,6 +63,14 @@ def test_a_resume_that_is_not_equal_to_the_bit_says_so(tmp_path: Path, size: int
     assert not [event for events in others for event in events if event["event"] == "not-bit-equal"], "rank 0 speaks for all"
 
 
+def test_a_resume_under_another_strategy_says_so(tmp_path: Path) -> None:
+    interrupt(tmp_path, 1, epochs=6)
+    environment = {"KDIST_CHECKPOINTS": str(tmp_path / "checkpoints"), "KDIST_GENERATION": "2"}
+    (heard,) = run_group(train_and_listen, 1, describe(epochs=6, strategy="fsdp"), tmp_path, environment=environment)
+    (found,) = [event for event in heard if event["event"] == "not-bit-equal"]
+    assert "resumed by 1 rank, fsdp, torch" in found["why"]
+
+
 def test_other_data_is_refused(tmp_path: Path) -> None:
     interrupt(tmp_path, 1, epochs=6)
     with pytest.raises(RankFailed, match="Mismatch"):

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 
 class Sharded:
-    """What strategies have in common that end with torch's `fully_shard`."""
+    """What strategies have in common that spread weights, most of them by torch's `fully_shard`."""
 
     sharded = True
     counts = True
@@ -36,12 +36,14 @@ class Sharded:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes in this block keep whole gradients on the rank, and reduce nothing."""
-        assert isinstance(self.module, FSDPModule)  # noqa: S101 - `shard` made it one
-        self.module.set_requires_gradient_sync(False)
+        module = self.module if isinstance(self.module, FSDPModule) else None
+        if module is not None:
+            module.set_requires_gradient_sync(False)
         try:
             yield
         finally:
-            self.module.set_requires_gradient_sync(True)
+            if module is not None:
+                module.set_requires_gradient_sync(True)
 
     def let_go(self) -> None:
         """Keep this rank's parts only."""

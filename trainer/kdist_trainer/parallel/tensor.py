@@ -51,7 +51,10 @@ class Tensor(Sharded):
         split(model, mesh["model"], plan, who=name)
         for path, module in model.named_modules():
             spread(module, mesh["model"], path=f"{name}.model: {path or type(module).__name__}")
-        return self.shard(model, blocks, mesh["data"])
+        if self._world.data_size > 1:
+            return self.shard(model, blocks, mesh["data"])
+        self.module = model  # the only copy: what would be gathered is there already
+        return model
 
 
 def split(model: nn.Module, mesh: DeviceMesh, plan: dict[str, ParallelStyle], *, who: str) -> None:

@@ -17,6 +17,7 @@ from tests.cluster.test_steering import APART, world_of
 pytestmark = [pytest.mark.e2e, pytest.mark.disruptive, pytest.mark.timeout(900)]
 
 Machines = Callable[..., str]
+UNDO = {"lose": "return", "cut": "mend"}
 
 
 @pytest.fixture
@@ -95,6 +96,26 @@ def test_a_job_goes_on_elsewhere_once_its_lost_node_is_marked_out_of_service(
         assert {pod["spec"]["nodeName"] for pod in namespace.pods("digits")} == {other}
     finally:
         namespace.kubectl("taint", "node", node, f"{taint}-")
+
+
+@pytest.mark.parametrize("state", ["running", "lost"])
+def test_a_job_goes_on_elsewhere_once_its_node_is_deleted_and_the_node_may_return(
+    namespace: Namespace, calm: Job, machines: Machines, state: str
+) -> None:
+    start(namespace, calm, strictly=False, nodes=2)
+    node, other = node_of(namespace, 1), node_of(namespace, 0)
+    assert node != other
+    told = world_of(namespace, 2)
+    assert told
+    if state == "lost":
+        machines("lose", node)
+    namespace.kubectl("delete", "node", node, "--wait=false")
+    try:
+        namespace.until("two nodes train again", partial(world_of, namespace, 2, int(told["step"])))
+        assert {pod["spec"]["nodeName"] for pod in namespace.pods("digits")} == {other}
+    finally:
+        machines("return", node)
+    assert namespace.get("node", node)["spec"].get("taints") is None
 
 
 @pytest.mark.parametrize("kind", ["jobset", "pytorchjob", "trainjob"])

@@ -48,6 +48,9 @@ network() {
   [[ ${CHOSEN:-$NODE_IMAGE} == kindest/* ]] && return
   table=$(kubectl get nodes -o custom-columns=N:.metadata.name,C:.spec.podCIDR,I:.status.addresses[0].address --no-headers)
   while read -r me cidr _; do
+    # A node that was deleted and came back has another range of addresses than its bridge.
+    docker exec "$me" ip -o -4 address show cni0 </dev/null 2>/dev/null | grep -qF " ${cidr%.*}." ||
+      docker exec "$me" ip link delete cni0 </dev/null 2>/dev/null || true
     docker exec -i "$me" tee /etc/cni/net.d/10-bridge.conflist >/dev/null <<J
 {"cniVersion": "1.0.0", "name": "kdist", "plugins": [
  {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true,
@@ -107,14 +110,31 @@ volumes() {
 }
 
 lose() { docker kill "$1" >/dev/null; }
+registered() { [[ -n $(kubectl get node "$1" -o "jsonpath={.spec.podCIDR}" 2>/dev/null) ]]; }
 bring_back() {
   docker start "$1" >/dev/null
   wait_for 60 "$1" docker exec "$1" systemctl is-active containerd
   wait_for 180 "the API server" kubectl get --raw /readyz
+  registered "$1" || docker exec "$1" systemctl restart kubelet # which registers its node when it starts
+  wait_for 120 "$1 to be registered" registered "$1"
   network # its routes went with it
   kubectl wait --for=condition=Ready nodes --all --timeout=180s >/dev/null
   # What ran there starts again too: a webhook that is away refuses objects, pods of other operators among them, with back-off.
   kubectl wait --for=condition=Available deployments --all --all-namespaces --timeout=600s >/dev/null
+}
+
+# A node that nobody reaches and that reaches nobody, while all that is on it runs on.
+cut() { wire "$1" -I; }
+mend() {
+  wire "$1" -D
+  kubectl wait --for=condition=Ready "node/$1" --timeout=180s >/dev/null
+}
+wire() { # wire NODE -I|-D
+  local chain
+  for chain in "INPUT -i" "OUTPUT -o" "FORWARD -i" "FORWARD -o"; do
+    # shellcheck disable=SC2086 # a chain and the option that names its interface
+    docker exec "$1" iptables "$2" $chain eth0 -j DROP
+  done
 }
 
 status() {

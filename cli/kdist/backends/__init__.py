@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from kdist.backends.base import PERMANENT_CODES, Backend, Placement, backstop, is_elastic
+from kdist.backends.base import Backend, Placement, backstop, is_elastic, list_permanent_codes
 from kdist.backends.job import IndexedJob
 from kdist.backends.jobset import JobSet
 from kdist.backends.pytorchjob import PyTorchJob
 from kdist.backends.statefulset import StatefulSet
 from kdist.backends.trainjob import TrainJob
 from kdist.errors import KdistError
-from kdist.spec import TrainingJob
 from kdist.status import WorkloadState
+
+if TYPE_CHECKING:
+    from kdist.spec import TrainingJob
 
 __all__ = [
     "NAMES",
-    "PERMANENT_CODES",
     "Backend",
     "Placement",
     "WorkloadState",
@@ -26,6 +27,7 @@ __all__ = [
     "choose_rendezvous",
     "get",
     "is_elastic",
+    "list_permanent_codes",
 ]
 
 _BACKENDS: Final[dict[str, Backend]] = {

@@ -8,13 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
-from kdist.spec import Exit, TrainingJob
 from kdist.status import WorkloadState
 
-PERMANENT_CODES: Final = tuple(sorted([1, 2, 126, 127, *(code.value for code in Exit if code and not code.retryable)]))
-"""Exit codes that another try cannot help: ours, an uncaught exception, wrong usage, and a command that cannot be run."""
+if TYPE_CHECKING:  # what only looks at jobs has no use for the fields of job.yaml, which take longer to import than to ask
+    from kdist.spec import TrainingJob
 
 _BACKSTOP: Final = 5
 
@@ -113,6 +112,13 @@ class Backend(ABC):
     @abstractmethod
     def read(self, workload: Mapping[str, Any]) -> WorkloadState:
         """What the workload's object says about itself."""
+
+
+def list_permanent_codes() -> list[int]:
+    """Exit codes that another try cannot help: ours, an uncaught exception, wrong usage, and a command that cannot be run."""
+    from kdist.spec import Exit
+
+    return sorted([1, 2, 126, 127, *(code.value for code in Exit if code and not code.retryable)])
 
 
 def backstop(job: TrainingJob) -> int:

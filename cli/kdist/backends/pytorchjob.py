@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kdist.backends.base import Backend, read_end
-from kdist.spec import TrainingJob
 from kdist.status import WorkloadState
+
+if TYPE_CHECKING:
+    from kdist.spec import TrainingJob
 
 
 class PyTorchJob(Backend):

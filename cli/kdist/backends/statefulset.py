@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kdist.backends.base import Backend
-from kdist.spec import TrainingJob
 from kdist.status import OUTCOME, ExitRecord, WorkloadState
+
+if TYPE_CHECKING:
+    from kdist.spec import TrainingJob
 
 
 class StatefulSet(Backend):

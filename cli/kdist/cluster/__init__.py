@@ -1,8 +1,8 @@
 """The cluster as kdist uses it: objects as plain documents, watches and logs that survive an outage, exec and forwarding.
 
 `connect` reads the kubeconfig (exec plugins, in-cluster accounts and contexts included) and gives a `Cluster`. This room is the
-only one that imports `kubernetes`, and only when a connection is made: of that library it uses how it reads configurations, its
-pool of connections and its websockets, but no typed models, which cost half a second to import.
+only one that imports `kubernetes`, and only where it must: to read a kubeconfig that is more than plain, and for its websockets;
+never its typed models, which cost half a second to import.
 """
 
 from kdist.cluster.connection import Cluster, connect

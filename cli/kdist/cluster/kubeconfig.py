@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kdist.cluster import plain
 from kdist.errors import Code, KdistError
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -15,12 +18,18 @@ _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True)
 class Access:
-    """A configuration of the official client, with the names that people know it by."""
+    """Whom to talk to, by the names that people know it by.
 
-    configuration: Any
+    `headers` says who we are, anew each time because tokens end; `pool` makes a pool that keeps so many connections; `official`
+    gives the official client's configuration, for its websockets.
+    """
+
     context: str
     namespace: str
     server: str
+    headers: Callable[[], dict[str, str]]
+    pool: Callable[[int], Any]
+    official: Callable[[], Any]
 
 
 def load(context: str | None = None) -> Access:
@@ -28,13 +37,23 @@ def load(context: str | None = None) -> Access:
 
     Raises `KdistError` (code UNREACHABLE) if there is neither, if the context does not exist, or if it cannot be used.
     """
+    paths = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    files = [path for path in paths.split(os.pathsep) if path and Path(path).is_file()]
+    found = plain.read(Path(files[0]), context) if len(files) == 1 else None
+    if found is None:
+        return _load_officially(paths, files, context)
+    return Access(
+        found.context, found.namespace, found.server, found.headers, found.pool,
+        lambda: _load_officially(paths, files, context).official(),
+    )  # fmt: skip
+
+
+def _load_officially(paths: str, files: list[str], context: str | None) -> Access:
     # The official client holds all of its parts apart from its models in this import; it takes some 200 ms.
     from kubernetes import config
     from kubernetes.client.configuration import Configuration
 
     configuration = Configuration()
-    paths = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
-    files = [path for path in paths.split(os.pathsep) if path and Path(path).is_file()]
     told = _Told()
     logging.getLogger().addHandler(told)  # a plugin that fails is logged by the client and otherwise passed over
     try:
@@ -59,7 +78,23 @@ def load(context: str | None = None) -> Access:
         logging.getLogger().removeHandler(told)
     if told.lines and not configuration.auth_settings():
         raise KdistError(f"no credentials for context {name}: {told.lines[-1]}", code=Code.UNREACHABLE)
-    return Access(configuration, name, namespace, str(configuration.host))
+    return Access(
+        name, namespace, str(configuration.host), partial(_headers, configuration), partial(_pool, configuration),
+        lambda: configuration,
+    )  # fmt: skip
+
+
+def _headers(configuration: Any) -> dict[str, str]:
+    settings = configuration.auth_settings().values()
+    return {each["key"]: each["value"] for each in settings if each["in"] == "header" and each["value"]}
+
+
+def _pool(configuration: Any, connections: int) -> Any:
+    from kubernetes.client.rest import RESTClientObject
+
+    configuration.retries = False  # tries are counted by us, where they can be told of
+    configuration.connection_pool_maxsize = connections
+    return RESTClientObject(configuration).pool_manager
 
 
 def _use(files: list[str], context: str | None, configuration: Any) -> tuple[str, str]:

@@ -49,7 +49,7 @@ def execute(
     url = _url(transport, pod, namespace, "exec", query)
     what = f"exec in pod/{pod}"
     with _handshake(transport, what):
-        client = WSClient(transport.access.configuration, url, transport.headers(), capture_all=False, binary=True)
+        client = WSClient(transport.access.official(), url, transport.headers(), capture_all=False, binary=True)
     outputs = {STDOUT: out or _writer(1), STDERR: err or _writer(2)}
     end = deadline(timeout)
     with raw_terminal(tty) as terminal:
@@ -148,7 +148,7 @@ def _tunnel(transport: Transport, pod: str, port: int, namespace: str, connectio
     with connection, suppress(OSError, KdistError):
         url = _url(transport, pod, namespace, "portforward", [("ports", str(port))])
         with _handshake(transport, f"forward port {port} of pod/{pod}"):
-            websocket = create_websocket(transport.access.configuration, url, transport.headers())
+            websocket = create_websocket(transport.access.official(), url, transport.headers())
         far = PortForward(websocket, [port]).socket(port)
         ends = {connection: far, far: connection}
         while ends:

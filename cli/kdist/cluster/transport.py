@@ -16,7 +16,7 @@ from kdist.cluster.refusal import explain, read_status
 from kdist.errors import Code, KdistError
 
 CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
-AT_ONCE = 40  # connections that are kept
+AT_ONCE = 40  # connections that are kept: more are made and thrown away, each with its handshake
 
 
 @dataclass(frozen=True)
@@ -63,23 +63,19 @@ class Transport:
 
     def __init__(self, access: Access, *, patience: float, tell: Callable[[str], None]) -> None:
         import urllib3
-        from kubernetes.client.rest import RESTClientObject
 
-        if not access.configuration.verify_ssl:  # the kubeconfig says so, which urllib3 would complain of at every connection
-            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-        access.configuration.connection_pool_maxsize = AT_ONCE  # more are made and thrown away, each with its handshake
-        access.configuration.retries = False  # tries are counted here, where they can be told of
+        # Only a kubeconfig that says so is not verified, and urllib3 would complain of it at every connection.
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         self.access = access
         self.patience = Patience(patience, tell)
-        self._pool = RESTClientObject(access.configuration).pool_manager
+        try:
+            self._pool = access.pool(AT_ONCE)
+        except (OSError, ValueError) as error:
+            raise KdistError(f"the kubeconfig cannot be used: {error}", code=Code.UNREACHABLE) from error
 
     def headers(self) -> dict[str, str]:
         """Who we are: the credentials' header, asked for anew each time because tokens end."""
-        found = {"user-agent": "kdist"}
-        for setting in self.access.configuration.auth_settings().values():
-            if setting["in"] == "header" and setting["value"]:
-                found[setting["key"]] = setting["value"]
-        return found
+        return {"user-agent": "kdist", **self.access.headers()}
 
     def send(self, request: Request) -> Answer:
         """The answer to a request. Raises `RefusalError` (a `MissingError` for 404) or `KdistError` with code UNREACHABLE."""

@@ -40,7 +40,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "procs": Sourced(str(job.spec.procs_per_node), "spec.procsPerNode"),
         "backstop": Sourced(backends.backstop(job), "spec.maxRestarts"),
         "job_backstop": Sourced(100 * backends.backstop(job), "spec.maxRestarts"),
-        "permanent_codes": list(backends.PERMANENT_CODES),
+        "permanent_codes": backends.list_permanent_codes(),
         "rendezvous": placement.rendezvous,
         "host": f"{backend.first_host(job.metadata.name)}:{RENDEZVOUS_PORT}",
         "metrics_port": METRICS_PORT,

@@ -8,7 +8,7 @@ from typing import Any
 
 Document = dict[str, Any]
 
-UNITS = {"none", "s", "percentunit", "bytes", "Bps", "cps"}
+UNITS = {"none", "s", "percentunit", "bytes", "Bps", "cps", "flops"}
 _SELECTOR = re.compile(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}")
 _RATES = re.compile(r"\b(?:rate|irate|increase|changes)\([^()]*?\[([^\]]*)\]\)")
 

@@ -58,7 +58,7 @@ def scraping(home: Path, rules: Iterable[Path] = FILES) -> Iterator[tuple[Promet
     port, targets = free_port(), home / "targets.json"
     targets.write_text("[]")
     every = f"{SCRAPE_SECONDS}s"
-    scrape = {"job_name": "kdist", "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}]}
+    scrape = {"job_name": "kdist", "file_sd_configs": [{"files": [str(home / "targets*.json")], "refresh_interval": "1s"}]}
     config = {
         "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
         "rule_files": [str(path) for path in rules],
@@ -88,7 +88,7 @@ def unanswered(prometheus: Prometheus, window: Window, *, job: str, at: Iterable
     """Queries of panels that find no finite series at any of these times, but should."""
     found, times = [], list(at)
     for dashboard in DASHBOARDS.values():
-        for panel in (panel for panel in dashboard.panels if not panel.foreign):
+        for panel in (panel for panel in dashboard.panels if not panel.optional):
             for legend, query in panel.queries.items():
                 text = fill(dashboard, query, window, chosen={"kdist_job": job}, scrape_seconds=window.step)
                 series = [one for moment in times for one in prometheus.instant(text, at=moment)]
@@ -107,8 +107,8 @@ def is_ready(url: str) -> bool:
 class Training:
     """A `kdist run` of two agents with a rank each, whose addresses are told to a Prometheus."""
 
-    def __init__(self, run: Run, name: str, targets: Path) -> None:
-        self.run, self.folder, self._targets = run, run.folder(name), targets
+    def __init__(self, run: Run, name: str, targets: Path, *, namespace: str = "ml") -> None:
+        self.run, self.folder, self._targets, self._namespace = run, run.folder(name), targets, namespace
 
     def agents(self) -> dict[str, dict[str, Any]]:
         """What each agent said of itself when it started: its pid, its port."""
@@ -121,7 +121,7 @@ class Training:
     def tell_targets(self) -> None:
         """Let Prometheus know where the agents listen now; the others' addresses stay, as a pod's would for a while."""
         known = {f"127.0.0.1:{agent['port']}" for agent in self.agents().values()}
-        listed = [{"targets": sorted(known), "labels": {"namespace": "ml"}}]
+        listed = [{"targets": sorted(known), "labels": {"namespace": self._namespace}}]
         fresh = self._targets.with_suffix(".new")
         fresh.write_text(json.dumps(listed))
         fresh.replace(self._targets)

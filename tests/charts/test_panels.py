@@ -26,7 +26,7 @@ PANELS = [
     pytest.param(name, panel, id=f"{name}: {panel.title}")
     for name, dashboard in DASHBOARDS.items()
     for panel in dashboard.panels
-    if not panel.foreign
+    if not panel.optional
 ]
 
 
@@ -128,7 +128,7 @@ def test_the_page_shows_every_panel_and_the_kill(seen: Seen, name: str, theme: s
     chosen = {"kdist_job": "digits"}
     page = draw_page(DASHBOARDS[name], seen.prometheus, seen.window, chosen=chosen, theme=theme)
     (tmp_path / "page.html").write_text(page)
-    assert page.count("<article") == len([panel for panel in DASHBOARDS[name].panels if not panel.foreign])
+    assert page.count("<article") == len([panel for panel in DASHBOARDS[name].panels if not panel.optional])
     assert "nothing to show" not in page
     assert "no answer" not in page
     assert ("<title>New group</title>" in page) == (name == "training-job")

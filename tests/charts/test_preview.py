@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdist.dashboards import DASHBOARDS
+from kdist.dashboards.colors import STATUS
 from kdist.dashboards.panels import Kind, Panel, bars, lines, stat
 from kdist.dashboards.preview import chart, figures
 from kdist.dashboards.preview import panel as card
@@ -21,7 +22,7 @@ from kdist.dashboards.prometheus import Series, Window, fill
 WINDOW = Window(1000.0, 1100.0, 1.0)
 BLUE = ("#00f", "#88f")
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=32)
-UNITS = ["none", "s", "percentunit", "bytes", "Bps", "cps"]
+UNITS = ["none", "s", "percentunit", "bytes", "Bps", "cps", "flops"]
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,7 @@ UNITS = ["none", "s", "percentunit", "bytes", "Bps", "cps"]
         (1_900_000, "bytes", "1.8 MiB"),
         (2.5e9, "Bps", "2.5 GB/s"),
         (12, "cps", "12 /s"),
+        (3.4e11, "flops", "340 GFLOP/s"),
         (3700, "cps", "3.7 k/s"),
         (2400, "none", "2,400"),
         (0.00618, "none", "0.00618"),
@@ -115,6 +117,19 @@ def test_names_from_labels_cannot_add_to_the_page() -> None:
         html = card.draw(panel, source, [])
         assert "<script" not in html
         assert "<b><b>" not in html
+
+
+def test_the_table_of_trainings_names_their_state_and_colours_what_is_bad() -> None:
+    (table,) = [panel for panel in DASHBOARDS["fleet"].panels if panel.kind is Kind.TABLE]
+    job = {"namespace": "ml", "kdist_job": "digits"}
+    answers = {
+        table.queries["State"]: [Series({**job, "state": word}, ((1000.0, 1.0),)) for word in ("running", "hung")],
+        table.queries["Skew"]: [Series(job, ((1000.0, 1.5),))],
+    }
+    html = card.draw(table, card.Source(lambda _: [], lambda query: answers.get(query, []), WINDOW), [])
+    assert "<td>hung, running</td>" in html
+    assert f'color:{chart.paint(STATUS["bad"])}">1.5</span>' in html
+    assert html.count("<td>-</td>") == len(table.queries) - 2
 
 
 def test_a_panel_without_an_answer_says_so() -> None:

@@ -44,7 +44,7 @@ class Watched:
 
     def until_step(self, step: int) -> None:
         """Return once Prometheus has seen this step of the job."""
-        self.namespace.until(f"step {step}", lambda: self.sees(f"kdist_last_step >= {step}"))
+        self.namespace.until(f"step {step}", lambda: self.sees(f"kdist_last_step >= {step}"), 600)
 
     def type_in_pod(self, *command: str, index: int = 0) -> None:
         """Run a command in a pod of the job."""

@@ -1,6 +1,6 @@
 """The dashboard of all trainings: who runs, who stands, and where the time of the machines goes."""
 
-from kdist.dashboards.panels import RATE, Dashboard, Kind, Panel, Row, Variable, at_least, bars, lines, stack, stat
+from kdist.dashboards.panels import RATE, Dashboard, Kind, Panel, Row, Step, Variable, at_least, bars, lines, stack, stat
 
 _BY_JOB = "by (namespace, kdist_job)"
 _BUSY = 'kdist_step_phase_seconds_total{phase=~"data_wait|forward|backward|optimizer"}'
@@ -46,7 +46,9 @@ NOW = Row(
             title="Trainings",
             description="One line for each job",
             kind=Kind.TABLE,
+            word="state",
             queries={
+                "State": "max by (namespace, kdist_job, state) (kdist_job_state{} == 1)",
                 "Ranks": f"max {_BY_JOB} (kdist_world_size{{}})",
                 "Progress": f"max {_BY_JOB} (kdist_last_step{{}}) / max {_BY_JOB} (kdist_target_steps{{}})",
                 "Loss": f"max {_BY_JOB} (kdist_loss{{}})",
@@ -59,6 +61,12 @@ NOW = Row(
             },
             unit="none",
             units={"Progress": "percentunit", "Goodput": "percentunit", "Last step": "s", "Samples/s": "cps"},
+            column_steps={
+                "Goodput": at_least(0.5, 0.8),
+                "Restarts": (Step(None, "neutral"), Step(1, "warning"), Step(4, "bad")),
+                "Skew": (Step(None, "neutral"), Step(1.2, "warning"), Step(1.3, "bad")),
+                "Last step": (Step(None, "neutral"), Step(60, "warning"), Step(120, "bad")),
+            },
             width=24,
             height=7,
         ),
@@ -75,9 +83,10 @@ TIME = Row(
             {"{{category}}": f"sum by (category) (rate(kdist_wall_seconds_total{{}}[{RATE}]))"},
             width=12,
             height=8,
+            decimals=1,
         ),
         bars(
-            "Hours by category",
+            "Time by category",
             "Agents' time within the shown time",
             "s",
             {"{{category}}": f"sort_desc(sum by (category) ({_WALL}) > 0)"},

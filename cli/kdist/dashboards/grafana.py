@@ -119,7 +119,7 @@ def _panel(dashboard: Dashboard, panel: Panel) -> dict[str, Any]:
         "targets": [_target(dashboard, panel, legend, text, index) for index, (legend, text) in enumerate(panel.queries.items())],
         "fieldConfig": {"defaults": _defaults(panel), "overrides": [*_named_colors(panel), *_column_units(panel)]},
         "options": _options(panel),
-        **({"transformations": _one_line_each()} if panel.kind is Kind.TABLE else {}),
+        **({"transformations": _one_line_each(panel)} if panel.kind is Kind.TABLE else {}),
     }
 
 
@@ -189,9 +189,18 @@ def _named_colors(panel: Panel) -> Iterator[dict[str, Any]]:
 
 
 def _column_units(panel: Panel) -> Iterator[dict[str, Any]]:
-    for name, unit in (panel.units or {}).items():
-        yield {"matcher": {"id": "byName", "options": f"Value #{name}"}, "properties": [{"id": "unit", "value": unit}]}
+    units, steps = panel.units or {}, panel.column_steps or {}
+    for name in dict.fromkeys([*units, *steps]):
+        found: list[dict[str, Any]] = [{"id": "unit", "value": units[name]}] if name in units else []
+        if name in steps:
+            shown = [{"color": STATUS[step.color][0], "value": step.value} for step in steps[name]]
+            found += [
+                {"id": "thresholds", "value": {"mode": "absolute", "steps": shown}},
+                {"id": "custom.cellOptions", "value": {"type": "color-text"}},
+            ]
+        yield {"matcher": {"id": "byName", "options": f"Value #{name}"}, "properties": found}
 
 
-def _one_line_each() -> list[dict[str, Any]]:
-    return [{"id": "merge", "options": {}}, {"id": "organize", "options": {"excludeByName": {"Time": True}}}]
+def _one_line_each(panel: Panel) -> list[dict[str, Any]]:
+    hidden = {"Time": True, **({f"Value #{panel.word.title()}": True} if panel.word else {})}
+    return [{"id": "merge", "options": {}}, {"id": "organize", "options": {"excludeByName": hidden}}]

@@ -58,10 +58,14 @@ class Panel:
     """Points are joined over gaps: what happens seldom has a number only now and then."""
     shows_name: bool = False
     """A stat that shows its legend, not its value."""
-    foreign: bool = False
-    """It draws metrics of others (cAdvisor, DCGM), which may be absent."""
+    optional: bool = False
+    """It draws what may be absent: metrics of others (cAdvisor, DCGM), or of machines with GPUs."""
     units: Mapping[str, str] | None = None
     """Units of a table's columns by legend, where they differ from `unit`."""
+    column_steps: Mapping[str, tuple[Step, ...]] | None = None
+    """Steps of a table's columns by legend, where they have some."""
+    word: str = ""
+    """A label whose value a table shows in the column of that name, in place of a number."""
 
     @property
     def instant(self) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_RATES = {"Bps": "B/s", "cps": "/s", "flops": "FLOP/s"}
 _DECIMAL = ("", "k", "M", "G", "T", "P")
 
 
 def show(value: float, unit: str, *, decimals: int | None = None) -> str:
-    """`value` in Grafana's `unit`: none, s, percentunit, bytes, Bps, cps."""
+    """`value` in Grafana's `unit`: none, s, percentunit, bytes, Bps, cps, flops."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -20,9 +21,9 @@ def show(value: float, unit: str, *, decimals: int | None = None) -> str:
         return f"{value * 100:.{1 if decimals is None else decimals}f} %"
     if unit == "bytes":
         return _scaled(value, 1024, _BINARY)
-    if unit in ("Bps", "cps"):
+    if unit in _RATES:
         text = _scaled(value, 1000, _DECIMAL, decimals=decimals)
-        return f"{text}{'' if ' ' in text else ' '}{'B/s' if unit == 'Bps' else '/s'}"
+        return f"{text}{'' if ' ' in text else ' '}{_RATES[unit]}"
     return _plain(value, decimals)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from kdist.dashboards.colors import STATUS, Color, color_of
-from kdist.dashboards.panels import Kind, Panel
+from kdist.dashboards.panels import Kind, Panel, Step
 from kdist.dashboards.preview import chart, figures
 from kdist.dashboards.preview.chart import Curve, Event, paint
 from kdist.dashboards.prometheus import Labels, Series, Window
@@ -67,7 +67,7 @@ def _lines(panel: Panel, source: Source, events: Sequence[Event]) -> str:
         curves.sort(key=lambda curve: -math.fsum(value for _, value in curve.points if math.isfinite(value)))
     width, height = panel.width * COLUMN - 30, panel.height * LINE - 78
     picture = chart.draw(panel, curves, events, source.window, width=width, height=height)
-    keys = [_key(curve.name, curve.color, figures.show(curve.last, panel.unit)) for curve in curves[:10]]
+    keys = [_key(curve.name, curve.color, figures.show(curve.last, panel.unit, decimals=panel.decimals)) for curve in curves[:10]]
     return f'{picture}<div class="legend">{"".join(keys)}</div>'
 
 
@@ -84,7 +84,7 @@ def _stat(panel: Panel, source: Source) -> str:
     if not known:
         return _nothing()
     curve = known[0]
-    color = _status(panel, curve.last)
+    color = _status(panel.steps, curve.last)
     value = figures.show(curve.last, panel.unit, decimals=panel.decimals)
     number, _, unit = value.partition(" ")
     text = f"{escape(number)}<small> {escape(unit)}</small>" if unit else escape(number)
@@ -95,9 +95,9 @@ def _stat(panel: Panel, source: Source) -> str:
     return f'<div class="value"{style}>{text}</div>{trend}'
 
 
-def _status(panel: Panel, value: float) -> Color:
+def _status(steps: Sequence[Step], value: float) -> Color:
     color = STATUS["neutral"]
-    for step in panel.steps:
+    for step in steps:
         if step.value is None or value >= step.value:
             color = STATUS[step.color]
     return color
@@ -111,7 +111,7 @@ def _bars(panel: Panel, source: Source) -> str:
     most = max(value for _, value, _ in shown) or 1
     rows = []
     for name, value, color in shown:
-        fill = paint(_status(panel, value) if panel.steps else color)
+        fill = paint(_status(panel.steps, value) if panel.steps else color)
         bar = f'<div class="bar"><i style="width:{max(0.6, value / most * 100):.1f}%;background:{fill}"></i></div>'
         rows.append(f"<div>{escape(name.replace('_', ' '))}</div>{bar}<b>{escape(figures.show(value, panel.unit))}</b>")
     return f'<div class="bars">{"".join(rows)}</div>'
@@ -119,19 +119,28 @@ def _bars(panel: Panel, source: Source) -> str:
 
 def _table(panel: Panel, source: Source) -> str:
     rows: dict[tuple[str, str], dict[str, str]] = {}
-    units: Mapping[str, str] = panel.units or {}
     for column, query in panel.queries.items():
-        for one in source.now(query):
-            key = (one.labels.get("namespace", ""), one.labels.get("kdist_job", ""))
-            rows.setdefault(key, {})[column] = figures.show(one.last, units.get(column, panel.unit))
+        for one in sorted(source.now(query), key=lambda series: series.labels.get(panel.word, "")):
+            cells = rows.setdefault((one.labels.get("namespace", ""), one.labels.get("kdist_job", "")), {})
+            if column.lower() == panel.word:
+                word = one.labels.get(panel.word, "")
+                cells[column] = f"{cells[column]}, {escape(word)}" if column in cells else escape(word)
+            else:
+                cells[column] = _cell(panel, column, one.last)
     if not rows:
         return _nothing()
     head = "".join(f"<th>{escape(column)}</th>" for column in panel.queries)
     body = []
     for (namespace, job), cells in sorted(rows.items()):
-        values = "".join(f"<td>{escape(cells.get(column, '-'))}</td>" for column in panel.queries)
+        values = "".join(f"<td>{cells.get(column, '-')}</td>" for column in panel.queries)
         body.append(f"<tr><th>{escape(job)}<small> {escape(namespace)}</small></th>{values}</tr>")
     return f'<div class="table"><table><tr><th>Training</th>{head}</tr>{"".join(body)}</table></div>'
+
+
+def _cell(panel: Panel, column: str, value: float) -> str:
+    text = escape(figures.show(value, (panel.units or {}).get(column, panel.unit)))
+    steps = (panel.column_steps or {}).get(column, ())
+    return f'<span style="color:{paint(_status(steps, value))}">{text}</span>' if steps else text
 
 
 def _nothing() -> str:

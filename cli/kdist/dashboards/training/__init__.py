@@ -2,8 +2,9 @@
 
 from kdist.dashboards.panels import Dashboard, Mark, Variable
 from kdist.dashboards.training.learning import ANATOMY, COMMUNICATION, LEARNING, STRAGGLERS
+from kdist.dashboards.training.machines import EXPORTER, RESOURCES
 from kdist.dashboards.training.overview import OVERVIEW
-from kdist.dashboards.training.running import CHECKPOINTS, EXPORTER, GOODPUT, RELIABILITY, RESOURCES
+from kdist.dashboards.training.running import CHECKPOINTS, GOODPUT, RELIABILITY
 
 TRAINING = Dashboard(
     uid="kdist-training-job",

@@ -1,0 +1,73 @@
+"""Rows of the dashboard of one training: the devices and pods that it runs on, and who measures it."""
+
+from __future__ import annotations
+
+from kdist.dashboards.panels import RATE, Row, lines
+
+RESOURCES = Row(
+    "Resources (cAdvisor and DCGM, where they are)",
+    (
+        lines(
+            "Memory",
+            "Working set of each pod",
+            "bytes",
+            {"{{pod}}": 'sum by (pod) (container_memory_working_set_bytes{container="trainer"})'},
+            optional=True,
+            minimum=0.0,
+        ),
+        lines(
+            "CPU",
+            "Cores that each pod uses",
+            "none",
+            {"{{pod}}": f'sum by (pod) (rate(container_cpu_usage_seconds_total{{container="trainer"}}[{RATE}]))'},
+            optional=True,
+            minimum=0.0,
+        ),
+        lines(
+            "GPU activity",
+            "Share of time with work on the streaming multiprocessors and on the tensor cores",
+            "percentunit",
+            {
+                "SM {{gpu}}": "avg by (gpu) (DCGM_FI_PROF_SM_ACTIVE{})",
+                "tensor {{gpu}}": "avg by (gpu) (DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{})",
+            },
+            optional=True,
+            minimum=0.0,
+        ),
+    ),
+    collapsed=True,
+)
+
+EXPORTER = Row(
+    "Exporter",
+    (
+        lines("Scraped", "Agents that answer Prometheus", "none", {"up": "sum(up{})"}, minimum=0.0, width=6),
+        lines(
+            "Scrape",
+            "Time that an agent takes to answer",
+            "s",
+            {"{{instance}}": "max by (instance) (kdist_exporter_scrape_duration_seconds{})"},
+            minimum=0.0,
+            width=6,
+        ),
+        lines(
+            "Records",
+            "From ranks to their agent, per second; dropped ones cost resolution, never a count",
+            "cps",
+            {
+                "{{outcome}}": f"sum by (outcome) (rate(kdist_exporter_records_total{{}}[{RATE}]))",
+                "dropped": f"sum(rate(kdist_exporter_records_dropped_total{{}}[{RATE}]))",
+            },
+            minimum=0.0,
+            width=6,
+        ),
+        lines(
+            "Series",
+            "Samples of one scrape",
+            "none",
+            {"{{instance}}": "max by (instance) (scrape_samples_scraped{})"},
+            minimum=0.0,
+            width=6,
+        ),
+    ),
+)

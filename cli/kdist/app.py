@@ -41,6 +41,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "events": "Show what the cluster says about a job.",
         "why": "Say why a job does not do what it should, and what helps.",
         "top": "Show what every rank spends its steps on, and who is slow.",
+        "profile": "Record the next steps of a running job, and show their time.",
         "metrics": "Show what the agents of a job measure, without Prometheus.",
         "report": "Show where the time of a run went: its goodput receipt.",
         "checkpoints": "List a run's checkpoints, verify them, or export weights.",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kdist_trainer import log
 from kdist_trainer.failure import NonFinite
+from kdist_trainer.profiling.recording import asked
 from kdist_trainer.run import Run
 from kdist_trainer.signals import Interval, Row, interval_of
 
@@ -22,7 +23,8 @@ def confer(run: Run) -> Interval:
     if run.state.step == run.first_step:
         announce(run)
     said = note(run, run.exchange.collect()) if run.exchange.pending else Interval()
-    run.exchange.post(Row(tuple(run.records), tuple(run.losses), run.norm, run.flag.requested, run.saves.due_by_clock()))
+    flags = (run.flag.requested, run.saves.due_by_clock(), asked(run))
+    run.exchange.post(Row(tuple(run.records), tuple(run.losses), run.norm, *flags))
     run.records.clear()
     run.losses.clear()
     run.saves.poll()

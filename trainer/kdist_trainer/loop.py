@@ -13,6 +13,7 @@ from kdist_trainer.assembly import warm_up
 from kdist_trainer.conference import confer, drain, give_up
 from kdist_trainer.evaluation import gets_no_better, measure
 from kdist_trainer.heartbeat import Phase
+from kdist_trainer.profiling.recording import begin as begin_profile
 from kdist_trainer.run import Run
 from kdist_trainer.signals import StepRecord
 from kdist_trainer.state import TrainState
@@ -34,6 +35,8 @@ def train(run: Run) -> str:
         said = confer(run)
         if said.stop:
             break
+        if said.profile:
+            begin_profile(run)
         if run.probe.is_due(said.step_seconds * len(said.records)):
             probe(run, Wall.IDLE)
         if run.evaluates_at(run.state.step) and gets_no_better(run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -90,6 +91,12 @@ class Run:
     """Asked with the gradient's norm before each update, where there is a guard."""
     must_go_back: bool = False
     """The step under way was refused, and the training goes back to its newest checkpoint."""
+    inbox: Path | None = None
+    """Where this rank's agent is asked for a profile."""
+    traces: Path | None = None
+    """The folder below which profiles are kept."""
+    profiled_until: int = 0
+    """The last step of the profile that was asked for last."""
     spoken_at: float = 0.0
     """When the last line of progress was logged, on the monotonic clock."""
 

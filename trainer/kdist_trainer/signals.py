@@ -25,7 +25,7 @@ from kdist_trainer.world import World
 AGREE_WITHIN_SECONDS: Final = 2.0
 """How soon after a request all ranks should act on it."""
 
-_STOP, _SAVE, _SECONDS, _NORM, _FLAGS = 0, 1, 2, 3, 4
+_STOP, _SAVE, _PROFILE, _SECONDS, _NORM, _FLAGS = 0, 1, 2, 3, 4, 5
 
 
 class StopFlag:
@@ -68,6 +68,7 @@ class Row(NamedTuple):
     """Norm of the last step's gradient, the same on every rank."""
     stop: bool = False
     save: bool = False
+    profile: bool = False
 
 
 class Interval(NamedTuple):
@@ -78,6 +79,7 @@ class Interval(NamedTuple):
     norm: float | None = None
     stop: bool = False
     save: bool = False
+    profile: bool = False
     step_seconds: float = 0.0
     """Mean step time of the slowest rank; 0 where nothing was said yet."""
 
@@ -106,7 +108,7 @@ class Exchange:
     def post(self, row: Row) -> None:
         """Send this rank's row. Does not wait."""
         seconds = sum([record.seconds for record in row.records]) / max(1, len(row.records))
-        flags = [float(row.stop), float(row.save), seconds]
+        flags = [float(row.stop), float(row.save), float(row.profile), seconds]
         post = self._post_from_cpu if self._stream is None else self._post_from_device
         self._posted.append(post(row, flags))
 
@@ -170,6 +172,7 @@ class Exchange:
             norm=None if row.norm is None else said[0][_NORM],
             stop=any(rank[_STOP] for rank in said),
             save=bool(said[0][_SAVE]),
+            profile=any(rank[_PROFILE] for rank in said),
             step_seconds=max(rank[_SECONDS] for rank in said),
         )
 

@@ -16,6 +16,7 @@ from kdist_trainer.assembly import Surroundings, assemble
 from kdist_trainer.config import Nodes, TrainConfig, Training
 from kdist_trainer.failure import ConfigProblem
 from kdist_trainer.heartbeat import Heartbeat, Phase
+from kdist_trainer.profiling import recording as profiling
 from kdist_trainer.reporter import Reporter
 from kdist_trainer.run import Run
 from kdist_trainer.signals import StopFlag
@@ -51,6 +52,8 @@ def main() -> str:
                     checkpoints=Path(os.environ["KDIST_CHECKPOINTS"]) if "KDIST_CHECKPOINTS" in os.environ else None,
                 )
                 run = assemble(config, train, load_workload(train, world), around)
+                scratch = Path(os.environ["KDIST_SCRATCH"]) if "KDIST_SCRATCH" in os.environ else None
+                profiling.attach(run, scratch=scratch, checkpoints=around.checkpoints)
                 outcome = loop.train(run)
             beat(heartbeat, Phase.EXIT)
             return outcome

@@ -1,0 +1,51 @@
+"""`python -m kdist_trainer.profiling`: ask the ranks of this agent for a profile, and fetch it; JSON, or a trace, on stdout.
+
+Exit codes: 0 answered, 2 usage, 74 the disk did not answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kdist_trainer.profiling import request
+
+_DISK = 74
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what is asked; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m kdist_trainer.profiling", description=__doc__)
+    parser.add_argument("what", choices=["ask", "look", "send"], help="ask for a profile, look what came of it, send a trace")
+    parser.add_argument("--scratch", type=Path, required=True, help="the agent's folder")
+    parser.add_argument("--root", type=Path, help="folder of the run's checkpoints, if it has one")
+    parser.add_argument("--steps", type=int, default=5, help="ask: how many steps")
+    parser.add_argument("--ranks", default="", help="ask: these only, such as 0,3")
+    parser.add_argument("--name", default="", help="look, send: which request")
+    parser.add_argument("--rank", type=int, default=0, help="send: whose trace")
+    given = parser.parse_args(arguments)
+    root = given.root if given.root is not None and given.root.is_dir() else given.scratch
+    try:
+        if given.what == "send":
+            trace = request.folder_of(root, given.name) / request.trace_name(given.rank)
+            with trace.open("rb") as source, open(1, "wb", closefd=False) as stream:
+                shutil.copyfileobj(source, stream)
+            return 0
+        if given.what == "ask":
+            ranks = tuple(int(rank) for rank in given.ranks.split(",") if rank)
+            document = {"name": request.ask(given.scratch, steps=given.steps, ranks=ranks).name}
+        else:
+            document = request.look(root, given.name)
+    except OSError as error:
+        sys.stderr.write(f"{error.filename or root}: {error.strerror or error}\n")
+        return _DISK
+    sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -50,11 +50,11 @@ def go_on(folder: Path, strategy: str, size: int) -> list[float]:
         pytest.param("hsdp", "data_parallel", (2, 1), marks=pytest.mark.chaos),
         pytest.param("tensor", "fsdp", (2, 1)),
         pytest.param("ddp", "tensor", (1, 4), marks=pytest.mark.chaos),
+        pytest.param("pipeline", "hsdp", (4, 2), marks=pytest.mark.chaos),
         *(
-            pytest.param(first, then, (2, size), marks=[pytest.mark.chaos, pytest.mark.wide])
+            pytest.param(first, then, (2, 1 if then == "data_parallel" else 4), marks=[pytest.mark.chaos, pytest.mark.wide])
             for first in SPREAD
             for then in STRATEGIES
-            for size in {"data_parallel": (1,), "tensor": (1, 2, 4), "pipeline": (1, 2, 4)}.get(then, (1, 3, 4))
         ),
     ],
 )

@@ -126,6 +126,9 @@ class Training(Model):
         le=1024,
         description="modelParallel: ranks that share one copy of the model; strategies tensor and pipeline need it.",
     )
+    offload: Literal["none", "cpu"] = Field(
+        "none", description="offload: cpu keeps the shards of fsdp and hsdp, and the optimizer's work, in the CPU's memory."
+    )
     pipeline: Pipelining = Field(Pipelining(), description="pipeline: how strategy pipeline keeps its stages busy.")
     precision: Literal["fp32", "tf32", "bf16", "fp16", "bf16-params"] = Field(
         "fp32", description="precision of the forward and backward pass; bf16-params keeps the weights in it too."
@@ -182,6 +185,8 @@ class Training(Model):
     def _agreeing(self) -> Training:
         if self.early_stop is not None and self.evaluate_every_steps is None:
             raise ValueError("earlyStop needs evaluateEverySteps")
+        if self.offload == "cpu" and self.strategy not in ("fsdp", "hsdp"):
+            raise ValueError(f"offload: cpu needs strategy fsdp or hsdp, and {self.strategy} keeps no shards")
         if self.strategy == "pipeline" and self.checkpoint.load == "broadcast":
             raise ValueError("checkpoint.load: broadcast cannot be with strategy pipeline, whose ranks hold different weights")
         if self.spike_factor is not None and self.on_nonfinite not in ("skip", "rollback"):

@@ -28,4 +28,4 @@ def build(train: Training, workload: Workload, world: World, *, timer: Launcher 
         case "tensor":
             return Tensor(world, workload)
         case "fsdp" | "hsdp":
-            return Fsdp(world, hybrid=train.strategy == "hsdp")
+            return Fsdp(world, hybrid=train.strategy == "hsdp", offload=train.offload == "cpu")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy
 
 from kdist_trainer.failure import ConfigProblem
 from kdist_trainer.parallel.sharded import Sharded
@@ -19,9 +20,11 @@ from kdist_trainer.world import World
 class Fsdp(Sharded):
     """`fully_shard` over all ranks, or with `hybrid` over those of each node."""
 
-    def __init__(self, world: World, *, hybrid: bool) -> None:
-        """Raises `ConfigProblem` where `hybrid` has nodes of different sizes."""
+    def __init__(self, world: World, *, hybrid: bool, offload: bool = False) -> None:
+        """`offload`: keep shards in the memory of the CPU. Raises `ConfigProblem` where `hybrid` has nodes of different sizes."""
         self._world, self._hybrid = world, hybrid
+        # Pages that are not swapped are what a GPU copies from fast; without one they are only taken from everybody else.
+        self._offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if offload else None
         if hybrid and world.size % world.local_size:
             raise ConfigProblem(
                 f"train.strategy: hsdp needs nodes of equal size; {world.size} ranks are not {world.local_size} each"
@@ -29,7 +32,7 @@ class Fsdp(Sharded):
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         """Shard each block, then the rest of the model, in place."""
-        return self.shard(model, blocks, self._mesh())
+        return self.shard(model, blocks, self._mesh(), offload=self._offload)
 
     def _mesh(self) -> DeviceMesh:
         kind, world = self._world.device.type, self._world

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, OffloadPolicy, fully_shard
 from torch.optim import Optimizer
 
 
@@ -25,11 +25,14 @@ class Sharded:
     counts = True
     module: nn.Module
 
-    def shard(self, model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh) -> nn.Module:
-        """Shard each block, then the rest of the model, in place."""
+    def shard(
+        self, model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, *, offload: OffloadPolicy | None = None
+    ) -> nn.Module:
+        """Shard each block, then the rest of the model, in place; `offload` says where the shards are kept."""
+        policy = offload or OffloadPolicy()
         for block in blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+            fully_shard(block, mesh=mesh, offload_policy=policy)
+        fully_shard(model, mesh=mesh, offload_policy=policy)
         self.module = model
         return model
 

@@ -10,7 +10,8 @@ from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Training
 from tests.trainer.training.tasks import describe, train_here
 
-STRATEGIES: tuple[str, ...] = (*get_args(Training.model_fields["strategy"].annotation), "fsdp with offload: cpu")
+OFFLOADED = "fsdp with offload: cpu"
+STRATEGIES: tuple[str, ...] = (*get_args(Training.model_fields["strategy"].annotation), OFFLOADED)
 PRECISIONS: tuple[str, ...] = get_args(Training.model_fields["precision"].annotation)
 SIZES = (1, 2, 4)
 TOLERANCE = {"fp32": 1e-5, "tf32": 1e-5, "bf16": 2e-2, "bf16-params": 2e-2, "fp16": 5e-2}
@@ -33,8 +34,6 @@ def refusal(workload: str, strategy: str, size: int) -> str:
 
 def layout(strategy: str, size: int) -> dict[str, Any]:
     """What job.yaml must say besides: with four ranks there are two copies of the model."""
-    if strategy == "fsdp with offload: cpu":
-        return {"strategy": "fsdp", "offload": "cpu"}
     return {"modelParallel": min(size, 2)} if strategy in ("tensor", "pipeline") else {}
 
 
@@ -45,7 +44,8 @@ def document(workload: str, strategy: str, precision: str, **section: Any) -> di
             "workload": workload,
             "epochs": None,
             "steps": STEPS,
-            "strategy": strategy,
+            "strategy": strategy.split()[0],
+            "offload": "cpu" if strategy == OFFLOADED else "none",
             "precision": precision,
             "virtualShards": 4,
             # Plain descent: Adam divides by gradients that are nothing but rounding where a weight hardly matters.

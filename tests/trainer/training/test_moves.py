@@ -19,7 +19,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
-from tests.trainer.training.cells import STRATEGIES, document, layout
+from tests.trainer.training.cells import OFFLOADED, STRATEGIES, document, layout
 from tests.trainer.training.tasks import train_here
 
 pytestmark = pytest.mark.processes
@@ -91,7 +91,7 @@ def test_a_state_goes_through_every_strategy_and_stays_the_same_to_the_bit(tmp_p
         ("tensor", 2),
         ("hsdp", 2),
         ("pipeline", 2),
-        ("fsdp with offload: cpu", 2),
+        (OFFLOADED, 2),
         ("data_parallel", 1),
         ("ddp", 1),
     ]

@@ -79,6 +79,7 @@ class Pipeline(Replicated):
         for group in self._alike([self._microbatch(task, precision, shares) for task in tasks]):
             self._line.train(self._schedule, group, precision.autocast, watch)
         self._average()
+        self._agree()
         watch.waited()
         nothing = torch.zeros((), device=self._world.device)
         precision.scaled(nothing)  # so that stages without a loss have a scale too
@@ -143,6 +144,12 @@ class Pipeline(Replicated):
             dist.all_reduce(flat, group=self._copies)
             for one, mean in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
                 one.copy_(mean.view_as(one))
+
+    def _agree(self) -> None:
+        """Let the copies of this stage have the buffers (such as running means) of the first one, as with `ddp`."""
+        first = dist.get_global_rank(self._copies, 0)
+        for buffer in self.stage.buffers() if self._world.data_size > 1 else ():
+            dist.broadcast(buffer, src=first, group=self._copies)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """`learn` adds up by itself."""

@@ -8,5 +8,6 @@ never its typed models, which cost half a second to import.
 from kdist.cluster.connection import Cluster, connect
 from kdist.cluster.objects import Applied, essence
 from kdist.cluster.refusal import MissingError, RefusalError
+from kdist.cluster.session import Session
 
-__all__ = ["Applied", "Cluster", "MissingError", "RefusalError", "connect", "essence"]
+__all__ = ["Applied", "Cluster", "MissingError", "RefusalError", "Session", "connect", "essence"]

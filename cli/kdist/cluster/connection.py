@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from kdist.cluster import discovery, kubeconfig, logs, resources, streams
+from kdist.cluster import discovery, kubeconfig, logs, resources, session, streams
 from kdist.cluster.objects import Objects
 from kdist.cluster.refusal import MissingError
 from kdist.cluster.transport import Request, Transport
@@ -91,6 +91,12 @@ class Cluster(Objects):
             out=found.extend, err=lambda _: None, timeout=timeout,
         )  # fmt: skip
         return code, bytes(found)
+
+    def session(
+        self, pod: str, argv: Sequence[str], *, namespace: str | None = None, container: str = "trainer"
+    ) -> AbstractContextManager[session.Session]:
+        """A command that runs as long as the context lasts: then its standard input ends."""
+        return session.session(self._transport, pod, argv, namespace=namespace or self.namespace, container=container)
 
     def proxy(self, pod: str, port: int, path: str, *, namespace: str | None = None, timeout: float = 5.0) -> bytes:
         """Body of `GET path` from a pod's port, through the API server; asked once, within `timeout` seconds."""

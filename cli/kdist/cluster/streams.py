@@ -46,9 +46,9 @@ def execute(
     flags = {"stdin": stdin, "stdout": True, "stderr": not tty, "tty": tty}
     query = [("container", container), *(("command", word) for word in argv)]
     query += [(key, "true") for key, value in flags.items() if value]
-    url = _url(transport, pod, namespace, "exec", query)
+    url = url_of(transport, pod, namespace, "exec", query)
     what = f"exec in pod/{pod}"
-    with _handshake(transport, what):
+    with handshake(transport, what):
         client = WSClient(transport.access.official(), url, transport.headers(), capture_all=False, binary=True)
     outputs = {STDOUT: out or _writer(1), STDERR: err or _writer(2)}
     end = deadline(timeout)
@@ -146,8 +146,8 @@ def _tunnel(transport: Transport, pod: str, port: int, namespace: str, connectio
     from kubernetes.stream.ws_client import PortForward, create_websocket
 
     with connection, suppress(OSError, KdistError):
-        url = _url(transport, pod, namespace, "portforward", [("ports", str(port))])
-        with _handshake(transport, f"forward port {port} of pod/{pod}"):
+        url = url_of(transport, pod, namespace, "portforward", [("ports", str(port))])
+        with handshake(transport, f"forward port {port} of pod/{pod}"):
             websocket = create_websocket(transport.access.official(), url, transport.headers())
         far = PortForward(websocket, [port]).socket(port)
         ends = {connection: far, far: connection}
@@ -165,15 +165,16 @@ def _tunnel(transport: Transport, pod: str, port: int, namespace: str, connectio
                 other.shutdown(socket.SHUT_WR)
 
 
-def _url(transport: Transport, pod: str, namespace: str, subresource: str, query: Sequence[tuple[str, str]]) -> str:
+def url_of(transport: Transport, pod: str, namespace: str, subresource: str, query: Sequence[tuple[str, str]]) -> str:
+    """Where a websocket to a pod begins."""
     path = resources.path("v1", "Pod", namespace=namespace, name=pod, subresource=subresource)
     server = transport.access.server.replace("http", "ws", 1)
     return f"{server}{path}?{urlencode(query)}"
 
 
 @contextmanager
-def _handshake(transport: Transport, what: str) -> Iterator[None]:
-    """Turns a websocket that could not be opened into an error of ours."""
+def handshake(transport: Transport, what: str) -> Iterator[None]:
+    """Turn a websocket that could not be opened into an error of ours."""
     import websocket
 
     try:

@@ -1,4 +1,4 @@
-"""`kdist port-forward`: ports of this machine that end in the pod of a rank."""
+"""`kdist port-forward`: ports of this machine that end in the pod of a rank, or in a TensorBoard of the job."""
 
 from __future__ import annotations
 
@@ -14,37 +14,84 @@ from kdist.commands import options
 from kdist.errors import KdistError, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kdist.status import Pod
     from kdist.steer.target import Target
 
 _NAMED = {"metrics": 9401, "status": 9401}
+_TENSORBOARD = re.compile(r"(?:(\d{1,5})?:)?tensorboard")
+_TENSORBOARD_PORT = 6006
 _LOOK_SECONDS = 2.0
+_SHORT_SECONDS = 5.0
 _PORT = re.compile(r"(?:(\d{1,5})?:)?(\d{1,5})")
 
 
 @click.command()
 @click.argument("job", metavar="NAME|FILE")
-@click.argument("ports", nargs=-1, metavar="[metrics|[LOCAL]:REMOTE]...")
+@click.argument("ports", nargs=-1, metavar="[metrics|[LOCAL:]tensorboard|[LOCAL:]REMOTE]...")
 @click.option("--rank", type=click.IntRange(min=0), help="The pod that has this rank; rank 0 if nothing is said.")
 @click.option("--pod", default="", metavar="NAME", help="This pod.")
 @options.cluster_options
 def command(job: str, ports: tuple[str, ...], *, rank: int | None, pod: str, timeout: float | None, **place: Any) -> None:
     r"""Let ports of this machine end in the pod of a rank.
 
-    Without a port it is the agent's: metrics, /status and /healthz. A pod that is replaced is followed. Ctrl-C ends it.
+    Without a port it is the agent's: metrics, /status and /healthz. A pod that is replaced is followed. `tensorboard` starts
+    TensorBoard on the job's event files, in its pod or in a small one beside it, also when the job is over, and for a run of
+    `kdist run` on this machine. Ctrl-C ends it, and what was started for it.
 
     \b
     Examples:
       kdist port-forward digits                 then: curl localhost:9401/status
       kdist port-forward digits 8080:9401 --rank 3
-      kdist port-forward digits :6006           (a free port of this machine)
+      kdist port-forward digits tensorboard     then: http://localhost:6006
+      kdist port-forward digits :tensorboard    (a free port of this machine)
     """
-    wanted = [read_port(each) for each in ports or ("metrics",)]
-    target = options.find_target(job, None, timeout=timeout, **place)
     try:
-        _serve(target, wanted, rank=rank, pod=pod)
+        if any(_TENSORBOARD.fullmatch(each) for each in ports):
+            if len(ports) > 1 or rank is not None or pod:
+                raise UsageError("`tensorboard` goes alone: it finds the pod by itself")
+            _show_tensorboard(job, read_board(ports[0]), timeout=timeout, **place)
+        else:
+            wanted = [read_port(each) for each in ports or ("metrics",)]
+            _serve(options.find_target(job, None, timeout=timeout, **place), wanted, rank=rank, pod=pod)
     except KeyboardInterrupt:
         console.message("Forwarding ended.")
+
+
+def read_board(text: str) -> int:
+    """The local port of `tensorboard`, `LOCAL:tensorboard` or `:tensorboard`, where 0 is a free one. Raises `UsageError`."""
+    found = _TENSORBOARD.fullmatch(text)
+    if found is None or not 0 <= int(found[1] or 0) < 65_536:
+        raise UsageError(f"`{text}` names no port; write tensorboard, LOCAL:tensorboard or :tensorboard")
+    return int(found[1]) if found[1] else 0 if ":" in text else _TENSORBOARD_PORT
+
+
+def _show_tensorboard(job: str, local: int, *, timeout: float | None, **place: Any) -> None:
+    root = options.find_run(job, None, **place)
+    if root is not None:
+        _show_here(root, local)
+        return
+    from kdist.steer import tensorboard
+
+    target = options.find_target(job, None, timeout=timeout, **place)
+    while True:
+        with tensorboard.show(target, tell=console.message) as board:
+            begun = time.monotonic()
+            with target.cluster.forward(board.pod, board.port, local=local) as port:
+                console.result(f"TensorBoard of {target.name} in pod {board.pod}: http://127.0.0.1:{port}/")
+                while board.is_open():
+                    pass
+            local = port
+        if time.monotonic() - begun < _SHORT_SECONDS:
+            raise KdistError(f"TensorBoard ended at once in pod {board.pod}", next_command=f"kdist logs {target.name}")
+        console.message(f"TensorBoard in pod {board.pod} has ended; starting it again")
+
+
+def _show_here(root: Path, local: int) -> None:
+    from kdist.local import tensorboard
+
+    tensorboard.show(root, local, tell=lambda port: console.result(f"TensorBoard of {root.name}: http://127.0.0.1:{port}/"))
 
 
 def read_port(text: str) -> tuple[int, int]:

@@ -83,6 +83,14 @@ def test_fast_steps_are_thinned_out_and_the_first_is_there(tmp_path: Path) -> No
     assert 160 <= len(drawn) <= 201
 
 
+def test_a_long_run_takes_few_points(tmp_path: Path) -> None:
+    curves = Curves(tmp_path, StepStats())
+    curves.begin(0)
+    draw(curves, 1, 20_000, seconds=60.0)  # two weeks
+    curves.close()
+    assert len(steps(tmp_path / FOLDER)) < 4500
+
+
 def test_without_a_folder_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     curves = Curves(None, StepStats())

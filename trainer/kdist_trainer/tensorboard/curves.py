@@ -19,6 +19,8 @@ FOLDER = "tensorboard"
 """Name of the folder of event files beside the checkpoints."""
 MIN_INTERVAL_SECONDS = 0.1
 """Least time of training between two points: faster steps than that are thinned out."""
+RESOLUTION = 0.001
+"""The same as a share of the group's life: a month's curve takes no more than some ten thousand points, a few MB."""
 
 _CLOSE_SECONDS = 2.0
 _MOST_WAITING = 4096
@@ -32,6 +34,7 @@ class Curves:
         self._stats = stats
         self._points: Points = queue.Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
+        self._lived = 0.0
         self._start_anew()
 
     def begin(self, step: int) -> None:
@@ -40,7 +43,7 @@ class Curves:
             return
         self.close()
         self._start_anew()
-        self._seconds = MIN_INTERVAL_SECONDS  # the first step is drawn
+        self._lived, self._seconds = 0.0, MIN_INTERVAL_SECONDS  # the first step is drawn
         self._points = queue.Queue(_MOST_WAITING)
         arguments = (self._folder, step + 1, self._points)
         self._thread = threading.Thread(target=write, args=arguments, name="kdist-tensorboard", daemon=True)
@@ -53,7 +56,8 @@ class Curves:
         self._steps += 1
         self._samples += samples
         self._seconds += seconds
-        if self._seconds >= MIN_INTERVAL_SECONDS:
+        self._lived += seconds
+        if self._seconds >= max(MIN_INTERVAL_SECONDS, RESOLUTION * self._lived):
             self._add(step, {"train/loss": loss, **self._learning(), **self._pace()})
             self._start_anew()
 

@@ -1,0 +1,74 @@
+"""`kdist port-forward NAME tensorboard` on a real cluster: of a job at work, and of one that is over."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import Job
+from tests.cluster.namespace import Namespace
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+_COUNT = """
+from pathlib import Path
+print(sum(b"-m\\0kdist_trainer.tensorboard" in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")))
+"""
+
+
+def drawn(port: str) -> list[int]:
+    """Steps of the loss that TensorBoard draws."""
+    address = f"http://127.0.0.1:{port}/data/plugin/scalars/scalars?run=.&tag=train%2Floss"
+    try:
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            return [step for _, step, _ in json.load(answer)]
+    except OSError:  # no such curve yet
+        return []
+
+
+def test_tensorboard_shows_a_job_at_work_and_one_that_is_over_and_leaves_nothing_running(
+    namespace: Namespace, calm: Job, tmp_path: Path
+) -> None:
+    namespace.apply(calm(nodes=1, train={"steps": 1_000_000, "evaluate": "never", "checkpoint": {"every": {"seconds": 4}}}))
+    namespace.kdist("wait", "digits", "--for=first-step", "--timeout=4m")
+
+    def forward() -> tuple[str, str]:
+        said: Any = namespace.until(
+            "it forwards", lambda: re.search(r"in pod (\S+): http://127\.0\.0\.1:(\d+)/", output.read_text())
+        )
+        return said[1], said[2]
+
+    output = tmp_path / "running"
+    forwarding = namespace.start_kdist("port-forward", "digits", ":tensorboard", output=output)
+    try:
+        pod, port = forward()
+        assert pod == namespace.pods("digits")[0]["metadata"]["name"]
+        steps = namespace.until("the loss is drawn", lambda: drawn(port))
+        assert steps == sorted(set(steps))
+    finally:
+        forwarding.kill()
+        forwarding.wait(30)
+    namespace.until(
+        "TensorBoard is gone from the pod",
+        lambda: namespace.kdist("exec", "digits", "--", "python", "-c", _COUNT).strip() == "0",
+    )
+
+    namespace.kdist("stop", "digits")
+    output = tmp_path / "over"
+    forwarding = namespace.start_kdist("port-forward", "digits", ":tensorboard", output=output)
+    try:
+        pod, port = forward()
+        assert "viewer" in pod
+        namespace.until("the loss is drawn", lambda: drawn(port))
+        forwarding.send_signal(signal.SIGINT)
+        assert forwarding.wait(60) == 0
+    finally:
+        forwarding.kill()
+        forwarding.wait(30)
+    namespace.until("the pod that looked is gone", lambda: namespace.find("pods") == [])

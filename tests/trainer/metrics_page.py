@@ -27,6 +27,9 @@ taken. The table is made from the declarations in `trainer/kdist_trainer/stats`:
 - `kdist_wall_seconds_total` always sums to the time that the agents of its place have lived. A step's time is put into its
   category when the step is over; until then the category is a guess by the rank's heartbeat, and a wrong guess is made up for
   in the following seconds.
+- Model FLOPs are counted in a generation's first forward pass, whose result is thrown away, and taken three times: torch's
+  counter knows matrix products, convolutions and attention. Not counted: compiled models, and strategies that split a layer.
+  The utilisation (MFU) is `sum(rate(kdist_model_flops_total[5m])) / (max(kdist_world_size) * max(kdist_device_peak_flops))`.
 - Every series has the label `kdist_job`. At most 80 + 30 x local ranks series per agent.
 
 | metric | type | from | labels | unit | help |

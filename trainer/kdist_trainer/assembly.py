@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from kdist_trainer.heartbeat import Heartbeat, Phase
 from kdist_trainer.passes import UNWATCHED, check_loss, flow, in_turn, through_stages
 from kdist_trainer.pretrained import Pretrained
 from kdist_trainer.randomness import WEIGHTS, derive, generators, generators_of
+from kdist_trainer.resources import Resources
 from kdist_trainer.run import Run
 from kdist_trainer.saves import Savable, Saves, Stateful
 from kdist_trainer.signals import Exchange, StopFlag
@@ -69,7 +71,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
     small = there_are(scheduler=scheduler, precision=built.precision, guard=guard, early_stop=patience)
     state = TrainState(train.seed, workload.fingerprint(samples), world.size, describe_surroundings(train, world))
     parts = Savable(world, built.strategy, built.module, optimizer, built.averages, small, state)
-    stats.target_steps = steps.count()
+    loader = Loader(steps, workload, samples, settings=train.loader, seed=train.seed)
     run = Run(
         settings=train,
         world=world,
@@ -83,7 +85,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         set_generators=set_generators,
         learn=through_stages if train.strategy == "pipeline" else in_turn,
         weigh=make_weigh(workload, world),
-        loader=Loader(steps, workload, samples, settings=train.loader, seed=train.seed),
+        loader=loader,
         evaluation_batch=train.micro_batch or max(1, train.global_batch // steps.deal.shards),
         state=state,
         target=steps.count(),
@@ -95,6 +97,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         flag=around.flag,
         exchange=Exchange(world, most_steps=train.sync_every_steps, counts=built.strategy.counts, heartbeat=around.heartbeat),
         stats=stats,
+        resources=Resources(stats, world.device, precision=train.precision, waiting=loader.waiting),
         curves=Curves(around.checkpoints if train.tensorboard and world.is_leader else None, stats),
         laps=Laps(stats),
         timer=timer,
@@ -220,22 +223,30 @@ def warm_up(run: Run) -> None:
     buffers = {name: buffer.clone() for name, buffer in run.module.named_buffers()}
     run.set_generators(derive(run.state.seed, WEIGHTS))
 
-    def backward() -> None:
+    def backward(counting: AbstractContextManager[None] | None = None) -> None:
         if run.settings.strategy == "pipeline":
             flow(run, [piece], 1.0, UNWATCHED)
             return
-        with run.precision.autocast():
+        with run.precision.autocast(), counting or nullcontext():
             loss, count = run.workload.loss(run.model, piece.batch)
         check_loss(run.workload, loss, count, piece.samples)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    backward()
+    try:
+        backward(run.resources.counting(piece.samples) if counts_flops(run.settings) else None)
+    except Exception:  # noqa: BLE001  torch cannot count every operation; what the workload itself raises comes again
+        backward()
     run.set_generators = generators_of(backward, run.world.device)
     run.optimizer.zero_grad()
     with torch.no_grad():
         for name, buffer in run.module.named_buffers():
             buffer.copy_(buffers[name])
     run.timer.forget()
+
+
+def counts_flops(train: Training) -> bool:
+    """Whether a rank's own forward pass is its share of the arithmetic, and can be seen: not inside of compiled code."""
+    return train.compile == "off" and train.strategy in ("ddp", "fsdp", "hsdp", "data_parallel")
 
 
 def _stay() -> None:

@@ -46,6 +46,7 @@ def note(run: Run, said: Interval) -> Interval:
     run.interval = interval_of(said.step_seconds, run.settings.sync_every_steps)
     run.stats.loss, run.stats.grad_norm = said.losses[-1], said.norm
     run.stats.learning_rate = run.optimizer.param_groups[0]["lr"]
+    run.resources.look()
     run.stats.tokens = run.stats.samples * run.workload.tokens_per_sample
     for record, loss in zip(said.records, said.losses, strict=True):
         run.curves.add_step(record.step, samples=record.last - record.first + 1, seconds=record.seconds, loss=loss)

@@ -18,6 +18,7 @@ from kdist_trainer.heartbeat import Phase
 from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.precision import Admit, Precision
 from kdist_trainer.pretrained import Pretrained
+from kdist_trainer.resources import Resources
 from kdist_trainer.saves import Saves
 from kdist_trainer.signals import Exchange, StepRecord, StopFlag
 from kdist_trainer.state import TrainState
@@ -67,6 +68,7 @@ class Run:
     exchange: Exchange
     stats: StepStats
     curves: Curves
+    resources: Resources
     laps: Laps
     timer: Timer
     probe: Probe

@@ -95,6 +95,8 @@ def full_stats(rank: int, generation: int = 1) -> StepStats:
     stats.add_checkpoint("restore", total=0.2)
     stats.add_fallback("corrupt")
     stats.checkpoint_interval, stats.probe_bandwidth = 300.0, 8e9
+    stats.memory, stats.queue_depth, stats.peak_flops, stats.model_flops, stats.alloc_retries = 3e8, 4, 989e12, 1e15, 1
+    stats.device_allocated, stats.device_reserved, stats.device_peak = 1e9, 2e9, 1.5e9
     stats.loss, stats.grad_norm, stats.learning_rate, stats.target_steps = 0.5, 1.5, 0.001, 200
     return stats
 
@@ -107,7 +109,7 @@ def record_of(stats: StepStats) -> Record:
 def tell_all(exporter: Exporter) -> None:
     """Everything that an agent can tell, once."""
     exporter.add_restart("signal")
-    exporter.add_worker_exit("signal", "SIGKILL")
+    exporter.add_worker_exit("signal", "SIGKILL", collective="all_reduce")
     exporter.add_worker_exit("done")
     exporter.observe_rendezvous(1.5, "formed")
     exporter.add_lost_steps(3)

@@ -38,7 +38,7 @@ def test_what_is_no_record_is_counted_and_changes_nothing_else(exporter: Exporte
     send_raw(exporter.socket_path, *bad, pack(nan_count))
     after = read(exporter.expose())
     assert total(after, "kdist_exporter_records_total", outcome="malformed") == len(bad) + 1
-    changed = {name for (name, labels), number in after.items() if before[name, labels] != number}
+    changed = {name for (name, labels), number in after.items() if before.get((name, labels), 0) != number}
     assert changed <= {"kdist_exporter_records_total", "kdist_wall_seconds_total"}
 
 

@@ -57,7 +57,8 @@ class Teller:
     def rank_failed(self, failure: Failure, exit_code: int | None) -> None:
         """A rank ended badly; `exit_code` is its process's, None if the agent killed it."""
         name = None if exit_code is None else signal_name(exit_code)
-        self._exporter.add_worker_exit(failure.cause, name)
+        op = (failure.collective or "").partition("(")[0]
+        self._exporter.add_worker_exit(failure.cause, name, collective=op)
         tell = log.error if failure.primary else log.warn
         tell(
             "worker-failed",

@@ -76,6 +76,7 @@ class Loader:
         if settings.workers:
             _warm_up_server()
         device = workload.context.device
+        self._ahead: Any = None
         self._move: Callable[[Any], Any] | None = None if device.type == "cpu" else workload.to_device
 
     def sample(self) -> Piece:
@@ -85,6 +86,13 @@ class Loader:
     def size(self, position: int) -> int:
         """Samples, over all ranks, of the step that begins at `position`."""
         return self._steps.size(position)
+
+    def waiting(self) -> int | None:
+        """Pieces that loader processes have ready; None where there are none, or where the system cannot count them."""
+        try:
+            return int(self._ahead._data_queue.qsize())  # torch has no public word for it
+        except (AttributeError, NotImplementedError):
+            return None
 
     def batches(self, *, step: int, position: int) -> Iterator[Batch]:
         """Every step's batch, after `step` steps and `position` samples."""
@@ -99,6 +107,7 @@ class Loader:
         """What answers the requests from this step on, in their order."""
         if self._settings.workers:
             ahead = iter(self._processes(_Requests(self._steps, seed=self._seed, step=step, position=position)))
+            self._ahead = ahead
             return lambda _: self._moved(next(ahead))
         fetch = self._fetcher()
         if self._move is None:

@@ -133,10 +133,10 @@ class Exporter:
             self._told.count(agent.RESTARTS, (str(cause),))
             self._failed_at = time.monotonic()
 
-    def add_worker_exit(self, cause: str, signal: str | None = None) -> None:
-        """A worker ended: a `Cause`, or `done` or `stopped`; the signal's name (`SIGKILL`) if one killed it."""
+    def add_worker_exit(self, cause: str, signal: str | None = None, *, collective: str | None = None) -> None:
+        """A worker ended: a `Cause`, or `done` or `stopped`; the signal that killed it; the collective that it failed in."""
         with self._lock:
-            self._told.count(agent.WORKER_EXITS, (str(cause), signal or "none"))
+            self._told.count_exit(str(cause), signal or "none", collective)
 
     def observe_rendezvous(self, seconds: float, outcome: str) -> None:
         """A rendezvous ended after `seconds`: `formed`, `timeout` or `failed`."""

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from kdist_trainer.exporter.totals import Snapshot, add
+from kdist_trainer.exporter.totals import ACCEPTED, Snapshot, add
 from kdist_trainer.stats import AGENT_METRICS, COUNTER_SLOTS, GAUGES, RECORDED, SLOTS, STATES, Kind, Metric, Scope, agent
 
 Labels = tuple[str, ...]
@@ -57,6 +57,9 @@ def reported_series(snapshot: Snapshot, wall: Mapping[str, float]) -> dict[str, 
     for metric in RECORDED:
         if metric.scope is Scope.WITNESS:
             found[metric.name] = {(category,): [seconds] for category, seconds in wall.items()}
+        elif metric.kind is Kind.GAUGE and metric.scope is Scope.RANK:
+            known = {rank: record.gauges[GAUGES[metric.name]] for rank, record in sorted(snapshot.current.items())}
+            found[metric.name] = {(str(rank),): [value] for rank, value in known.items() if value is not None}
         elif metric.kind is Kind.GAUGE:
             value = snapshot.gauges[GAUGES[metric.name]]
             found[metric.name] = {} if value is None else {(): [value]}
@@ -78,7 +81,7 @@ def own_series(snapshot: Snapshot, state: str, scrape_seconds: float) -> dict[st
         agent.SCRAPE_DURATION.name: {(): [scrape_seconds]},
         agent.JOB_STATE.name: {(word,): [float(word == state)] for word in STATES},
         agent.HEARTBEAT.name: {(str(rank),): [heard] for rank, heard in snapshot.heard.items()},
-        agent.RECORDS.name: {(outcome,): [float(count)] for outcome, count in snapshot.received.items()},
+        agent.RECORDS.name: {(word,): [float(count)] for word, count in snapshot.received.items() if count or word == ACCEPTED},
     }
 
 

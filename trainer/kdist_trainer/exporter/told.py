@@ -8,8 +8,15 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from kdist_trainer import __version__
-from kdist_trainer.stats import AGENT_METRICS, Kind, Metric
-from kdist_trainer.stats.agent import BUILD_INFO, JOB_INFO, RESTARTS_REMAINING, WORLD_SIZE_MAX
+from kdist_trainer.stats import AGENT_METRICS, COLLECTIVES, Kind, Metric
+from kdist_trainer.stats.agent import (
+    BUILD_INFO,
+    COLLECTIVE_FAILURES,
+    JOB_INFO,
+    RESTARTS_REMAINING,
+    WORKER_EXITS,
+    WORLD_SIZE_MAX,
+)
 
 Labels = tuple[str, ...]
 
@@ -40,6 +47,12 @@ class Told:
             raise ValueError(f"{metric.name} cannot grow by {amount}")
         values = self._values[metric.name]
         values[labels] = values.get(labels, 0.0) + amount
+
+    def count_exit(self, cause: str, signal: str, collective: str | None) -> None:
+        """Count the end of a worker, and the failure of the collective that it was in."""
+        self.count(WORKER_EXITS, (cause, signal))
+        if collective:
+            self.count(COLLECTIVE_FAILURES, (collective if collective in COLLECTIVES else "other", cause))
 
     def set(self, metric: Metric, value: float, labels: Labels = ()) -> None:
         """Let a gauge show a value."""

@@ -63,6 +63,12 @@ RESTARTS = _counter("kdist_worker_group_restarts_total", "Restarts of this agent
 WORKER_EXITS = _counter(
     "kdist_worker_exits_total", "Exits of this agent's workers, normal ones included", labels=("cause", "signal"), series=()
 )
+COLLECTIVE_FAILURES = _counter(
+    "kdist_collective_failures_total",
+    "Collectives that a rank of this agent failed in: they raised, timed out or hung",
+    labels=("op", "cause"),
+    series=(),
+)
 RESTARTS_REMAINING = _gauge("kdist_restarts_remaining", "Restarts left in the job's budget")
 RENDEZVOUS_DURATION = Metric(
     name="kdist_rendezvous_duration_seconds",
@@ -71,7 +77,7 @@ RENDEZVOUS_DURATION = Metric(
     unit="seconds",
     labels=("outcome",),
     series=(),
-    buckets=(10.0, 120.0),
+    buckets=(10.0,),
 )
 TIME_TO_FIRST_STEP = _gauge(
     "kdist_time_to_first_step_seconds", "Start of this generation's workers to their first step", unit="seconds"

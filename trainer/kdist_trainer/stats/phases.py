@@ -33,3 +33,7 @@ class Wall(StrEnum):
 
 
 WALL_CATEGORIES = tuple(str(category) for category in Wall)
+
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier", "all_to_all", "send", "recv")
+"""Collectives by the names that a metric may show."""

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 from kdist_trainer.stats.metric import Scope, counter, gauge, histogram
 from kdist_trainer.stats.phases import WALL_CATEGORIES, StepPhase
+from kdist_trainer.stats.usage import Usage
 
-STEP_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0)
-ALL_REDUCE_BUCKETS = (0.0002, 0.001, 0.005, 0.02, 0.1, 1.0, 10.0)
-SAVE_BUCKETS = (0.1, 1.0, 10.0, 1800.0)
+STEP_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
+ALL_REDUCE_BUCKETS = (0.001, 0.005, 0.02, 0.1, 1.0)
+SAVE_BUCKETS = (0.1, 1.0, 10.0)
 _SAVE_SERIES = len(SAVE_BUCKETS) + 2
 _EWMA_WEIGHT = 0.1
 
@@ -29,7 +30,7 @@ _FALLBACKS = (("corrupt",), ("eio",), ("other",))
 
 
 @dataclass(slots=True, eq=False)
-class StepStats:
+class StepStats(Usage):
     """The running sums of one rank in one generation. Seconds, bytes and counts, never rates.
 
     The rank's loop adds to it; `Reporter` sends it. Not for several threads at once.

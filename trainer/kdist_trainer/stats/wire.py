@@ -38,7 +38,7 @@ _SLOTS = COUNTER_SLOTS + len(_GAUGES)
 _MAGIC = b"kdst"
 LAYOUT = zlib.crc32(repr([_METRICS[name] for name in (*_SINGLE, *_SEVERAL, *_GAUGES)]).encode())
 """Digest of the numbers' order: what was written under another one means something else."""
-_PACKED = struct.Struct(f"<4sIIHHQQQ{_SLOTS}d")
+_PACKED = struct.Struct(f"<4sIIIQQQ{_SLOTS}d")
 assert _PACKED.size <= MAX_RECORD, f"a record would take {_PACKED.size} bytes"  # noqa: S101  found at the first import
 
 
@@ -86,14 +86,14 @@ def pack(stats: StepStats) -> bytes:
         else:
             present |= 1 << index
             numbers.append(value)
-    return _PACKED.pack(_MAGIC, LAYOUT, stats.rank, present, 0, stats.generation, stats.sequence, stats.started_ns, *numbers)
+    return _PACKED.pack(_MAGIC, LAYOUT, stats.rank, present, stats.generation, stats.sequence, stats.started_ns, *numbers)
 
 
 def unpack(datagram: bytes) -> Record:
     """The record in a datagram. Raises `MalformedRecordError`."""
     if len(datagram) != _PACKED.size:
         raise MalformedRecordError(f"{len(datagram)} bytes, not {_PACKED.size}")
-    magic, layout, rank, present, _, generation, sequence, started_ns, *numbers = _PACKED.unpack(datagram)
+    magic, layout, rank, present, generation, sequence, started_ns, *numbers = _PACKED.unpack(datagram)
     if magic != _MAGIC or layout != LAYOUT:
         raise MalformedRecordError("other magic or layout")
     counters = tuple(numbers[:COUNTER_SLOTS])

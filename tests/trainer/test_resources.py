@@ -1,0 +1,75 @@
+"""What a rank says that it takes, and what it could do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from kdist_trainer import resources
+from kdist_trainer.resources import Resources, peak_flops, resident_bytes
+from kdist_trainer.stats import StepStats
+
+
+def make(stats: StepStats, *, waiting: int | None = None) -> Resources:
+    return Resources(stats, torch.device("cpu"), precision="fp32", waiting=lambda: waiting)
+
+
+def test_a_forward_pass_is_a_third_of_the_arithmetic() -> None:
+    stats = StepStats()
+    found = make(stats)
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
+    with found.counting(samples=8):
+        model(torch.zeros(8, 20)).sum()
+    stats.samples = 1000
+    found.look()
+    assert stats.model_flops == 1000 * 3 * 2 * (20 * 30 + 30 * 5)
+
+
+def test_what_was_not_counted_is_not_shown() -> None:
+    stats = StepStats()
+    stats.samples = 1000
+    make(stats).look()
+    assert stats.model_flops == 0
+    assert stats.queue_depth is stats.device_allocated is stats.peak_flops is None
+
+
+def test_memory_and_waiting_batches_are_looked_at_once_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats, now = StepStats(), 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    found = make(stats, waiting=3)
+    found.look()
+    assert stats.queue_depth == 3
+    assert stats.memory is not None
+    assert 10e6 < stats.memory < 1e12
+    stats.queue_depth = None
+    found.look()
+    assert stats.queue_depth is None
+    now += resources.LOOK_SECONDS
+    found.look()
+    assert stats.queue_depth == 3
+
+
+def test_where_there_is_no_proc_memory_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(resources, "_PAGES", tmp_path / "statm")
+    assert resident_bytes() is None
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989e12),
+        ("NVIDIA H100 PCIe", "bf16", 756e12),
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156e12),
+        ("NVIDIA A100-SXM4-80GB", "fp32", None),
+        ("Tesla V100-SXM2-16GB", "fp16", 125e12),
+        ("Tesla V100-SXM2-16GB", "tf32", None),
+        ("NVIDIA L40S", "bf16", 362e12),
+        ("NVIDIA L4", "fp16", 121e12),
+        ("something new", "bf16", None),
+    ],
+)
+def test_the_peak_is_that_of_the_precision_or_unknown(device: str, precision: str, peak: float | None) -> None:
+    assert peak_flops(device, precision) == peak

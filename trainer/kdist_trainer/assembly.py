@@ -66,8 +66,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
     steps = deal_steps(config, train, samples, world, even=built.strategy.sharded)
     optimizer = workload.optimizer(built.module, train.optimizer)
     scheduler = workload.scheduler(optimizer, train.schedule, steps=steps.count())
-    guard = Guard(train) if train.on_nonfinite in ("skip", "rollback") else None
-    patience = Patience(train.early_stop) if train.early_stop is not None else None
+    guard, patience = make_judges(train)
     small = there_are(scheduler=scheduler, precision=built.precision, guard=guard, early_stop=patience)
     state = TrainState(train.seed, workload.fingerprint(samples), world.size, describe_surroundings(train, world))
     parts = Savable(world, built.strategy, built.module, optimizer, built.averages, small, state)
@@ -107,6 +106,12 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
     )
     run.admit = partial(admit, run) if guard is not None else None
     return run
+
+
+def make_judges(train: Training) -> tuple[Guard | None, Patience | None]:
+    """What judges each update, and what ends a training that gets no better, where the job asks for them."""
+    guard = Guard(train) if train.on_nonfinite in ("skip", "rollback") else None
+    return guard, Patience(train.early_stop) if train.early_stop is not None else None
 
 
 def make_saves(config: TrainConfig, train: Training, around: Surroundings, parts: Savable) -> Saves:

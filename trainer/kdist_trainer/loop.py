@@ -51,6 +51,7 @@ def train(run: Run) -> str:
 
 def begin(run: Run) -> None:
     """Warm up, go on from the newest checkpoint, or begin with what the job names, and open the stream of batches there."""
+    run.stats.target_steps = run.target
     warm_up(run)
     run.stats.add_wall(Wall.INIT, run.laps.skip())
     run.beat(Phase.RESTORE, run.state.step)

@@ -55,19 +55,19 @@ def test_it_draws_the_run_and_ends_when_nobody_looks_any_more(tmp_path: Path) ->
         viewer.wait()
 
 
-def test_without_event_files_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_event_files_it_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / FOLDER)]) == 1
-    said = json.loads(capsys.readouterr().out)
+    said = json.loads(capfd.readouterr().out)
     assert said["cause"] == "empty"
     assert "no event files" in said["problem"]
 
 
 def test_it_takes_no_memory_that_a_training_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("kdist_trainer.tensorboard.__main__.free_bytes", lambda: NEEDED_BYTES - 1)
     assert main([str(tmp_path)]) == 1
-    assert json.loads(capsys.readouterr().out)["cause"] == "memory"
+    assert json.loads(capfd.readouterr().out)["cause"] == "memory"
 
 
 def test_cached_files_count_as_free_memory_and_no_limit_as_unknown(tmp_path: Path) -> None:

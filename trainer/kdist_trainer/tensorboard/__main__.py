@@ -83,8 +83,7 @@ def free_bytes(group: Path = _GROUP) -> int | None:
 
 def tell(document: dict[str, object]) -> None:
     """One line on stdout."""
-    sys.stdout.write(json.dumps(document) + "\n")
-    sys.stdout.flush()
+    os.write(1, json.dumps(document).encode() + b"\n")
 
 
 def stay() -> None:
@@ -110,6 +109,4 @@ def wait_for_company() -> None:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)  # its threads are in no hurry
+    os._exit(main())  # its threads are in no hurry

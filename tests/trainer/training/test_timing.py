@@ -73,6 +73,8 @@ def train_and_tell(document: dict[str, Any], folder: Path) -> dict[str, Any]:
         "busy": stats.all_reduce_busy,
         "steps": stats.steps,
         "samples": stats.samples,
+        "flops": stats.model_flops,
+        "matrices": sum(weight.numel() for weight in kept[0].module.parameters() if weight.ndim == 2),
         "weights": sum(weight.nbytes for weight in kept[0].module.parameters()),
     }
 
@@ -116,6 +118,7 @@ def test_phases_sum_to_the_steps_and_all_reduces_move_every_gradient(tmp_path: P
     for rank in told:
         assert sum(rank["phase"]) == pytest.approx(rank["seconds"], rel=1e-3)
         assert all(seconds >= 0 for seconds in rank["phase"])
+        assert rank["flops"] == 3 * 2 * rank["matrices"] * rank["samples"]
     assert sum(rank["samples"] for rank in told) == 100
     if hook == "timing":
         assert all(rank["bytes"] == rank["steps"] * rank["weights"] for rank in told)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from kdist_trainer import resources
+from kdist_trainer.config import Training
 from kdist_trainer.resources import Resources, peak_flops, resident_bytes
 from kdist_trainer.stats import StepStats
 
 
-def make(stats: StepStats, *, waiting: int | None = None) -> Resources:
-    return Resources(stats, torch.device("cpu"), precision="fp32", waiting=lambda: waiting)
+def make(stats: StepStats, *, waiting: int | None = None, **train: Any) -> Resources:
+    return Resources(stats, torch.device("cpu"), Training(workload="digits", steps=1, **train), waiting=lambda: waiting)
 
 
 def test_a_forward_pass_is_a_third_of_the_arithmetic() -> None:
@@ -34,6 +36,17 @@ def test_what_was_not_counted_is_not_shown() -> None:
     make(stats).look()
     assert stats.model_flops == 0
     assert stats.queue_depth is stats.device_allocated is stats.peak_flops is None
+
+
+@pytest.mark.parametrize("train", [{"compile": "aot_eager"}, {"strategy": "tensor"}])
+def test_arithmetic_that_torch_cannot_see_is_not_counted(train: dict[str, str]) -> None:
+    stats = StepStats()
+    found = make(stats, **train)
+    with found.counting(samples=8):
+        nn.Linear(20, 30)(torch.zeros(8, 20))
+    stats.samples = 1000
+    found.look()
+    assert stats.model_flops == 0
 
 
 def test_memory_and_waiting_batches_are_looked_at_once_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:

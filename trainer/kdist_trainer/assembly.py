@@ -96,7 +96,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         flag=around.flag,
         exchange=Exchange(world, most_steps=train.sync_every_steps, counts=built.strategy.counts, heartbeat=around.heartbeat),
         stats=stats,
-        resources=Resources(stats, world.device, precision=train.precision, waiting=loader.waiting),
+        resources=Resources(stats, world.device, train, waiting=loader.waiting),
         curves=Curves(around.checkpoints if train.tensorboard and world.is_leader else None, stats),
         laps=Laps(stats),
         timer=timer,
@@ -238,7 +238,7 @@ def warm_up(run: Run) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
     try:
-        backward(run.resources.counting(piece.samples) if counts_flops(run.settings) else None)
+        backward(run.resources.counting(piece.samples))
     except Exception:  # noqa: BLE001  torch cannot count every operation; what the workload itself raises comes again
         backward()
     run.set_generators = generators_of(backward, run.world.device)
@@ -247,11 +247,6 @@ def warm_up(run: Run) -> None:
         for name, buffer in run.module.named_buffers():
             buffer.copy_(buffers[name])
     run.timer.forget()
-
-
-def counts_flops(train: Training) -> bool:
-    """Whether a rank's own forward pass is its share of the arithmetic, and can be seen: not inside of compiled code."""
-    return train.compile == "off" and train.strategy in ("ddp", "fsdp", "hsdp", "data_parallel")
 
 
 def _stay() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from kdist_trainer.config import Training
 from kdist_trainer.stats import StepStats
 
 LOOK_SECONDS = 1.0
@@ -39,16 +40,21 @@ _HALVES = {"bf16", "fp16", "bf16-params"}
 class Resources:
     """Puts into a rank's `stats` what it takes. `waiting` says how many batches are ready, None where nobody fetches ahead."""
 
-    def __init__(self, stats: StepStats, device: torch.device, *, precision: str, waiting: Callable[[], int | None]) -> None:
+    def __init__(self, stats: StepStats, device: torch.device, train: Training, *, waiting: Callable[[], int | None]) -> None:
         self._stats, self._device, self._waiting = stats, device, waiting
+        # A rank's own forward pass is its share of the arithmetic, and can be seen: not inside of compiled code.
+        self._counts = train.compile == "off" and train.strategy in ("ddp", "fsdp", "hsdp", "data_parallel")
         self._next = 0.0
         self._flops_per_sample = 0.0
         if device.type == "cuda":
-            stats.peak_flops = peak_flops(torch.cuda.get_device_name(device), precision)
+            stats.peak_flops = peak_flops(torch.cuda.get_device_name(device), train.precision)
 
     @contextmanager
     def counting(self, samples: int) -> Iterator[None]:
-        """Count the FLOPs of a forward pass over so many samples, made in this block."""
+        """Count the FLOPs of a forward pass over so many samples, made in this block, where they can be counted."""
+        if not self._counts:
+            yield
+            return
         with FlopCounterMode(display=False) as counter:
             yield
         # The backward pass does the arithmetic of the forward pass once for the inputs and once for the weights.

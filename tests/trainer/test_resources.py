@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils import flop_counter
 
 from kdist_trainer import resources
 from kdist_trainer.config import Training
-from kdist_trainer.resources import Resources, peak_flops, resident_bytes
+from kdist_trainer.resources import Resources, peak_flops, resident_bytes, was_counting
 from kdist_trainer.stats import StepStats
 
 
-def make(stats: StepStats, *, waiting: int | None = None, **train: Any) -> Resources:
+def make(stats: StepStats, waiting: int | None = None, **train: Any) -> Resources:
     return Resources(stats, torch.device("cpu"), Training(workload="digits", steps=1, **train), waiting=lambda: waiting)
 
 
@@ -39,7 +40,7 @@ def test_what_was_not_counted_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize("train", [{"compile": "aot_eager"}, {"strategy": "tensor"}])
-def test_arithmetic_that_torch_cannot_see_is_not_counted(train: dict[str, str]) -> None:
+def test_arithmetic_that_torch_cannot_see_is_not_counted(train: dict[str, Any]) -> None:
     stats = StepStats()
     found = make(stats, **train)
     with found.counting(samples=8):
@@ -47,6 +48,21 @@ def test_arithmetic_that_torch_cannot_see_is_not_counted(train: dict[str, str]) 
     stats.samples = 1000
     found.look()
     assert stats.model_flops == 0
+
+
+def test_only_the_counters_own_stumble_is_forgiven() -> None:
+    found = make(StepStats())
+    shapes = [torch.Size(shape) for shape in ((1, 4, 8, 16), (2, 4, 8, 16), (1, 4, 8, 16))]
+    with pytest.raises(AssertionError) as stumble:
+        flop_counter.sdpa_flop_count(*shapes)  # type: ignore[no-untyped-call]
+    assert was_counting(stumble.value)
+    left, right = torch.zeros(2, 3), torch.zeros(2, 3)
+    with pytest.raises(RuntimeError) as mistake, found.counting(samples=1):
+        torch.mm(left, right)
+    assert not was_counting(mistake.value)
+    with pytest.raises(KeyError) as own, found.counting(samples=1):
+        raise KeyError("the workload's own")
+    assert not was_counting(own.value)
 
 
 def test_memory_and_waiting_batches_are_looked_at_once_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:

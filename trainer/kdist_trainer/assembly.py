@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,9 +23,9 @@ from kdist_trainer.early_stop import Patience
 from kdist_trainer.failure import DataProblem
 from kdist_trainer.guard import Guard
 from kdist_trainer.heartbeat import Heartbeat, Phase
-from kdist_trainer.passes import UNWATCHED, check_loss, flow, in_turn, through_stages
+from kdist_trainer.passes import in_turn, through_stages
 from kdist_trainer.pretrained import Pretrained
-from kdist_trainer.randomness import WEIGHTS, derive, generators, generators_of
+from kdist_trainer.randomness import WEIGHTS, derive, generators
 from kdist_trainer.resources import Resources
 from kdist_trainer.run import Run
 from kdist_trainer.saves import Savable, Saves, Stateful
@@ -215,38 +214,6 @@ def describe_machine(world: World) -> str:
     """The part of it that is the machine's."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
     return f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}"
-
-
-def warm_up(run: Run) -> None:
-    """Two backward passes whose gradients are thrown away, so that DDP's buckets are what they stay from then on.
-
-    DDP sorts its buckets anew after the first backward pass. From three ranks on another order of sums means other bits: a
-    resumed training would differ from the undisturbed one in its first step. So every generation begins like this.
-    """
-    run.beat(Phase.INIT, run.state.step)
-    piece = run.loader.sample()
-    buffers = {name: buffer.clone() for name, buffer in run.module.named_buffers()}
-    run.set_generators(derive(run.state.seed, WEIGHTS))
-
-    def backward(counting: AbstractContextManager[None] | None = None) -> None:
-        if run.settings.strategy == "pipeline":
-            flow(run, [piece], 1.0, UNWATCHED)
-            return
-        with run.precision.autocast(), counting or nullcontext():
-            loss, count = run.workload.loss(run.model, piece.batch)
-        check_loss(run.workload, loss, count, piece.samples)
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    try:
-        backward(run.resources.counting(piece.samples))
-    except Exception:  # noqa: BLE001  torch cannot count every operation; what the workload itself raises comes again
-        backward()
-    run.set_generators = generators_of(backward, run.world.device)
-    run.optimizer.zero_grad()
-    with torch.no_grad():
-        for name, buffer in run.module.named_buffers():
-            buffer.copy_(buffers[name])
-    run.timer.forget()
 
 
 def _stay() -> None:

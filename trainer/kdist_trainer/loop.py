@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from kdist_trainer import log
-from kdist_trainer.assembly import warm_up
 from kdist_trainer.conference import confer, drain, give_up
 from kdist_trainer.evaluation import gets_no_better, measure
 from kdist_trainer.heartbeat import Phase
@@ -18,6 +17,7 @@ from kdist_trainer.run import Run
 from kdist_trainer.signals import StepRecord
 from kdist_trainer.state import TrainState
 from kdist_trainer.stats import StepPhase, Wall
+from kdist_trainer.warmup import warm_up
 
 
 def train(run: Run) -> str:

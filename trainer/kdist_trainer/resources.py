@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
 from kdist_trainer.config import Training
@@ -76,6 +78,15 @@ class Resources:
             stats.device_reserved = known.get("reserved_bytes.all.current", 0)
             stats.device_peak = known.get("allocated_bytes.all.peak", 0)
             stats.alloc_retries = known.get("num_alloc_retries", 0)
+
+
+def was_counting(error: Exception) -> bool:
+    """Whether torch's counter stumbled over an operation that it has no right formula for, the same on every rank.
+
+    What the operations themselves raise are `RuntimeError`s, and passed on: a pass must not be tried again on one rank alone.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return not isinstance(error, RuntimeError) and frames[-1].f_code.co_filename == flop_counter.__file__
 
 
 def resident_bytes() -> int | None:

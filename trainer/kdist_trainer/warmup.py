@@ -1,0 +1,47 @@
+"""The passes before the first step, whose gradients are thrown away: after them every step is like every other."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from kdist_trainer.heartbeat import Phase
+from kdist_trainer.passes import UNWATCHED, check_loss, flow
+from kdist_trainer.randomness import WEIGHTS, derive, generators_of
+from kdist_trainer.resources import was_counting
+from kdist_trainer.run import Run
+
+
+def warm_up(run: Run) -> None:
+    """Two backward passes whose gradients are thrown away, so that DDP's buckets are what they stay from then on.
+
+    DDP sorts its buckets anew after the first backward pass. From three ranks on another order of sums means other bits: a
+    resumed training would differ from the undisturbed one in its first step. So every generation begins like this.
+    """
+    run.beat(Phase.INIT, run.state.step)
+    piece = run.loader.sample()
+    buffers = {name: buffer.clone() for name, buffer in run.module.named_buffers()}
+    run.set_generators(derive(run.state.seed, WEIGHTS))
+
+    def backward(counting: AbstractContextManager[None] | None = None) -> None:
+        if run.settings.strategy == "pipeline":
+            flow(run, [piece], 1.0, UNWATCHED)
+            return
+        with run.precision.autocast(), counting or nullcontext():
+            loss, count = run.workload.loss(run.model, piece.batch)
+        check_loss(run.workload, loss, count, piece.samples)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    try:
+        backward(run.resources.counting(piece.samples))
+    except Exception as error:
+        if not was_counting(error):
+            raise
+        backward()
+    run.set_generators = generators_of(backward, run.world.device)
+    run.optimizer.zero_grad()
+    with torch.no_grad():
+        for name, buffer in run.module.named_buffers():
+            buffer.copy_(buffers[name])
+    run.timer.forget()

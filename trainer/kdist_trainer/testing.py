@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class _Examiner:
             self._sums,
             self._gradients,
             self._evaluation,
+            self._plan,
             self._learns,
         ]
 
@@ -143,6 +145,22 @@ class _Examiner:
         if not measured:
             yield "evaluate(): measures nothing; return None from dataset('test') instead"
 
+    def _plan(self) -> Iterator[str]:
+        """The plan for strategy `tensor`, if there is one."""
+        model = self._model()
+        plan = self.workload.tensor_plan(model, 1)
+        if plan is None:
+            return
+        named = {name: [key for key in plan if _matches(name, key)] for name, _ in model.named_modules()}
+        missed = [key for key in plan if not any(key in keys for keys in named.values())]
+        if missed:
+            yield f"tensor_plan(): names {', '.join(missed)}, and the model has no such part"
+        for name, module in model.named_modules():
+            own = [weight for weight, _ in module.named_parameters(recurse=False)]
+            if own and not named[name] and any(True for _ in module.children()):
+                who = f"{name or 'the model'} has weights of its own ({own[0]})"
+                yield f"tensor_plan(): {who} and parts besides: give them a module"
+
     def _learns(self) -> Iterator[str]:
         model = self._model().train()
         optimizer = self.workload.optimizer(model, Optimizer())
@@ -158,6 +176,12 @@ class _Examiner:
         after = float(loss.detach())
         if not after < before:
             yield f"optimizer(): {self._steps} steps on one batch took its loss from {before:.4g} to {after:.4g}"
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a part's name fits a key of a plan, in which `*` stands for one step of the way."""
+    steps, wanted = name.split("."), pattern.split(".")
+    return len(steps) == len(wanted) and all(map(fnmatchcase, steps, wanted))
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 
 from kdist_trainer import config, workloads
 from kdist_trainer.failure import ConfigProblem, DataProblem
@@ -78,9 +79,27 @@ class Rooted(Small):
         return samples
 
 
+class Misspelt(Small):
+    def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, ParallelStyle]:  # noqa: ARG002
+        return {"0": ColwiseParallel(), "*": ColwiseParallel(), "layers.0": ColwiseParallel()}
+
+
+class Mixed(Small):
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_parameter("shift", nn.Parameter(torch.zeros(3)))
+        model.register_forward_hook(lambda module, _, scores: scores + module.shift)
+        return model
+
+    def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, ParallelStyle]:  # noqa: ARG002
+        return {"0": ColwiseParallel()}
+
+
 @pytest.mark.parametrize(
     ("kind", "complaint"),
     [
+        (Misspelt, r"tensor_plan\(\): names layers.0, and the model has no such part"),
+        (Mixed, r"tensor_plan\(\): the model has weights of its own \(shift\)"),
         (Mean, "do not add up"),
         (Unreached, "no gradient reaches spare"),
         (Miscounted, "counts 1 terms in 8 samples"),

@@ -102,6 +102,7 @@ class Progress:
         elif kind == "checkpoint-committed":
             self.saved_step, self.saved_at = _integer(event.get("step")), time.time()
         elif kind in ("progress", "resumed", "first-step", "done"):
+            self.rate = _or(_number(event.get("samples_per_second")), self.rate)
             self._take_step(event)
 
     def observe_answer(self, name: str, answer: Answer) -> None:
@@ -112,6 +113,9 @@ class Progress:
         node.answer = answer
         if status.get("generation") == self.generation or not self.generation:
             self._take_step({**status, "target": status.get("target_steps")})
+            answers = [each.answer.status for each in self.nodes.values() if each.answer]
+            rates = [rate for one in answers if (rate := _number(one.get("samples_per_second"))) is not None]
+            self.rate = sum(rates) if rates else self.rate  # each agent speaks of its own ranks
         if _number(status.get("last_checkpoint_step")) and _number(status.get("last_checkpoint_time")):
             self.saved_step, self.saved_at = int(status["last_checkpoint_step"]), float(status["last_checkpoint_time"])
 
@@ -119,7 +123,6 @@ class Progress:
         step, loss = _integer(seen.get("step")), _number(seen.get("loss"))
         self.target = _integer(seen.get("target")) or self.target
         self.learning_rate = _or(_number(seen.get("learning_rate")), self.learning_rate)
-        self.rate = _or(_number(seen.get("samples_per_second")), self.rate)
         if step is None or step == self.step or (step < self.step and not self.rewound):
             return  # the nodes' answers differ in age: an older one must not turn the clock back
         if step < self.step:

@@ -112,6 +112,7 @@ def _read_training(current: Sequence[Report], record: ExitRecord | None) -> dict
     """Numbers of the training: from the agents of the newest group; the step of one that ended from its record."""
     ranks = sorted((rank for report in current for rank in report.ranks), key=lambda rank: rank.rank)
     steps = [report.step for report in current if report.step is not None]
+    paces = [report.samples_per_second for report in current]
     shown = [rank.all_reduce_seconds for rank in ranks if rank.all_reduce_seconds is not None]
     saved = max(
         ((report.checkpoint_step, report.checkpoint_time) for report in current if report.checkpoint_step is not None),
@@ -125,7 +126,7 @@ def _read_training(current: Sequence[Report], record: ExitRecord | None) -> dict
         "target_steps": _first(report.target_steps for report in current),
         "loss": _first(report.loss for report in current),
         "learning_rate": _first(report.learning_rate for report in current),
-        "throughput": _first(report.samples_per_second for report in current),
+        "throughput": sum(rates) if (rates := [each for each in paces if each is not None]) else None,
         "restarts_left": _first(report.restarts_left for report in current),
         "lost_steps": max((report.lost_steps for report in current), default=0),
         "last_checkpoint_step": saved[0],

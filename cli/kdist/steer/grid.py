@@ -54,7 +54,7 @@ def headline(name: str, now: Mapping[str, Reading]) -> str:
         parts.append(f"step {_count(step)}" + (f"/{_count(target)}" if target is not None else ""))
     if (loss := readings.first(now, "loss")) is not None:
         parts.append(f"loss {number(loss)}")
-    if isinstance(rate := readings.first(now, "samples_per_second"), int | float):
+    if (rate := readings.samples_per_second(now)) is not None:
         parts.append(f"{number(round(rate))} samples/s")
     world, generation = readings.first(now, "world_size"), readings.first(now, "generation")
     parts.append(f"{_count(world)} ranks, generation {_count(generation)}")
@@ -66,7 +66,7 @@ def headline(name: str, now: Mapping[str, Reading]) -> str:
 def to_document(name: str, now: Mapping[str, Reading], rows: Sequence[Row]) -> dict[str, Any]:
     """The grid for programs."""
     names = ("step", "target_steps", "loss", "samples_per_second", "world_size", "generation", "last_checkpoint_step")
-    facts = {_camel(each): readings.first(now, each) for each in names}
+    facts = {_camel(each): readings.first(now, each) for each in names} | {"samplesPerSecond": readings.samples_per_second(now)}
     return {"apiVersion": "cli.kdist.dev/v1", "kind": "Top", "job": name, **facts, "ranks": [row.to_document() for row in rows]}
 
 

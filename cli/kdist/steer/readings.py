@@ -57,6 +57,12 @@ def first(now: Mapping[str, Reading], name: str) -> Any:
     return next((reading.status[name] for reading in ordered if reading.status.get(name) is not None), None)
 
 
+def samples_per_second(now: Mapping[str, Reading]) -> float | None:
+    """Of the whole job: each agent says what its own ranks do."""
+    rates = [rate for one in now.values() if isinstance(rate := one.status.get("samples_per_second"), int | float)]
+    return sum(rates) if rates else None
+
+
 def _generation(reading: Reading) -> int:
     found = reading.status.get("generation")
     return found if isinstance(found, int) else 0

@@ -56,6 +56,12 @@ def test_a_training_shows_step_loss_rate_and_what_is_left(progress: Progress, cl
         assert part in text
 
 
+def test_the_rate_of_a_script_is_that_of_all_nodes(progress: Progress, clock: Clock) -> None:
+    for node in ("node-0", "node-1"):
+        progress.observe_answer(node, answer(clock, step=7, generation=1, samples_per_second=100.0))
+    assert "200 samples/s" in drawn(draw(progress))
+
+
 def test_ranks_are_listed_with_their_state_and_heartbeat(progress: Progress, clock: Clock) -> None:
     observe(progress, "first-step", step=1)
     rank = {"rank": 0, "local_rank": 0, "step": 7, "step_seconds": 0.02, "busy_seconds": 0.004, "heartbeat_age": 0.5}

@@ -94,6 +94,14 @@ def test_the_phase_and_its_reason_are_found(status: JobStatus, phase: Phase, rea
     assert (status.phase, status.reason) == (phase, reason)
 
 
+def test_the_throughput_is_that_of_all_agents() -> None:
+    """Each says what its own ranks do; of a copy that spans nodes, only one of them has something to say."""
+    one = report(ranks=(1,), samples_per_second=500.0)
+    assert look(reports={FIRST: report(), SECOND: one}).throughput == 1500.0
+    assert look(reports={FIRST: report(samples_per_second=None), SECOND: one}).throughput == 500.0
+    assert look(reports={FIRST: report(samples_per_second=None)}).throughput is None
+
+
 def test_the_numbers_are_those_of_the_newest_group() -> None:
     old = report(generation=1, step=900, loss=9.0)
     status = look(reports={FIRST: old, SECOND: report(ranks=(0,), generation=2, step=110, last_checkpoint_step=100)})

@@ -82,6 +82,12 @@ def test_the_headline_is_what_rank_0_says() -> None:
     assert grid.headline("d", now) == "d · step 8/1,000 · loss 0.5 · 2 ranks, generation 1 · no checkpoint yet"
 
 
+def test_the_throughput_is_that_of_all_agents() -> None:
+    now = {name: Reading({**reading(rank, 8).status, "samples_per_second": 100.0}, "") for rank, name in enumerate("ab")}
+    assert "200 samples/s" in grid.headline("d", now)
+    assert grid.to_document("d", now, [])["samplesPerSecond"] == 200
+
+
 def test_programs_get_every_number() -> None:
     now = {"a": reading(0, 10)}
     document = grid.to_document("d", now, readings.rows(now))

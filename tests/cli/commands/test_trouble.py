@@ -1,0 +1,119 @@
+"""Every verb that asks a cluster, while its API server is away, broken, busy or unwilling: the right exit code, said in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kdist.commands import options
+from kdist.errors import Code
+from tests.cli.cluster.api import Api, Asked, Reply, refusal, write_kubeconfig
+from tests.cli.cluster.conftest import Serve, _hurry, serve
+from tests.cli.conftest import Kdist
+from tests.cli.follow.world import World
+
+__all__ = ["_hurry", "serve"]
+
+VERBS: dict[str, tuple[str, ...]] = {
+    "apply": ("apply", "job.yaml", "--set", "spec.image=registry.example.com/trainer:1"),
+    "diff": ("diff", "job.yaml", "--set", "spec.image=registry.example.com/trainer:1"),
+    "get": ("get",),
+    "status": ("status", "digits"),
+    "status -w": ("status", "digits", "-w"),
+    "logs": ("logs", "digits"),
+    "logs -f": ("logs", "digits", "-f"),
+    "wait": ("wait", "digits"),
+    "events": ("events", "digits"),
+    "why": ("why", "digits"),
+    "top": ("top", "digits", "--once", "-n", "ml"),
+    "metrics": ("metrics", "digits", "-n", "ml"),
+    "report": ("report", "digits", "-n", "ml"),
+    "checkpoints": ("checkpoints", "digits", "-n", "ml"),
+    "exec": ("exec", "digits", "--", "true"),
+    "port-forward": ("port-forward", "digits", ":9401"),
+    "scale": ("scale", "digits", "--nodes", "3"),
+    "suspend": ("suspend", "digits"),
+    "resume": ("resume", "digits"),
+    "restart": ("restart", "digits"),
+    "stop": ("stop", "digits"),
+    "delete": ("delete", "digits"),
+}
+each_verb = pytest.mark.parametrize("verb", VERBS)
+
+Point = Callable[[str], None]
+
+
+@pytest.fixture
+def point(tmp_path: Path, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> Point:
+    """`point(url)` has the kubeconfig name this server; nobody is patient."""
+    monkeypatch.setattr(options, "PATIENCE", 0.02)
+
+    def write(url: str) -> None:
+        write_kubeconfig(tmp_path / "kubeconfig", url)
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+
+    return write
+
+
+def type_impatiently(kdist: Kdist, verb: str) -> tuple[int, str]:
+    """Exit code and stderr of the verb."""
+    words = VERBS[verb]
+    options_at = words.index("--") if "--" in words else len(words)
+    shown = kdist(*words[:options_at], "--timeout", "0.02", *words[options_at:])
+    return shown.exit_code, shown.stderr
+
+
+@each_verb
+def test_a_server_that_stays_away_is_told_with_where_it_should_be(kdist: Kdist, point: Point, verb: str) -> None:
+    gone = Api(World())
+    gone.close()
+    point(gone.url)
+    code, said = type_impatiently(kdist, verb)
+    assert code == Code.UNREACHABLE, said
+    assert "does not answer" in said
+    assert f"127.0.0.1:{gone.port}" in said
+    assert "kdist itself failed" not in said
+
+
+@each_verb
+@pytest.mark.parametrize(("status", "words"), [(500, "etcd is down"), (429, "too many requests"), (503, "shutting down")])
+def test_a_server_that_stays_broken_or_busy_is_told_in_its_own_words(
+    kdist: Kdist, point: Point, serve: Serve, verb: str, status: int, words: str
+) -> None:
+    point(serve(lambda _: refusal(status, words)).url)
+    code, said = type_impatiently(kdist, verb)
+    assert code == Code.UNREACHABLE, said
+    assert words in said
+
+
+@each_verb
+def test_who_is_not_known_or_not_allowed_hears_it(kdist: Kdist, point: Point, serve: Serve, verb: str) -> None:
+    point(serve(lambda _: refusal(401, "Unauthorized", "Unauthorized")).url)
+    code, said = type_impatiently(kdist, verb)
+    assert code == Code.UNREACHABLE, said
+    assert "does not know who you are" in said
+
+
+LOOKS = ("get", "status", "logs", "events", "why")
+
+
+@pytest.mark.parametrize("verb", LOOKS)
+def test_a_server_that_stumbles_once_at_each_question_is_no_news(
+    kdist: Kdist, point: Point, serve: Serve, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "PATIENCE", 20.0)
+    world, stumbled = World(), set[str]()
+    world.logs = {each["metadata"]["name"]: [] for each in world.pods}
+
+    def stumble(asked: Asked) -> Reply:
+        if "/proxy" not in asked.path and asked.path not in stumbled:
+            stumbled.add(asked.path)
+            return refusal((429, 500, 503)[len(stumbled) % 3], "not now")
+        return world(asked)
+
+    point(serve(stumble).url)
+    shown = kdist(*VERBS[verb])
+    assert shown.exit_code == Code.OK, shown.stderr
+    assert stumbled

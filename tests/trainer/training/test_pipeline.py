@@ -31,8 +31,8 @@ class Normed(Interrupted):
     """Running means besides weights; it can send itself SIGTERM."""
 
     def model(self) -> nn.Module:
-        first, *others = super().model()
-        return nn.Sequential(first, nn.BatchNorm1d(first.out_features), *others)
+        first, *others = super().model().children()
+        return nn.Sequential(first, nn.BatchNorm1d(24), *others)
 
 
 class Broken(Small):
@@ -43,7 +43,7 @@ class Broken(Small):
             def forward(self, _: Tensor) -> Tensor:
                 raise ValueError("this layer is broken")
 
-        *others, _ = super().model()
+        *others, _ = super().model().children()
         return nn.Sequential(*others, Last(24, 3))
 
 

@@ -16,11 +16,10 @@ from kdist_trainer import model
 from kdist_trainer.checkpoint.checkpointer import CheckpointStore
 from kdist_trainer.conference import admit
 from kdist_trainer.config import TrainConfig, Training
+from kdist_trainer.data import course
 from kdist_trainer.data.loader import Batch, Loader
-from kdist_trainer.data.order import Deal, Order, Steps
 from kdist_trainer.diary import Diary
 from kdist_trainer.early_stop import Patience
-from kdist_trainer.failure import DataProblem
 from kdist_trainer.guard import Guard
 from kdist_trainer.heartbeat import Heartbeat, Phase
 from kdist_trainer.passes import in_turn, through_stages
@@ -34,7 +33,7 @@ from kdist_trainer.state import TrainState
 from kdist_trainer.stats import StepPhase, StepStats
 from kdist_trainer.tensorboard import Curves
 from kdist_trainer.timing import DeviceAllReduces, HostAllReduces, Laps, Probe, Timer, Untimed
-from kdist_trainer.workload import Samples, Workload
+from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
 
 
@@ -61,13 +60,12 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
     set_generators(derive(train.seed, WEIGHTS))
     timer = make_timer(train, around)
     built = model.build(train, workload, world, timer if isinstance(timer, HostAllReduces | DeviceAllReduces) else None)
-    samples = training_samples(workload)
-    steps = deal_steps(config, train, samples, world, even=built.strategy.sharded)
+    samples, steps, fingerprint = course.plan(config, train, workload, world, even=built.strategy.sharded)
     optimizer = workload.optimizer(built.module, train.optimizer)
     scheduler = workload.scheduler(optimizer, train.schedule, steps=steps.count())
     guard, patience = make_judges(train)
     small = there_are(scheduler=scheduler, precision=built.precision, guard=guard, early_stop=patience)
-    state = TrainState(train.seed, workload.fingerprint(samples), world.size, describe_surroundings(train, world))
+    state = TrainState(train.seed, fingerprint, world.size, describe_surroundings(train, world))
     parts = Savable(world, built.strategy, built.module, optimizer, built.averages, small, state)
     loader = Loader(steps, workload, samples, settings=train.loader, seed=train.seed)
     run = Run(
@@ -141,34 +139,6 @@ def make_pretrained(train: Training, workload: Workload, parts: Savable) -> Pret
 def there_are(**parts: Stateful | None) -> dict[str, Stateful]:
     """Those that this run has."""
     return {name: part for name, part in parts.items() if part is not None}
-
-
-def training_samples(workload: Workload) -> Samples:
-    """The training split. Raises `DataProblem` when there is none."""
-    samples = workload.dataset("train")
-    if samples is None or len(samples) == 0:
-        raise DataProblem(f"{type(workload).__name__}.dataset('train') has no samples")
-    return samples
-
-
-def deal_steps(config: TrainConfig, train: Training, samples: Samples, world: World, *, even: bool) -> Steps:
-    """The run's steps. Raises `ConfigProblem` where the batch cannot be dealt to shards and ranks."""
-    copies = max(world.data_size, config.max_world_size(world.local_size) // world.model_parallel)
-    shards = train.virtual_shards or copies
-    micro_batch = pipelined_batch(train, shards, copies) if train.strategy == "pipeline" else train.micro_batch
-    deal = Deal(train.global_batch, shards, world.data_rank, world.data_size, micro_batch, even)
-    total = train.epochs * len(samples) if train.epochs is not None else (train.steps or 0) * train.global_batch
-    return Steps(Order(length=len(samples), seed=train.seed), deal, total=total)
-
-
-def pipelined_batch(train: Training, shards: int, copies: int) -> int:
-    """Samples in a microbatch, so that each of at most `copies` pipelines has as many as the job asks for.
-
-    It does not depend on how many there are now, since what a step draws at random goes by microbatches.
-    """
-    share = -(-train.global_batch // shards)
-    chunks = -(-train.pipeline.microbatches * copies // shards)
-    return min(train.micro_batch or share, -(-share // chunks))
 
 
 def make_timer(train: Training, around: Surroundings) -> Timer:

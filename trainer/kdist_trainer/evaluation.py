@@ -9,10 +9,12 @@ import torch
 from kdist_trainer import log
 from kdist_trainer.data.loader import fetcher
 from kdist_trainer.data.order import share_of
+from kdist_trainer.failure import ConfigProblem
 from kdist_trainer.heartbeat import Phase
 from kdist_trainer.randomness import EVALUATE, derive, generators
 from kdist_trainer.run import Run
 from kdist_trainer.stats import Wall
+from kdist_trainer.stream import Stream
 
 
 def measure(run: Run) -> dict[str, float]:
@@ -42,6 +44,8 @@ def gets_no_better(run: Run) -> bool:
 def evaluate(run: Run) -> dict[str, float]:
     """Metrics of the test split, the same on every rank; empty where the workload has none. Collective."""
     samples = run.workload.dataset("test")
+    if isinstance(samples, Stream):
+        raise ConfigProblem(f"{type(run.workload).__name__}.dataset('test') is a stream; what is evaluated must have a length")
     if samples is None or len(samples) == 0:
         return {}
     world = run.world

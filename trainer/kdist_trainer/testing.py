@@ -21,7 +21,10 @@ from torch import Tensor
 
 from kdist_trainer.config import Optimizer
 from kdist_trainer.data.loader import fetcher
+from kdist_trainer.data.order import Weighted
+from kdist_trainer.failure import DataProblem
 from kdist_trainer.randomness import FETCH, STEP, WEIGHTS, derive, generators
+from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.workload import Samples, Workload, WorkloadContext
 
 _CPU = torch.device("cpu")
@@ -52,7 +55,7 @@ class _Examiner:
         self._kind, self._context, self._steps = kind, context, steps
         self._set_generators = generators(_CPU)
         self.workload = kind(context)
-        train = self.workload.dataset("train")
+        train = _samples(self.workload.dataset("train"))
         assert train is not None and len(train) >= 2, f"{kind.__name__}.dataset('train') needs at least 2 samples"  # noqa: S101, PT018
         self.train: Samples = train
         self._indices = torch.arange(min(samples, len(train)))
@@ -61,6 +64,7 @@ class _Examiner:
         return [
             self._same_weights,
             self._same_samples,
+            self._weights,
             self._travels,
             self._sums,
             self._gradients,
@@ -85,7 +89,7 @@ class _Examiner:
 
     def _same_samples(self) -> Iterator[str]:
         other = self._kind(self._context)
-        again = other.dataset("train")
+        again = _samples(other.dataset("train"))
         if again is None or len(again) != len(self.train):
             yield "dataset('train'): a second call gives another length"
             return
@@ -93,6 +97,14 @@ class _Examiner:
             yield "dataset('train'): a second call gives other samples, or draws that the seeded generators do not decide"
         if self.workload.fingerprint(self.train) != other.fingerprint(again):
             yield "fingerprint(): two calls differ for the same data"
+
+    def _weights(self) -> Iterator[str]:
+        weights = self.workload.weights(self.train)
+        try:
+            if weights is not None:
+                Weighted(weights=weights, length=len(self.train), seed=0)
+        except DataProblem as problem:
+            yield str(problem)
 
     def _travels(self) -> Iterator[str]:
         try:
@@ -134,6 +146,9 @@ class _Examiner:
 
     def _evaluation(self) -> Iterator[str]:
         test = self.workload.dataset("test")
+        if isinstance(test, Stream):
+            yield "dataset('test'): a stream; what is evaluated must have a length"
+            return
         if test is None or len(test) == 0:
             return
         model = self._model().eval()
@@ -182,6 +197,11 @@ def _matches(name: str, pattern: str) -> bool:
     """Whether a part's name fits a key of a plan, in which `*` stands for one step of the way."""
     steps, wanted = name.split("."), pattern.split(".")
     return len(steps) == len(wanted) and all(map(fnmatchcase, steps, wanted))
+
+
+def _samples(found: Samples | Stream | None) -> Samples | None:
+    """A stream as the loop would take it, two samples a step."""
+    return StreamSamples(found, batch=2, shards=1, seed=0) if isinstance(found, Stream) else found
 
 
 def _equal(one: Any, other: Any) -> bool:

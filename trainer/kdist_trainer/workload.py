@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 from kdist_trainer import config, schedule
 from kdist_trainer.failure import ConfigProblem
+from kdist_trainer.stream import Stream, StreamSamples
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -76,8 +77,11 @@ class Workload(ABC):
         """The model, on the CPU. The generators are seeded: every process makes the same weights."""
 
     @abstractmethod
-    def dataset(self, split: Split) -> Samples | None:
-        """The samples of a split, the same in every process and every time; None where there is no test split."""
+    def dataset(self, split: Split) -> Samples | Stream | None:
+        """The samples of a split, the same in every process and every time; None where there is no test split.
+
+        `train` may be a `Stream`, of data that can only be read from front to back.
+        """
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
@@ -86,6 +90,10 @@ class Workload(ABC):
     def count(self, batch: Any) -> int:
         """How many terms the loss of this batch sums; asked only where `units_per_sample` is None."""
         raise NotImplementedError(f"{type(self).__name__}.units_per_sample is None: it must have count(batch)")
+
+    def weights(self, samples: Samples) -> Tensor | None:  # noqa: ARG002 - for those who override it
+        """How often each sample of the training split is drawn, in proportion: with replacement. None: each once an epoch."""
+        return None
 
     def collate(self, samples: list[Any]) -> Any:
         """Make one batch of single samples."""
@@ -138,6 +146,8 @@ class Workload(ABC):
     def fingerprint(self, samples: Samples) -> str:
         """Identity of the data set: a checkpoint made with another one is refused."""
         digest = hashlib.sha256(f"{type(samples).__qualname__} {len(samples)}".encode())
+        if isinstance(samples, StreamSamples):
+            digest.update("\n".join(samples.stream.files()).encode())
         if isinstance(samples, TensorDataset):
             for tensor in samples.tensors:
                 digest.update(_sketch(tensor))

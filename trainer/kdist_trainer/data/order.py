@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,10 +35,14 @@ class Order:
         if number not in self._cached:
             seed = derive(self._seed, ORDER, number)
             # NumPy promises that RandomState's streams never change, torch does not: the order must survive an upgrade.
-            shuffled = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32]).permutation(self.length)
+            drawn = self._draw(np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32]))
             self._cached = {key: value for key, value in self._cached.items() if key == number - 1}
-            self._cached[number] = torch.from_numpy(shuffled.astype(np.int64, copy=False))
+            self._cached[number] = torch.from_numpy(drawn)
         return self._cached[number]
+
+    def _draw(self, random: np.random.RandomState) -> npt.NDArray[np.int64]:
+        drawn: npt.NDArray[np.int64] = random.permutation(self.length).astype(np.int64, copy=False)
+        return drawn
 
     def between(self, first: int, last: int) -> Tensor:
         """Indices of the samples at positions `first` (included) to `last` (excluded): int64, shape [last - first]."""
@@ -51,6 +56,34 @@ class Order:
             return self._current[start:stop]
         rest = self.between((number + 1) * self.length, last)
         return torch.cat([self.epoch(number)[start:], rest])
+
+
+class Weighted(Order):
+    """Samples drawn with replacement, each as often as its weight says; an epoch is as many draws as there are samples."""
+
+    def __init__(self, *, weights: Tensor, length: int, seed: int) -> None:
+        """Raises `DataProblem` for weights that are no weights of `length` samples."""
+        super().__init__(length=length, seed=seed)
+        if weights.shape != (length,):
+            raise DataProblem(f"weights() must give one number for each of {length} samples, and gave {tuple(weights.shape)}")
+        values = weights.detach().cpu().numpy().astype(np.float64)
+        if not np.isfinite(values).all() or (values < 0).any() or not values.any():
+            raise DataProblem("weights() must give numbers of 0 or more, finite and not all 0")
+        self._ends, self._last = np.cumsum(values), int(np.flatnonzero(values)[-1])
+
+    def _draw(self, random: np.random.RandomState) -> npt.NDArray[np.int64]:
+        # A draw that falls on the border belongs to the next sample, so that weight 0 is never drawn.
+        drawn = np.searchsorted(self._ends, random.random_sample(self.length) * self._ends[-1], side="right")
+        kept: npt.NDArray[np.int64] = np.minimum(drawn, self._last).astype(np.int64, copy=False)
+        return kept
+
+
+class Positions(Order):
+    """The order of a stream, which has no other: position 0, 1, 2, …."""
+
+    def between(self, first: int, last: int) -> Tensor:
+        """These positions: int64, shape [last - first]."""
+        return torch.arange(first, last)
 
 
 class Part(NamedTuple):

@@ -122,6 +122,21 @@ def test_a_sharded_model_of_uneven_shares_ends_with_the_weights_of_one_rank(
 
 @pytest.mark.chaos
 @pytest.mark.wide
+def test_weights_that_three_ranks_cannot_share_evenly_are_split_and_saved_all_the_same(tmp_path: Path) -> None:
+    """256 scores over 3 ranks and 2 copies."""
+    options = {"width": 24, "heads": 3, "block": 16, "corpusBytes": 65536}
+    section: dict[str, Any] = {"options": options, "steps": 8, "virtualShards": 2}
+    whole = learn(tmp_path / "one", 1, "gpt", "ddp", "fp32", **section)
+    every = {"checkpoint": {"every": {"steps": 4}, "mode": "blocking", "keep": 1000}}
+    assert distance(learn(tmp_path / "six", 6, "gpt", "tensor", "fp32", **section, **every, modelParallel=3), whole) <= 1e-5
+    (tmp_path / "again" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "six/checkpoints/step-00000004-e1").rename(tmp_path / "again/checkpoints/step-00000004-e1")
+    train_here(document("gpt", "ddp", "fp32", **section), tmp_path / "again", 1, generation=2)
+    assert distance(losses(tmp_path / "again", generation=2), whole[4:]) <= 1e-5
+
+
+@pytest.mark.chaos
+@pytest.mark.wide
 @pytest.mark.parametrize(("strategy", "size"), [("fsdp", 2), ("tensor", 2), ("tensor", 4)])
 def test_a_gradient_that_is_always_too_long_is_clipped_as_on_one_rank(strategy: str, size: int, tmp_path: Path) -> None:
     section: dict[str, Any] = {"clipGradNorm": 0.05, "optimizer": {"name": "sgd", "learningRate": 1.0}, "steps": 12}

@@ -91,7 +91,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         averages=built.averages,
         patience=patience,
         flag=around.flag,
-        exchange=Exchange(world, most_steps=train.sync_every_steps, counts=built.strategy.counts, heartbeat=around.heartbeat),
+        exchange=Exchange(world, most_steps=train.sync_every_steps, counts=built.strategy.counts),
         stats=stats,
         resources=Resources(stats, world.device, train, waiting=loader.waiting),
         curves=Curves(around.checkpoints if train.tensorboard and world.is_leader else None, stats),

@@ -64,7 +64,10 @@ class StorageProblem(KdistTrainerError):
 
 @dataclass(frozen=True)
 class Failure:
-    """One rank's failure. `time` is Unix time, `traceback` its last lines, `collective` what the rank was in."""
+    """One rank's failure. `time` is Unix time, `traceback` its last lines, `collective` what the rank was in.
+
+    `collectives` says what each rank of the group was in, in words, where this is the failure that decided.
+    """
 
     cause: Cause
     code: Exit
@@ -77,6 +80,7 @@ class Failure:
     time: float = 0.0
     traceback: tuple[str, ...] = ()
     collective: str | None = None
+    collectives: tuple[str, ...] = ()
 
     @property
     def permanent(self) -> bool:
@@ -93,6 +97,7 @@ class Failure:
             fields: dict[str, Any] = json.loads(text)
             fields["cause"], fields["code"] = Cause(fields["cause"]), Exit(fields["code"])
             fields["traceback"] = tuple(fields.get("traceback", ()))
+            fields["collectives"] = tuple(fields.get("collectives", ()))
             return cls(**fields)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not a failure: {error}") from error

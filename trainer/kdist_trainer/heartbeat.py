@@ -35,7 +35,8 @@ _NUMBER = {phase: number for number, phase in enumerate(_PHASES)}
 
 _OWNER = struct.Struct("<QQ")  # pid, generation: written once, when the rank attaches
 _BEAT = struct.Struct("<QqqQQ")  # count, phase, step, nanoseconds of the monotonic clock, count again
-_COLLECTIVE = struct.Struct("<QQQ16s16s")  # sequence, inside, elements, operation, element type
+_COLLECTIVE = struct.Struct("<QQ")  # number of the last collective, inside
+_CALL = struct.Struct("<QQQ24s12s24s32sQ")  # number, sequence, elements, operation, element type, group, shape, number again
 _OWNER_AT = 0
 _BEAT_AT = 64  # parts on cache lines of their own: each has its own writer thread at times
 _COLLECTIVE_AT = 128
@@ -43,33 +44,56 @@ _BEAT_END = _BEAT_AT + _BEAT.size
 _COLLECTIVE_END = _COLLECTIVE_AT + _COLLECTIVE.size
 _INSIDE_AT = _COLLECTIVE_AT + 8
 _ATTEMPTS = 1000  # far more than a writer needs, unless it was stopped in the middle
-_SIZE = 256
+_CALLS_AT = 256
+_KEPT_CALLS = 128
+_SIZE = _CALLS_AT + _KEPT_CALLS * _CALL.size
 _FLAG = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective that a rank has entered. `number` counts those of the rank, `sequence` those of its group, from 1."""
+
+    number: int
+    sequence: int
+    op: str
+    dtype: str
+    numel: int
+    shape: str
+    group: str
+
+    def __str__(self) -> str:
+        """Such as `all_reduce(float32[4,256]) #17`."""
+        of = f" of group {self.group}" if self.group else ""
+        what = f"({self.dtype}[{self.shape or self.numel}])" if self.dtype else ""
+        return f"{self.op}{what} #{self.sequence}{of}"
 
 
 @dataclass(frozen=True)
 class Beat:
     """One reading. `count` grows with every beat; `step` is -1 until one is known; `time_ns` is CLOCK_MONOTONIC.
 
-    `sequence` numbers the collectives of this rank from 1 and `inside` says that the last one has not returned.
+    `call` is the last collective that this rank has entered, and `inside` says that it has not returned.
     """
 
     count: int
     phase: Phase
     step: int
     time_ns: int
-    op: str
-    numel: int
-    dtype: str
-    sequence: int
+    call: Call | None
     inside: bool
     generation: int
     pid: int
 
     @property
+    def sequence(self) -> int:
+        """Collectives that this rank has entered."""
+        return self.call.number if self.call is not None else 0
+
+    @property
     def collective(self) -> str | None:
         """The collective that this rank is in, such as `all_reduce(float32[1024]) #17`, or None."""
-        return f"{self.op}({self.dtype}[{self.numel}]) #{self.sequence}" if self.inside else None
+        return str(self.call) if self.inside and self.call is not None else None
 
 
 class Heartbeat:
@@ -80,7 +104,8 @@ class Heartbeat:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _SIZE)
         self._count = 0
-        self._sequence = 0
+        self._number = 0
+        self._sequences: dict[str, int] = {}
         self._names: dict[str, bytes] = {}
 
     @classmethod
@@ -104,11 +129,23 @@ class Heartbeat:
         # Packed aside and copied in one go: pack_into would first fill the place with zeros, for a reader to see.
         self._map[_BEAT_AT:_BEAT_END] = _BEAT.pack(self._count, _NUMBER[phase], step, time.monotonic_ns(), self._count)
 
-    def enter(self, op: str, numel: int, dtype: str) -> None:
-        """Say that a collective over `numel` elements of `dtype` begins."""
-        self._sequence += 1
-        entered = _COLLECTIVE.pack(self._sequence, 1, numel, self._name(op), self._name(dtype))
-        self._map[_COLLECTIVE_AT:_COLLECTIVE_END] = entered
+    def enter(self, op: str, numel: int, dtype: str, *, shape: str = "", group: str = "", current: bool = True) -> None:
+        """Say that a collective over `numel` elements of `dtype` begins among the ranks of `group` (empty: all of them).
+
+        One that is not `current` goes on beside what the rank waits for, on a thread of its own.
+        """
+        self._number += 1
+        number, sequence = self._number, self._sequences.get(group, 0) + 1
+        self._sequences[group] = sequence
+        texts = (self._name(op, 24), self._name(dtype, 12), self._name(group, 24), self._name(shape, 32))
+        at = _CALLS_AT + (number % _KEPT_CALLS) * _CALL.size
+        self._map[at : at + _CALL.size] = _CALL.pack(number, sequence, numel, *texts, number)
+        if current:
+            self._map[_COLLECTIVE_AT:_COLLECTIVE_END] = _COLLECTIVE.pack(number, 1)
+
+    def wait(self) -> None:
+        """Say that the rank waits for a collective that it has entered before."""
+        _FLAG.pack_into(self._map, _INSIDE_AT, 1)
 
     def leave(self) -> None:
         """Say that the collective returned."""
@@ -122,30 +159,43 @@ class Heartbeat:
             if count == count_again:
                 break
         pid, generation = _OWNER.unpack_from(raw, _OWNER_AT)
-        sequence, inside, numel, op, dtype = _COLLECTIVE.unpack_from(raw, _COLLECTIVE_AT)
+        last, inside = _COLLECTIVE.unpack_from(raw, _COLLECTIVE_AT)
         return Beat(
             count=count,
             phase=_PHASES[number] if 0 <= number < len(_PHASES) else Phase.START,
             step=step if count else -1,
             time_ns=nanoseconds,
-            op=_text(op),
-            numel=numel,
-            dtype=_text(dtype),
-            sequence=sequence,
+            call=_call(raw, last) if last else None,
             inside=bool(inside),
             generation=generation,
             pid=pid,
         )
 
+    def calls(self, most: int = _KEPT_CALLS) -> list[Call]:
+        """The last collectives that the rank has entered, at most so many, oldest first; also after its end."""
+        raw = self._map[:]
+        numbers = [_FLAG.unpack_from(raw, _CALLS_AT + place * _CALL.size)[0] for place in range(_KEPT_CALLS)]
+        found = (_call(raw, number) for number in sorted(number for number in numbers if number)[-most:])
+        return [call for call in found if call is not None]
+
     def close(self) -> None:
         """Unmap the file; it stays on disk."""
         self._map.close()
 
-    def _name(self, text: str) -> bytes:
+    def _name(self, text: str, most: int) -> bytes:
         encoded = self._names.get(text)
         if encoded is None:
-            encoded = self._names[text] = text.removeprefix("torch.").encode()[:16]
-        return encoded
+            encoded = self._names[text] = text.removeprefix("torch.").encode()
+        return encoded[:most]
+
+
+def _call(raw: bytes, number: int) -> Call | None:
+    """The call of that number; None if another has taken its place, or is just doing so."""
+    place = _CALLS_AT + (number % _KEPT_CALLS) * _CALL.size
+    first, sequence, numel, op, dtype, group, shape, last = _CALL.unpack_from(raw, place)
+    if first != number or last != number:
+        return None
+    return Call(number, sequence, _text(op), _text(dtype), numel, _text(shape), _text(group))
 
 
 def _text(raw: bytes) -> str:

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kdist_trainer.heartbeat import Heartbeat
 from kdist_trainer.world import World
 
 AGREE_WITHIN_SECONDS: Final = 2.0
@@ -97,9 +96,9 @@ class Exchange:
     reads them: a sum made by the all-reduce itself would depend on the order in which it meets the ranks.
     """
 
-    def __init__(self, world: World, *, most_steps: int, counts: bool = True, heartbeat: Heartbeat | None = None) -> None:
+    def __init__(self, world: World, *, most_steps: int, counts: bool = True) -> None:
         """`counts`: whether this rank's losses are heard; one rank of each copy of the model speaks for all of the copy."""
-        self._world, self._heartbeat = world, heartbeat
+        self._world = world
         self._counts = counts
         self._shape = (world.size, _FLAGS + most_steps)
         self._posted: deque[_Posted] = deque()
@@ -158,11 +157,7 @@ class Exchange:
     def collect(self) -> Interval:
         """The oldest post of all ranks; waits for it where it is still under way."""
         row, rows = self._posted.popleft()
-        if self._heartbeat is not None:
-            self._heartbeat.enter("all_reduce", self._shape[0] * self._shape[1], "float64")
         said = rows()
-        if self._heartbeat is not None:
-            self._heartbeat.leave()
         share = 1 / self._world.data_size
         return Interval(
             records=row.records,

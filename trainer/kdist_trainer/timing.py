@@ -85,8 +85,6 @@ class HostAllReduces:
         self._bytes += gradients.nbytes
         with self._lock:
             self._launched += 1
-            if self._heartbeat is not None:
-                self._heartbeat.enter("all_reduce", gradients.numel(), str(gradients.dtype))
         begun = perf_counter()
 
         def ended(future: Future[list[Tensor]]) -> Tensor:
@@ -126,8 +124,6 @@ class DeviceAllReduces:
         """Multiply, launch between two events; the callback runs on a stream that waits for the all-reduce."""
         gradients = bucket.buffer().mul_(self._share)
         self._bytes += gradients.nbytes
-        if self._heartbeat is not None:
-            self._heartbeat.enter("all_reduce", gradients.numel(), str(gradients.dtype))
         begin, end = self._event(), self._event()
         begin.record()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from kdist_trainer import failure, log, loop, workloads
+from kdist_trainer import failure, log, loop, recorder, workloads
 from kdist_trainer.assembly import Surroundings, assemble
 from kdist_trainer.config import Nodes, TrainConfig, Training
 from kdist_trainer.failure import ConfigProblem
@@ -39,6 +39,7 @@ def main() -> str:
             raise ConfigProblem("train.json has no train section: a script is not started by this entrypoint")
         torch.set_num_threads(config.threads_per_rank)
         beat(heartbeat, Phase.RENDEZVOUS)
+        note_collectives(heartbeat)
         with open_world(config, train) as world:
             log.bind(rank=world.rank, generation=world.generation)
             stats = StepStats(rank=world.rank, generation=world.generation)
@@ -93,6 +94,12 @@ def find_heartbeat() -> Heartbeat | None:
     heartbeat = Heartbeat.attach(path)
     heartbeat.beat(Phase.START, -1)
     return heartbeat
+
+
+def note_collectives(heartbeat: Heartbeat | None) -> None:
+    """Let the agent know what this rank exchanges with others, if there are any."""
+    if heartbeat is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        recorder.install(heartbeat)
 
 
 def beat(heartbeat: Heartbeat | None, phase: Phase) -> None:

@@ -11,6 +11,7 @@ from kdist.quantity import size
 from kdist.status import Ended, ExitRecord, Phase, Pod, fields
 
 _SHOWN_LINES = 12  # of a traceback
+_SHOWN_RANKS = 8  # groups of ranks that were in the same collective
 _NEED_A_TRACEBACK = (
     "user_code",
     "unknown",
@@ -97,6 +98,10 @@ _CAUSES: dict[str, tuple[str, str]] = {
         "{where} waited too long for its peers{collective}: {said}",
         "look for the rank that is behind; spec.collectiveTimeoutSeconds is how long it may take",
     ),
+    "collective_mismatch": (
+        "{where} is out of step with its peers: {said}",
+        "mend the code: all ranks must enter the same collectives, in the same order, with equal sizes",
+    ),
     "storage": ("the storage of checkpoints refuses: {said}", "free space, or mend the volume; what was committed is safe"),
     "rendezvous": ("the nodes could not meet: {said}", "see whether pods reach each other, and the API server: `kdist doctor`"),
     "node_lost": ("{where} lost its peers: {said}", "look for the pod that went away first: `kdist events`"),
@@ -140,8 +145,9 @@ def _where(record: ExitRecord) -> str:
 
 
 def _evidence(record: ExitRecord) -> tuple[str, ...]:
-    told = f"exit record: cause {record.cause}, code {record.code}" + ("" if record.whole else ", cut short")
-    return (told, *_traceback(record)) if record.cause in _NEED_A_TRACEBACK else (told,)
+    told: tuple[str, ...] = (f"exit record: cause {record.cause}, code {record.code}" + ("" if record.whole else ", cut short"),)
+    told += tuple(record.collectives[:_SHOWN_RANKS])
+    return (*told, *_traceback(record)) if record.cause in _NEED_A_TRACEBACK else told
 
 
 def _traceback(record: ExitRecord) -> tuple[str, ...]:

@@ -88,7 +88,7 @@ def _failed(ended: Ended, again: str) -> KdistError:
     place = [line.strip() for line in failure.get("traceback") or () if line.strip().startswith('File "')]
     return KdistError(
         f"{ended.report['job']} failed ({cause}), {where}: {failure.get('message') or 'see its log'}",
-        hint="; ".join([*place[-1:], f"everything it said is in {failure.get('log')}"]),
+        hint="; ".join([*(failure.get("collectives") or ())[:8], *place[-1:], f"everything it said is in {failure.get('log')}"]),
         next_command=f"kdist run {again}",
         code=Code.JOB_FAILED,
     )

@@ -13,7 +13,20 @@ from typing import Any
 from kdist.status import fields
 
 DONE, STOPPED, PEERS_LOST = 0, 200, 201
-_KEYS = ("code", "cause", "outcome", "message", "rank", "node", "step", "generation", "time", "traceback", "collective")
+_KEYS = (
+    "code",
+    "cause",
+    "outcome",
+    "message",
+    "rank",
+    "node",
+    "step",
+    "generation",
+    "time",
+    "traceback",
+    "collective",
+    "collectives",
+)
 _LONGEST = 1 << 16
 
 
@@ -35,6 +48,7 @@ class ExitRecord:
     time: float | None = None
     traceback: tuple[str, ...] = ()
     collective: str = ""
+    collectives: tuple[str, ...] = ()
     whole: bool = True
 
     @property
@@ -44,7 +58,7 @@ class ExitRecord:
 
     def to_document(self) -> dict[str, Any]:
         """The record as plain values."""
-        return {**asdict(self), "traceback": list(self.traceback)}
+        return {**asdict(self), "traceback": list(self.traceback), "collectives": list(self.collectives)}
 
     def to_text(self) -> str:
         """The record as JSON, for an annotation."""
@@ -64,7 +78,6 @@ class ExitRecord:
         code = fields.integer(document, "code")
         if code is None or not 0 <= code <= 255 or not (fields.at(document, "cause") or fields.at(document, "outcome")):
             return None
-        lines = fields.at(document, "traceback")
         return cls(
             code=code,
             cause=fields.text(document, "cause"),
@@ -75,10 +88,16 @@ class ExitRecord:
             step=fields.integer(document, "step"),
             generation=fields.integer(document, "generation"),
             time=fields.number(document, "time"),
-            traceback=tuple(line for line in lines if isinstance(line, str)) if isinstance(lines, list) else (),
+            traceback=_lines(document, "traceback"),
             collective=fields.text(document, "collective"),
+            collectives=_lines(document, "collectives"),
             whole=whole and fields.at(document, "whole") is not False,
         )
+
+
+def _lines(document: object, name: str) -> tuple[str, ...]:
+    found = fields.at(document, name)
+    return tuple(line for line in found if isinstance(line, str)) if isinstance(found, list) else ()
 
 
 def _loads(text: str) -> Any:

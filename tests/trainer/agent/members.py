@@ -10,12 +10,15 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
+from kdist_trainer import recorder
 from kdist_trainer.heartbeat import Heartbeat, Phase
 
 
@@ -43,6 +46,47 @@ def train() -> str:
             dist.destroy_process_group()
             return "stopped" if flags[0] else "done"
         time.sleep(0.02)  # a step takes its time
+
+
+def disagree() -> NoReturn:
+    """Three collectives in harmony; in the fourth, named by $LAB_OP, rank 1 does as $LAB_ODD says, and then all go on."""
+    rank, op, odd = int(os.environ["RANK"]), os.environ["LAB_OP"], os.environ["LAB_ODD"]
+    heartbeat = Heartbeat.attach(Path(os.environ["KDIST_SCRATCH"], f"rank-{os.environ['LOCAL_RANK']}.heartbeat"))
+    recorder.install(heartbeat)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=int(os.environ["LAB_TIMEOUT"])))
+    for step in range(1, 4):
+        heartbeat.beat(Phase.STEP, step)
+        dist.all_reduce(torch.ones(4))
+    heartbeat.beat(Phase.STEP, 4)
+    elements = 8192
+    if rank == 1:
+        if odd == "raise":
+            raise ValueError("bad sample")
+        if odd == "hang":
+            time.sleep(1000)
+        if odd in ("abort", "segfault"):
+            os.kill(os.getpid(), signal.SIGABRT if odd == "abort" else signal.SIGSEGV)
+        elements = 12000 if odd == "shape" else elements
+        op = op if odd != "op" else "barrier" if op != "barrier" else "all_reduce"
+    _call(op, elements)
+    while True:  # a broadcast of the wrong size goes through, and its root is through at once
+        heartbeat.beat(Phase.STEP, 5)
+        dist.all_reduce(torch.ones(4))
+        time.sleep(0.5)
+
+
+def _call(op: str, elements: int) -> None:
+    """One collective in which each rank gives so many elements."""
+    size = dist.get_world_size()
+    one = torch.ones(elements)
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(one),
+        "all_gather": lambda: dist.all_gather([torch.empty(elements) for _ in range(size)], one),
+        "broadcast": lambda: dist.broadcast(one, 0),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(one, torch.ones(elements * size)),
+        "barrier": dist.barrier,
+    }
+    calls[op]()
 
 
 def crash() -> str:

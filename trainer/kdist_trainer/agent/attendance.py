@@ -6,16 +6,18 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kdist_trainer import log
 from kdist_trainer.agent import autopsy, memory
+from kdist_trainer.agent.autopsy import End
 from kdist_trainer.agent.budget import JOIN, Generation
+from kdist_trainer.agent.disagreement import Comparison, Note, Odd
 from kdist_trainer.agent.entry import stacks_path
 from kdist_trainer.agent.exchange import Exchange
 from kdist_trainer.agent.ranks import Ranks
-from kdist_trainer.agent.standstill import accuse, ask, compare_notes, desert
+from kdist_trainer.agent.standstill import accuse, ask, compare_notes, convict, desert
 from kdist_trainer.agent.stopping import StopSignals, stop_margin
 from kdist_trainer.agent.telling import Teller
 from kdist_trainer.agent.watchdog import Watchdog, culprit, dump_stacks
@@ -34,17 +36,6 @@ LOST_SECONDS, LOST_BLIND_SECONDS = 5.0, 30.0
 """How long ranks stand still before the agent believes that a node without a sign of life is gone; longer where it does not
 see whether they get on, or where they may rightly be busy without a beat."""
 STOP = "stop"
-
-
-@dataclass
-class End:
-    """How the ranks of one group ended here, by local rank. Those that the agent killed because of others are in none."""
-
-    outcomes: dict[int, str] = field(default_factory=dict)
-    failures: dict[int, Failure] = field(default_factory=dict)
-    exits: dict[int, int] = field(default_factory=dict)
-    forced: bool = False
-    """Whether the grace was over, or somebody asked twice."""
 
 
 @dataclass
@@ -75,6 +66,7 @@ class Attendance:
         self._begun = False
         self._running = False
         self._mute = False
+        self._comparison = Comparison()
         self._pids = {number: self.ranks.pid(number) for number in range(len(self.global_ranks))}
 
     def attend(self) -> End:
@@ -90,6 +82,8 @@ class Attendance:
                 return self._end(self.ranks.exits())
             if stalled:
                 return self._end_hanging(stalled)
+            if (odd := self._comparison.look(self._notes)) is not None:
+                return self._end_disagreeing(odd)
             self._note_running()
             self._pass_on_stop()
             self._take_news()
@@ -164,9 +158,9 @@ class Attendance:
                 break
             self.ranks.wait(TICK_SECONDS)
         self.watchdog.look()
-        exits = self.ranks.exits()
+        notes, exits = self._notes(), self.ranks.exits()
         self.ranks.kill()
-        return self._end(exits)
+        return replace(self._end(exits), notes=notes)
 
     def _has_lost_a_node(self) -> bool:
         """Whether another node is gone and the ranks here wait for it: a cut connection shows at once, a silent node never."""
@@ -213,9 +207,25 @@ class Attendance:
             collectives={number: beat.collective for number, beat in enumerate(beats)},
         )
 
+    def _notes(self) -> list[Note]:
+        """What this node's ranks are in, or were in when they ended."""
+        size = len(self.global_ranks) * len(self.generation.nodes)
+        return [
+            self.watchdog.note(number, rank=rank, pid=self._pids[number], node=self.node, world_size=size)
+            for number, rank in enumerate(self.global_ranks)
+        ]
+
+    def _end_disagreeing(self, odd: Odd) -> End:
+        """The ranks here have entered different collectives: nothing good can come of it, however long they go on."""
+        notes, exits = self._notes(), self.ranks.exits()
+        self.ranks.kill()
+        failure = convict(odd, node=self.node, generation=self.generation.number, step=self.watchdog.last_step())
+        local_rank = self.global_ranks.index(odd.ranks[0]) if odd.ranks else 0
+        return End(failures={local_rank: failure}, exits=exits, notes=notes)
+
     def _end_hanging(self, stalled: list[int]) -> End:
         """Some ranks stand still: find out who is to blame, keep the stacks, end the group."""
-        notes = [self.watchdog.note(number, rank=rank, pid=self._pids[number]) for number, rank in enumerate(self.global_ranks)]
+        notes = self._notes()
         blamed = culprit(compare_notes(self.exchange, self.generation, self.node, notes))
         stacks = dump_stacks(
             {number: self._pids[number] for number in stalled if number in self.ranks.living},
@@ -223,19 +233,10 @@ class Attendance:
         )
         exits = self.ranks.exits()
         self.ranks.kill()
-        failures = {
-            number: accuse(
-                self.watchdog.beats[number],
-                rank=self.global_ranks[number],
-                blamed=blamed,
-                node=self.node,
-                generation=self.generation.number,
-                stacks=stacks.get(number, []),
-            )
-            for number in stalled
-        }
+        stood = {number: (self.global_ranks[number], self.watchdog.beats[number]) for number in stalled}
+        failures = accuse(stood, blamed=blamed, node=self.node, generation=self.generation.number, stacks=stacks)
         for local_rank, failure in failures.items():
             if failure.primary:
                 phase, path = self.watchdog.beats[local_rank].phase, stacks_path(self.scratch, local_rank)
                 self.teller.hang(failure, phase=phase.value, stacks=str(path))
-        return End(failures=failures, exits=exits)
+        return End(failures=failures, exits=exits, notes=notes)

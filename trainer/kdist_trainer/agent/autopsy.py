@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kdist_trainer import failure
+from kdist_trainer.agent.disagreement import Note
 from kdist_trainer.agent.entry import result_path, stacks_path
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
@@ -16,6 +17,19 @@ from kdist_trainer.failure import Failure
 DONE, STOPPED = "done", "stopped"
 FORKSERVER_LOST = 255
 """What multiprocessing reports when the forkserver died and nobody can say how its children ended."""
+
+
+@dataclass
+class End:
+    """How the ranks of one group ended here, by local rank. Those that the agent killed because of others are in none."""
+
+    outcomes: dict[int, str] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
+    exits: dict[int, int] = field(default_factory=dict)
+    forced: bool = False
+    """Whether the grace was over, or somebody asked twice."""
+    notes: list[Note] = field(default_factory=list)
+    """What all ranks here were in, where something failed."""
 
 
 @dataclass

@@ -10,12 +10,14 @@ from typing import Any, NoReturn
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from kdist_trainer import log
-from kdist_trainer.agent.attendance import STOP, End
-from kdist_trainer.agent.autopsy import DONE
+from kdist_trainer.agent.attendance import STOP
+from kdist_trainer.agent.autopsy import DONE, End
 from kdist_trainer.agent.budget import Book, Generation
+from kdist_trainer.agent.disagreement import find_odd, tell
 from kdist_trainer.agent.exchange import Exchange, failures_of
 from kdist_trainer.agent.outcome import Ended, deciding, failed, read_done, stopped, success
 from kdist_trainer.agent.settings import Settings
+from kdist_trainer.agent.standstill import compare_notes, judge
 from kdist_trainer.agent.stopping import StopSignals
 from kdist_trainer.agent.telling import Teller
 from kdist_trainer.config import Cause, Exit
@@ -75,13 +77,25 @@ class Conclusion:
     def _confer(self, generation: Generation, end: End, decisive: Failure | None) -> Failure | None:
         """Tell the others, and end with them if this or something there has ended the run; returns what decides."""
         if end.failures:
-            self._exchange.post_failures(generation.number, list(end.failures.values()))
+            self._exchange.post_failures(generation.number, list(end.failures.values()), notes=end.notes)
         self._end_if_over()
-        if decisive is not None and decisive.permanent:
+        if decisive is None:
+            return None
+        if decisive.permanent:
             decisive = self._settle_on(generation.number, decisive)
-            if decisive.permanent:
-                self._end_failed(decisive)
+        if end.notes and (decisive.permanent or decisive.code is Exit.HANG or find_odd(end.notes)):
+            decisive = self._weigh(generation, end, decisive)
+        if decisive.permanent:
+            self._end_failed(decisive)
         return decisive
+
+    def _weigh(self, generation: Generation, end: End, failure: Failure) -> Failure:
+        """What decides once all agents have said what their ranks were in; the others are told if it is something else."""
+        notes = compare_notes(self._exchange, generation, self._settings.node, end.notes, after_failures=True)
+        weighed = judge(failure, notes)
+        if weighed != failure and not weighed.permanent:
+            self._exchange.post_failures(generation.number, [weighed])
+        return replace(weighed, collectives=tell(notes))
 
     def _end_if_over(self) -> None:
         """End if the run has ended, whatever became of the ranks here."""
@@ -114,10 +128,12 @@ class Conclusion:
         """The budget is spent: end all agents."""
         budget = self._settings.config.max_restarts
         message = f"{budget} restarts without progress are spent; the last failure: {generation.message}"
-        last = deciding(failures_of(self._exchange.generation(generation.number - 1)))
+        document = self._exchange.generation(generation.number - 1)
+        last = deciding(failures_of(document))
         failure = Failure(Cause.BUDGET, Exit.BUDGET, True, message, generation=generation.number - 1, time=time.time())
         if last is not None:
-            failure = replace(last, cause=Cause.BUDGET, code=Exit.BUDGET, primary=True, message=message)
+            known = tell(note for notes in document.get("beats", {}).values() for note in notes)
+            failure = replace(last, cause=Cause.BUDGET, code=Exit.BUDGET, primary=True, message=message, collectives=known)
         record = failed(failure)
         final = self._settle(record)
         if final == record:

@@ -26,7 +26,8 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from kdist_trainer import log
 from kdist_trainer.agent import autopsy
-from kdist_trainer.agent.attendance import Attendance, End
+from kdist_trainer.agent.attendance import Attendance
+from kdist_trainer.agent.autopsy import End
 from kdist_trainer.agent.budget import Book, Generation
 from kdist_trainer.agent.conclusion import Conclusion
 from kdist_trainer.agent.exchange import Exchange

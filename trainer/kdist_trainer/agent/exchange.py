@@ -72,11 +72,16 @@ class Exchange:
         """The highest generation begun in this store; 0 if there was none."""
         return int(self.read("last").get("generation", 0))
 
-    def post_failures(self, number: int, failures: list[Failure]) -> list[Failure]:
-        """Add what tells most of this node's failures of a generation; returns those of all nodes so far."""
+    def post_failures(self, number: int, failures: list[Failure], *, notes: list[Document] | None = None) -> list[Failure]:
+        """Add what tells most of this node's failures of a generation; returns those of all nodes so far.
+
+        `notes` say what all ranks of this node were in.
+        """
         telling = _choose(failures)
 
         def edit(document: Document) -> None:
+            if notes:
+                document.setdefault("beats", {})[self._node] = notes
             document.setdefault("failures", []).extend(json.loads(failure.to_json()) for failure in telling)
 
         return failures_of(self._change_generation(number, edit))

@@ -74,9 +74,11 @@ def write_record(record: dict[str, Any], scratch: Path, termination_message: Pat
 
 
 def shorten(record: dict[str, Any], limit: int = TERMINATION_BYTES) -> bytes:
-    """The record as JSON of at most `limit` bytes: the traceback's first lines go first, then the ends of long texts."""
-    for length in (2000, 500, 50):
+    """The record as JSON of at most `limit` bytes: the traceback's first lines go first, then the ends of texts and lists."""
+    for length, most in ((2000, 32), (500, 16), (50, 4)):
         short = {name: value[:length] if isinstance(value, str) else value for name, value in record.items()}
+        if isinstance(record.get("collectives"), list):
+            short["collectives"] = [line[:length] for line in record["collectives"][:most]]
         lines = [line[:length] for line in record.get("traceback") or []]
         while True:
             text = json.dumps({**short, "traceback": lines}, ensure_ascii=False).encode(errors="replace")

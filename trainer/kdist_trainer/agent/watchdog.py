@@ -12,8 +12,8 @@ import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
+from kdist_trainer.agent.disagreement import Note, write_calls
 from kdist_trainer.heartbeat import Beat, Heartbeat, Phase
 
 DUMP_SECONDS = 2.0
@@ -21,8 +21,6 @@ _LONGEST_LOOK = 1.0  # seconds that one look may add: an agent that was paused i
 _MIN_SLOW_SECONDS = 60.0
 _SLOW = {Phase.START, Phase.RENDEZVOUS, Phase.INIT, Phase.RESTORE, Phase.SAVE, Phase.EXIT}
 """Phases that may take long without a beat: imports, downloads, large reads and writes."""
-
-Note = dict[str, Any]
 
 
 class Watchdog:
@@ -77,17 +75,20 @@ class Watchdog:
         """The furthest step of this node's ranks."""
         return max((beat.step for beat in self.beats if beat.step >= 0), default=None)
 
-    def note(self, local_rank: int, *, rank: int, pid: int) -> Note:
+    def note(self, local_rank: int, *, rank: int, pid: int, node: str = "", world_size: int = 1) -> Note:
         """What other agents need to know of a rank to find the one to blame."""
         beat = self.beats[local_rank]
+        calls = self._heartbeats[local_rank].calls()
         return {
             "rank": rank,
+            "node": node,
             "stopped": is_stopped(pid),
             "inside": beat.inside,
             "sequence": beat.sequence,
             "step": beat.step,
             "phase": beat.phase.value,
             "collective": beat.collective,
+            "calls": write_calls(calls, world_size=world_size),
         }
 
     def close(self) -> None:

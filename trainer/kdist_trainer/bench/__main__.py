@@ -19,7 +19,7 @@ from kdist_trainer.bench.cases import COLLECTIVES
 from kdist_trainer.bench.measure import Effort, measure, sizes
 from kdist_trainer.bench.pairs import NBYTES, Pair, Slow, judge_pairs
 from kdist_trainer.heartbeat import Phase
-from kdist_trainer.worker import find_heartbeat
+from kdist_trainer.worker import find_heartbeat, note_collectives
 from kdist_trainer.world import World
 
 Tell = Callable[..., None]
@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure. Raises `RuntimeError` if a result was wrong."""
     given = _parser().parse_args(arguments)
     heartbeat, step = find_heartbeat(), 0
+    note_collectives(heartbeat)
 
     def beat() -> None:
         nonlocal step

@@ -35,6 +35,7 @@ class Cause(StrEnum):
     OOM_DEVICE = "oom_device"
     HANG = "hang"
     COLLECTIVE_TIMEOUT = "collective_timeout"
+    COLLECTIVE_MISMATCH = "collective_mismatch"
     NAN = "nan"
     SIGNAL = "signal"
     NODE_LOST = "node_lost"

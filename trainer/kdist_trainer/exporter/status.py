@@ -84,13 +84,13 @@ def counted(snapshot: Snapshot, told: Told) -> dict[str, Any]:
 def ranks(snapshot: Snapshot, scratch: Path, *, now: float) -> list[dict[str, Any]]:
     """One entry per local rank, with what it does by its heartbeat in `scratch`; `now` is a monotonic time.
 
-    `busy_seconds` and `all_reduce_seconds` are means per step of this generation: work without waiting for peers, and time
-    with an all-reduce in flight.
+    `collective` is what it is in, such as `all_reduce(float32[1024]) #17`. `busy_seconds` and `all_reduce_seconds` are means
+    per step of this generation: work without waiting for peers, and time with an all-reduce in flight.
     """
     found = []
     for local_rank, rank in enumerate(snapshot.local_ranks):
         entry: dict[str, Any] = {"rank": rank, "local_rank": local_rank, "step": None, "step_seconds": None}
-        entry |= {"busy_seconds": None, "all_reduce_seconds": None, "phase": None, "heartbeat_age": None}
+        entry |= {"busy_seconds": None, "all_reduce_seconds": None, "phase": None, "heartbeat_age": None, "collective": None}
         if record := snapshot.current.get(rank):
             step, seconds = record.gauges[GAUGES["kdist_last_step"]], record.gauges[GAUGES["kdist_step_duration_ewma_seconds"]]
             steps = record.counters[_STEPS]
@@ -100,6 +100,7 @@ def ranks(snapshot: Snapshot, scratch: Path, *, now: float) -> list[dict[str, An
             entry["all_reduce_seconds"] = record.counters[_ALL_REDUCE] / steps if steps else None
         if beat := read_beat(scratch, local_rank):
             entry["phase"] = str(beat.phase)
+            entry["collective"] = beat.collective
             entry["heartbeat_age"] = round(max(0.0, now - beat.time_ns / 1e9), 3)
         found.append(entry)
     return found

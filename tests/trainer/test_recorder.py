@@ -1,0 +1,84 @@
+"""What reaches a process group is noted before it begins, whoever calls it, by group, and told from what goes on beside it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from kdist_trainer import recorder
+from kdist_trainer.heartbeat import Heartbeat
+from kdist_trainer.world import World
+from tests.trainer.training.group import run_group
+
+
+def call_everything(folder: Path) -> dict[str, list[str]]:
+    with World.from_environment(timeout_seconds=60) as world:
+        heartbeat = Heartbeat.create(folder / f"beat-{world.rank}")
+        recorder.install(heartbeat)
+        told: dict[str, list[str]] = {}
+
+        def note(name: str) -> None:
+            told[name] = [str(call) for call in heartbeat.calls()[sum(map(len, told.values())) :]]
+
+        x = torch.ones(4, 2)
+        dist.all_reduce(x)
+        dist.all_gather([torch.empty(3), torch.empty(3)], torch.ones(3))
+        dist.all_to_all_single(torch.empty(3), torch.ones(3), *(([2, 1], [2, 1]) if world.rank == 0 else ([1, 2], [1, 2])))
+        dist.barrier()
+        with torch.inference_mode():
+            dist.broadcast(torch.ones(5), 0)
+        note("own")
+        pair = dist.new_group([0, 1])
+        dist.all_reduce(x, group=pair)
+        (dist.send if world.rank == 0 else dist.recv)(x, 1 - world.rank)
+        note("groups")
+        functional.all_reduce(x, "sum", [0, 1]).sum()
+        note("functional")
+        ddp = DistributedDataParallel(nn.Linear(4, 4))
+        ddp(torch.ones(2, 4)).sum().backward()
+        note("ddp")
+        sharded = nn.Linear(4, 4)
+        fully_shard(sharded)
+        sharded(torch.ones(2, 4)).sum().backward()
+        note("fsdp")
+        waiting = dist.all_reduce(x, async_op=True)
+        told["inside"] = [str(heartbeat.read().collective)]
+        if waiting is not None:
+            waiting.wait()
+        thread = threading.Thread(target=lambda: dist.all_reduce(torch.ones(7), group=pair))
+        thread.start()
+        thread.join()
+        told["outside"] = [str(heartbeat.read().collective), str(heartbeat.calls(1)[0])]
+        return told
+
+
+@pytest.mark.processes
+def test_every_collective_is_noted_whoever_calls_it(tmp_path: Path) -> None:
+    first, second = run_group(call_everything, 2, tmp_path)
+    assert first["own"] == [
+        "all_reduce(float32[4,2]) #1",
+        "all_gather(float32[3]) #2",
+        "all_to_all_single_uneven(float32[3]) #3",
+        "barrier #4",
+        "broadcast(float32[5]) #5",
+    ]
+    assert first["groups"][-2:] == ["all_reduce(float32[4,2]) #1 of group 1(0-1)", "send(float32[4,2]) #1 of group p2p"]
+    assert second["groups"][-1] == "recv(float32[4,2]) #1 of group p2p"
+    assert any(call.startswith("all_reduce(float32[4,2])") for call in first["functional"])
+    assert any(call.startswith("all_reduce(float32[20])") for call in first["ddp"]), "DDP's reducer is C++"
+    assert any("all_gather" in call for call in first["fsdp"])
+    assert any("reduce_scatter" in call for call in first["fsdp"])
+    assert first["inside"][0].startswith("all_reduce(float32[4,2])")
+    assert first["outside"][0] == "None"
+    assert first["outside"][1].startswith("all_reduce(float32[7])")
+    assert {name: calls for name, calls in first.items() if name != "groups"} == {
+        name: calls for name, calls in second.items() if name != "groups"
+    }

@@ -14,6 +14,7 @@ _FORBIDDEN = re.compile(
     r'(?: in API group "(?P<group>[^"]*)")?(?: in the namespace "(?P<namespace>[^"]*)")?'
 )
 _NO_NAMESPACE = re.compile(r'namespaces "(?P<namespace>[^"]+)" not found')
+_DEAF_WEBHOOK = re.compile(r'failed calling webhook "(?P<name>[^"]+)":(?P<why>.*)', re.DOTALL)
 _CONFLICT_OWNER = re.compile(r'conflicts? with "(?P<manager>[^"]+)"')
 
 
@@ -72,6 +73,13 @@ def explain(status: int, body: bytes, *, what: str, namespace: str, context: str
         return _forbidden(found, namespace=namespace, facts=facts)
     if status == 404:
         return _missing(message, bool(facts["details"].get("name")), what=what, facts=facts)
+    if found := _DEAF_WEBHOOK.search(message):
+        return RefusalError(
+            f"{what}: the admission webhook {found['name']} does not answer ({found['why'].strip()})",
+            hint="whoever runs the cluster must bring its service back, or remove its configuration; then send it again",
+            next_command="kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations",
+            **facts,
+        )
     causes = _causes(facts["details"])
     if status == 409 and causes and (owners := dict.fromkeys(_CONFLICT_OWNER.findall(message))):
         told = "; ".join(f"{field} is set by {_owner(why)}" for field, why in causes)

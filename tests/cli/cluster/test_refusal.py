@@ -87,3 +87,12 @@ def test_a_conflict_with_our_own_patches_is_won_by_the_file(serve: Serve, connec
         return Reply(document=MAP.document) if asked.query["force"] == "true" else conflict("kdist")
 
     assert connect(serve(answer).url).apply(MAP).verb == "configured"
+
+
+def test_a_webhook_that_is_away_is_named_with_where_it_is_configured(serve: Serve, connect: Connect) -> None:
+    message = 'Internal error occurred: failed calling webhook "mjob.kb.io": failed to call webhook: Post "https://x": refused'
+    with pytest.raises(RefusalError) as raised:
+        connect(serve(lambda _: refusal(500, message)).url, patience=0.01).get("batch/v1", "Job", "digits")
+    assert "get jobs.batch/digits: the admission webhook mjob.kb.io does not answer (failed to call webhook" in str(raised.value)
+    assert "webhookconfigurations" in raised.value.next_command
+    assert raised.value.code == Code.UNREACHABLE

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _THREADS = 8
+_FEW_NODES = 8  # that are asked for one by one
 _KUEUE = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
@@ -118,9 +119,11 @@ def _find_workload(cluster: Cluster, backend: backends.Backend | None, name: str
 
 def _find_nodes(cluster: Cluster, pods: Sequence[Pod]) -> dict[str, Any]:
     """All nodes while a pod looks for one; the nodes of pods that are not well; none while all is well."""
-    if any(not pod.scheduled and not pod.over for pod in pods):
-        return {fields.name(node): node for node in _listed(lambda: cluster.list("v1", "Node"))}
     names = {pod.node for pod in pods if pod.node and not pod.over and (pod.deleting or pod.lost or not pod.ready)}
+    homeless = any(not pod.scheduled and not pod.over for pod in pods)
+    if homeless or len(names) > _FEW_NODES:
+        every = {fields.name(node): node for node in _listed(lambda: cluster.list("v1", "Node"))}
+        return every if homeless else {name: every[name] for name in sorted(names) if name in every}
     found = {name: _find_node(cluster, name) for name in sorted(names)}
     return {name: node for name, node in found.items() if node is not None}
 

@@ -129,6 +129,13 @@ def test_agents_for_which_there_is_no_time_are_counted_and_said() -> None:
     assert f"{agents.unasked} of the 100 pods" in seen.gap
 
 
+def test_many_nodes_are_asked_for_at_once(world: World, serve: Serve, connect: Connect) -> None:
+    world.pods = [pod(index, node=f"worker-{index}", phase="Pending") for index in range(30)]
+    api = serve(world)
+    follow.snapshot(connect(api.url), "digits")
+    assert [asked.path for asked in api.asked if "/nodes" in asked.path] == ["/api/v1/nodes"]
+
+
 def parked(state: str, exit_record: dict[str, Any]) -> World:
     """A StatefulSet whose agents stay after their end."""
     found = World()

@@ -27,6 +27,19 @@ def shorten(job: dict[str, Any]) -> list[str]:
     return ["--set", "spec.train.steps=4" if "steps" in train else "spec.train.epochs=1"]
 
 
+def test_every_file_is_run_by_a_test() -> None:
+    jobs = {path: yaml.safe_load(path.read_text())["spec"] for path in FOLDER.rglob("*.yaml")}
+    code = {
+        path.parent / spec["code"] / f"{spec['train']['workload'].partition(':')[0]}.py"
+        for path, spec in jobs.items()
+        if "train" in spec and "code" in spec
+    }
+    tests = (Path(__file__).with_name("test_scripts.py").read_text(), (ROOT / "Makefile").read_text())
+    left = [path for path in FOLDER.rglob("*.py") if path not in code and not any(path.name in text for text in tests)]
+    assert [path for path in left if path.name not in "".join(str(spec) for spec in jobs.values())] == []
+    assert all((FOLDER / name).is_file() for name in ELSEWHERE)
+
+
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(FOLDER)))

@@ -31,6 +31,14 @@ class Shape(NamedTuple):
     dtype: torch.dtype
 
 
+class _Known(NamedTuple):
+    """What this stage takes and gives, and what the whole model gives."""
+
+    taken: tuple[Shape, ...]
+    given: tuple[Shape, ...]
+    whole: tuple[Shape, ...]
+
+
 @dataclass(frozen=True)
 class Microbatch:
     """One forward pass."""
@@ -58,7 +66,7 @@ class Line:
         self.stage, self.group, self.device = stage, group, device
         self.index, self.count = group.rank(), group.size()
         self.is_first, self.is_last = self.index == 0, self.index == self.count - 1
-        self._shapes: dict[tuple[Shape, ...], tuple[tuple[Shape, ...], tuple[Shape, ...]]] = {}
+        self._shapes: dict[tuple[bool, tuple[Shape, ...]], _Known] = {}
         self._schedules: dict[Any, _Schedule] = {}
 
     def train(self, name: str, microbatches: Sequence[Microbatch], autocast: Autocast, watch: Watch) -> None:
@@ -70,45 +78,53 @@ class Line:
 
     def _schedule(self, name: str, microbatches: Sequence[Microbatch], autocast: Autocast) -> _Schedule:
         inputs = microbatches[0].inputs
-        if shapes(inputs) not in self._shapes:
-            microbatches[0].prepare()
-            with autocast(), kept(self.stage):
-                self.look(inputs)
-        taken, given = self._shapes[shapes(inputs)]
-        return _Schedule(self, name, len(microbatches), taken, given, autocast)
+        with autocast():
+            if self._key(inputs) not in self._shapes:
+                microbatches[0].prepare()
+                with kept(self.stage):
+                    self.look(inputs)
+            known = self._shapes[self._key(inputs)]
+        return _Schedule(self, name, len(microbatches), known, autocast)
 
     @torch.no_grad()
     def look(self, inputs: Tensors) -> Any:
         """The model's output for `inputs`, on every rank of the group. Collective over the group."""
-        taken = inputs if self.is_first else self._receive(self.index - 1)
+        known = self._shapes.get(self._key(inputs))  # the inputs are the same on every rank, and so is whether they are known
+        taken = inputs if self.is_first else self._receive(self.index - 1, known.taken if known else None)
         output = self.stage(*taken)
         given = as_tuple(output)
-        self._shapes.setdefault(shapes(inputs), (shapes(taken), shapes(given)))
         if not self.is_last:
-            self._send(given, self.index + 1)
-        whole = self._spread(given)
+            self._send(given, self.index + 1, announced=known is not None)
+        whole = self._spread(given, known.whole if known else None)
+        self._shapes[self._key(inputs)] = _Known(shapes(taken), shapes(given), shapes(whole))
         return whole if isinstance(output, tuple) and self.is_last else whole[0] if len(whole) == 1 else whole
+
+    def _key(self, inputs: Tensors) -> tuple[bool, tuple[Shape, ...]]:
+        return torch.is_autocast_enabled(self.device.type), shapes(inputs)
 
     def _rank(self, index: int) -> int:
         return dist.get_global_rank(self.group, index)
 
-    def _send(self, values: Tensors, to: int) -> None:
-        dist.send_object_list([shapes(values)], dst=self._rank(to), group=self.group, device=torch.device("cpu"))
+    def _send(self, values: Tensors, to: int, *, announced: bool) -> None:
+        if not announced:
+            dist.send_object_list([shapes(values)], dst=self._rank(to), group=self.group, device=torch.device("cpu"))
         for value in values:
             dist.send(value.contiguous(), dst=self._rank(to), group=self.group)
 
-    def _receive(self, source: int) -> Tensors:
-        box: list[Any] = [None]
-        dist.recv_object_list(box, src=self._rank(source), group=self.group, device=torch.device("cpu"))
+    def _receive(self, source: int, announced: tuple[Shape, ...] | None) -> Tensors:
+        box: list[Any] = [announced]
+        if announced is None:
+            dist.recv_object_list(box, src=self._rank(source), group=self.group, device=torch.device("cpu"))
         values = tuple(empty(shape, self.device) for shape in box[0])
         for value in values:
             dist.recv(value, src=self._rank(source), group=self.group)
         return values
 
-    def _spread(self, values: Tensors) -> Tensors:
+    def _spread(self, values: Tensors, announced: tuple[Shape, ...] | None) -> Tensors:
         """The last stage's values on every rank."""
-        last, box = self._rank(self.count - 1), [shapes(values)]
-        dist.broadcast_object_list(box, src=last, group=self.group, device=torch.device("cpu"))
+        last, box = self._rank(self.count - 1), [announced or shapes(values)]
+        if announced is None:
+            dist.broadcast_object_list(box, src=last, group=self.group, device=torch.device("cpu"))
         found = (
             tuple(value.contiguous() for value in values) if self.is_last else tuple(empty(one, self.device) for one in box[0])
         )
@@ -154,9 +170,7 @@ class _Computed(nn.Module):
 class _Schedule:
     """torch's schedule for a number of microbatches of one shape."""
 
-    def __init__(
-        self, line: Line, name: str, count: int, taken: Sequence[Shape], given: Sequence[Shape], autocast: Autocast
-    ) -> None:
+    def __init__(self, line: Line, name: str, count: int, known: _Known, autocast: Autocast) -> None:
         self._line = line
         self._stage = _Stage(
             _Computed(line.stage, autocast),
@@ -164,8 +178,8 @@ class _Schedule:
             line.count,
             line.device,
             # Said beforehand, or torch would find them out by passes over uninitialised memory.
-            input_args=tuple(empty(one, line.device, grad=not line.is_first) for one in taken),
-            output_args=tuple(empty(one, line.device, grad=True) for one in given),
+            input_args=tuple(empty(one, line.device, grad=not line.is_first) for one in known.taken),
+            output_args=tuple(empty(one, line.device, grad=True) for one in known.given),
             group=line.group,
         )
         kind: type[PipelineScheduleSingle] = Schedule1F1B if name == "1f1b" and count >= line.count else ScheduleGPipe

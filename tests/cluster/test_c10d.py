@@ -12,7 +12,7 @@ from tests.cluster.test_endings import every_kind
 from tests.cluster.test_faults import exactly_once, kill_rank
 from tests.cluster.test_steering import world_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @every_kind
@@ -31,7 +31,7 @@ def test_a_job_without_a_role_goes_on_after_a_killed_rank_and_after_the_loss_of_
     assert [pod["metadata"]["name"] for pod in namespace.pods("digits")] == pods, "a killed rank costs no pod"
 
     namespace.kubectl("delete", "pod", pods[0], "--grace-period=1", "--wait=false")
-    namespace.kdist("wait", "digits", "--timeout=5m", timeout=400)
+    namespace.kdist("wait", "digits", "--timeout=8m", timeout=500)
     volume = namespace.volume("digits")
     assert volume["done"]["step"] == 150
     assert exactly_once(volume["steps"], volume["events"])

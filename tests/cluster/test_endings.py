@@ -13,7 +13,7 @@ from tests.cluster.kinds import RESOURCE
 from tests.cluster.namespace import Namespace
 from tests.cluster.test_steering import world_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 STEPS = 120
 # The agent is what tini, process 1, has started; a process that was brought in by `exec` is nobody's child there.
@@ -37,7 +37,7 @@ def take_away(namespace: Namespace, pod: str) -> None:
 
 def trained_once(namespace: Namespace) -> dict[str, Any]:
     """Wait for the job's success; its volume, in which each step was done once and the end is recorded once."""
-    namespace.kdist("wait", "digits", "--timeout=5m", timeout=400)
+    namespace.kdist("wait", "digits", "--timeout=8m", timeout=500)
     assert namespace.status("digits")["phase"] == "Succeeded"
     volume = namespace.volume("digits")
     assert volume["done"]["outcome"] == "done"

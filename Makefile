@@ -90,7 +90,7 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: setup ## Measure kdist beside its peers (prints only; never decides whether a test passes)
-	@for measure in startup commands step recovery checkpoint; do $(BIN)/python -m bench.$$measure; done
+	@for measure in startup commands step cost recovery checkpoint; do $(BIN)/python -m bench.$$measure; done
 
 lock: setup ## Resolve requirements.txt, and the image's part of it, anew: exact versions with hashes, no index address
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \

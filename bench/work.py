@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +28,7 @@ class Work(Workload):
     """A perceptron of `depth` hidden layers. Every call of `loss` is noted in `marks`: two marks enclose one step."""
 
     marks: ClassVar[list[float]] = []
+    cpu_marks: ClassVar[list[float]] = []
 
     def __init__(self, context: WorkloadContext) -> None:
         super().__init__(context)
@@ -48,11 +49,23 @@ class Work(Workload):
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         """Cross-entropy, summed."""
         self.marks.append(perf_counter())
+        self.cpu_marks.append(process_time())
         inputs, labels = batch
         return functional.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
 
 
 def take_marks(*, warm: int) -> list[float]:
     """Seconds of each step since the last call, without the first `warm` ones."""
-    marks, Work.marks[:] = Work.marks[warm:], []
-    return [after - before for before, after in pairwise(marks)]
+    Work.cpu_marks.clear()
+    return _take(Work.marks, warm)
+
+
+def take_both(*, warm: int) -> tuple[list[float], list[float]]:
+    """The same, and the seconds that the rank's process computed in each step, all of its threads together."""
+    return _take(Work.marks, warm), _take(Work.cpu_marks, warm)
+
+
+def _take(marks: list[float], warm: int) -> list[float]:
+    taken = marks[warm:]
+    marks.clear()
+    return [after - before for before, after in pairwise(taken)]

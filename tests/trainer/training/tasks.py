@@ -108,6 +108,15 @@ class Late(Small):
         return super().loss(model, batch)
 
 
+class Dawdling(Small):
+    """One rank takes longer over each loss. Options: rank, seconds."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        if os.environ["RANK"] == str(self.context.options["rank"]):
+            time.sleep(self.context.options["seconds"])
+        return super().loss(model, batch)
+
+
 class Whimsical(Small):
     """Draws from NumPy's and Python's generators while it computes the loss."""
 

@@ -1,0 +1,97 @@
+"""What the timing of all-reduces is worth: held to torch's profiler, and to ranks of which one is known to be slow."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+
+from kdist_trainer import loop
+from kdist_trainer.run import Run
+from kdist_trainer.stats import StepPhase, StepStats
+from kdist_trainer.timing import HostAllReduces
+from kdist_trainer.world import World
+from tests.trainer.training.group import run_group
+from tests.trainer.training.tasks import Dawdling, describe, train
+
+STEPS = 50
+pytestmark = pytest.mark.chaos
+
+
+def measure_both_ways() -> dict[str, float]:
+    """Time fifty steps' all-reduces by the hook and by the profiler, as one rank of two; seconds with one in flight."""
+    with World.from_environment(timeout_seconds=60):
+        stats, group = StepStats(), dist.group.WORLD
+        assert isinstance(group, dist.ProcessGroup)
+        timer = HostAllReduces(stats, group)
+        model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(6)])
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=4)
+        wrapped.register_comm_hook(None, lambda _, bucket: timer.launch(bucket))
+        inputs = torch.randn(64, 1024)
+        for _ in range(3):
+            wrapped(inputs).sum().backward()
+        timer.forget()
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            for _ in range(STEPS):
+                wrapped(inputs).sum().backward()
+                timer.settle()
+        events = profiler.events() or []
+        spans = [(one.time_range.start, one.time_range.end) for one in events if one.name == "gloo:all_reduce"]
+    return {"hook": stats.all_reduce_busy, "profiler": union(spans) / 1e6, "count": stats.all_reduces, "spans": len(spans)}
+
+
+def union(spans: list[tuple[float, float]]) -> float:
+    """Time that at least one of the spans covers."""
+    covered, reached = 0.0, 0.0
+    for begin, end in sorted(spans):
+        covered += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return covered
+
+
+def test_the_time_with_an_all_reduce_in_flight_is_the_profilers(record_property: Callable[[str, object], None]) -> None:
+    for told in run_group(measure_both_ways, 2):
+        assert told["count"] == told["spans"] >= 5 * STEPS
+        record_property("hook seconds", round(told["hook"], 4))
+        record_property("profiler seconds", round(told["profiler"], 4))
+        assert told["hook"] == pytest.approx(told["profiler"], rel=0.25)
+
+
+def train_and_tell(document: dict[str, Any], folder: Path) -> tuple[float, float]:
+    """Train, and return the rank's busy seconds, and its seconds with an all-reduce in flight."""
+    kept: list[Run] = []
+    original = loop.begin
+
+    def begin(run: Run) -> None:
+        kept.append(run)
+        original(run)
+
+    loop.begin = begin
+    train(document, folder)
+    stats = kept[0].stats
+    busy = (StepPhase.DATA_WAIT, StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.OPTIMIZER)
+    return sum(stats.phase[phase] for phase in busy), stats.all_reduce_busy
+
+
+@pytest.mark.parametrize("seed", [0, 1, *[pytest.param(seed, marks=pytest.mark.wide) for seed in (2, 3, 4)]])
+def test_a_slow_rank_is_named_by_its_busy_time_and_by_no_all_reduce(tmp_path: Path, seed: int) -> None:
+    slow = random.Random(seed).randrange(3)
+    options = {"rank": slow, "seconds": 0.1}
+    told = run_group(
+        train_and_tell,
+        3,
+        describe(workload=f"{Dawdling.__module__}:Dawdling", options=options, virtualShards=3, epochs=4),
+        tmp_path,
+    )
+    busy, reducing = zip(*told, strict=True)
+    others = [seconds for rank, seconds in enumerate(busy) if rank != slow]
+    assert busy[slow] > 1.3 * max(others), "what the alert looks at"
+    assert reducing[slow] == min(reducing), "the others wait for it in theirs"

@@ -21,7 +21,7 @@ from bench.table import columns, title
 from bench.work import take_both
 from kdist_trainer.exporter import Exporter
 
-SIZE = {"ranks": 2, "width": 384, "depth": 4, "batch": 512, "steps": 60, "rounds": 20}
+SIZE = {"ranks": 2, "width": 384, "depth": 4, "batch": 512, "steps": 40, "rounds": 8}
 CONTESTANTS = {"nothing measured": kdist_off, "hook and metrics": kdist_on}
 STEP_SECONDS = 0.02
 WARM = 10
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def compare(what: str, blocks: dict[str, list[float]]) -> None:
-    """Print the median of the blocks' mean steps, and of the differences between neighbours, which a busy machine shifts alike."""
+    """Print medians over the blocks, and of the differences between neighbours, which a busy machine shifts alike."""
     off, on = (blocks[name] for name in CONTESTANTS)
     extra = statistics.median(b - a for a, b in zip(off, on, strict=True))
     lines = [(name, f"{statistics.median(found) * 1e3:.2f} ms") for name, found in blocks.items()]

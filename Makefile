@@ -71,7 +71,7 @@ chaos: setup system ## Kill, crash and fill disks, for long; started again, it g
 	export KDIST_SEEDS=$(KDIST_SEEDS); \
 	$(call patiently,chaos,-p tests.resume --resume-file=.kdist/chaos-passed -m "chaos$(if $(NARROW), and not wide)" -n $(JOBS) --dist=worksteal $(ARGS))
 
-e2e: setup ## Meet a real Kubernetes: kind, started and kept here, or with KDIST_E2E=kubeconfig your kubeconfig's cluster
+e2e: setup system ## Meet a real Kubernetes: kind, started and kept here, or with KDIST_E2E=kubeconfig your kubeconfig's cluster
 	@[[ "$${KDIST_E2E:-}" == kubeconfig ]] || tests/cluster/cluster all
 	$(call patiently,e2e,-m "e2e and not disruptive$(if $(NARROW), and not wide)" --dist=worksteal -n $(JOBS) $(ARGS))
 	$(if $(NARROW)$(filter kubeconfig,$(KDIST_E2E)),,$(call patiently,disruptive,-m "e2e and disruptive" -n 0 $(ARGS)))

@@ -32,10 +32,10 @@ class Plan(NamedTuple):
 
 
 PLANS = {
-    "digits": Plan("research", 64, 0.0004),
-    "ablation-lr": Plan("research", 64, 0.00008, kills=(0.45, 0.7)),
-    "pretrain-small": Plan("platform", 256, 0.0002),
-    "vision-large": Plan("platform", 128, 0.00015, slow=(0.55, 0.75)),
+    "digits": Plan("research", 64, 0.0001),
+    "ablation-lr": Plan("research", 64, 0.00003, kills=(0.45, 0.7)),
+    "pretrain-small": Plan("platform", 256, 0.00005),
+    "vision-large": Plan("platform", 128, 0.00002, slow=(0.6, 2.0)),
 }
 
 
@@ -46,10 +46,11 @@ def start(home: Path, name: str, plan: Plan, targets: Path) -> Training:
     shutil.copytree(SICK.parent, place / "src")
     train: dict[str, Any] = {
         "workload": "sick:Sick",
-        "steps": 9000,
+        "steps": 3000,
         "globalBatch": plan.batch,
         "optimizer": {"learningRate": plan.rate},
         "checkpoint": {"every": {"seconds": 20}},
+        "loader": {"workers": 0},
     }
     env = [{"name": "FLAGS", "value": str(place / "flags")}]
     run = Run(place, write_job(place, name=name, train=train, code="./src", env=env, nodes=1, procsPerNode=2))

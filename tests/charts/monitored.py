@@ -31,7 +31,7 @@ SCRAPE_SECONDS = 1
 _PATIENCE = 120.0
 # Queries that a healthy training leaves without an answer, and why.
 SILENT = {
-    "{{op}} failed: {{cause}}": "no save failed",
+    "{{op}} failed: {{cause}}": "no save and no collective failed",
     "passed over: {{cause}}": "no checkpoint was damaged",
     "dropped": "every record was sent",
 }
@@ -148,6 +148,7 @@ def write_job(home: Path, *, name: str = "digits", seconds: int = 60, train: Map
         "schedule": {"name": "cosine", "warmupSteps": 50, "finalRatio": 0.05},
         "optimizer": {"learningRate": 0.00004},
         "checkpoint": {"every": {"seconds": 15}},
+        "loader": {"workers": 1},
         **(train or {}),
     }
     settings = {"nodes": 2, "procsPerNode": 1, **spec, "train": training}

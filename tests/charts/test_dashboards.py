@@ -21,15 +21,6 @@ Rule = Callable[[dict[str, Any]], Iterator[str]]
 DETAIL = {
     "kdist_build_info": "versions; for a table of one's own",
     "kdist_tokens_total": "samples are shown, which every workload has",
-    "kdist_rank_memory_bytes": "what containers take is shown by the cluster's own dashboards",
-    "kdist_device_memory_allocated_bytes": "there on GPUs only",
-    "kdist_device_memory_reserved_bytes": "there on GPUs only",
-    "kdist_device_memory_peak_bytes": "there on GPUs only",
-    "kdist_device_alloc_retries_total": "there on GPUs only",
-    "kdist_device_peak_flops": "there on GPUs only",
-    "kdist_model_flops_total": "there where torch can count them",
-    "kdist_dataloader_queue_depth": "there with loader processes only",
-    "kdist_collective_failures_total": "restarts by cause are shown",
 }
 
 

@@ -29,7 +29,7 @@ def test_every_panel_and_alert_answers_while_a_job_in_pods_is_killed_and_recover
     namespace: Namespace, calm: Callable[..., dict[str, Any]]
 ) -> None:
     start = time.time()
-    namespace.apply(calm(train={"steps": 100_000, "clipGradNorm": 5.0}))
+    namespace.apply(calm(train={"steps": 100_000, "clipGradNorm": 5.0, "loader": {"workers": 1}}))
     with monitoring(namespace) as prometheus:
 
         def seen(query: str) -> bool:

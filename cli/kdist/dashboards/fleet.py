@@ -53,6 +53,7 @@ NOW = Row(
                 "Progress": f"max {_BY_JOB} (kdist_last_step{{}}) / max {_BY_JOB} (kdist_target_steps{{}})",
                 "Loss": f"max {_BY_JOB} (kdist_loss{{}})",
                 "Samples/s": f"sum {_BY_JOB} (rate(kdist_samples_total{{}}[{RATE}]))",
+                "FLOP/s": f"sum {_BY_JOB} (rate(kdist_model_flops_total{{}}[{RATE}]))",
                 "Goodput": f"sum {_BY_JOB} ({_PRODUCTIVE}) / sum {_BY_JOB} ({_WALL})",
                 "Restarts": f"max {_BY_JOB} (sum by (namespace, kdist_job, instance) (kdist_worker_group_restarts_total{{}}))"
                 f" or 0 * max {_BY_JOB} (kdist_generation{{}})",
@@ -60,7 +61,7 @@ NOW = Row(
                 "Last step": f"time() - max {_BY_JOB} (kdist_last_step_timestamp_seconds{{}})",
             },
             unit="none",
-            units={"Progress": "percentunit", "Goodput": "percentunit", "Last step": "s", "Samples/s": "cps"},
+            units={"Progress": "percentunit", "Goodput": "percentunit", "Last step": "s", "Samples/s": "cps", "FLOP/s": "flops"},
             column_steps={
                 "Goodput": at_least(0.5, 0.8),
                 "Restarts": (Step(None, "neutral"), Step(1, "warning"), Step(4, "bad")),

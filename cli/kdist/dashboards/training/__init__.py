@@ -2,7 +2,7 @@
 
 from kdist.dashboards.panels import Dashboard, Mark, Variable
 from kdist.dashboards.training.learning import ANATOMY, COMMUNICATION, LEARNING, STRAGGLERS
-from kdist.dashboards.training.machines import EXPORTER, RESOURCES
+from kdist.dashboards.training.machines import DEVICES, EXPORTER, RESOURCES
 from kdist.dashboards.training.overview import OVERVIEW
 from kdist.dashboards.training.running import CHECKPOINTS, GOODPUT, RELIABILITY
 
@@ -19,6 +19,7 @@ TRAINING = Dashboard(
         GOODPUT,
         CHECKPOINTS,
         RELIABILITY,
+        DEVICES,
         RESOURCES,
         EXPORTER,
     ),

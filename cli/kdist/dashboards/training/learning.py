@@ -89,6 +89,27 @@ ANATOMY = Row(
             },
             minimum=0.0,
         ),
+        lines(
+            "Model FLOP/s",
+            "Of the forward and backward passes of all ranks together, as torch counts them; less where it cannot count",
+            "flops",
+            {"all ranks": f"sum(rate(kdist_model_flops_total{{}}[{RATE}]))"},
+            minimum=0.0,
+        ),
+        lines(
+            "Memory",
+            "Resident memory of each rank's process",
+            "bytes",
+            {"rank {{rank}}": "max by (rank) (kdist_rank_memory_bytes{})"},
+            minimum=0.0,
+        ),
+        lines(
+            "Batches ready",
+            "Chunks of samples that loader processes have ready for each rank: none is left where data is too slow",
+            "none",
+            {"rank {{rank}}": "max by (rank) (kdist_dataloader_queue_depth{})"},
+            minimum=0.0,
+        ),
     ),
 )
 
@@ -128,9 +149,12 @@ COMMUNICATION = Row(
         ),
         lines(
             "Collectives",
-            "Completed per second and rank",
+            "Completed per second and rank, and those that failed in all ranks",
             "cps",
-            {"{{op}}": f"avg by (op) (rate(kdist_collectives_total{{}}[{RATE}]))"},
+            {
+                "{{op}}": f"avg by (op) (rate(kdist_collectives_total{{}}[{RATE}]))",
+                "{{op}} failed: {{cause}}": f"sum by (op, cause) (rate(kdist_collective_failures_total{{}}[{RATE}]))",
+            },
             minimum=0.0,
             width=6,
         ),

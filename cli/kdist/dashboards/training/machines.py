@@ -4,6 +4,54 @@ from __future__ import annotations
 
 from kdist.dashboards.panels import RATE, Row, lines
 
+_FLOPS = f"sum(rate(kdist_model_flops_total{{}}[{RATE}]))"
+
+DEVICES = Row(
+    "GPUs (where there are any)",
+    (
+        lines(
+            "Model FLOPs utilization",
+            "Model FLOP/s over what the devices can do at most",
+            "percentunit",
+            {"MFU": f"{_FLOPS} / (max(kdist_world_size{{}}) * max(kdist_device_peak_flops{{}}))"},
+            optional=True,
+            minimum=0.0,
+            width=6,
+        ),
+        lines(
+            "Device memory",
+            "That tensors take, and that torch has reserved for them, of the rank with most",
+            "bytes",
+            {
+                "allocated": "max(kdist_device_memory_allocated_bytes{})",
+                "reserved": "max(kdist_device_memory_reserved_bytes{})",
+            },
+            optional=True,
+            minimum=0.0,
+            width=6,
+        ),
+        lines(
+            "Peak device memory",
+            "Most that tensors of each rank ever took",
+            "bytes",
+            {"rank {{rank}}": "max by (rank) (kdist_device_memory_peak_bytes{})"},
+            optional=True,
+            minimum=0.0,
+            width=6,
+        ),
+        lines(
+            "Allocator retries",
+            "Times that torch had to free its reserve to go on: memory is nearly too small",
+            "cps",
+            {"rank {{rank}}": f"sum by (rank) (rate(kdist_device_alloc_retries_total{{}}[{RATE}]))"},
+            optional=True,
+            minimum=0.0,
+            width=6,
+        ),
+    ),
+    collapsed=True,
+)
+
 RESOURCES = Row(
     "Resources (cAdvisor and DCGM, where they are)",
     (

@@ -14,17 +14,24 @@ _PRODUCTIVE = 'increase(kdist_wall_seconds_total{category="productive_step"}[$__
 NOW = Row(
     "Now",
     (
-        stat("Trainings", "Jobs whose agents answer", f"count(max {_BY_JOB} (kdist_job_info{{}}))", "none", width=4),
+        stat("Trainings", "Jobs whose agents answer", f"count(max {_BY_JOB} (kdist_job_info{{}}))", "none", width=4, height=3),
         stat(
             "At work",
             "Jobs that make steps",
             f'count(max {_BY_JOB} (kdist_job_state{{state="running"}}) == 1) or vector(0)',
             "none",
             width=4,
+            height=3,
         ),
-        stat("Ranks", "Ranks in all groups", f"sum(max {_BY_JOB} (kdist_world_size{{}}))", "none", width=4),
+        stat("Ranks", "Ranks in all groups", f"sum(max {_BY_JOB} (kdist_world_size{{}}))", "none", width=4, height=3),
         stat(
-            "Samples", "Samples per second, all jobs", f"sum(rate(kdist_samples_total{{}}[{RATE}]))", "cps", width=4, decimals=0
+            "Samples",
+            "Samples per second, all jobs",
+            f"sum(rate(kdist_samples_total{{}}[{RATE}]))",
+            "cps",
+            width=4,
+            height=3,
+            decimals=0,
         ),
         stat(
             "Goodput",
@@ -32,6 +39,7 @@ NOW = Row(
             f"sum({_PRODUCTIVE}) / sum({_WALL})",
             "percentunit",
             width=4,
+            height=3,
             decimals=1,
             steps=at_least(0.5, 0.8),
         ),
@@ -41,6 +49,7 @@ NOW = Row(
             "sum(kdist_worker_group_restarts_total{}) or vector(0)",
             "none",
             width=4,
+            height=3,
         ),
         Panel(
             title="Trainings",
@@ -57,7 +66,7 @@ NOW = Row(
                 "Goodput": f"sum {_BY_JOB} ({_PRODUCTIVE}) / sum {_BY_JOB} ({_WALL})",
                 "Restarts": f"max {_BY_JOB} (sum by (namespace, kdist_job, instance) (kdist_worker_group_restarts_total{{}}))"
                 f" or 0 * max {_BY_JOB} (kdist_generation{{}})",
-                "Skew": f"max {_BY_JOB} ({_BUSY_OF_RANK}) / quantile {_BY_JOB} (0.5, {_BUSY_OF_RANK})",
+                "Skew": f"round(max {_BY_JOB} ({_BUSY_OF_RANK}) / quantile {_BY_JOB} (0.5, {_BUSY_OF_RANK}), 0.01)",
                 "Last step": f"time() - max {_BY_JOB} (kdist_last_step_timestamp_seconds{{}})",
             },
             unit="none",
@@ -69,7 +78,7 @@ NOW = Row(
                 "Last step": (Step(None, "neutral"), Step(60, "warning"), Step(120, "bad")),
             },
             width=24,
-            height=7,
+            height=6,
         ),
     ),
 )

@@ -114,6 +114,7 @@ def test_uneven_microbatches_clipping_and_a_short_last_step_change_nothing(size:
 
 
 @pytest.mark.processes
+@pytest.mark.chaos
 def test_both_schedules_and_a_resume_end_with_the_same_bits(tmp_path: Path) -> None:
     task = f"{__name__}:Normed"
     calm = {"workload": task, "options": {"at_loss": -1, "on_rank": -1}}
@@ -164,6 +165,7 @@ def test_an_error_of_a_stage_comes_out_as_it_was_raised(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.chaos
 def test_a_loss_that_never_calls_the_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="needs a loss that calls the model"):
         train_here(describe(workload=f"{__name__}:Silent", **STAGES), tmp_path, 2)

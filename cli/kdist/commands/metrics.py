@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kdist.steer.readings import Reading
 
 _DETAIL = ("_bucket", "_created")
+_ONE_OF = ("kdist_job_state",)  # of these series one is 1
 
 
 @click.command()
@@ -38,7 +39,8 @@ def command(
 ) -> None:
     r"""Show what the agents of a job measure, without Prometheus.
 
-    The table leaves out the buckets of histograms; `-o prom` has everything, each series with the label `pod`.
+    The table leaves out buckets of histograms and the states that a job is not in; `-o prom` has everything, each series with
+    the label `pod`.
 
     \b
     Examples:
@@ -94,11 +96,11 @@ def _show(now: Mapping[str, Reading], output: str, *, rank: int | None, grep: st
         console.emit({"apiVersion": "cli.kdist.dev/v1", "kind": "Metrics", "samples": samples}, output="json")
         return
     shown = [
-        (owner, sample.name, _labels(sample.labels), number(sample.value, 6))
+        (owner, sample.name, number(sample.value, 6), _labels(sample.labels))
         for owner, sample in found
-        if not sample.name.endswith(_DETAIL)
+        if not sample.name.endswith(_DETAIL) and (sample.value or sample.name not in _ONE_OF)
     ]
-    console.table(shown, header=("POD", "METRIC", "LABELS", "VALUE"))
+    console.table(shown, header=("POD", "METRIC", "VALUE", "LABELS"))
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -52,6 +52,7 @@ FULL: dict[str, Any] = {
         "collectiveTimeoutSeconds": 200,
         "hangTimeoutSeconds": 250,
         "metricsLingerSeconds": 20,
+        "preflight": {"allReduce": {"minBusBandwidth": "10G", "size": "32Mi"}},
         "podTemplate": {"spec": {"containers": [{"name": "trainer", "env": [{"name": "EXTRA", "value": "1"}]}]}},
         "train": {"workload": "digits", "epochs": 2, "globalBatch": 60},
     },

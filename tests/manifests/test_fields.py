@@ -37,6 +37,8 @@ OTHER: dict[str, Any] = {
     "spec.tolerations[].effect": "NoSchedule",
     "spec.imagePullSecrets": ["other"],
     "spec.priorityClass": "low",
+    "spec.preflight.allReduce.minBusBandwidth": "5G",
+    "spec.preflight.allReduce.size": "1Gi",
     "spec.podTemplate": {"spec": {"schedulerName": "volcano"}},
     "metadata.namespace": "dl",
     "metadata.labels": {"team": "speech"},

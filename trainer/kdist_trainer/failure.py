@@ -38,6 +38,12 @@ class ConfigProblem(KdistTrainerError):
     cause, code = Cause.CONFIG, Exit.CONFIG
 
 
+class TooSlow(KdistTrainerError):
+    """The network between the ranks gives less than the job demands; on the same machines another try would find the same."""
+
+    cause, code = Cause.PREFLIGHT, Exit.CONFIG
+
+
 class DataProblem(KdistTrainerError):
     """The data set is missing, empty or damaged."""
 

@@ -7,15 +7,17 @@ shared with the agent and hand the call on. So the agent knows what each rank wa
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from kdist_trainer.heartbeat import Heartbeat
+from kdist_trainer.heartbeat import Heartbeat, Phase
 
 # Operator of c10d -> (its name for people, which argument says how much each rank contributes or gets; None: nothing).
 _OPERATORS: dict[str, tuple[str, int | None]] = {
@@ -97,6 +99,24 @@ def _describe(group: ProcessGroup, name: str) -> str:
     except (KeyError, ValueError, RuntimeError):
         return f"?{name[:20]}"  # of members that nobody knows
     return f"{name[:12]}({ranks[0]}-{ranks[-1]})" if ranks else name[:12]
+
+
+def find_heartbeat() -> Heartbeat | None:
+    """The file that the agent watches, if there is an agent."""
+    if "KDIST_SCRATCH" not in os.environ:
+        return None
+    path = Path(os.environ["KDIST_SCRATCH"], f"rank-{os.environ.get('LOCAL_RANK', '0')}.heartbeat")
+    if not path.exists():
+        Heartbeat.create(path).close()
+    heartbeat = Heartbeat.attach(path)
+    heartbeat.beat(Phase.START, -1)
+    return heartbeat
+
+
+def note_collectives(heartbeat: Heartbeat | None) -> None:
+    """Let the agent know what this rank exchanges with others, if there are any."""
+    if heartbeat is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        install(heartbeat)
 
 
 def install(heartbeat: Heartbeat) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from kdist_trainer import failure, log, loop, recorder, workloads
+from kdist_trainer import failure, log, loop, preflight, recorder, workloads
 from kdist_trainer.assembly import Surroundings, assemble
 from kdist_trainer.config import Nodes, TrainConfig, Training
 from kdist_trainer.failure import ConfigProblem
@@ -30,7 +30,7 @@ def main() -> str:
 
     Raises what ended the training, after leaving it where the agent looks for it.
     """
-    flag, heartbeat, run = StopFlag(), find_heartbeat(), None
+    flag, heartbeat, run = StopFlag(), recorder.find_heartbeat(), None
     flag.install()
     try:
         config = read_config(Path(os.environ["KDIST_CONFIG"]))
@@ -39,9 +39,12 @@ def main() -> str:
             raise ConfigProblem("train.json has no train section: a script is not started by this entrypoint")
         torch.set_num_threads(config.threads_per_rank)
         beat(heartbeat, Phase.RENDEZVOUS)
-        note_collectives(heartbeat)
+        recorder.note_collectives(heartbeat)
         with open_world(config, train) as world:
             log.bind(rank=world.rank, generation=world.generation)
+            if config.preflight is not None and config.preflight.all_reduce is not None:
+                node = os.environ.get("KDIST_NODE", "")
+                preflight.check(config.preflight.all_reduce, world, node=node, beat=lambda: beat(heartbeat, Phase.INIT))
             stats = StepStats(rank=world.rank, generation=world.generation)
             with Reporter(stats) as reporter:
                 around = Surroundings(
@@ -82,24 +85,6 @@ def load_workload(train: Training, world: World) -> Workload:
     """The workload that the job names, with what it is told."""
     data = {mount: Path(path) for mount, path in json.loads(os.environ.get("KDIST_DATA", "{}")).items()}
     return workloads.load(train.workload)(WorkloadContext(train.options, data, train.seed, world.device))
-
-
-def find_heartbeat() -> Heartbeat | None:
-    """The file that the agent watches, if there is an agent."""
-    if "KDIST_SCRATCH" not in os.environ:
-        return None
-    path = Path(os.environ["KDIST_SCRATCH"], f"rank-{os.environ.get('LOCAL_RANK', '0')}.heartbeat")
-    if not path.exists():
-        Heartbeat.create(path).close()
-    heartbeat = Heartbeat.attach(path)
-    heartbeat.beat(Phase.START, -1)
-    return heartbeat
-
-
-def note_collectives(heartbeat: Heartbeat | None) -> None:
-    """Let the agent know what this rank exchanges with others, if there are any."""
-    if heartbeat is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        recorder.install(heartbeat)
 
 
 def beat(heartbeat: Heartbeat | None, phase: Phase) -> None:

@@ -76,6 +76,11 @@ Tell = Callable[[Case, ExitRecord], tuple[str, str]]
 _CAUSES: dict[str, tuple[str, str]] = {
     "user_code": ("{where} raised {said}", "mend the code, then send the job again: it resumes from its last checkpoint"),
     "config": ("the job cannot be trained as it is: {said}", "change job.yaml, then send it again"),
+    "preflight": (
+        "the network between the ranks is slower than the job demands: {said}",
+        "give it other nodes (nodeSelector, tolerations), or lower spec.preflight.allReduce.minBusBandwidth; "
+        "`kdist bench all_reduce -f JOB.yaml` measures by itself",
+    ),
     "data": ("the data cannot be used: {said}", "mend the data or spec.data, then send the job again"),
     "mismatch": (
         "the checkpoint or the data does not fit this job: {said}",

@@ -86,6 +86,7 @@ def _bench_slow(e: Event) -> str:
 _SENTENCES: dict[str, Callable[[Event], str]] = {
     "bench-begun": lambda e: f"{e['collective']} among {_count(e['ranks'], 'rank')} ({e['device']}, {e['backend']})",
     "bench-row": _bench_row,
+    "preflight": lambda e: f"bus bandwidth {rate(e['busbw'])} among {e['ranks']} ranks, {rate(e['demanded'])} demanded",
     "bench-slow": _bench_slow,
     "bench-done": lambda e: f"{e['wrong']} elements wrong" if e["wrong"] else "every result was right",
     "agent-started": lambda e: f"agent started, pid {e['pid']}",

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, JsonValue, model_validator
 from kdist.spec.parts import Checkpoints, Data, EnvVar, Resources, Toleration
 from kdist.spec.rules import check, refuse
 from kdist.spec.words import FolderPath, ImageReference, JobName, Label, LabelKey, LabelValue, ObjectName
-from kdist_trainer.config import Model, Nodes, PositiveSeconds, Script, Seconds, TrainConfig, Training
+from kdist_trainer.config import Model, Nodes, PositiveSeconds, Preflight, Script, Seconds, TrainConfig, Training
 
 API_VERSION: Final = "kdist.dev/v1alpha1"
 KIND: Final = "TrainingJob"
@@ -84,6 +84,9 @@ class Spec(Model):
     )
     pod_template: dict[str, JsonValue] = Field(
         {}, max_length=64, description="podTemplate: an overlay for the pod template, merged last."
+    )
+    preflight: Preflight | None = Field(
+        None, description="preflight: what is measured between the ranks before they train; too slow a group ends the job."
     )
     train: Training | None = Field(None, description="train: the managed loop.")
     script: Script | None = Field(None, description="script: a torchrun script as it is.")

@@ -58,6 +58,8 @@ def _one_kind(spec: Spec) -> Iterator[Violation]:
         yield Violation("train and script exclude each other; keep one", "script", ("script", "train"))
     if spec.train is None and spec.script is None:
         yield Violation("needs train (the managed loop) or script (a torchrun script)", "", ("train", "script"))
+    if spec.preflight is not None and spec.script is not None:
+        yield Violation("belongs to train: a script opens its own group of ranks", "preflight", ("preflight", "script"))
 
 
 def _shards(spec: Spec) -> Iterator[Violation]:

@@ -9,6 +9,8 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
+from kdist_trainer.config import QUANTITY
+
 _JOB_NAME: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
@@ -33,6 +35,7 @@ SAYS: Final[dict[str, str]] = {
     _DATA_KEY: "must be letters, digits, `-`, `_` and `.`",
     _IMAGE: "must be an image reference such as `registry.example.com/team/trainer:1.0`",
     _STORAGE: "must be a whole number with a unit such as `4Gi` or `500Mi`",
+    QUANTITY: "must be a whole number with a unit such as `64Mi` or `10G`",
     _CPU: "must be millicores such as `500m`",
     _MOUNT_PATH: "must be an absolute path such as `/data`, without `:` and without `/` at its end",
     _ONE_LINE: "must be a path: one line without control characters",

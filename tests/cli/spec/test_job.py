@@ -51,6 +51,7 @@ def test_defaults_are_explicit_in_the_document(smallest: TrainingJob) -> None:
         "hangTimeoutSeconds": 300,
         "metricsLingerSeconds": 30,
         "podTemplate": {},
+        "preflight": None,
         "script": None,
     }
 
@@ -77,6 +78,7 @@ def test_the_trainer_is_told_all_that_the_job_says_about_training() -> None:
         "collectiveTimeoutSeconds": 34,
         "hangTimeoutSeconds": 35,
         "metricsLingerSeconds": 36,
+        "preflight": None,
         "script": None,
     }
     assert train["workload"] == "digits"

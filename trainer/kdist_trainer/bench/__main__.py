@@ -19,7 +19,7 @@ from kdist_trainer.bench.cases import COLLECTIVES
 from kdist_trainer.bench.measure import Effort, measure, sizes
 from kdist_trainer.bench.pairs import NBYTES, Pair, Slow, judge_pairs
 from kdist_trainer.heartbeat import Phase
-from kdist_trainer.worker import find_heartbeat, note_collectives
+from kdist_trainer.recorder import find_heartbeat, note_collectives
 from kdist_trainer.world import World
 
 Tell = Callable[..., None]

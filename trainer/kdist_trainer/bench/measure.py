@@ -31,6 +31,7 @@ class Row:
     size: int
     rounds: int
     mean: float
+    fastest: float
     p50: float
     p90: float
     p99: float
@@ -72,7 +73,7 @@ def summarize(times: torch.Tensor, nbytes: int, factor: float, wrong: int) -> Ro
     p50, p90, p99 = (float(torch.quantile(times, share)) for share in (0.5, 0.9, 0.99))
     algbw = nbytes / mean if nbytes else None
     busbw = None if algbw is None else algbw * factor
-    return Row(nbytes, len(times), mean, p50, p90, p99, algbw, busbw, wrong)
+    return Row(nbytes, len(times), mean, float(times.min()), p50, p90, p99, algbw, busbw, wrong)
 
 
 def _round(case: Case, world: World) -> tuple[float, int]:

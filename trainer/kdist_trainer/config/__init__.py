@@ -13,9 +13,12 @@ from pydantic import Field, model_validator
 
 from kdist_trainer.config.codes import Cause, Exit
 from kdist_trainer.config.model import Count, Model, Name, Nodes, PositiveSeconds, Seconds
+from kdist_trainer.config.preflight import QUANTITY, AllReduceCheck, Preflight, count_bytes
 from kdist_trainer.config.training import Checkpointing, EarlyStop, Every, Init, Loader, Optimizer, Schedule, Training
 
 __all__ = [
+    "QUANTITY",
+    "AllReduceCheck",
     "Cause",
     "Checkpointing",
     "Count",
@@ -29,11 +32,13 @@ __all__ = [
     "Nodes",
     "Optimizer",
     "PositiveSeconds",
+    "Preflight",
     "Schedule",
     "Script",
     "Seconds",
     "TrainConfig",
     "Training",
+    "count_bytes",
 ]
 
 
@@ -76,6 +81,7 @@ class TrainConfig(Model):
     metrics_linger_seconds: Seconds = Field(
         30, description="metricsLingerSeconds at most that a scraped agent whose work is over waits for a last scrape."
     )
+    preflight: Preflight | None = Field(None, description="preflight: what is measured before a group of ranks trains.")
     train: Training | None = Field(None, description="train: the managed loop.")
     script: Script | None = Field(None, description="script: a torchrun script as it is.")
 

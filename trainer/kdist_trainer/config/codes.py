@@ -44,6 +44,7 @@ class Cause(StrEnum):
     MISMATCH = "mismatch"
     RENDEZVOUS = "rendezvous"
     CONFIG = "config"
+    PREFLIGHT = "preflight"
     DATA = "data"
     BUDGET = "budget"
     UNKNOWN = "unknown"

@@ -110,9 +110,14 @@ def test_a_job_goes_on_elsewhere_once_its_node_is_deleted_and_the_node_may_retur
     if state == "lost":
         machines("lose", node)
     namespace.kubectl("delete", "node", node, "--wait=false")
+
+    def elsewhere() -> bool:
+        there = {pod["spec"].get("nodeName") for pod in namespace.pods("digits")} == {other}
+        now = world_of(namespace, 2, int(told["step"])) if there else None
+        return now is not None and now["generation"] > told["generation"]
+
     try:
-        namespace.until("two nodes train again", partial(world_of, namespace, 2, int(told["step"])))
-        assert {pod["spec"]["nodeName"] for pod in namespace.pods("digits")} == {other}
+        namespace.until("two nodes train again, on the other node", elsewhere)
     finally:
         machines("return", node)
     assert namespace.get("node", node)["spec"].get("taints") is None

@@ -48,9 +48,7 @@ network() {
   [[ ${CHOSEN:-$NODE_IMAGE} == kindest/* ]] && return
   table=$(kubectl get nodes -o custom-columns=N:.metadata.name,C:.spec.podCIDR,I:.status.addresses[0].address --no-headers)
   while read -r me cidr _; do
-    # A node that was deleted and came back has another range of addresses than its bridge.
-    docker exec "$me" ip -o -4 address show cni0 </dev/null 2>/dev/null | grep -qF " ${cidr%.*}." ||
-      docker exec "$me" ip link delete cni0 </dev/null 2>/dev/null || true
+    move_pods "$me" "${cidr%.*}."
     docker exec -i "$me" tee /etc/cni/net.d/10-bridge.conflist >/dev/null <<J
 {"cniVersion": "1.0.0", "name": "kdist", "plugins": [
  {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true,
@@ -61,6 +59,18 @@ J
       [[ $other == "$me" ]] || docker exec "$me" ip route replace "$range" via "$address" </dev/null
     done <<<"$table"
   done <<<"$table"
+}
+
+# A node that was deleted and came back has another range of addresses than its bridge, and than pods that outlived that.
+move_pods() { # move_pods NODE PREFIX
+  local namespace name host address
+  docker exec "$1" ip -o -4 address show cni0 </dev/null 2>/dev/null | grep -vqF " $2" || return 0
+  docker exec "$1" ip link delete cni0 </dev/null
+  while read -r namespace name host address; do
+    [[ $host == true || $address == "<none>" || $address == "$2"* ]] ||
+      kubectl -n "$namespace" delete pod "$name" --wait=false --grace-period=1 </dev/null >/dev/null
+  done < <(kubectl get pods -A --field-selector "spec.nodeName=$1" --no-headers \
+    -o custom-columns=S:.metadata.namespace,N:.metadata.name,H:.spec.hostNetwork,I:.status.podIP)
 }
 
 registry() { # for the nodes it answers for every registry's name

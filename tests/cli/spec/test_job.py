@@ -82,7 +82,7 @@ def test_the_trainer_is_told_all_that_the_job_says_about_training() -> None:
         "script": None,
     }
     assert train["workload"] == "digits"
-    assert train["checkpoint"] == {"every": {"seconds": 300, "steps": None}, "mode": "async", "keep": 3}
+    assert train["checkpoint"] == {"every": {"seconds": 300, "steps": None}, "mode": "async", "keep": 3, "load": "each"}
 
 
 def test_fields_that_job_and_trainer_share_agree() -> None:

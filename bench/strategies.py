@@ -115,7 +115,7 @@ def describe(orders: dict[str, Any]) -> TrainConfig:
         "globalBatch": 64 if on_gpu else 16,
         "evaluate": "never",
         "commHook": "none",
-        "tensorboard": False,
+        "tensorboard": "off",
         **orders,
     }
     nodes = {"min": 1, "max": 1}

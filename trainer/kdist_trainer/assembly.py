@@ -94,7 +94,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         exchange=Exchange(world, most_steps=train.sync_every_steps, counts=built.strategy.counts),
         stats=stats,
         resources=Resources(stats, world.device, train, waiting=loader.waiting),
-        curves=Curves(around.checkpoints if train.tensorboard and world.is_leader else None, stats),
+        curves=Curves(around.checkpoints if train.tensorboard == "scalars" and world.is_leader else None, stats),
         laps=Laps(stats),
         timer=timer,
         probe=make_probe(train, around),

@@ -23,8 +23,8 @@ def test_every_field_is_explained(field: fields.Field, kdist: Kdist) -> None:
 def test_a_section_shows_its_type_default_sentence_and_fields(kdist: Kdist) -> None:
     assert kdist("explain", "spec.train.checkpoint").stdout == (
         "FIELD:    spec.train.checkpoint\n"
-        "TYPE:     {every, mode, keep}\n"
-        'DEFAULT:  {"every": {"seconds": 300}, "mode": "async", "keep": 3}\n'
+        "TYPE:     {every, mode, keep, load}\n"
+        'DEFAULT:  {"every": {"seconds": 300}, "mode": "async", "keep": 3, "load": "each"}\n'
         "\n"
         "When and how state is saved.\n"
         "\n"
@@ -35,6 +35,8 @@ def test_a_section_shows_its_type_default_sentence_and_fields(kdist: Kdist) -> N
         "         mode: async writes while the training goes on.\n"
         "  keep   <int> default 3\n"
         "         keep that many committed checkpoints.\n"
+        '  load   <each or broadcast> default "each"\n'
+        "         load: each rank reads what it holds, or with broadcast rank 0 reads and sends it.\n"
     )
 
 

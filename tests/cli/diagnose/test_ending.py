@@ -215,7 +215,7 @@ def test_what_rests_is_over_or_cannot_be_asked_is_said(seen: Snapshot, cause: st
 
 def test_a_job_that_trains_tells_its_pace() -> None:
     found = diagnose(scene([pod(0), pod(1)], reports={FIRST: report(), SECOND: report(ranks=(1,))}))
-    pace = "step 120 of 500, 0.2 s each, 1,000 samples/s, loss 0.25, 2/2 nodes"
+    pace = "step 120 of 500, 0.2 s each, 2,000 samples/s, loss 0.25, 2/2 nodes"
     assert found.sentence == f"nothing is wrong: digits trains ({pace})"
 
 

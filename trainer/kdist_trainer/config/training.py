@@ -168,8 +168,9 @@ class Training(Model):
     comm_hook: Literal["timing", "none"] = Field(
         "timing", description="commHook: timing measures each all-reduce; none is bare DDP."
     )
-    tensorboard: bool = Field(
-        True, description="tensorboard: write event files of TensorBoard beside the checkpoints (loss, throughput, step times)."
+    tensorboard: Literal["scalars", "off"] = Field(
+        "scalars",
+        description="tensorboard: scalars writes its event files beside the checkpoints (loss, throughput, step times).",
     )
     init: Init | None = Field(None, description="init: pretrained weights to begin with.")
     loader: Loader = Field(Loader(), description="loader of samples.")

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.wide]
 
 def test_weights_and_traces_of_a_running_job_come_to_this_machine(namespace: Namespace, job: Job, tmp_path: Path) -> None:
     namespace.apply(job(train={"epochs": None, "steps": 100_000, "emaDecay": 0.9, "checkpoint": {"every": {"steps": 20}}}))
-    namespace.until("a checkpoint", lambda: "step-" in namespace.kdist("checkpoints", "digits", "-o", "name"))
+    namespace.kdist("wait", "digits", "--for=checkpoint")
     target = tmp_path / "model.safetensors"
     assert "8 of them averages" in namespace.kdist("checkpoints", "export", "digits", "--ema", "-o", str(target))
     assert load_file(target)["0.weight"].shape == (32, 1, 3, 3)

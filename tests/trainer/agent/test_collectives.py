@@ -55,14 +55,19 @@ def check(op: str, odd: str, record: dict[str, Any]) -> None:
         assert f"ranks 0,2 {SHOWN[op].format(8192)}" in record["message"]
         assert listed
         return
-    others = [peers] if op != "broadcast" else ["rank 0 in all_reduce(float32[4]) #5", f"rank 2 in {SHOWN[op].format(8192)}"]
-    assert sorted(listed) == sorted([*others, "rank 1 in no collective, after all_reduce(float32[4]) #3"]), record
+    absent, *_ = [line for line in listed if line.startswith("rank 1 ")]
+    assert absent == "rank 1 in no collective, after all_reduce(float32[4]) #3", record
+    if op == "broadcast":  # who has sent or received its part is through, and waits in the next one
+        through = "all_reduce(float32[4]) #5"
+        assert all(line.endswith((SHOWN[op].format(8192), through)) for line in listed if line != absent), record
+    else:
+        assert sorted(listed) == sorted([peers, absent]), record
     if odd == "raise":
         assert (record["cause"], record["code"], record["message"]) == ("user_code", 70, "ValueError: bad sample")
     else:
         assert (record["cause"], record["code"]) == ("budget", 75), "another try could help, but the job allows none"
-        said = {"hang": "rank 1 hangs", "abort": "SIGABRT", "segfault": "SIGSEGV"}[odd]
-        assert said in record["message"]
+        said = {"hang": ("rank 1 hangs", "rank 1 did not come to"), "abort": ("SIGABRT",), "segfault": ("SIGSEGV",)}[odd]
+        assert any(words in record["message"] for words in said)
 
 
 @pytest.mark.processes

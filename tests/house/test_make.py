@@ -12,6 +12,11 @@ import pytest
 
 from tests.house.tree import ROOT, files
 
+# Those that a script is likely to call; what they are called must not be given to a function.
+COREUTILS = re.compile(
+    "cat|chmod|chown|comm|cp|cut|date|df|du|env|expand|fold|head|id|install|join|link|ln|ls|mkdir|mktemp|mv|paste|rm|seq|sort|split"
+    "|stat|sum|sync|tac|tail|tee|timeout|touch|tr|uniq|wc|who"
+)
 TARGETS = {"help", "setup", "demo", "test", "chaos", "e2e", "stranger", "lint", "bench", "clean", "lock"}
 
 
@@ -56,6 +61,12 @@ def test_a_shell_script_stops_at_its_first_error_and_is_clean(script: Path, prog
     assert "set -euo pipefail" in script.read_text() or script.read_text().startswith("#!/bin/sh\nset -eu\n")
     done = subprocess.run([program("shellcheck"), script], capture_output=True, text=True, check=False)
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_function_of_a_script_hides_no_program(script: Path) -> None:
+    names = re.findall(r"^([a-z_]+)\(\) [{(]", script.read_text(), re.MULTILINE)
+    assert [name for name in names if COREUTILS.fullmatch(name)] == []
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ bring_back() {
 }
 
 # A node that nobody reaches and that reaches nobody, while all that is on it runs on.
-cut() { wire "$1" -I; }
+cut_off() { wire "$1" -I; }
 mend() {
   wire "$1" -D
   kubectl wait --for=condition=Ready "node/$1" --timeout=180s >/dev/null

@@ -60,7 +60,8 @@ operator_program() {
   case $1 in
     jobset) build_module jobset jobset sigs.k8s.io/jobset ;;
     kueue) build_module kueue kueue sigs.k8s.io/kueue/cmd/kueue ;;
-    training-operator | trainer-controller-manager) build_tool "$1" ;;
+    training-operator) build_tool "$1" ;;
+    trainer | trainer-controller-manager) build_tool trainer-controller-manager ;;
     *) fail "no operator $1: there are ${OPERATORS[*]}" ;;
   esac
 }

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def test_a_statefulset_that_is_done_is_taken_to_zero_pods_and_its_end_is_remembered(namespace: Namespace, job: Job) -> None:
-    namespace.apply(job(backend="statefulset", train={"epochs": 2}))
+    namespace.apply(job(backend="statefulset", train={"epochs": 60}))  # long enough to be seen running
     lines = namespace.kdist("status", "digits", "-w").splitlines()  # no terminal: a line for each change, until the end
     assert lines[-1].startswith("digits: Succeeded")
     assert any(line.startswith("digits: Running") for line in lines)

@@ -12,14 +12,11 @@ import json
 import os
 import statistics
 import sys
-import tempfile
-from pathlib import Path
 
 from bench.loops import kdist_off, kdist_on
-from bench.ranks import free_ports, launch, report
+from bench.ranks import launch_measured, report
 from bench.table import columns, title
 from bench.work import take_both
-from kdist_trainer.exporter import Exporter
 
 SIZE = {"ranks": 2, "width": 384, "depth": 4, "batch": 512, "steps": 40, "rounds": 8}
 CONTESTANTS = {"nothing measured": kdist_off, "hook and metrics": kdist_on}
@@ -30,15 +27,7 @@ WARM = 10
 def main() -> None:
     """Measure and print."""
     title(f"Cost of measuring: {SIZE['steps']} steps a block, {SIZE['rounds']} blocks of each, in turn, two ranks")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "metrics.sock")
-        exporter = Exporter(job="bench", run_id="bench", socket_path=path, port=0, host="127.0.0.1", info={})
-        exporter.start()
-        try:
-            orders = SIZE | {"folder": folder, "ports": free_ports(len(CONTESTANTS) * SIZE["rounds"])}
-            blocks = launch("bench.cost", SIZE["ranks"], {"KDIST_BENCH": json.dumps(orders)})
-        finally:
-            exporter.close()
+    blocks = launch_measured("bench.cost", SIZE, len(CONTESTANTS))
     for index, what in enumerate(("on the clock", "computed")):
         print()
         compare(what, {name: [block[index] for block in found] for name, found in blocks.items()})

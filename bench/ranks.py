@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kdist_trainer.exporter import Exporter
+
 RESULT = "KDIST_BENCH_RESULT"
 
 
@@ -26,6 +28,22 @@ def free_ports(count: int) -> list[int]:
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
         return [probe.getsockname()[1] for probe in probes]
+
+
+def launch_measured(module: str, orders: Mapping[str, int], contestants: int) -> Any:
+    """The result of `module` as `orders["ranks"]` ranks, whose records an exporter receives as in a training.
+
+    `KDIST_BENCH` holds the orders for the ranks, with the exporter's folder and a port for each round of each contestant.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "metrics.sock")
+        exporter = Exporter(job="bench", run_id="bench", socket_path=path, port=0, host="127.0.0.1", info={})
+        exporter.start()
+        try:
+            told = {**orders, "folder": folder, "ports": free_ports(contestants * orders["rounds"])}
+            return launch(module, orders["ranks"], {"KDIST_BENCH": json.dumps(told)})
+        finally:
+            exporter.close()
 
 
 def launch(module: str, size: int, extra: Mapping[str, str]) -> Any:

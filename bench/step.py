@@ -12,14 +12,11 @@ import json
 import os
 import statistics
 import sys
-import tempfile
-from pathlib import Path
 
 from bench.loops import BARE, CONTESTANTS
-from bench.ranks import free_ports, launch, report
+from bench.ranks import launch_measured, report
 from bench.table import columns, title
 from bench.work import take_marks
-from kdist_trainer.exporter import Exporter
 
 SIZES = {
     "short steps, one rank": {"ranks": 1, "width": 32, "depth": 1, "batch": 16, "steps": 500, "rounds": 40},
@@ -32,15 +29,7 @@ def main() -> None:
     """Measure and print."""
     for name, size in SIZES.items():
         title(f"Step, {name}: {size['steps']} steps a block, {size['rounds']} blocks of each, in turn")
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "metrics.sock")
-            exporter = Exporter(job="bench", run_id="bench", socket_path=path, port=0, host="127.0.0.1", info={})
-            exporter.start()
-            try:
-                orders = size | {"folder": folder, "ports": free_ports(len(CONTESTANTS) * int(size["rounds"]))}
-                result = launch("bench.step", int(size["ranks"]), {"KDIST_BENCH": json.dumps(orders)})
-            finally:
-                exporter.close()
+        result = launch_measured("bench.step", size, len(CONTESTANTS))
         print()
         compare("all steps", result, at=0.5)
         print()

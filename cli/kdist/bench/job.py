@@ -9,6 +9,7 @@ from typing import Any
 
 from kdist import load
 from kdist.errors import UsageError
+from kdist.quantity import size
 from kdist.spec import TrainingJob
 
 _LONGEST_NAME = 50
@@ -49,7 +50,7 @@ def make_job(wanted: Wanted, base: TrainingJob | None = None, *, overrides: list
     Raises `InvalidJobError` where that is none, `UsageError` for a ladder that leads nowhere.
     """
     if wanted.min > wanted.max:
-        raise UsageError(f"the smallest size ({wanted.min}) is larger than the largest ({wanted.max})")
+        raise UsageError(f"the smallest size (-b, {size(wanted.min)}) is larger than the largest (-e, {size(wanted.max)})")
     document: dict[str, Any] = {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob"}
     name = f"bench-{wanted.collective.replace('_', '-')}"
     metadata: dict[str, Any] = {"name": name}

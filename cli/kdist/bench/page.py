@@ -8,23 +8,12 @@ from html import escape
 
 from kdist.bench.result import COLUMNS, Result, duration
 from kdist.quantity import rate, size
+from kdist.report.style import STYLE
 
 _WIDTH, _HEIGHT = 920, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 16, 14, 34
 _CELL, _MOST_CELLS = 34, 24
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #667085; --line: #e3e6ea; --paper: #ffffff; --card: #f7f8fa; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e8eb; --soft: #98a2b3; --line: #2f353d; --paper: #14171b; --card: #1b1f25; }
-}
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 960px; margin: 32px auto; padding: 0 20px; }
-h1 { font-size: 24px; margin: 0; } h2 { font-size: 16px; margin: 32px 0 8px; } .soft { color: var(--soft); }
-svg { width: 100%; height: auto; background: var(--card); border-radius: 8px; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); }
-th { color: var(--soft); font-weight: 500; font-size: 13px; }
-.grid { stroke: var(--line); } .tick { fill: var(--soft); font-size: 11px; }
 .line { fill: none; stroke-width: 1.8; } .busbw, .p50 { stroke: #2e9e5b; } .algbw { stroke: #64b5f6; } .p99 { stroke: #e4572e; }
 text.busbw, text.p50 { fill: #2e9e5b; stroke: none; } text.algbw { fill: #64b5f6; stroke: none; }
 text.p99 { fill: #e4572e; stroke: none; } .slow { stroke: #e4572e; stroke-width: 3; }
@@ -44,7 +33,7 @@ def draw(result: Result) -> str:
         sections += [f"<h2>Every pair of ranks</h2><p>{escape(result.verdict())}</p>" + matrix(result)]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(result.collective)} bench</title>\n'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}{_STYLE}</style></head>\n'
         f"<body>{''.join(sections)}</body></html>\n"
     )
 

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from kdist.report import plot, words
+from kdist.report.style import STYLE
 
 COLORS = {
     "queue": "#8d99ae", "imagePull": "#6c8ebf", "rendezvous": "#b39ddb", "start": "#64b5f6", "productive": "#2e9e5b",
@@ -14,22 +15,10 @@ COLORS = {
 }  # fmt: skip
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #667085; --line: #e3e6ea; --paper: #ffffff; --card: #f7f8fa; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e8eb; --soft: #98a2b3; --line: #2f353d; --paper: #14171b; --card: #1b1f25; }
-}
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 960px; margin: 32px auto; padding: 0 20px; }
-h1 { font-size: 24px; margin: 0; } h2 { font-size: 16px; margin: 32px 0 8px; } .soft { color: var(--soft); }
 .goodput { font-size: 44px; font-weight: 650; letter-spacing: -1px; margin: 12px 0 0; }
-svg { width: 100%; height: auto; background: var(--card); border-radius: 8px; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: 6px 12px 6px 0; border-bottom: 1px solid var(--line); }
-th { color: var(--soft); font-weight: 500; font-size: 13px; } td.number { font-variant-numeric: tabular-nums; }
 .swatch { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 8px; }
-.loss { fill: none; stroke: #2e9e5b; stroke-width: 1.6; } .grid { stroke: var(--line); }
+.loss { fill: none; stroke: #2e9e5b; stroke-width: 1.6; }
 .mark { stroke: #e4572e; stroke-dasharray: 3 3; }
-.tick { fill: var(--soft); font-size: 11px; }
 """
 
 
@@ -53,7 +42,7 @@ def draw(report: Mapping[str, Any]) -> str:
         sections.append("<h2>What ended them</h2>" + _table(("attempt", "failure"), failures))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}: goodput receipt</title>\n'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}{colours}\n</style></head>\n'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}{_STYLE}{colours}\n</style></head>\n'
         f"<body>{''.join(sections)}</body></html>\n"
     )
 
@@ -71,6 +60,6 @@ def _table(header: Iterable[str], rows: Sequence[Sequence[str]], *, swatches: bo
     for row in rows:
         colour = by_label.get(row[0]) if swatches else None
         swatch = f'<span class=swatch style="background:{colour}"></span>' if colour else ""
-        cells = "".join(f"<td class=number>{escape(cell)}</td>" for cell in row[1:])
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
         lines.append(f"<tr><td>{swatch}{escape(row[0])}</td>{cells}</tr>")
     return f"<table><tr>{head}</tr>{''.join(lines)}</table>"

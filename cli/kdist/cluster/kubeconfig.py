@@ -32,13 +32,23 @@ class Access:
     official: Callable[[], Any]
 
 
+def is_there() -> bool:
+    """Whether anything says which cluster is meant."""
+    return bool(_look()[1]) or _ACCOUNT.joinpath("token").is_file()
+
+
+def _look() -> tuple[str, list[str]]:
+    """Where a kubeconfig is looked for, and the files of it that are there."""
+    paths = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    return paths, [path for path in paths.split(os.pathsep) if path and Path(path).is_file()]
+
+
 def load(context: str | None = None) -> Access:
     """Read the kubeconfig (`$KUBECONFIG`, else `~/.kube/config`); without one, the account of the pod that this runs in.
 
     Raises `KdistError` (code UNREACHABLE) if there is neither, if the context does not exist, or if it cannot be used.
     """
-    paths = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
-    files = [path for path in paths.split(os.pathsep) if path and Path(path).is_file()]
+    paths, files = _look()
     found = plain.read(Path(files[0]), context) if len(files) == 1 else None
     if found is None:
         return _load_officially(paths, files, context)

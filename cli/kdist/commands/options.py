@@ -145,9 +145,10 @@ def find_run(
     """Folder of the run on this machine that is meant; None where the cluster is.
 
     A run of `kdist run` by that name comes first, and is said, unless -n or --context asks for the cluster; with `at_work` only
-    one that is. Raises `NotFoundError` where the machine's is asked for and there is none.
+    one that is. Raises `NotFoundError` where there is none, and the machine's is asked for or no cluster is known.
     """
-    from kdist.local import agents
+    from kdist.cluster import kubeconfig
+    from kdist.local import agents, folder
 
     name = job if job is not None and not job.endswith(_FILE_SUFFIXES) else find_job(job, file).name
     root = None if (namespace or context) and not local else agents.find_run(name)
@@ -157,6 +158,11 @@ def find_run(
         root = None
     if root is None and (local or "/" in name):
         raise NotFoundError(f"there is no run in {name}" if "/" in name else f"there is no run {name} on this machine")
+    if root is None and not (namespace or context) and not kubeconfig.is_there():
+        raise NotFoundError(
+            f"there is no run {name} {'at work ' if at_work else ''}on this machine, and no kubeconfig that names a cluster",
+            hint=f"runs of this machine are looked for in {folder.home()}; a job in a cluster needs KUBECONFIG",
+        )
     if root is not None and "/" not in name and not local:
         console.message(f"{name} of this machine, in {root}; -n NAMESPACE asks the cluster")
     return root

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from kdist.commands import options
-from kdist.errors import InvalidJobError, UsageError
+from kdist.errors import InvalidJobError, NotFoundError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,17 @@ def test_the_problems_of_all_files_come_at_once_and_a_job_comes_once(job_file: P
         options.read_jobs(["job.yaml", "job.yaml"])
     with pytest.raises(UsageError, match="name a job file"):
         options.read_jobs([])
+
+
+@pytest.mark.parametrize("at_work", [True, False])
+def test_a_run_that_is_nowhere_is_said_to_be_neither_here_nor_in_a_known_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_work: bool
+) -> None:
+    monkeypatch.setenv("KDIST_HOME", str(tmp_path / "runs"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(NotFoundError, match=r"no run digits .*on this machine, and no kubeconfig") as raised:
+        options.find_run("digits", at_work=at_work)
+    assert str(tmp_path / "runs") in str(raised.value.hint)
+    assert options.find_run("digits", namespace="ml") is None, "whoever names a namespace means the cluster"
+    (tmp_path / "none").write_text("kind: Config\n")
+    assert options.find_run("digits", at_work=at_work) is None, "the cluster is asked"

@@ -1,58 +1,122 @@
-"""What measuring costs: the hook, the laps, the heartbeat and the records for the exporter, beside the same loop without them.
+"""What measuring costs a step: timed all-reduces and records for the exporter; and what the record of collectives costs.
 
     python -m bench.cost
 
-Two ranks, a step of some 20 ms. Both take turns inside the same processes. On a busy machine the time on the clock says little:
-beside it stands the time that rank 0's process computes in a step, all of its threads together.
+Two ranks, a step of some 20 ms, one training that is cut into groups of blocks: one block of each kind, in an order that is
+drawn. A group meets the same machine, so it is the differences within groups that count. On a busy machine the time on the
+clock says little: beside it stands the time that rank 0's process computes in a step, all of its threads together.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
 import statistics
 import sys
+from collections.abc import Sequence
 
-from bench.loops import kdist_off, kdist_on
+from bench.loops import kdist_on
 from bench.ranks import launch_measured, report
 from bench.table import columns, title
 from bench.work import take_both
+from kdist_trainer import collectives, loop
+from kdist_trainer.recorder import Recorder
+from kdist_trainer.run import Run
+from kdist_trainer.timing import Untimed
 
-SIZE = {"ranks": 2, "width": 384, "depth": 4, "batch": 512, "steps": 40, "rounds": 8}
-CONTESTANTS = {"nothing measured": kdist_off, "hook and metrics": kdist_on}
+SIZE = {"ranks": 2, "width": 384, "depth": 4, "batch": 512, "steps": 6000, "rounds": 1}
 STEP_SECONDS = 0.02
-WARM = 10
+KINDS = ("nothing", "collectives noted", "and timed, and reported")
+"""Each measures what the one before does, and more: the last is what a training does."""
+BLOCK = 6
+"""Steps of a block. The first of them pays for the switch and is left out."""
+WARM = 2 + len(KINDS) * BLOCK
+"""Passes before the first block that counts: two of the warm-up, and a group of blocks."""
+
+
+class Switch:
+    """Takes the measuring out of a run, and puts it back."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._recorder = next(each for each in collectives.listeners() if isinstance(each, Recorder))
+        self._timer = next(each for each in collectives.listeners() if each is not self._recorder)
+        self._measuring = run.timer, run.report, run.beat
+
+    def turn(self, kind: int) -> None:
+        """Measure what `KINDS` says."""
+        for listener, least in ((self._recorder, 1), (self._timer, 2)):
+            collectives.ignore(listener)
+            if kind >= least:
+                collectives.listen(listener)
+        run = self._run
+        run.timer, run.report, run.beat = self._measuring if kind == 2 else (Untimed(), _nothing, _no_beat)
+
+
+def order(steps: int) -> list[int]:
+    """The kind of each block of so many steps: in every group all of them, as it is drawn. The same on all ranks."""
+    draw = random.Random(0)
+    kinds = range(len(KINDS))
+    return [kind for _ in range(steps // (BLOCK * len(KINDS)) + 1) for kind in draw.sample(kinds, len(KINDS))]
 
 
 def main() -> None:
     """Measure and print."""
-    title(f"Cost of measuring: {SIZE['steps']} steps a block, {SIZE['rounds']} blocks of each, in turn, two ranks")
-    blocks = launch_measured("bench.cost", SIZE, len(CONTESTANTS))
-    for index, what in enumerate(("on the clock", "computed")):
+    title(f"Cost of measuring: {SIZE['steps']} steps, of each kind {BLOCK} in turn, two ranks")
+    clock, computed = launch_measured("bench.cost", SIZE, 1)
+    for what, seconds in (("on the clock", clock), ("computed", computed)):
         print()
-        compare(what, {name: [block[index] for block in found] for name, found in blocks.items()})
+        compare(what, seconds)
 
 
-def compare(what: str, blocks: dict[str, list[float]]) -> None:
-    """Print medians over the blocks, and of the differences between neighbours, which a busy machine shifts alike."""
-    off, on = (blocks[name] for name in CONTESTANTS)
-    extra = statistics.median(b - a for a, b in zip(off, on, strict=True))
-    lines = [(name, f"{statistics.median(found) * 1e3:.2f} ms") for name, found in blocks.items()]
-    columns((what, "a step"), [*lines, ("more", f"{extra * 1e6:+.0f} us"), ("of 20 ms", f"{extra / STEP_SECONDS:+.2%}")])
+def compare(what: str, seconds: Sequence[float]) -> None:
+    """Print each kind's median, and its mean difference to the one before, with the standard error, and to the first."""
+    blocks = [statistics.fmean(seconds[at + 1 : at + BLOCK]) for at in range(0, len(seconds) - BLOCK + 1, BLOCK)]
+    kinds = order(len(seconds) + WARM)[len(KINDS) :]
+    taken = [[block for block, its in zip(blocks, kinds, strict=False) if its == kind] for kind in range(len(KINDS))]
+    lines = []
+    for kind, name in enumerate(KINDS):
+        more, total = (difference(taken[base], taken[kind]) for base in (max(0, kind - 1), 0))
+        lines.append((name, f"{statistics.median(taken[kind]) * 1e3:.2f} ms", more, total))
+    columns((what, "a step", "more than above, of 20 ms", "more than nothing, of 20 ms"), lines)
+
+
+def difference(base: Sequence[float], other: Sequence[float]) -> str:
+    """By how much the blocks of `other` are longer than their neighbours: mean and standard error."""
+    if base is other:
+        return ""
+    apart = sorted(b - a for a, b in zip(base, other, strict=False))
+    middle = apart[len(apart) // 10 : -len(apart) // 10]  # without what the machine did to single blocks
+    mean, error = statistics.fmean(middle), statistics.stdev(middle) / math.sqrt(len(middle))
+    return f"{mean * 1e6:+.0f} ± {error * 1e6:.0f} us {mean / STEP_SECONDS:+.2%}"
 
 
 def rank() -> None:
-    """One rank: both in turn, each block in a group of its own."""
+    """One rank: a training whose measuring is switched every few steps."""
     size = json.loads(os.environ["KDIST_BENCH"])
-    blocks: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTESTANTS}
-    ports = iter(size["ports"])
-    for _ in range(size["rounds"]):
-        for name, contestant in CONTESTANTS.items():
-            os.environ["MASTER_PORT"] = str(next(ports))
-            contestant(size)
-            clock, computed = take_both(warm=WARM)
-            blocks[name].append((statistics.median(clock), statistics.fmean(computed)))
-    report(blocks)
+    os.environ["MASTER_PORT"] = str(size["ports"][0])
+    step, kinds, switches = loop.step, order(size["steps"]), list[Switch]()
+
+    def switched(run: Run) -> bool:
+        if not switches:
+            switches.append(Switch(run))
+        if run.state.step % BLOCK == 0:
+            switches[0].turn(kinds[run.state.step // BLOCK])
+        return step(run)
+
+    loop.step = switched
+    kdist_on(size)
+    report(take_both(warm=WARM))
+
+
+def _nothing() -> None:
+    """Reports nothing."""
+
+
+def _no_beat(*_: object) -> None:
+    """Nobody watches."""
 
 
 if __name__ == "__main__":

@@ -58,8 +58,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
     world, stats = around.world, around.stats
     set_generators = generators(world.device)
     set_generators(derive(train.seed, WEIGHTS))
-    timer = make_timer(train, around)
-    built = model.build(train, workload, world, timer if isinstance(timer, HostAllReduces | DeviceAllReduces) else None)
+    built = model.build(train, workload, world)
     samples, steps, fingerprint = course.plan(config, train, workload, world, even=built.strategy.sharded)
     optimizer = workload.optimizer(built.module, train.optimizer)
     scheduler = workload.scheduler(optimizer, train.schedule, steps=steps.count())
@@ -96,7 +95,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         resources=Resources(stats, world.device, train, waiting=loader.waiting),
         curves=Curves(around.checkpoints if train.tensorboard == "scalars" and world.is_leader else None, stats),
         laps=Laps(stats),
-        timer=timer,
+        timer=make_timer(train, around),
         probe=make_probe(train, around),
         report=around.report,
         beat=around.heartbeat.beat if around.heartbeat is not None else _no_beat,
@@ -143,12 +142,10 @@ def there_are(**parts: Stateful | None) -> dict[str, Stateful]:
 
 def make_timer(train: Training, around: Surroundings) -> Timer:
     """What measures all-reduces, as the job and the device ask."""
-    if train.comm_hook == "none" or train.strategy != "ddp":  # only DDP lets us launch its all-reduces
+    if train.comm_hook == "none" or train.strategy != "ddp" or around.world.size == 1:
         return Untimed()
-    group = dist.group.WORLD
-    assert group is not None  # noqa: S101 - the world is open
     kind = DeviceAllReduces if around.world.device.type == "cuda" else HostAllReduces
-    return kind(around.stats, group, around.heartbeat)
+    return kind(around.stats, around.heartbeat)
 
 
 def make_probe(train: Training, around: Surroundings) -> Probe:

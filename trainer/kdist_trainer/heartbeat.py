@@ -36,7 +36,8 @@ _NUMBER = {phase: number for number, phase in enumerate(_PHASES)}
 _OWNER = struct.Struct("<QQ")  # pid, generation: written once, when the rank attaches
 _BEAT = struct.Struct("<QqqQQ")  # count, phase, step, nanoseconds of the monotonic clock, count again
 _COLLECTIVE = struct.Struct("<QQ")  # number of the last collective, inside
-_CALL = struct.Struct("<QQQ24s12s24s32sQ")  # number, sequence, elements, operation, element type, group, shape, number again
+_TEXTS = struct.Struct("24s12s24s32s")  # operation, element type, group, shape; what is longer is cut off
+_CALL = struct.Struct(f"<QQQ{_TEXTS.size}sQ")  # number, sequence, elements, texts, number again
 _OWNER_AT = 0
 _BEAT_AT = 64  # parts on cache lines of their own: each has its own writer thread at times
 _COLLECTIVE_AT = 128
@@ -106,7 +107,7 @@ class Heartbeat:
         self._count = 0
         self._number = 0
         self._sequences: dict[str, int] = {}
-        self._names: dict[str, bytes] = {}
+        self._texts: dict[tuple[str, ...], bytes] = {}
 
     @classmethod
     def create(cls, path: Path) -> Heartbeat:
@@ -137,9 +138,12 @@ class Heartbeat:
         self._number += 1
         number, sequence = self._number, self._sequences.get(group, 0) + 1
         self._sequences[group] = sequence
-        texts = (self._name(op, 24), self._name(dtype, 12), self._name(group, 24), self._name(shape, 32))
+        named = (op, dtype, group, shape)
+        texts = self._texts.get(named)
+        if texts is None:
+            texts = self._texts[named] = _TEXTS.pack(*(text.removeprefix("torch.").encode() for text in named))
         at = _CALLS_AT + (number % _KEPT_CALLS) * _CALL.size
-        self._map[at : at + _CALL.size] = _CALL.pack(number, sequence, numel, *texts, number)
+        self._map[at : at + _CALL.size] = _CALL.pack(number, sequence, numel, texts, number)
         if current:
             self._map[_COLLECTIVE_AT:_COLLECTIVE_END] = _COLLECTIVE.pack(number, 1)
 
@@ -182,20 +186,15 @@ class Heartbeat:
         """Unmap the file; it stays on disk."""
         self._map.close()
 
-    def _name(self, text: str, most: int) -> bytes:
-        encoded = self._names.get(text)
-        if encoded is None:
-            encoded = self._names[text] = text.removeprefix("torch.").encode()
-        return encoded[:most]
-
 
 def _call(raw: bytes, number: int) -> Call | None:
     """The call of that number; None if another has taken its place, or is just doing so."""
     place = _CALLS_AT + (number % _KEPT_CALLS) * _CALL.size
-    first, sequence, numel, op, dtype, group, shape, last = _CALL.unpack_from(raw, place)
+    first, sequence, numel, texts, last = _CALL.unpack_from(raw, place)
     if first != number or last != number:
         return None
-    return Call(number, sequence, _text(op), _text(dtype), numel, _text(shape), _text(group))
+    op, dtype, group, shape = map(_text, _TEXTS.unpack(texts))
+    return Call(number, sequence, op, dtype, numel, shape, group)
 
 
 def _text(raw: bytes) -> str:

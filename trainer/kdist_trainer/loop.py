@@ -44,6 +44,7 @@ def train(run: Run) -> str:
         elif said.save or run.saves.due(run.state.step):
             save(run)
     outcome = finish(run) if run.state.step == run.target else stop(run)
+    run.timer.close()
     run.curves.close()
     run.saves.close()
     return outcome
@@ -101,6 +102,7 @@ def step(run: Run) -> bool:
     # Every forward pass adds its share of the step's mean loss: a sum over samples, divided by the count of the whole step.
     scale = run.weigh(batch)
     run.optimizer.zero_grad()
+    run.timer.start()
     run.losses.append(run.learn(run, batch.pieces, scale))
     run.timer.settle()
 

@@ -16,7 +16,6 @@ from kdist_trainer.failure import ConfigProblem
 from kdist_trainer.parallel import Strategy
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.precision import Precision
-from kdist_trainer.timing import Launcher
 from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
 
@@ -32,14 +31,14 @@ class Model:
     averages: Averages | None
 
 
-def build(train: Training, workload: Workload, world: World, launcher: Launcher | None) -> Model:
+def build(train: Training, workload: Workload, world: World) -> Model:
     """The model of the job, the same weights on every rank. Collective. Raises `ConfigProblem`."""
     arithmetic = precision.build(train.precision, world.device, clip=train.clip_grad_norm)
     module = arithmetic.cast(workload.model())
     blocks = workload.blocks(module)
     if train.activation_checkpointing == "blocks":
         compute_twice(blocks, workload)
-    strategy = parallel.build(train, workload, world, timer=launcher)
+    strategy = parallel.build(train, workload, world)
     if isinstance(strategy, Pipeline):
         wrapped = strategy.wrap(module, workload.chain(module))  # before it goes to a device, which need not hold it whole
         arithmetic.stages = strategy.stages

@@ -23,7 +23,7 @@ from kdist_trainer import log
 from kdist_trainer.heartbeat import Heartbeat, Phase
 from kdist_trainer.stats import StepStats, pack
 
-MIN_INTERVAL_SECONDS = 0.05
+MIN_INTERVAL_SECONDS = 0.2
 """Closest distance of two records: a faster loop's sums travel in the next one."""
 CLOSE_SECONDS = 1.0
 """Longest time that `Reporter.close` waits for room for the last record."""

@@ -1,7 +1,7 @@
-"""Where a step's time goes: its phases by the clock, and its all-reduces by a communication hook.
+"""Where a step's time goes: its phases by the clock, and its all-reduces from launch to end.
 
-The hook does what DDP does without one - multiply by 1/world, all-reduce - so the weights stay the same to the bit, and
-reads the clock twice per bucket. Latencies of buckets overlap: their sum lies, so what is kept is the time with at least
+DDP averages as it does by itself, so the weights stay the same to the bit: a timer listens to what passes torch's dispatcher
+and reads the clock twice per bucket. Latencies of buckets overlap: their sum lies, so what is kept is the time with at least
 one all-reduce in flight (busy) and the tail from the last one's launch to its end, which no computation hides (exposed).
 """
 
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
 from torch.distributed import ProcessGroup
-from torch.futures import Future
 
+from kdist_trainer import collectives
+from kdist_trainer.collectives import Follow
 from kdist_trainer.heartbeat import Heartbeat
 from kdist_trainer.stats import StepPhase, StepStats
 
@@ -51,60 +52,76 @@ class Laps:
 class Timer(Protocol):
     """What the loop asks of a timer of all-reduces."""
 
+    def start(self) -> None:
+        """A step's passes begin: count the all-reduces that are launched from now on."""
+        ...
+
     def settle(self) -> None:
-        """The step's last backward pass has returned: count its all-reduces."""
+        """The step's last backward pass has returned: add its all-reduces to the sums."""
         ...
 
-    def forget(self) -> None:
-        """Count nothing of what was launched so far."""
+    def close(self) -> None:
+        """Listen no more."""
         ...
 
 
-class Launcher(Timer, Protocol):
-    """A timer that launches the all-reduces itself, as DDP's communication hook."""
+@dataclass(slots=True)
+class _Passes:
+    """The all-reduces of one step: [launched, ended] in seconds, 0 where it has not said so, and how many are under way."""
 
-    def launch(self, bucket: GradBucket) -> Future[Tensor]:
-        """Average a bucket of gradients over the ranks; the future holds the bucket's tensor."""
-        ...
+    spans: list[list[float]] = field(default_factory=list)
+    running: int = 0
+    nbytes: int = 0
 
 
 class HostAllReduces:
     """Times all-reduces that end when their futures do: gloo's. Callbacks run on its threads."""
 
-    def __init__(self, stats: StepStats, group: ProcessGroup, heartbeat: Heartbeat | None = None) -> None:
-        self._stats, self._group, self._heartbeat = stats, group, heartbeat
-        self._share = 1 / group.size()
+    def __init__(self, stats: StepStats, heartbeat: Heartbeat | None = None) -> None:
+        self._stats, self._heartbeat = stats, heartbeat
         self._lock = threading.Lock()
-        self._launched = 0
-        self._spans: list[tuple[float, float]] = []
-        self._bytes = 0
+        self._passes: _Passes | None = None
+        collectives.listen(self)
 
-    def launch(self, bucket: GradBucket) -> Future[Tensor]:
-        """Multiply, launch, and note when it ends."""
-        gradients = bucket.buffer().mul_(self._share)  # a division would round differently from DDP's own reducer
-        self._bytes += gradients.nbytes
+    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:  # noqa: ARG002
+        """An all-reduce is about to be launched: its span is open until its future ends."""
+        passes = self._passes
+        if passes is None or op != "all_reduce":
+            return None
+        span = [perf_counter(), 0.0]
         with self._lock:
-            self._launched += 1
-        begun = perf_counter()
+            passes.spans.append(span)
+            passes.running += 1
+        for tensor in tensors:
+            passes.nbytes += tensor.nbytes
 
-        def ended(future: Future[list[Tensor]]) -> Tensor:
+        def ended(_: object) -> None:
             with self._lock:
-                self._spans.append((begun, perf_counter()))
-                if self._heartbeat is not None and len(self._spans) == self._launched:
+                span[1] = perf_counter()
+                passes.running -= 1
+                if passes.running == 0 and passes is self._passes and self._heartbeat is not None:
                     self._heartbeat.leave()
-            return future.value()[0]
 
-        return self._group.allreduce([gradients]).get_future().then(ended)
+        return lambda work: work.get_future().then(ended)
+
+    def start(self) -> None:
+        """Begin with no spans."""
+        self._passes = _Passes()
 
     def settle(self) -> None:
-        """Add the step's all-reduces to the sums; every future has ended, or backward would not have returned."""
-        spans, nbytes = self._spans, self._bytes
-        self.forget()
-        add_spans(self._stats, spans, nbytes)
+        """Every all-reduce has ended, or backward would not have returned; the callback of the last may still be on its way."""
+        now = perf_counter()
+        with self._lock:
+            passes, self._passes = self._passes, None
+            if passes is None or not passes.spans:
+                return
+            if self._heartbeat is not None:
+                self._heartbeat.leave()
+        add_spans(self._stats, [(begun, ended or now) for begun, ended in passes.spans], passes.nbytes)
 
-    def forget(self) -> None:
-        """Start anew."""
-        self._spans, self._launched, self._bytes = [], 0, 0
+    def close(self) -> None:
+        """Listen no more."""
+        collectives.ignore(self)
 
 
 class DeviceAllReduces:
@@ -112,32 +129,33 @@ class DeviceAllReduces:
 
     _READ_AFTER_STEPS = 2
 
-    def __init__(self, stats: StepStats, group: ProcessGroup, heartbeat: Heartbeat | None = None) -> None:
-        self._stats, self._group, self._heartbeat = stats, group, heartbeat
-        self._share = 1 / group.size()
+    def __init__(self, stats: StepStats, heartbeat: Heartbeat | None = None) -> None:
+        self._stats, self._heartbeat = stats, heartbeat
         self._pool: list[torch.cuda.Event] = []
-        self._open: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._open: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None
         self._settled: list[tuple[list[tuple[torch.cuda.Event, torch.cuda.Event]], int]] = []
         self._bytes = 0
+        collectives.listen(self)
 
-    def launch(self, bucket: GradBucket) -> Future[Tensor]:
-        """Multiply, launch between two events; the callback runs on a stream that waits for the all-reduce."""
-        gradients = bucket.buffer().mul_(self._share)
-        self._bytes += gradients.nbytes
+    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:  # noqa: ARG002
+        """An all-reduce is about to be launched between two events: a callback runs on a stream that waits for its end."""
+        if self._open is None or op != "all_reduce":
+            return None
         begin, end = self._event(), self._event()
         begin.record()
-
-        def ended(future: Future[list[Tensor]]) -> Tensor:
-            end.record()
-            return future.value()[0]
-
         self._open.append((begin, end))
-        return self._group.allreduce([gradients]).get_future().then(ended)
+        self._bytes += sum(tensor.nbytes for tensor in tensors)
+        return lambda work: work.get_future().then(lambda _: end.record())
+
+    def start(self) -> None:
+        """Begin with no events."""
+        self._open, self._bytes = [], 0
 
     def settle(self) -> None:
         """Put the step's events aside, and count those of an earlier step if the device has passed them."""
-        self._settled.append((self._open, self._bytes))
-        self._open, self._bytes = [], 0
+        if self._open:
+            self._settled.append((self._open, self._bytes))
+        self._open = None
         while len(self._settled) > self._READ_AFTER_STEPS and self._settled[0][0][-1][1].query():  # type: ignore[no-untyped-call]
             events, nbytes = self._settled.pop(0)
             origin = events[0][0]
@@ -147,22 +165,25 @@ class DeviceAllReduces:
             if self._heartbeat is not None:
                 self._heartbeat.leave()
 
-    def forget(self) -> None:
-        """Start anew."""
-        self._open, self._settled, self._bytes = [], [], 0
+    def close(self) -> None:
+        """Listen no more."""
+        collectives.ignore(self)
 
     def _event(self) -> torch.cuda.Event:
         return self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 class Untimed:
-    """No hook: DDP averages as it does by itself."""
+    """Nobody listens."""
+
+    def start(self) -> None:
+        """Nothing will be measured."""
 
     def settle(self) -> None:
         """Nothing was measured."""
 
-    def forget(self) -> None:
-        """Nothing to forget."""
+    def close(self) -> None:
+        """Nobody listened."""
 
 
 def add_spans(stats: StepStats, spans: Sequence[tuple[float, float]], nbytes: int) -> None:
@@ -176,9 +197,7 @@ def add_spans(stats: StepStats, spans: Sequence[tuple[float, float]], nbytes: in
         reached = max(reached, ended)
     exposed = reached - ordered[-1][0]
     stats.phase[StepPhase.BACKWARD] -= exposed  # it was waiting, inside of what the laps saw as backward
-    stats.add_all_reduce(
-        busy=busy, exposed=exposed, nbytes=nbytes, count=len(spans), durations=[ended - begun for begun, ended in spans]
-    )
+    stats.add_all_reduces(busy=busy, exposed=exposed, nbytes=nbytes, durations=[ended - begun for begun, ended in spans])
 
 
 class Probe:

@@ -44,4 +44,3 @@ def warm_up(run: Run) -> None:
     with torch.no_grad():
         for name, buffer in run.module.named_buffers():
             buffer.copy_(buffers[name])
-    run.timer.forget()

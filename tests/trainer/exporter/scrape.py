@@ -83,7 +83,7 @@ def full_stats(rank: int, generation: int = 1) -> StepStats:
     """A rank's sums in which every number has been touched."""
     stats = StepStats(rank=rank, generation=generation)
     stats.add_step(0.02, 8, 100)
-    stats.add_all_reduce(busy=0.004, exposed=0.001, nbytes=4096, count=2, durations=[0.001, 0.003])
+    stats.add_all_reduces(busy=0.004, exposed=0.001, nbytes=4096, durations=[0.001, 0.003])
     for phase in StepPhase:
         stats.phase[phase] += 0.003
     for category in Wall:

@@ -31,7 +31,7 @@ def train(stats: StepStats, steps: int, send: Callable[[], None]) -> None:
     for step in range(1, steps + 1):
         stats.add_step(0.02, 8, step)
         stats.phase[StepPhase.FORWARD] += 0.02
-        stats.add_all_reduce(busy=0.001, exposed=0.0, nbytes=64, count=1, durations=[0.001])
+        stats.add_all_reduces(busy=0.001, exposed=0.0, nbytes=64, durations=[0.001])
         send()
 
 

@@ -88,7 +88,7 @@ def hold(ways: int, folder: Path) -> list[str]:
     workload = Small(WorkloadContext({"depth": 3}))
     with World.from_environment(timeout_seconds=60, model_parallel=ways) as world:
         model = workload.model()
-        parallel.build(train, workload, world, timer=None).wrap(model, workload.chain(model))
+        parallel.build(train, workload, world).wrap(model, workload.chain(model))
         assert sorted(model.state_dict()) == sorted(name for name, _ in model.named_parameters())
         return [name for name, _ in model.named_parameters()]
 

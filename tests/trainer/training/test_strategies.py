@@ -77,7 +77,7 @@ class Twin(Small):
 def build(strategy: str, world: World) -> parallel.Strategy:
     """A strategy for `Twin`'s blocks."""
     train = Training.model_validate({"workload": "twin", "steps": 1, "strategy": strategy})
-    return parallel.build(train, Twin(WorkloadContext()), world, timer=None)
+    return parallel.build(train, Twin(WorkloadContext()), world)
 
 
 def hold(strategy: str, folder: Path) -> tuple[list[bool], int, int]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from kdist_trainer import loop, timing
+from kdist_trainer.heartbeat import Heartbeat
 from kdist_trainer.run import Run
 from kdist_trainer.stats import StepPhase, StepStats
-from kdist_trainer.timing import Laps, Probe, add_spans
+from kdist_trainer.timing import HostAllReduces, Laps, Probe, add_spans
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 from tests.trainer.training.tasks import WIDE, Late, describe, train
@@ -49,6 +51,45 @@ def test_a_step_without_all_reduces_adds_nothing() -> None:
     stats = StepStats()
     add_spans(stats, [], nbytes=0)
     assert sum(stats.phase) == stats.all_reduces == 0
+
+
+class Handle:
+    """An all-reduce that ends when a test says so."""
+
+    def __init__(self) -> None:
+        self.future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        """What the timer waits for."""
+        return self.future
+
+
+def test_an_all_reduce_whose_word_is_late_ended_at_the_latest_with_the_backward_pass(tmp_path: Path) -> None:
+    stats, heartbeat = StepStats(), Heartbeat.create(tmp_path / "beat")
+    timer = HostAllReduces(stats, heartbeat)
+    group: Any = None
+    assert timer.begin("all_reduce", [torch.ones(4)], group) is None, "no step is under way"
+    timer.start()
+    assert timer.begin("broadcast", [torch.ones(4)], group) is None
+    handles = [Handle(), Handle()]
+    for handle in handles:
+        follow = timer.begin("all_reduce", [torch.ones(4)], group)
+        heartbeat.enter("all_reduce", 4, "torch.float32")
+        assert follow is not None
+        follow(cast("Any", handle))
+    handles[0].future.set_result([])
+    assert heartbeat.read().inside, "the other is still under way"
+    timer.settle()
+    assert not heartbeat.read().inside
+    assert (stats.all_reduces, stats.all_reduce_bytes) == (2, 32)
+    assert 0 < stats.phase[StepPhase.COMM_EXPOSED] <= stats.all_reduce_busy
+    heartbeat.enter("barrier", 0, "")
+    handles[1].future.set_result([])
+    assert heartbeat.read().inside, "a word of the step before says nothing about what was entered since"
+    timer.close()
+    timer.start()
+    timer.settle()
+    assert stats.all_reduces == 2
 
 
 def train_and_tell(document: dict[str, Any], folder: Path) -> dict[str, Any]:

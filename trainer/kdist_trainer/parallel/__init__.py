@@ -9,18 +9,17 @@ from kdist_trainer.parallel.ddp import Ddp
 from kdist_trainer.parallel.fsdp import Fsdp
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.parallel.tensor import Tensor
-from kdist_trainer.timing import Launcher
 from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
 
 __all__ = ["Strategy", "build"]
 
 
-def build(train: Training, workload: Workload, world: World, *, timer: Launcher | None) -> Strategy:
+def build(train: Training, workload: Workload, world: World) -> Strategy:
     """The strategy named in job.yaml. Raises `ConfigProblem` where this group of ranks cannot have it."""
     match train.strategy:
         case "ddp":
-            return Ddp(world, bucket_mib=train.bucket_mib, timer=timer)
+            return Ddp(world, bucket_mib=train.bucket_mib)
         case "data_parallel":
             return DataParallel(world)
         case "pipeline":

@@ -9,15 +9,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kdist_trainer.parallel.replicated import Replicated
-from kdist_trainer.timing import Launcher
 from kdist_trainer.world import World
 
 
 class Ddp(Replicated):
-    """torch's DistributedDataParallel, its all-reduces timed where a timer is given."""
+    """torch's DistributedDataParallel."""
 
-    def __init__(self, world: World, *, bucket_mib: int, timer: Launcher | None) -> None:
-        self._world, self._bucket_mib, self._timer = world, bucket_mib, timer
+    def __init__(self, world: World, *, bucket_mib: int) -> None:
+        self._world, self._bucket_mib = world, bucket_mib
         self._wrapped: DistributedDataParallel
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:  # noqa: ARG002 - DDP buckets by size
@@ -25,10 +24,6 @@ class Ddp(Replicated):
         self.module = model
         devices = [self._world.device] if self._world.device.type == "cuda" else None
         self._wrapped = DistributedDataParallel(model, device_ids=devices, bucket_cap_mb=self._bucket_mib)
-        if self._timer is not None:
-            launch = self._timer.launch
-            # DDP compares the hook's annotations with types, which they are not under postponed evaluation: hence a lambda.
-            self._wrapped.register_comm_hook(None, lambda _, bucket: launch(bucket))
         return self._wrapped
 
     def no_sync(self) -> AbstractContextManager[None]:

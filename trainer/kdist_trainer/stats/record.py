@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kdist_trainer.stats.metric import Scope, counter, gauge, histogram
@@ -181,11 +181,11 @@ class StepStats(Usage):
         self.step_duration[bisect_left(STEP_BUCKETS, seconds)] += 1
         self.step_duration[-1] += seconds
 
-    def add_all_reduce(self, *, busy: float, exposed: float, nbytes: int, count: int, durations: Iterable[float]) -> None:
+    def add_all_reduces(self, *, busy: float, exposed: float, nbytes: int, durations: Sequence[float]) -> None:
         """Count a step's all-reduces: seconds with one in flight, the tail nothing hid (added to its phase), each one's time."""
         self.all_reduce_busy += busy
         self.all_reduce_bytes += nbytes
-        self.all_reduces += count
+        self.all_reduces += len(durations)
         self.phase[StepPhase.COMM_EXPOSED] += exposed
         for seconds in durations:
             self.all_reduce_duration[bisect_left(ALL_REDUCE_BUCKETS, seconds)] += 1

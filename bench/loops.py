@@ -16,9 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.ranks import environment
 from bench.work import Work
-from kdist_trainer import worker
+from kdist_trainer import collectives, worker
 from kdist_trainer.config import Checkpointing, Every, Nodes, Optimizer, TrainConfig, Training
 from kdist_trainer.workload import WorkloadContext
+from kdist_trainer.world import leave
 
 Size = dict[str, Any]
 
@@ -50,8 +51,7 @@ def bare(size: Size) -> None:
     work = make(size)
     model = DistributedDataParallel(work.model())
     by_hand(size, work, model, optimizer=work.optimizer(model, Optimizer()), backward=Tensor.backward)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 def fabric(size: Size) -> None:
@@ -65,8 +65,7 @@ def fabric(size: Size) -> None:
         module = work.model()
         model, optimizer = trainer.setup(module, work.optimizer(module, Optimizer()))
         by_hand(size, work, model, optimizer=optimizer, backward=trainer.backward)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 def kdist_off(size: Size) -> None:
@@ -99,7 +98,11 @@ def kdist(size: Size, *, hook: Any, **variables: str | None) -> None:
     path = Path(size["folder"], f"train-{hook}-{os.environ['RANK']}.json")
     path.write_text(config.to_json())
     with environment(KDIST_CONFIG=str(path), KDIST_GENERATION="1", KDIST_RUN_ID="bench", KDIST_NODE="node-0", **variables):
-        worker.main()
+        try:
+            worker.main()
+        finally:
+            for listener in collectives.listeners():  # the next contestant is not to be noted
+                collectives.ignore(listener)
 
 
 def make(size: Size) -> Work:

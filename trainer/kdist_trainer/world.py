@@ -23,6 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from kdist_trainer.failure import ConfigProblem
 
+_left: list[object] = []
+
 
 @dataclass(frozen=True)
 class World:
@@ -135,8 +137,19 @@ class World:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None:
-            self.barrier()
-            dist.destroy_process_group()
+            leave()
+
+
+def leave() -> None:
+    """Wait for every rank, then take the group down. Collective.
+
+    The group object is kept to the process's end. Whoever lets go of it last - a DDP module, often - joins gloo's threads with
+    the interpreter's lock in hand, and one of them may wait for that lock: a collective after a backward pass holds a Python
+    object (torch 2.13). The training was over, and hung.
+    """
+    dist.barrier()
+    _left.append(dist.group.WORLD)
+    dist.destroy_process_group()
 
 
 def _device(local_rank: int, local_size: int) -> torch.device:

@@ -1,0 +1,63 @@
+"""Leaving the group of ranks: nothing of it can hold up the end of a rank."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from kdist_trainer import recorder
+from kdist_trainer.heartbeat import Heartbeat
+from kdist_trainer.world import World
+from tests.trainer.training.group import run_group
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the names of threads"),
+]
+
+
+def count_threads_of_gloo() -> int:
+    """Threads that work off collectives; who destroys their group joins them."""
+    return sum(task.read_text().startswith("pt_gloo_runloop") for task in Path("/proc/self/task").glob("*/comm"))
+
+
+def train_and_leave() -> tuple[int, int]:
+    with World.from_environment(timeout_seconds=60):
+        model = DistributedDataParallel(nn.Linear(4, 4))
+        model(torch.ones(2, 4)).sum().backward()
+        before = count_threads_of_gloo()
+    del model
+    gc.collect()
+    return before, count_threads_of_gloo()
+
+
+def leave_as_a_script_does(folder: Path) -> tuple[int, int]:
+    heartbeat = Heartbeat.create(folder / f"beat-{os.environ['RANK']}")
+    recorder.install(heartbeat)
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    model(torch.ones(2, 4)).sum().backward()
+    before = count_threads_of_gloo()
+    dist.barrier()
+    dist.destroy_process_group()
+    del model
+    gc.collect()
+    return before, count_threads_of_gloo()
+
+
+def test_a_model_that_is_let_go_after_the_group_does_not_join_its_threads() -> None:
+    for before, after in run_group(train_and_leave, 2):
+        assert before == after > 0
+
+
+def test_a_scripts_model_does_not_either_where_its_collectives_are_noted(tmp_path: Path) -> None:
+    for before, after in run_group(leave_as_a_script_does, 2, tmp_path):
+        assert before == after > 0

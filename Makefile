@@ -30,7 +30,7 @@ $(call pytest,$(1)) -o cache_dir=.kdist/tiers/$(1).cache $(2) || { [[ $$? == 1 &
   $(call pytest,$(1).again) -o cache_dir=.kdist/tiers/$(1).cache $(2) --last-failed --last-failed-no-failures none -n 0 -x; }
 endef
 
-.PHONY: help setup system demo test unit house processes chaos e2e stranger lint format bench lock clean
+.PHONY: help setup system demo test unit house processes chaos e2e stranger lint format bench pictures lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 12
@@ -91,6 +91,9 @@ format: setup
 
 bench: setup ## Measure kdist beside its peers (prints only; never decides whether a test passes)
 	@for measure in startup commands step cost recovery checkpoint; do $(BIN)/python -m bench.$$measure; done
+
+pictures: setup ## Draw the dashboards of real trainings anew, and shoot them with Chromium, into docs/ (takes ten minutes)
+	@for picture in job fleet; do $(BIN)/python -m tests.charts.pictures $$picture; done
 
 lock: setup ## Resolve requirements.txt, and the image's part of it, anew: exact versions with hashes, no index address
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \

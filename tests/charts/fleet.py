@@ -1,20 +1,19 @@
-"""Several real trainings under one Prometheus, for the picture of the dashboard of all of them:
+"""Several real trainings under one Prometheus, for the picture of the dashboard of all of them.
 
-    python -m tests.charts.fleet FOLDER SECONDS
-
-One of them loses ranks, one has a slow rank for a while; Prometheus stays until this process ends.
+One of them loses ranks, one has a slow rank for a while.
 """
 
 from __future__ import annotations
 
 import shutil
-import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.charts.monitored import Training, scraping, write_job
+from kdist.dashboards.prometheus import Prometheus
+from tests.charts.monitored import Training, write_job
 from tests.cli.running import Run
 from tests.house.tree import ROOT
 
@@ -57,30 +56,22 @@ def start(home: Path, name: str, plan: Plan, targets: Path) -> Training:
     return Training(run, name, targets.with_name(f"targets-{name}.json"), namespace=plan.namespace)
 
 
-def main(home: Path, seconds: int) -> None:
-    """Train so long, then keep Prometheus."""
-    home.mkdir(parents=True, exist_ok=True)
-    with scraping(home) as (prometheus, targets):
-        sys.stderr.write(f"{prometheus.url}\n")
-        trainings = {name: start(home, name, plan, targets) for name, plan in PLANS.items()}
-        begun, killed = time.monotonic(), dict.fromkeys(PLANS, 0)
-        try:
-            while (share := (time.monotonic() - begun) / seconds) < 1:
-                time.sleep(0.5)
-                for name, plan in PLANS.items():
-                    with suppress(OSError):
-                        trainings[name].tell_targets()
-                    if killed[name] < len(plan.kills) and share > plan.kills[killed[name]]:
-                        trainings[name].kill_rank("node-0")
-                        killed[name] += 1
-                    flag = home / name / "flags" / "slow"
-                    flag.touch() if plan.slow[0] < share < plan.slow[1] else flag.unlink(missing_ok=True)
-            (home / "ended").write_text(prometheus.url)
-            time.sleep(3600)
-        finally:
-            for training in trainings.values():
-                training.run.close()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+def train_all(home: Path, _: Prometheus, targets: Path, seconds: int, then: Callable[[], None]) -> None:
+    """Train all of them so long, then call `then` while they go on."""
+    trainings = {name: start(home, name, plan, targets) for name, plan in PLANS.items()}
+    begun, killed = time.monotonic(), dict.fromkeys(PLANS, 0)
+    try:
+        while (share := (time.monotonic() - begun) / seconds) < 1:
+            time.sleep(0.5)
+            for name, plan in PLANS.items():
+                with suppress(OSError):
+                    trainings[name].tell_targets()
+                if killed[name] < len(plan.kills) and share > plan.kills[killed[name]]:
+                    trainings[name].kill_rank("node-0")
+                    killed[name] += 1
+                flag = home / name / "flags" / "slow"
+                flag.touch() if plan.slow[0] < share < plan.slow[1] else flag.unlink(missing_ok=True)
+        then()
+    finally:
+        for training in trainings.values():
+            training.run.close()

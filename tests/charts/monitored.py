@@ -1,7 +1,4 @@
-"""A real training with a real Prometheus that scrapes it: what the tests of dashboards and alerts look at.
-
-By hand, for pictures:  python -m tests.charts.monitored FOLDER
-"""
+"""A real training with a real Prometheus that scrapes it: what the tests of dashboards and alerts look at."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -155,26 +151,3 @@ def write_job(home: Path, *, name: str = "digits", seconds: int = 60, train: Map
     document = {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": settings}
     (home / "job.yaml").write_text(yaml.safe_dump(document))
     return "job.yaml"
-
-
-def main(home: Path, seconds: int) -> None:
-    """Train with a kill in the middle, scraped, and keep Prometheus up until this process ends."""
-    home.mkdir(parents=True, exist_ok=True)
-    with scraping(home) as (prometheus, targets):
-        run = Run(home, write_job(home, seconds=seconds))
-        training = Training(run, "digits", targets)
-        sys.stderr.write(f"{prometheus.url}\n")
-        begun = time.monotonic()
-        killed = False
-        while run.process.poll() is None:
-            time.sleep(0.5)
-            training.tell_targets()
-            if not killed and time.monotonic() - begun > seconds / 2 and training.events("commit"):
-                training.kill_rank()
-                killed = True
-        sys.stderr.write(f"ended {run.process.returncode}\n{run.errors()[-2000:]}")
-        time.sleep(3600)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -17,7 +17,7 @@ COREUTILS = re.compile(
     "cat|chmod|chown|comm|cp|cut|date|df|du|env|expand|fold|head|id|install|join|link|ln|ls|mkdir|mktemp|mv|paste|rm|seq|sort|split"
     "|stat|sum|sync|tac|tail|tee|timeout|touch|tr|uniq|wc|who"
 )
-TARGETS = {"help", "setup", "demo", "test", "chaos", "e2e", "stranger", "lint", "bench", "clean", "lock"}
+TARGETS = {"help", "setup", "demo", "test", "chaos", "e2e", "stranger", "lint", "bench", "clean", "lock", "pictures"}
 
 
 def make(*args: str) -> subprocess.CompletedProcess[str]:

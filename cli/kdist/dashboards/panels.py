@@ -132,9 +132,14 @@ class Dashboard:
 
 
 def _known_to(metric: str) -> tuple[str, ...]:
-    """Variables whose labels a metric has: Prometheus' own lack the training, other people's the scrape of ours too."""
+    """Variables whose labels a metric has: Prometheus' own lack the training, other people's the scrape of ours too.
+
+    The namespace of what DCGM's exporter says may be that of the exporter.
+    """
     if metric.startswith("kdist_"):
         return ("namespace", "kdist_job", "job", "instance")
+    if metric.startswith("DCGM_"):
+        return ()
     return ("namespace", "job", "instance") if metric in {"up", "scrape_samples_scraped"} else ("namespace",)
 
 

@@ -35,7 +35,7 @@ def draw_page(dashboard: Dashboard, prometheus: Prometheus, window: Window, *, c
 
     source = Source(over, now, window)
     events = find_events(dashboard, source, scrape)
-    rows = [_row(row, source, events) for row in dashboard.rows if not row.collapsed]
+    rows = [_row(row, source, events) for row in dashboard.rows if not row.collapsed or has_answers(row, source)]
     scheme = {"light": "light", "dark": "dark"}.get(theme, "light dark")
     head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(dashboard.title)}</title>"
     return (
@@ -43,6 +43,11 @@ def draw_page(dashboard: Dashboard, prometheus: Prometheus, window: Window, *, c
         f"<body>{_header(dashboard, window, chosen, events)}{''.join(rows)}"
         f"<footer>drawn by kdist dashboards preview from {escape(prometheus.url)}</footer></body></html>\n"
     )
+
+
+def has_answers(row: Row, source: Source) -> bool:
+    """Whether any panel of a row has something to show: one that Grafana shows collapsed is left out where it has nothing."""
+    return any(source.now(query) for panel in row.panels for query in panel.queries.values())
 
 
 def trim(dashboard: Dashboard, prometheus: Prometheus, window: Window, chosen: Mapping[str, str], scrape: float) -> Window:

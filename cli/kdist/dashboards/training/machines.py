@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from kdist.dashboards.panels import RATE, Row, lines
+from kdist.dashboards.panels import RATE, Row, at_most, bars, lines
 
 _FLOPS = f"sum(rate(kdist_model_flops_total{{}}[{RATE}]))"
+_MEMORY = 'container_memory_working_set_bytes{container="trainer"}'
+_CPU = f'rate(container_cpu_usage_seconds_total{{container="trainer"}}[{RATE}])'
+_ACTIVE = "DCGM_FI_PROF_SM_ACTIVE{} or DCGM_FI_PROF_GR_ENGINE_ACTIVE{}"
 
 DEVICES = Row(
     "GPUs (where there are any)",
@@ -52,6 +55,22 @@ DEVICES = Row(
     collapsed=True,
 )
 
+_OF_THIS_TRAINING = "on (namespace, pod) group_left() group by (namespace, pod) (kdist_job_info{})"
+
+
+def _of_pod(expression: str) -> str:
+    """What others say of a pod, of the pods of the training alone."""
+    return f"({expression}) * {_OF_THIS_TRAINING}"
+
+
+def _of_gpu(expression: str) -> str:
+    """What DCGM's exporter says of a GPU, by the pod that uses it: scraped without `honorLabels`, `pod` is the exporter's own."""
+    known = expression
+    for label in ("namespace", "pod"):
+        known = f'label_replace({known}, "{label}", "$1", "exported_{label}", "(.+)")'
+    return f"max by (pod, gpu) ({_of_pod(known)})"
+
+
 RESOURCES = Row(
     "Resources (cAdvisor and DCGM, where they are)",
     (
@@ -59,28 +78,40 @@ RESOURCES = Row(
             "Memory",
             "Working set of each pod",
             "bytes",
-            {"{{pod}}": 'sum by (pod) (container_memory_working_set_bytes{container="trainer"})'},
+            {"{{pod}}": f"sum by (pod) ({_of_pod(_MEMORY)})"},
             optional=True,
             minimum=0.0,
+            width=6,
         ),
         lines(
             "CPU",
             "Cores that each pod uses",
             "none",
-            {"{{pod}}": f'sum by (pod) (rate(container_cpu_usage_seconds_total{{container="trainer"}}[{RATE}]))'},
+            {"{{pod}}": f"sum by (pod) ({_of_pod(_CPU)})"},
             optional=True,
             minimum=0.0,
+            width=6,
         ),
         lines(
             "GPU activity",
-            "Share of time with work on the streaming multiprocessors and on the tensor cores",
+            "Share of time with work on the multiprocessors (of any engine, where DCGM tells no more) and on the tensor cores",
             "percentunit",
             {
-                "SM {{gpu}}": "avg by (gpu) (DCGM_FI_PROF_SM_ACTIVE{})",
-                "tensor {{gpu}}": "avg by (gpu) (DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{})",
+                "{{pod}} GPU {{gpu}}": _of_gpu(_ACTIVE),
+                "{{pod}} GPU {{gpu}} tensor": _of_gpu("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{}"),
             },
             optional=True,
             minimum=0.0,
+            width=6,
+        ),
+        bars(
+            "Last XID error",
+            "Number of the newest error that the driver told of each GPU; 0 is none, NVIDIA's list says what the others mean",
+            "none",
+            {"{{pod}} GPU {{gpu}}": _of_gpu("DCGM_FI_DEV_XID_ERRORS{}")},
+            optional=True,
+            steps=at_most(1, 1),
+            width=6,
         ),
     ),
     collapsed=True,

@@ -1,0 +1,212 @@
+"""Panels of what only machines with GPUs have: ranks report devices to their agents, a DCGM exporter and cAdvisor stand beside.
+
+No GPU is needed: the numbers come through the ranks' own socket and the agents' own page, those of others as they write them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kdist.dashboards import DASHBOARDS
+from kdist.dashboards.panels import Panel
+from kdist.dashboards.preview import draw_page
+from kdist.dashboards.prometheus import Prometheus, Window, fill
+from kdist_trainer.exporter import Exporter
+from kdist_trainer.reporter import Reporter
+from kdist_trainer.stats import StepStats
+from tests.charts.monitored import SCRAPE_SECONDS, scraping, until
+
+pytestmark = pytest.mark.processes
+
+GIB = 2.0**30
+PEAK = 989e12
+# What `nvidia/dcgm-exporter` says of two GPUs on a node; one is not ours. GR_ENGINE stands for a DCGM that tells of no SM.
+DCGM = """\
+# HELP DCGM_FI_PROF_GR_ENGINE_ACTIVE Ratio of time the graphics engine is active.
+# TYPE DCGM_FI_PROF_GR_ENGINE_ACTIVE gauge
+DCGM_FI_PROF_GR_ENGINE_ACTIVE{ours} 0.75
+DCGM_FI_PROF_GR_ENGINE_ACTIVE{other} 0.11
+# HELP DCGM_FI_PROF_PIPE_TENSOR_ACTIVE Ratio of cycles the tensor (HMMA) pipe is active.
+# TYPE DCGM_FI_PROF_PIPE_TENSOR_ACTIVE gauge
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{ours} 0.25
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{other} 0.22
+# HELP DCGM_FI_DEV_XID_ERRORS Value of the last XID error encountered.
+# TYPE DCGM_FI_DEV_XID_ERRORS gauge
+DCGM_FI_DEV_XID_ERRORS{ours} 79
+DCGM_FI_DEV_XID_ERRORS{other} 13
+"""
+SM_ACTIVE = "# TYPE DCGM_FI_PROF_SM_ACTIVE gauge\nDCGM_FI_PROF_SM_ACTIVE{ours} 0.5\nDCGM_FI_PROF_SM_ACTIVE{other} 0.11\n"
+CADVISOR = """\
+# TYPE container_memory_working_set_bytes gauge
+container_memory_working_set_bytes{ours} 3221225472
+container_memory_working_set_bytes{other} 1
+# TYPE container_cpu_usage_seconds_total counter
+container_cpu_usage_seconds_total{ours} SECONDS
+container_cpu_usage_seconds_total{other} 1
+"""
+
+
+class Neighbour(ThreadingHTTPServer):
+    """An exporter that is not ours: answers every request with its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.text = text
+
+    def __enter__(self) -> Neighbour:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Neighbour
+
+    def do_GET(self) -> None:
+        data = self.server.text.replace("SECONDS", str(2 * time.time())).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Say nothing."""
+
+
+def said_of(text: str, number: int, *, job: str = "digits") -> str:
+    """The text of a neighbour about a pod of the training, and about another pod beside it."""
+    device = f'gpu="{number}",UUID="GPU-{number}",device="nvidia{number}",modelName="NVIDIA H100",Hostname="n{number}",'
+    for word, pod in (("ours", f"{job}-{number}"), ("other", "somebody-else")):
+        text = text.replace(f"{{{word}}}", f'{{{device}container="trainer",namespace="ml",pod="{pod}"}}')
+    return text
+
+
+def report(stats: StepStats, seconds: float) -> None:
+    """What a rank on a GPU knows that has trained so long."""
+    stats.model_flops, stats.alloc_retries, stats.peak_flops = 0.4 * PEAK * seconds, 3 * seconds, PEAK
+    stats.device_allocated, stats.device_reserved, stats.device_peak = 10 * GIB, 20 * GIB, (15 + stats.rank) * GIB
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus, Window]]:
+    """A Prometheus that has scraped two pods with a GPU each for a while: of one DCGM tells of its SM."""
+    home, start = tmp_path_factory.mktemp("devices"), time.time()
+    info = {"framework": "ddp", "workload_kind": "digits", "world_size_min": "2", "world_size_max": "2"}
+    with ExitStack() as stack:
+        prometheus, _ = stack.enter_context(scraping(home, rules=()))
+        reporters = []
+        for number in (0, 1):
+            path = home / f"{number}.sock"
+            exporter = Exporter(job="digits", run_id="r", socket_path=path, port=0, host="127.0.0.1", info=info)
+            exporter.start()
+            stack.callback(exporter.close)
+            exporter.set_group(generation=1, world_size=2, local_ranks=[number])
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("KDIST_METRICS_SOCKET", str(path))
+                reporters.append(Reporter(StepStats(rank=number, generation=1), min_interval_seconds=0))
+            pod = {"namespace": "ml", "pod": f"digits-{number}"}
+            tell(home, f"agent-{number}", f"127.0.0.1:{exporter.port}", {**pod, "job": "kdist"})
+            dcgm = stack.enter_context(Neighbour(said_of(DCGM + (SM_ACTIVE if number else ""), number)))
+            own = {"namespace": "gpu-operator", "pod": f"nvidia-dcgm-exporter-{number}"}
+            # once as Prometheus scrapes by itself (`exported_pod`), once as with `honorLabels`
+            tell(home, f"dcgm-{number}", dcgm.address, {"job": "dcgm-exporter", **(own if number else {})})
+            kubelet = stack.enter_context(Neighbour(said_of(CADVISOR, number)))
+            tell(home, f"kubelet-{number}", kubelet.address, {"job": "kubelet"})
+        until(lambda: work(reporters, prometheus, time.time() - start), "rates of all that grows", 120)
+        end = time.time()
+        yield prometheus, Window(start, end, SCRAPE_SECONDS)
+        for reporter in reporters:
+            reporter.close()
+
+
+def tell(home: Path, name: str, address: str, labels: dict[str, str]) -> None:
+    """Add a target to those that Prometheus scrapes, with the labels that an operator would give it."""
+    fresh = home / f"{name}.new"
+    fresh.write_text(json.dumps([{"targets": [address], "labels": labels}]))
+    fresh.replace(home / f"targets-{name}.json")
+
+
+def work(reporters: list[Reporter], prometheus: Prometheus, seconds: float) -> bool:
+    """Report what each rank knows after so long; whether Prometheus can tell the pace of the last few seconds."""
+    for reporter in reporters:
+        report(reporter.stats, seconds)
+        reporter.send()
+    return len(prometheus.instant("kdist_model_flops_total offset 5s", at=time.time())) == 2
+
+
+def ask(seen: tuple[Prometheus, Window], title: str) -> dict[str, float]:
+    """The last number of each series of an optional panel by its name."""
+    prometheus, window = seen
+    dashboard = DASHBOARDS["training-job"]
+    panel = panel_named(title)
+    found: dict[str, float] = {}
+    for legend, query in panel.queries.items():
+        text = fill(dashboard, query, window, chosen={"kdist_job": "digits", "namespace": "ml"}, scrape_seconds=SCRAPE_SECONDS)
+        for one in prometheus.instant(text, at=window.end):
+            name = legend
+            for label, value in one.labels.items():
+                name = name.replace(f"{{{{{label}}}}}", value)
+            assert name not in found
+            found[name] = one.last
+    return found
+
+
+def panel_named(title: str) -> Panel:
+    (panel,) = [each for each in DASHBOARDS["training-job"].panels if each.optional and each.title == title]
+    return panel
+
+
+EXPECTED = {
+    "Model FLOPs utilization": {"MFU": 0.4},
+    "Device memory": {"allocated": 10 * GIB, "reserved": 20 * GIB},
+    "Peak device memory": {"rank 0": 15 * GIB, "rank 1": 16 * GIB},
+    "Allocator retries": {"rank 0": 3.0, "rank 1": 3.0},
+    "Memory": {"digits-0": 3 * GIB, "digits-1": 3 * GIB},
+    "CPU": {"digits-0": 2.0, "digits-1": 2.0},
+    "GPU activity": {
+        "digits-0 GPU 0": 0.75,
+        "digits-1 GPU 1": 0.5,
+        "digits-0 GPU 0 tensor": 0.25,
+        "digits-1 GPU 1 tensor": 0.25,
+    },
+    "Last XID error": {"digits-0 GPU 0": 79.0, "digits-1 GPU 1": 79.0},
+}
+
+
+def test_every_panel_that_may_be_absent_is_tried_here() -> None:
+    assert {panel.title for panel in DASHBOARDS["training-job"].panels if panel.optional} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("title", EXPECTED)
+def test_a_panel_shows_the_training_alone_and_in_its_unit(seen: tuple[Prometheus, Window], title: str) -> None:
+    found = ask(seen, title)
+    assert set(found) == set(EXPECTED[title])
+    rated = title in ("Model FLOPs utilization", "Allocator retries", "CPU")
+    for name, value in EXPECTED[title].items():
+        assert math.isclose(found[name], value, rel_tol=0.3 if rated else 1e-9), name
+
+
+def test_the_page_draws_rows_that_may_be_absent_where_they_have_something(seen: tuple[Prometheus, Window]) -> None:
+    prometheus, window = seen
+    page = draw_page(DASHBOARDS["training-job"], prometheus, window, chosen={"kdist_job": "digits"}, theme="light")
+    assert "<h2>GPUs (where there are any)</h2>" in page
+    assert "digits-1 GPU 1 tensor <b>25.0 %</b>" in page
+    assert "<b>15 GiB</b>" in page

@@ -26,7 +26,7 @@ const outside = [...document.querySelectorAll("svg text")].filter(one => { const
   return own.left < all.left - 1 || own.right > all.right + 1 || own.top < all.top - 1 || own.bottom > all.bottom + 1 });
 const under = [...document.querySelectorAll("article > *")].filter(one => box(one).bottom > box(one.parentElement).bottom + 1);
 const said = one => one.closest("article")?.querySelector("h3")?.textContent + ": " + one.textContent.slice(0, 80);
-document.getElementById("measured").textContent = JSON.stringify({bottoms, height: document.documentElement.scrollHeight,
+document.getElementById("measured").textContent = JSON.stringify({bottoms, height: box(document.body).bottom,
   cut: [...narrow, ...outside, ...under].map(said)});
 </script>
 """

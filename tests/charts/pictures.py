@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 def train_one(home: Path, prometheus: Prometheus, targets: Path, seconds: int, then: Callable[[], None]) -> None:
     """Two nodes of a rank each, one of which is killed at two fifths of the time; `then` is called while they train on."""
-    run = Run(home, write_job(home, seconds=seconds * 3))
+    run = Run(home, write_job(home, seconds=seconds * 2))
     training = Training(run, "digits", targets)
     try:
         until(lambda: _told(training) and training.events("first_step"), "first step", 240)

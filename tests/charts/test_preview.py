@@ -64,6 +64,51 @@ def test_ticks_are_few_and_inside(low: float, way: float) -> None:
     assert all(low - way * 1e-3 <= tick <= low + way * 1.001 for tick in found)
 
 
+@pytest.mark.parametrize(
+    ("high", "unit", "texts"),
+    [
+        (1.0, "cps", ["0 /s", "0.25 /s", "0.50 /s", "0.75 /s", "1.00 /s"]),
+        (0.000042, "none", ["0", "2e-5", "4e-5"]),
+        (544_210_944, "bytes", ["0 MiB", "200 MiB", "400 MiB"]),
+        (1_992_294, "bytes", ["0 MiB", "0.5 MiB", "1.0 MiB", "1.5 MiB"]),
+        (4.75e10, "flops", ["0 GFLOP/s", "20 GFLOP/s", "40 GFLOP/s"]),
+        (0.03, "percentunit", ["0 %", "1 %", "2 %", "3 %"]),
+        (150_000, "none", ["0k", "50k", "100k", "150k"]),
+        (7200, "none", ["0", "2,000", "4,000", "6,000"]),
+    ],
+)
+def test_an_axis_has_one_unit_and_digits_that_tell_its_numbers_apart(high: float, unit: str, texts: list[str]) -> None:
+    assert [text for _, text in figures.axis(0.0, high, unit, most=4)] == texts
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-9, 1e12), st.sampled_from([unit for unit in UNITS if unit != "s"]))
+def test_an_axis_never_says_two_things_alike(low: float, way: float, unit: str) -> None:
+    found = figures.axis(low, low + way, unit, most=4)
+    if way > abs(low) * 0.01:
+        assert len({text for _, text in found}) == len(found)
+
+
+def test_a_rare_peak_does_not_flatten_all_the_rest_and_is_named() -> None:
+    values = [0.02 + 0.001 * (index % 5) for index in range(100)]
+    values[3] = 30.0
+    curve = Curve("p50", BLUE, tuple((1000.0 + index, value) for index, value in enumerate(values)))
+    drawn = chart.draw(panel_of("lines", minimum=0.0), [curve], [], WINDOW, width=400, height=200)
+    assert "up to 30 s" not in drawn
+    assert "up to 30" in drawn
+    assert "0.02" in drawn
+    whole = chart.draw(panel_of("lines"), [curve], [], WINDOW, width=400, height=200)
+    assert "up to" not in whole, "an axis that need not begin at 0 shows all of it"
+
+
+def test_what_happened_is_named_where_there_is_room() -> None:
+    curve = Curve("a", BLUE, ((1000.0, 1.0), (1100.0, 2.0)))
+    events = [Event("New group", BLUE, 1050.0, True), Event("Checkpoint", BLUE, 1060.0, False)]
+    wide = chart.draw(panel_of("lines"), [curve], events, WINDOW, width=700, height=200)
+    assert ">New group</text>" in wide
+    assert ">Checkpoint</text>" not in wide
+    assert ">New group</text>" not in chart.draw(panel_of("lines"), [curve], events, WINDOW, width=400, height=200)
+
+
 def panel_of(kind: str, **fields: Any) -> Panel:
     return lines("Loss", "What <it> says", "none", {"a": "x{}"}, stacked=kind == "stack", **fields)
 

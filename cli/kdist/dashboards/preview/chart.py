@@ -11,9 +11,10 @@ from html import escape
 from kdist.dashboards.colors import Color
 from kdist.dashboards.panels import Panel
 from kdist.dashboards.preview import figures
+from kdist.dashboards.preview.frame import BOTTOM, RIGHT, TOP, Frame
 from kdist.dashboards.prometheus import Window
 
-LEFT, RIGHT, TOP, BOTTOM = 58, 10, 8, 20
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -44,55 +45,14 @@ def paint(color: Color) -> str:
     return f"light-dark({color[0]},{color[1]})"
 
 
-class Frame:
-    """Where values and times lie in a picture of `width` x `height`."""
-
-    def __init__(self, panel: Panel, curves: Sequence[Curve], window: Window, width: int, height: int) -> None:
-        self.window, self.width, self.height = window, width, height
-        self.logarithmic = panel.logarithmic
-        values = [value for curve in curves for _, value in curve.points if math.isfinite(value)]
-        self.low, self.high = limits(panel, values)
-
-    def x(self, at: float) -> float:
-        share = (at - self.window.start) / max(1e-9, self.window.end - self.window.start)
-        return LEFT + share * (self.width - LEFT - RIGHT)
-
-    def y(self, value: float) -> float:
-        if self.logarithmic:
-            share = math.log10(max(value, self.low) / self.low) / max(1e-9, math.log10(self.high / self.low))
-        else:
-            share = (value - self.low) / (self.high - self.low)
-        return self.height - BOTTOM - share * (self.height - TOP - BOTTOM)
-
-    def ticks(self) -> list[float]:
-        if self.logarithmic:
-            first, last = round(math.log10(self.low)), round(math.log10(self.high))
-            every = max(1, math.ceil((last - first) / 4))
-            return [10.0**power for power in range(first, last + 1, every)]
-        return figures.ticks(self.low, self.high, most=4 if self.height > 140 else 3)
-
-
-def limits(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
-    """The axis' lower and upper end, the second always greater."""
-    if panel.logarithmic:
-        known = [value for value in values if value > 0]
-        low = 10.0 ** math.floor(math.log10(min(known, default=1.0)))
-        high = 10.0 ** math.ceil(math.log10(max(known, default=1.0)))
-        return low, high if high > low else low * 10
-    low = min(values, default=0.0) if panel.minimum is None else panel.minimum
-    high = max(values, default=low) if panel.maximum is None else panel.maximum
-    if high > low + abs(low) * 1e-9:
-        return low, high + ((high - low) * 0.06 if panel.maximum is None else 0.0)
-    if low > 0:
-        return 0.0, low * 1.3
-    return low - (0.0 if panel.minimum is not None else max(1.0, abs(low) * 0.1)), low + max(1.0, abs(low) * 0.1)
-
-
 def draw(panel: Panel, curves: Sequence[Curve], events: Sequence[Event], window: Window, *, width: int, height: int) -> str:
     """The picture as an SVG element."""
     shown = pile(curves) if panel.stacked else list(curves)
-    frame = Frame(panel, shown, window, width, height)
-    parts = [_axes(frame, panel), *(_event(frame, event) for event in events)]
+    values = [value for curve in (shown[-1:] if panel.stacked else shown) for _, value in curve.points]
+    frame = Frame(panel, values, window, width, height)
+    loud = [event for event in events if event.loud]
+    named = loud if width > 400 and len(loud) <= _MOST_NAMED else []
+    parts = [_axes(frame), *(_event(frame, event, named=event in named) for event in events)]
     if panel.stacked:
         floor: Curve | None = None
         for curve in shown:
@@ -102,6 +62,8 @@ def draw(panel: Panel, curves: Sequence[Curve], events: Sequence[Event], window:
         if len(curves) == 1:
             parts.append(_area(frame, curves[0], None, faint=True))
         parts += [_line(frame, curve, bridged=panel.bridged) for curve in curves]
+    if frame.peak is not None:
+        parts.append(_peak(frame, frame.peak, panel, shown))
     label = escape(f"{panel.title}: {panel.description}")
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
 
@@ -140,33 +102,42 @@ def pile(curves: Sequence[Curve]) -> list[Curve]:
     return found
 
 
-def _axes(frame: Frame, panel: Panel) -> str:
+def _axes(frame: Frame) -> str:
     parts = []
-    for value in frame.ticks():
+    for value, text in frame.ticks:
         y = frame.y(value)
-        parts.append(f'<line class="rule" x1="{LEFT}" x2="{frame.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" text-anchor="end" x="{LEFT - 8}" y="{y + 3.5:.1f}">{_tick(value, panel)}</text>')
+        parts.append(f'<line class="rule" x1="{frame.left}" x2="{frame.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" text-anchor="end" x="{frame.left - 8}" y="{y + 3.5:.1f}">{escape(text)}</text>')
     window = frame.window
     for at in figures.time_ticks(window.start, window.end, most=max(2, frame.width // 110)):
         clock = time.strftime("%H:%M:%S" if window.end - window.start < 1200 else "%H:%M", time.localtime(at))
         x = frame.x(at)
-        if LEFT + 14 < x < frame.width - RIGHT - 14:
+        if frame.left + 14 < x < frame.width - RIGHT - 14:
             parts.append(f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{frame.height - 4}">{clock}</text>')
     return "".join(parts)
 
 
-def _tick(value: float, panel: Panel) -> str:
-    return escape(figures.show(value, panel.unit, decimals=0 if panel.unit == "percentunit" else None))
+def _peak(frame: Frame, peak: float, panel: Panel, curves: Sequence[Curve]) -> str:
+    """Where a curve leaves the picture, and how far it goes."""
+    at = next(at for curve in curves for at, value in curve.points if value == peak)
+    x = frame.x(at)
+    side, x = ("end", x - 6) if x > frame.width / 2 else ("start", x + 6)
+    return (
+        f'<text class="tick" text-anchor="{side}" x="{x:.1f}" y="{TOP + 8}">up to {escape(figures.show(peak, panel.unit))}</text>'
+    )
 
 
-def _event(frame: Frame, event: Event) -> str:
+def _event(frame: Frame, event: Event, *, named: bool) -> str:
     x, floor = frame.x(event.at), frame.height - BOTTOM
     style = f"stroke:{paint(event.color)}"
     top = TOP if event.loud else floor - 6
     kind = "loud" if event.loud else "quiet"
+    side, place = ("end", x - 6) if x > frame.width * 0.8 else ("start", x + 6)
+    name = f'<text class="name" style="fill:{paint(event.color)}" text-anchor="{side}" x="{place:.1f}" y="{TOP + 8}">'
+    text = f"{name}{escape(event.title)}</text>" if named else ""
     return (
         f'<line class="event {kind}" style="{style}" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{floor}">'
-        f"<title>{escape(event.title)}</title></line>"
+        f"<title>{escape(event.title)}</title></line>{text}"
     )
 
 

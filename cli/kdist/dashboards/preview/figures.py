@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from itertools import pairwise
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _RATES = {"Bps": "B/s", "cps": "/s", "flops": "FLOP/s"}
@@ -59,6 +61,29 @@ def _seconds(value: float, decimals: int | None) -> str:
     minutes, seconds = divmod(round(size), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"
+
+
+def axis(low: float, high: float, unit: str, *, most: int) -> list[tuple[float, str]]:
+    """Round numbers between `low` and `high` and their texts: all in one unit, with the digits that tell them apart."""
+    base, names = (1024, _BINARY) if unit == "bytes" else (1000, _DECIMAL)
+    if unit == "s" or not high > low:
+        return [(value, show(value, unit)) for value in ticks(low, high, most=most)]
+    size = max(abs(low), abs(high)) * (100 if unit == "percentunit" else 1)
+    plain = unit == "percentunit" or (unit == "none" and size < 1e5)
+    power = 0 if plain or size < 1 else min(int(math.log(size, base) + 1e-9), len(names) - 1)
+    scale = 0.01 if unit == "percentunit" else float(base**power)
+    places = ticks(low / scale, high / scale, most=most)
+    name = "%" if unit == "percentunit" else f"{names[power]}{_RATES.get(unit, '')}"
+    apart = min((after - before for before, after in pairwise(places)), default=1.0)
+    digits = next((number for number in range(4) if math.isclose(round(apart, number), apart, rel_tol=1e-6)), None)
+    space = "" if unit == "none" else " "
+    return [(place * scale, f"{_digits(place, digits)}{space}{name}".rstrip()) for place in places]
+
+
+def _digits(value: float, digits: int | None) -> str:
+    if abs(value) < 1e-12:
+        return "0"
+    return f"{value:,.{digits}f}" if digits is not None else re.sub(r"(\.0)?e([+-])0*", r"e\2", f"{value:.1e}")
 
 
 def ticks(low: float, high: float, *, most: int = 4) -> list[float]:

@@ -34,6 +34,7 @@ svg.spark {{ position: absolute; left: 0; right: 0; bottom: 0; height: 34px; fle
 svg.spark polyline {{ fill: none; stroke-width: 1.5; opacity: .55; vector-effect: non-scaling-stroke }}
 .rule {{ stroke: var(--grid); stroke-width: 1 }}
 .tick {{ fill: var(--faint); font-size: 10.5px }}
+.name {{ font-size: 10.5px; font-weight: 550 }}
 .line {{ fill: none; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round }}
 .layer {{ opacity: .92; stroke: var(--card); stroke-width: .6 }}
 .faint {{ opacity: .12 }}

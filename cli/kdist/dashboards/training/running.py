@@ -6,6 +6,7 @@ from kdist.dashboards.panels import RATE, Row, at_least, at_most, bars, lines, s
 
 _UNPRODUCTIVE = 'increase(kdist_wall_seconds_total{category!="productive_step"}[$__range])'
 _WALL = f"sum(rate(kdist_wall_seconds_total{{}}[{RATE}]))"
+_EXITS = 'label_replace(kdist_worker_exits_total{}, "signal", "", "signal", "none")'
 
 
 def _mean_duration(mode: str) -> str:
@@ -64,8 +65,8 @@ GOODPUT = Row(
             decimals=1,
         ),
         stat(
-            "Longest rendezvous",
-            "Mean time to form a group",
+            "Rendezvous",
+            "Mean time to form a group, of the agent that waited most",
             "max(kdist_rendezvous_duration_seconds_sum{} / kdist_rendezvous_duration_seconds_count{})",
             "s",
             height=4,
@@ -132,7 +133,7 @@ RELIABILITY = Row(
             "Ends of workers",
             "By cause and signal, normal ends included",
             "none",
-            {"{{cause}} {{signal}}": "sum by (cause, signal) (kdist_worker_exits_total{})"},
+            {"{{cause}} {{signal}}": f"sum by (cause, signal) ({_EXITS})"},
             width=6,
         ),
         bars(

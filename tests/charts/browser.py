@@ -55,16 +55,17 @@ def measure(page: str) -> Layout:
 
 
 def shoot(page: str, picture: Path, *, top: float = 0, bottom: float | None = None) -> None:
-    """Write what Chromium draws between two heights as PNG, with so few colours that it stays small."""
+    """Write what Chromium draws between two heights as PNG, with fewer colours where it would be large."""
     with tempfile.TemporaryDirectory() as folder:
         shot = Path(folder) / "shot.png"
         _chromium(page, f"--screenshot={shot}")
         with Image.open(shot) as whole:
             piece = whole.convert("RGB").crop((0, int(top), WIDTH, int(bottom or measure(page).height)))
-    for colors in (256, 128, 64):
-        piece.quantize(colors, dither=Image.Dither.NONE).save(picture, optimize=True)
-        if picture.stat().st_size <= MOST_BYTES:
-            return
+    piece.save(picture, optimize=True)
+    for colors in (256, 128):
+        if picture.stat().st_size > MOST_BYTES:
+            fewer = piece.quantize(colors, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+            fewer.save(picture, optimize=True)
 
 
 def _chromium(page: str, *args: str) -> str:

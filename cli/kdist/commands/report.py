@@ -54,7 +54,9 @@ def command(
 
 
 def _read_local(root: Path) -> dict[str, Any]:
-    from kdist.local import folder, looking
+    import time
+
+    from kdist.local import agents, folder, looking
     from kdist.report import ledger, receipt
 
     run = folder.read_json(root / "run.json") or {}
@@ -63,6 +65,8 @@ def _read_local(root: Path) -> dict[str, Any]:
     if not events:
         raise NotFoundError(f"there is no ledger of a run in {checkpoints}")
     lives = [(each["started"], each["ended"]) for each in run.get("invocations", ())] or [(events[0].get("time", 0.0), None)]
+    if agents.is_at_work(root):
+        lives[-1] = (lives[-1][0], time.time())
     return _envelope(root.name, receipt.build_receipt(events, steps, lives=lives), str(root))
 
 
@@ -89,5 +93,5 @@ def _show(report: dict[str, Any]) -> None:
     console.result(f"{report['job']}: {words.headline(report)}")
     console.result("")
     console.table(words.totals(report), header=("CATEGORY", "TIME", "SHARE"))
-    console.result("")
+    console.result(f"\n{words.GOODPUT}\n")
     console.table(words.attempts(report), header=words.ATTEMPTS)

@@ -117,7 +117,7 @@ def build_report(
     for index in range(len(ends) - 2, -1, -1):
         ends[index] = min(ends[index], ends[index + 1])  # an even later generation may have gone further back
     productive = sum(generation.kept(limit) for generation, limit in zip(generations, ends, strict=True))
-    elapsed = _elapsed(events, invocations)
+    elapsed = _elapsed([*_times(events), *last_signs(generations, events)], invocations)
     commits = list(_named(events, "commit"))
     return {
         "steps": _count_steps(generations, commits, steps),
@@ -169,9 +169,20 @@ def _recoveries(generations: Sequence[Generation], events: Sequence[Record]) -> 
             waiting = None
 
 
-def _elapsed(events: Sequence[Record], invocations: Sequence[tuple[float, float | None]]) -> float:
-    """Seconds in which some `kdist run` was at work; one that was killed ended with the last that it wrote."""
-    times = [event["time"] for event in events if "time" in event]
+def last_signs(generations: Iterable[Generation], events: Sequence[Record]) -> Iterator[float]:
+    """When, at the earliest, each generation ended its last step: of these only the first has a time of its own."""
+    firsts = {event.get("generation"): event["time"] for event in _named(events, "first_step") if "time" in event}
+    for one in generations:
+        if one.number in firsts:
+            yield firsts[one.number] + sum(list(one.productive.values())[1:])
+
+
+def _times(events: Iterable[Record]) -> Iterator[float]:
+    return (event["time"] for event in events if "time" in event)
+
+
+def _elapsed(times: Sequence[float], invocations: Sequence[tuple[float, float | None]]) -> float:
+    """Seconds in which some `kdist run` was at work; one that was killed ended with the last sign of it."""
     total = 0.0
     for index, (began, ended) in enumerate(invocations):
         next_began = invocations[index + 1][0] if index + 1 < len(invocations) else inf

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from kdist.quantity import seconds
 from kdist.report import plot, words
 from kdist.report.style import STYLE
 
@@ -26,16 +27,18 @@ def draw(report: Mapping[str, Any]) -> str:
     """The page of a receipt, as `build_receipt` makes it, with the job's name."""
     name, goodput = escape(str(report.get("job", "run"))), report.get("goodput")
     shown = f"{goodput:.1%}" if goodput is not None else "-"
+    whole = escape(seconds(report["elapsedSeconds"]))
     colours = "\n".join(f"rect.{category} {{ fill: {colour}; }}" for category, colour in COLORS.items())
     marks = [float(one["fromStep"]) for one in report["attempts"][1:]]
     failures = [(str(one["generation"]), _why(one)) for one in report["attempts"] if one.get("failure")]
     sections = [
-        f"<h1>{name}</h1><p class=soft>{escape(words.headline(report))}</p>",
-        f"<p class=goodput>{shown}</p><p class=soft>of the time went into steps that count</p>",
+        f"<h1>{name}</h1><p class=soft>{escape(words.course(report))}</p>",
+        f"<p class=goodput>{shown}</p>",
+        f"<p class=soft>goodput: the share of {whole} that went into steps that count, all-reduce wait included</p>",
         plot.share_bar(report["secondsByCategory"]),
         "<h2>Where the time went</h2>" + _table(("category", "time", "share"), words.totals(report), swatches=True),
-        "<h2>Loss</h2>" + plot.loss(report["lossCurve"], marks),
-        "<h2>Wall time, one row per attempt</h2>" + plot.timeline(report["attempts"]),
+        "<h2>Loss, and where an attempt began</h2>" + plot.loss(report["lossCurve"], marks),
+        "<h2>Wall time, one row per attempt; what its steps went into is summed up</h2>" + plot.timeline(report["attempts"]),
         "<h2>Attempts</h2>" + _table([cell.lower() for cell in words.ATTEMPTS], words.attempts(report)),
     ]
     if failures:

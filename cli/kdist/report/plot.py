@@ -40,17 +40,41 @@ def loss(points: Sequence[Point], marks: Sequence[float]) -> str:
 
 
 def _grid(low: float, high: float, log: bool, y: Any) -> Iterator[str]:
-    for index in range(5):
-        value = low + (high - low) * index / 4
-        shown = number(math.pow(10, value) if log else value, 3)
+    for value in _decades(low, high) if log else _round(low, high, most=5):
+        shown = number(float(f"{math.pow(10, value) if log else value:.6g}"), 3)
         yield f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
         yield f'<text class="tick" x="{_LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{shown}</text>'
 
 
 def _ticks(first: float, last: float, x: Any) -> Iterator[str]:
-    for index in range(6):
-        step = first + (last - first) * index / 5
+    for step in _round(first, last, most=8):
         yield f'<text class="tick" x="{x(step):.1f}" y="{LOSS_HEIGHT - 12}" text-anchor="middle">{number(round(step))}</text>'
+    yield f'<text class="tick" x="{_LEFT - 8}" y="{LOSS_HEIGHT - 12}" text-anchor="end">step</text>'
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """Logarithms of round numbers between two logarithms: 1, 2 and 5 of each decade, or 1 alone where there are many."""
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    every = max(1, len(powers) // 6)
+    found = [power + math.log10(factor) for power in powers[::every] for factor in ((1, 2, 5) if len(powers) < 4 else (1,))]
+    return [value for value in found if low <= value <= high]
+
+
+def _round(low: float, high: float, *, most: int) -> list[float]:
+    """Round numbers between two, at most about so many."""
+    way = high - low
+    if not 0 < way < math.inf:
+        return [low]
+    size = 10.0 ** math.floor(math.log10(way / most))
+    apart = next(factor * size for factor in (1, 2, 5, 10) if factor * size >= way / most * 0.999)
+    return [apart * count for count in range(math.ceil(low / apart), math.floor(high / apart) + 1)]
+
+
+def _clock(length: float) -> list[float]:
+    """Round durations up to a length in seconds."""
+    sizes = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)
+    apart = next((size for size in sizes if length / size <= 8), None)
+    return _round(0.0, length, most=8) if apart is None or length < 4 else [float(at) for at in range(0, int(length) + 1, apart)]
 
 
 def timeline(attempts: Sequence[Mapping[str, Any]]) -> str:
@@ -77,9 +101,9 @@ def timeline(attempts: Sequence[Mapping[str, Any]]) -> str:
                 f"<title>{words}</title></rect>"
             )
     height = _TOP + len(attempts) * ROW_HEIGHT + _BOTTOM
-    for index in range(6):
-        at = began + (ended - began) * index / 5
-        parts.append(f'<text class="tick" x="{x(at):.1f}" y="{height - 12}" text-anchor="middle">{seconds(at - began)}</text>')
+    for at in _clock(ended - began):
+        shown = seconds(at) if at else "0"
+        parts.append(f'<text class="tick" x="{x(began + at):.1f}" y="{height - 12}" text-anchor="middle">{shown}</text>')
     return _svg(height, "wall time of each attempt by category", parts)
 
 

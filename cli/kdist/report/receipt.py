@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import inf
 from typing import Any
 
-from kdist.report.ledger import Generation, Record, build_report, clean, read_generations
+from kdist.report.ledger import Generation, Record, build_report, clean, last_signs, read_generations
 
 CATEGORIES = (
     "queue", "imagePull", "rendezvous", "start", "productive", "allReduceWait", "checkpoint", "lost", "down", "other",
@@ -115,7 +115,7 @@ def _end_of(one: Generation, events: Sequence[Record], after: float, lives: Sequ
     if said:
         return float(max(said))
     closed = next((ended for began, ended in reversed(lives) if ended is not None and began <= one.began), None)
-    end = after if after < inf else max([*heard, closed or 0.0, one.began])
+    end = after if after < inf else max([*heard, closed or 0.0, one.began, *last_signs([one], events)])
     return max(one.began, end)
 
 

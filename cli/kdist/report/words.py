@@ -19,7 +19,9 @@ LABELS = {
     "down": "down",
     "other": "other",
 }
-ATTEMPTS = ("ATTEMPT", "WHY", "RANKS FROM", "STEPS", "KEPT", "LOST", "TIME", "PRODUCTIVE", "ENDED BY")
+ATTEMPTS = ("ATTEMPT", "WHY", "FROM", "STEPS", "KEPT", "LOST", "TIME", "GOODPUT", "ENDED BY")
+GOODPUT = "goodput is productive + all-reduce wait: the time of the steps that count"
+_LONGEST = 60
 
 Report = Mapping[str, Any]
 
@@ -44,8 +46,7 @@ def attempts(report: Report) -> list[tuple[str, ...]]:
 
 def _attempt(one: Mapping[str, Any]) -> tuple[str, ...]:
     spent = one["secondsByCategory"]
-    failure = one.get("failure") or {}
-    where = f" (rank {failure['rank']})" if failure.get("rank") is not None else ""
+    whole = sum(spent.values())
     return (
         str(one["generation"]),
         str(one["reason"]),
@@ -53,18 +54,33 @@ def _attempt(one: Mapping[str, Any]) -> tuple[str, ...]:
         number(one["reachedStep"] - one["fromStep"]),
         number(one["keptSteps"]),
         number(one["lostSteps"]),
-        seconds(sum(spent.values())),
-        seconds(spent.get("productive", 0.0) + spent.get("allReduceWait", 0.0)),
-        f"{one['endedBy']}{where}" if one.get("endedBy") else "-",
+        seconds(whole),
+        _share(spent.get("productive", 0.0) + spent.get("allReduceWait", 0.0), whole),
+        _end(one),
     )
+
+
+def _end(one: Mapping[str, Any]) -> str:
+    """What ended an attempt: the cause, and in whose words."""
+    if not one.get("endedBy"):
+        return "-"
+    failure = one.get("failure") or {}
+    said = next(iter(str(failure.get("message") or "").splitlines()), "")
+    if said and len(said) <= _LONGEST:
+        return f"{one['endedBy']}: {said}"
+    return f"{one['endedBy']} (rank {failure['rank']})" if failure.get("rank") is not None else str(one["endedBy"])
 
 
 def headline(report: Report) -> str:
     """The run in one line."""
     goodput = report.get("goodput")
+    return f"{f'goodput {goodput:.1%}' if goodput is not None else 'goodput unknown'} · {course(report)}"
+
+
+def course(report: Report) -> str:
+    """What the run came to, its goodput left out."""
     steps, restarts = report["steps"], report["restarts"]
     parts = [
-        f"goodput {goodput:.1%}" if goodput is not None else "goodput unknown",
         f"{number(steps['reached'])} steps, {number(steps['lost'])} lost",
         f"{restarts['total']} restart{'' if restarts['total'] == 1 else 's'}",
     ]

@@ -150,7 +150,7 @@ def describe_slow(rows: Sequence[Row]) -> Iterator[str]:
             continue
         typical = sum(other.busy or 0.0 for other in others) / len(others)
         excess = {name: one.phases[name] - sum(other.phases[name] for other in others) / len(others) for name in _BUSY}
-        most = max(excess, key=lambda name: excess[name])
+        most = max(excess, key=lambda name: excess[name]).replace("data_wait", "waiting for data")
         times = one.busy / typical if typical > 0 else float("inf")
         yield f"rank {one.rank} on {one.pod} is slow: busy {times:.1f} times as long as the others, most of it in {most}"
 

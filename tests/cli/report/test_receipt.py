@@ -82,6 +82,14 @@ def test_time_in_which_nobody_kept_the_run_going_is_not_counted() -> None:
     assert receipt["secondsByCategory"]["rendezvous"] == 2.0
 
 
+def test_steps_since_the_last_event_have_their_place_too() -> None:
+    events = [generation(1, "start", 104.0), first_step(1, 107.0, 1), commit(2, 108.5)]
+    receipt = build_receipt(events, [step(number, 1) for number in range(1, 11)], lives=[(100.0, None)])
+    assert seconds(receipt)["productive"] == pytest.approx(10.0)
+    assert receipt["elapsedSeconds"] == pytest.approx(16.0)  # nine more steps of a second after the first one's end
+    assert sum(receipt["secondsByCategory"].values()) == pytest.approx(16.2, abs=0.21)
+
+
 def test_a_run_that_never_formed_a_group_is_all_other() -> None:
     receipt = build_receipt([{"time": 105.0, "event": "failure", "generation": 1}], [], lives=[(100.0, 110.0)])
     assert (seconds(receipt), receipt["attempts"]) == ({"other": 10.0}, [])
@@ -91,7 +99,11 @@ def test_the_rows_show_shares_and_the_rank_that_failed() -> None:
     receipt = build_receipt(EVENTS, STEPS, lives=LIVES)
     assert ("down", "3.0 s", "12.0%") in words.totals(receipt)
     assert words.totals(receipt)[-1] == ("together", "25 s", "100.0%")
-    assert words.attempts(receipt)[0] == ("1", "start", "step 0", "6", "4", "2", "13 s", "4.0 s", "signal (rank 1)")
+    assert words.attempts(receipt)[0] == ("1", "start", "step 0", "6", "4", "2", "13 s", "30.8%", "signal: gone")
+    receipt["attempts"][0]["failure"]["message"] = "a traceback that is long\n" * 3
+    assert words.attempts(receipt)[0][-1] == "signal: a traceback that is long"
+    receipt["attempts"][0]["failure"]["message"] = "far too long " * 9
+    assert words.attempts(receipt)[0][-1] == "signal (rank 1)"
     assert words.headline(receipt) == "goodput 40.0% · 10 steps, 2 lost · 1 restart · loss 0.1"
 
 

@@ -40,7 +40,9 @@ def test_the_slow_rank_is_told_by_its_busy_time_although_its_all_reduces_are_the
     rows = readings.rows(now)
     assert [row.rank for row in rows if row.slow] == [2]
     assert min(rows, key=lambda row: row.all_reduce or 0).rank == 2
-    assert list(describe_slow(rows)) == ["rank 2 on pod-2 is slow: busy 2.7 times as long as the others, most of it in data_wait"]
+    assert list(describe_slow(rows)) == [
+        "rank 2 on pod-2 is slow: busy 2.7 times as long as the others, most of it in waiting for data"
+    ]
     assert grid.cells(rows[2])[-1] == "SLOW"
 
 

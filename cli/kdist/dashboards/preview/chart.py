@@ -51,17 +51,20 @@ def draw(panel: Panel, curves: Sequence[Curve], events: Sequence[Event], window:
     values = [value for curve in (shown[-1:] if panel.stacked else shown) for _, value in curve.points]
     frame = Frame(panel, values, window, width, height)
     loud = [event for event in events if event.loud]
-    named = loud if width > 400 and len(loud) <= _MOST_NAMED else []
-    parts = [_axes(frame), *(_event(frame, event, named=event in named) for event in events)]
+    named = loud if width > 600 and len(loud) <= _MOST_NAMED else []
+    marks = [_event(frame, event) for event in events]
+    parts = [_axes(frame), *([] if panel.stacked else marks)]
     if panel.stacked:
         floor: Curve | None = None
         for curve in shown:
             parts.append(_area(frame, curve, floor))
             floor = curve
+        parts += marks
     else:
         if len(curves) == 1:
             parts.append(_area(frame, curves[0], None, faint=True))
         parts += [_line(frame, curve, bridged=panel.bridged) for curve in curves]
+    parts += [_name(frame, event) for event in named]
     if frame.peak is not None:
         parts.append(_peak(frame, frame.peak, panel, shown))
     label = escape(f"{panel.title}: {panel.description}")
@@ -109,7 +112,7 @@ def _axes(frame: Frame) -> str:
         parts.append(f'<line class="rule" x1="{frame.left}" x2="{frame.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="tick" text-anchor="end" x="{frame.left - 8}" y="{y + 3.5:.1f}">{escape(text)}</text>')
     window = frame.window
-    for at in figures.time_ticks(window.start, window.end, most=max(2, frame.width // 110)):
+    for at in figures.time_ticks(window.start, window.end, most=max(2, frame.width // 75)):
         clock = time.strftime("%H:%M:%S" if window.end - window.start < 1200 else "%H:%M", time.localtime(at))
         x = frame.x(at)
         if frame.left + 14 < x < frame.width - RIGHT - 14:
@@ -127,18 +130,22 @@ def _peak(frame: Frame, peak: float, panel: Panel, curves: Sequence[Curve]) -> s
     )
 
 
-def _event(frame: Frame, event: Event, *, named: bool) -> str:
+def _event(frame: Frame, event: Event) -> str:
     x, floor = frame.x(event.at), frame.height - BOTTOM
     style = f"stroke:{paint(event.color)}"
     top = TOP if event.loud else floor - 6
     kind = "loud" if event.loud else "quiet"
-    side, place = ("end", x - 6) if x > frame.width * 0.8 else ("start", x + 6)
-    name = f'<text class="name" style="fill:{paint(event.color)}" text-anchor="{side}" x="{place:.1f}" y="{TOP + 8}">'
-    text = f"{name}{escape(event.title)}</text>" if named else ""
     return (
         f'<line class="event {kind}" style="{style}" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{floor}">'
-        f"<title>{escape(event.title)}</title></line>{text}"
+        f"<title>{escape(event.title)}</title></line>"
     )
+
+
+def _name(frame: Frame, event: Event) -> str:
+    x = frame.x(event.at)
+    side, place = ("end", x - 6) if x > frame.width * 0.8 else ("start", x + 6)
+    text = f'<text class="name over" style="fill:{paint(event.color)}" text-anchor="{side}" x="{place:.1f}" y="{TOP + 8}">'
+    return f"{text}{escape(event.title)}</text>"
 
 
 def _runs(points: Sequence[tuple[float, float]], gap: float) -> list[list[tuple[float, float]]]:

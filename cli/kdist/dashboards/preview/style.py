@@ -35,6 +35,7 @@ svg.spark polyline {{ fill: none; stroke-width: 1.5; opacity: .55; vector-effect
 .rule {{ stroke: var(--grid); stroke-width: 1 }}
 .tick {{ fill: var(--faint); font-size: 10.5px }}
 .name {{ font-size: 10.5px; font-weight: 550 }}
+.over {{ paint-order: stroke; stroke: var(--card); stroke-width: 4px; stroke-linejoin: round }}
 .line {{ fill: none; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round }}
 .layer {{ opacity: .92; stroke: var(--card); stroke-width: .6 }}
 .faint {{ opacity: .12 }}

@@ -138,7 +138,7 @@ RELIABILITY = Row(
         ),
         bars(
             "Restarts",
-            "By cause, as the agent saw them that saw most",
+            "By cause, as the agent saw them that saw most; to the other nodes a failed rank's node is lost",
             "none",
             {"{{cause}}": "max by (cause) (kdist_worker_group_restarts_total{})"},
             width=5,

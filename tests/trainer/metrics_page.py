@@ -22,11 +22,18 @@ taken. The table is made from the declarations in `trainer/kdist_trainer/stats`:
   What a scrape shows is kept beside the checkpoints first, and the next agent of the same place goes on from it. When a new
   group gives this node other ranks, what the old ones had counted goes on under the labels of the new ones, so the sum over
   `rank` is right at any time; for one rank's behaviour take rates within a group.
-- A metric is absent while its value is unknown, and a series of *failures* and *fallbacks* while it is zero. A loss that is
-  NaN is shown as NaN.
+- A metric is absent while its value is unknown, and a series of *failures*, *fallbacks* and *collectives* while it is zero. A
+  loss that is NaN is shown as NaN.
 - `kdist_wall_seconds_total` always sums to the time that the agents of its place have lived. A step's time is put into its
   category when the step is over; until then the category is a guess by the rank's heartbeat, and a wrong guess is made up for
   in the following seconds.
+- Collectives are those of a step's forward and backward passes: `ddp` and `pipeline` reduce gradients over the copies of the
+  model; `fsdp` gathers each block's weights in both passes, scatters its gradients in the last backward pass, and `hsdp`
+  reduces each rank's part over the nodes besides; `tensor` reduces activations. Bytes are what a rank holds whole: all of what
+  is gathered or scattered. What a pipeline's stages send each other is not among them, only in `comm_exposed`.
+- `comm_exposed` is waiting that no computation hid: the tail of `ddp`'s all-reduces, and on a CPU all that a rank of the other
+  strategies waited for its peers in these passes. On a GPU that is not known of `fsdp`, `hsdp` and `tensor`: there it stays in
+  `forward` and `backward`.
 - Model FLOPs are counted in a generation's first forward pass, whose result is thrown away, and taken three times: torch's
   counter knows matrix products, convolutions and attention. Not counted: compiled models, and strategies that split a layer.
   The utilisation (MFU) is `sum(rate(kdist_model_flops_total[5m])) / (max(kdist_world_size) * max(kdist_device_peak_flops))`.

@@ -33,6 +33,7 @@ from kdist_trainer.state import TrainState
 from kdist_trainer.stats import StepPhase, StepStats
 from kdist_trainer.tensorboard import Curves
 from kdist_trainer.timing import DeviceAllReduces, HostAllReduces, Laps, Probe, Timer, Untimed
+from kdist_trainer.traffic import DeviceTraffic, HostTraffic
 from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
 
@@ -66,6 +67,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
     small = there_are(scheduler=scheduler, precision=built.precision, guard=guard, early_stop=patience)
     state = TrainState(train.seed, fingerprint, world.size, describe_surroundings(train, world))
     parts = Savable(world, built.strategy, built.module, optimizer, built.averages, small, state)
+    laps = Laps(stats)
     loader = Loader(steps, workload, samples, settings=train.loader, seed=train.seed)
     run = Run(
         settings=train,
@@ -94,8 +96,8 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         stats=stats,
         resources=Resources(stats, world.device, train, waiting=loader.waiting),
         curves=Curves(around.checkpoints if train.tensorboard == "scalars" and world.is_leader else None, stats),
-        laps=Laps(stats),
-        timer=make_timer(train, around),
+        laps=laps,
+        timer=make_timer(train, around, laps),
         probe=make_probe(train, around),
         report=around.report,
         beat=around.heartbeat.beat if around.heartbeat is not None else _no_beat,
@@ -140,11 +142,14 @@ def there_are(**parts: Stateful | None) -> dict[str, Stateful]:
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def make_timer(train: Training, around: Surroundings) -> Timer:
-    """What measures all-reduces, as the job and the device ask."""
-    if train.comm_hook == "none" or train.strategy != "ddp" or around.world.size == 1:
+def make_timer(train: Training, around: Surroundings, laps: Laps) -> Timer:
+    """What measures collectives, as the job, the strategy and the device ask."""
+    if train.comm_hook == "none" or around.world.size == 1:
         return Untimed()
-    kind = DeviceAllReduces if around.world.device.type == "cuda" else HostAllReduces
+    on_device = around.world.device.type == "cuda"
+    if train.strategy != "ddp":
+        return DeviceTraffic(around.stats) if on_device else HostTraffic(around.stats, laps)
+    kind = DeviceAllReduces if on_device else HostAllReduces
     return kind(around.stats, around.heartbeat)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import ProcessGroup, Work
+from torch._C._distributed_c10d import ProcessGroup
 
-from kdist_trainer import collectives
+from kdist_trainer import collectives, waits
 from kdist_trainer.heartbeat import Heartbeat, Phase
 
 _Entry = tuple[str, int, str, str, str]  # operation, elements, element type, shape, group
@@ -47,7 +47,7 @@ class Recorder:
         op, numel, dtype, shape, label = entry
         self._heartbeat.enter(op, numel, dtype, shape=shape, group=label, current=self._is_current())
 
-    def wait(self, wait: Callable[[], Any]) -> Any:
+    def wait(self, wait: Callable[[], Any], awaited: object) -> Any:  # noqa: ARG002 - it is the last one entered
         """What `wait` returns, with a note that the rank is inside for so long. One that raises was inside to its end."""
         if not self._is_current():
             return wait()
@@ -106,16 +106,9 @@ def note_collectives(heartbeat: Heartbeat | None) -> None:
 
 def install(heartbeat: Heartbeat) -> None:
     """From now on, for the life of this process, note all collectives in `heartbeat`; a later call names another one."""
-    first = not _noted
     for former in _noted:
         collectives.ignore(former)
+        waits.leave(former)
     _noted[:] = [Recorder(heartbeat)]
     collectives.listen(_noted[0])
-    if not first:
-        return
-    wait = Work.wait
-
-    def noted(work: Work, *arguments: Any, **named: Any) -> Any:
-        return _noted[0].wait(lambda: wait(work, *arguments, **named))
-
-    Work.wait = noted  # type: ignore[method-assign, assignment]
+    waits.surround(_noted[0])

@@ -36,6 +36,11 @@ class Laps:
         self._phase[phase] += now - self._last
         self._last = now
 
+    def take(self, phase: StepPhase, seconds: float) -> None:
+        """So much of the time since the last lap went to `phase`, whatever the next lap says."""
+        self._phase[phase] += seconds
+        self._last += seconds
+
     def end(self) -> float:
         """The last lap ended a step: its seconds, all laps since the step before together."""
         seconds, self._begun = self._last - self._begun, self._last
@@ -50,14 +55,14 @@ class Laps:
 
 
 class Timer(Protocol):
-    """What the loop asks of a timer of all-reduces."""
+    """What the loop asks of a timer of collectives."""
 
     def start(self) -> None:
-        """A step's passes begin: count the all-reduces that are launched from now on."""
+        """A step's passes begin: count the collectives that are launched from now on."""
         ...
 
     def settle(self) -> None:
-        """The step's last backward pass has returned: add its all-reduces to the sums."""
+        """The step's last backward pass has returned: add its collectives to the sums."""
         ...
 
     def close(self) -> None:

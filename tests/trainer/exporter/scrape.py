@@ -5,14 +5,14 @@ from __future__ import annotations
 import http.client
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from kdist_trainer.exporter import Exporter
-from kdist_trainer.stats import Record, StepPhase, StepStats, Wall, pack, unpack
+from kdist_trainer.stats import Op, Record, StepPhase, StepStats, Wall, pack, unpack
 
 INFO = {
     "framework": "ddp",
@@ -79,11 +79,14 @@ def fetch(port: int, path: str, *, method: str = "GET", accept: str = "") -> tup
         connection.close()
 
 
-def full_stats(rank: int, generation: int = 1) -> StepStats:
-    """A rank's sums in which every number has been touched."""
+def full_stats(rank: int, generation: int = 1, *, strategies: Collection[str] = ("ddp", "hsdp")) -> StepStats:
+    """A rank's sums in which every number has been touched that a job of these strategies has."""
     stats = StepStats(rank=rank, generation=generation)
     stats.add_step(0.02, 8, 100)
-    stats.add_all_reduces(busy=0.004, exposed=0.001, nbytes=4096, durations=[0.001, 0.003])
+    if "ddp" in strategies:
+        stats.add_all_reduces(busy=0.004, exposed=0.001, nbytes=4096, durations=[0.001, 0.003])
+    for op in Op if "hsdp" in strategies else ():
+        stats.add_collectives(op, busy=0.002, nbytes=8192, count=2)
     for phase in StepPhase:
         stats.phase[phase] += 0.003
     for category in Wall:

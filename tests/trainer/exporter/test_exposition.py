@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -25,19 +26,19 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def scrape_everything(scratch: Path, local_ranks: int, *, accept: str = "") -> str:
+def scrape_everything(scratch: Path, local_ranks: int, *, accept: str = "", strategies: Collection[str] = ("ddp", "hsdp")) -> str:
     """A real scrape of an agent to which all has happened: a restart, a failed save, a fallback, every metric filled."""
     with exporting(scratch) as exporter:
         exporter.set_group(generation=1, world_size=local_ranks, local_ranks=range(local_ranks))
         exporter.set_state("running")
         tell_all(exporter)
         for rank in range(local_ranks):
-            stats = full_stats(rank)
+            stats = full_stats(rank, strategies=strategies)
             stats.dropped = 1
             Reporter(stats).close()
         exporter.set_group(generation=2, world_size=local_ranks, local_ranks=range(local_ranks))
         for rank in range(local_ranks):
-            Reporter(full_stats(rank, generation=2)).close()
+            Reporter(full_stats(rank, generation=2, strategies=strategies)).close()
         status, body, _ = fetch(exporter.port, "/metrics", accept=accept)
     assert status == 200
     return body
@@ -74,10 +75,13 @@ def test_openmetrics_is_spoken_where_it_is_asked_for_without_created_series(scra
     assert not [name for name in names if name.endswith("_created")]
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "hsdp"])
 @pytest.mark.parametrize("local_ranks", [1, 2, 8])
-def test_the_series_of_an_agent_stay_in_their_budget(scratch: Path, local_ranks: int) -> None:
-    lines = [line for line in scrape_everything(scratch, local_ranks).splitlines() if not line.startswith("#")]
-    assert len(lines) <= 80 + 30 * local_ranks
+def test_the_series_of_an_agent_stay_in_their_budget(scratch: Path, local_ranks: int, strategy: str) -> None:
+    text = scrape_everything(scratch, local_ranks, strategies=[strategy])
+    assert len([line for line in text.splitlines() if not line.startswith("#")]) <= 80 + 30 * local_ranks
+    assert ("kdist_allreduce_duration_seconds" in text) == (strategy == "ddp"), "what never happened is not shown"
+    assert ("all_gather" in text) == (strategy == "hsdp")
 
 
 def test_label_values_are_few_and_fixed(scratch: Path) -> None:

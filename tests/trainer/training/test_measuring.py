@@ -1,4 +1,4 @@
-"""What the timing of all-reduces is worth: held to torch's profiler, and to ranks of which one is known to be slow."""
+"""What the timing of collectives is worth: held to torch's profiler, and to ranks of which one is known to be slow."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from kdist_trainer import loop
 from kdist_trainer.run import Run
-from kdist_trainer.stats import StepPhase, StepStats
-from kdist_trainer.timing import HostAllReduces
+from kdist_trainer.stats import Op, StepPhase, StepStats
+from kdist_trainer.timing import HostAllReduces, Laps
+from kdist_trainer.traffic import HostTraffic
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 from tests.trainer.training.tasks import Dawdling, describe, train
@@ -42,7 +44,46 @@ def measure_both_ways() -> dict[str, float]:
                 timer.settle()
         events = profiler.events() or []
         spans = [(one.time_range.start, one.time_range.end) for one in events if one.name == "gloo:all_reduce"]
-    return {"hook": stats.all_reduce_busy, "profiler": union(spans) / 1e6, "count": stats.all_reduces, "spans": len(spans)}
+    return {
+        "hook": stats.collective_seconds[0],
+        "profiler": union(spans) / 1e6,
+        "count": stats.collectives[0],
+        "spans": len(spans),
+    }
+
+
+def measure_fsdp_both_ways() -> dict[str, tuple[float, float]]:
+    """Seconds with an all-gather, and with a reduce-scatter, in flight in twenty steps of `fsdp`: by us, and by the profiler."""
+    with World.from_environment(timeout_seconds=60):
+        stats = StepStats()
+        laps = Laps(stats)
+        timer = HostTraffic(stats, laps)
+        model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)])
+        for layer in model:
+            fully_shard(layer)
+        inputs = torch.randn(64, 1024)
+        for _ in range(3):
+            model(inputs).sum().backward()
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            for _ in range(20):
+                timer.start()
+                loss = model(inputs).sum()
+                laps.lap(StepPhase.FORWARD)
+                loss.backward()
+                laps.lap(StepPhase.BACKWARD)
+                timer.settle()
+        events = profiler.events() or []
+    found = {"exposed": (stats.phase[StepPhase.COMM_EXPOSED], sum(stats.collective_seconds))}
+    # From the call to the end of what gloo does for it: a reduce-scatter is an all-reduce of a copy.
+    for op, called, name in (
+        (Op.ALL_GATHER, "c10d::_allgather_base_", "gloo:all_gather"),
+        (Op.REDUCE_SCATTER, "c10d::_reduce_scatter_base_", "gloo:all_reduce"),
+    ):
+        ends = sorted(one.time_range.end for one in events if one.name == name)
+        begins = sorted(one.time_range.start for one in events if one.name == called)
+        assert len(begins) == len(ends) == stats.collectives[op]
+        found[op.name.lower()] = (stats.collective_seconds[op], union(list(zip(begins, ends, strict=True))) / 1e6)
+    return found
 
 
 def union(spans: list[tuple[float, float]]) -> float:
@@ -62,6 +103,15 @@ def test_the_time_with_an_all_reduce_in_flight_is_the_profilers(record_property:
         assert told["hook"] == pytest.approx(told["profiler"], rel=0.25)
 
 
+def test_the_time_in_which_fsdp_gathers_and_scatters_is_the_profilers(record_property: Callable[[str, object], None]) -> None:
+    for told in run_group(measure_fsdp_both_ways, 2):
+        record_property("seconds", told)
+        exposed, busy = told.pop("exposed")
+        assert 0 < exposed <= busy, "every one is waited for"
+        for ours, profilers in told.values():
+            assert ours == pytest.approx(profilers, rel=0.25)
+
+
 def train_and_tell(document: dict[str, Any], folder: Path) -> tuple[float, float]:
     """Train, and return the rank's busy seconds, and its seconds with an all-reduce in flight."""
     kept: list[Run] = []
@@ -75,7 +125,7 @@ def train_and_tell(document: dict[str, Any], folder: Path) -> tuple[float, float
     train(document, folder)
     stats = kept[0].stats
     busy = (StepPhase.DATA_WAIT, StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.OPTIMIZER)
-    return sum(stats.phase[phase] for phase in busy), stats.all_reduce_busy
+    return sum(stats.phase[phase] for phase in busy), stats.collective_seconds[0]
 
 
 @pytest.mark.parametrize("seed", [0, 1, *[pytest.param(seed, marks=pytest.mark.wide) for seed in (2, 3, 4)]])

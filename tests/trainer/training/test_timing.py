@@ -40,17 +40,17 @@ def test_overlapping_all_reduces_are_counted_once_and_only_the_tail_is_exposed()
     stats = StepStats()
     stats.phase[StepPhase.BACKWARD] = 10.0
     add_spans(stats, [(1.0, 4.0), (2.0, 3.0), (6.0, 7.0), (6.5, 9.0)], nbytes=100)
-    assert stats.all_reduce_busy == pytest.approx(3 + 3)
+    assert stats.collective_seconds[0] == pytest.approx(3 + 3)
     assert stats.phase[StepPhase.COMM_EXPOSED] == pytest.approx(2.5)
     assert sum(stats.phase) == pytest.approx(10.0)
-    assert (stats.all_reduces, stats.all_reduce_bytes) == (4, 100)
+    assert (stats.collectives[0], stats.collective_bytes[0]) == (4, 100)
     assert stats.all_reduce_duration[-1] == pytest.approx(3 + 1 + 1 + 2.5)
 
 
 def test_a_step_without_all_reduces_adds_nothing() -> None:
     stats = StepStats()
     add_spans(stats, [], nbytes=0)
-    assert sum(stats.phase) == stats.all_reduces == 0
+    assert sum(stats.phase) == stats.collectives[0] == 0
 
 
 class Handle:
@@ -81,15 +81,15 @@ def test_an_all_reduce_whose_word_is_late_ended_at_the_latest_with_the_backward_
     assert heartbeat.read().inside, "the other is still under way"
     timer.settle()
     assert not heartbeat.read().inside
-    assert (stats.all_reduces, stats.all_reduce_bytes) == (2, 32)
-    assert 0 < stats.phase[StepPhase.COMM_EXPOSED] <= stats.all_reduce_busy
+    assert (stats.collectives[0], stats.collective_bytes[0]) == (2, 32)
+    assert 0 < stats.phase[StepPhase.COMM_EXPOSED] <= stats.collective_seconds[0]
     heartbeat.enter("barrier", 0, "")
     handles[1].future.set_result([])
     assert heartbeat.read().inside, "a word of the step before says nothing about what was entered since"
     timer.close()
     timer.start()
     timer.settle()
-    assert stats.all_reduces == 2
+    assert stats.collectives[0] == 2
 
 
 def train_and_tell(document: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -109,9 +109,9 @@ def train_and_tell(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {
         "phase": list(stats.phase),
         "seconds": sum(seconds),
-        "count": stats.all_reduces,
-        "bytes": stats.all_reduce_bytes,
-        "busy": stats.all_reduce_busy,
+        "count": stats.collectives[0],
+        "bytes": stats.collective_bytes[0],
+        "busy": stats.collective_seconds[0],
         "steps": stats.steps,
         "samples": stats.samples,
         "flops": stats.model_flops,

@@ -166,7 +166,7 @@ class Training(Model):
     )
     bucket_mib: int = Field(25, ge=1, le=4096, description="bucketMib: size of a gradient bucket of DDP in MiB.")
     comm_hook: Literal["timing", "none"] = Field(
-        "timing", description="commHook: timing measures each all-reduce; none is bare DDP."
+        "timing", description="commHook: timing measures what the ranks exchange in each step; none measures nothing."
     )
     tensorboard: Literal["scalars", "off"] = Field(
         "scalars",

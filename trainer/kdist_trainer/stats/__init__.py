@@ -2,7 +2,7 @@
 
 from kdist_trainer.stats.agent import AGENT_METRICS, STATES
 from kdist_trainer.stats.metric import Kind, Metric, Scope
-from kdist_trainer.stats.phases import COLLECTIVES, WALL_CATEGORIES, StepPhase, Wall
+from kdist_trainer.stats.phases import COLLECTIVES, WALL_CATEGORIES, Op, StepPhase, Wall
 from kdist_trainer.stats.record import StepStats
 from kdist_trainer.stats.wire import (
     COUNTER_SLOTS,
@@ -31,6 +31,7 @@ __all__ = [
     "Kind",
     "MalformedRecordError",
     "Metric",
+    "Op",
     "Record",
     "Scope",
     "StepPhase",

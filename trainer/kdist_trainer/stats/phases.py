@@ -37,3 +37,11 @@ WALL_CATEGORIES = tuple(str(category) for category in Wall)
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier", "all_to_all", "send", "recv")
 """Collectives by the names that a metric may show."""
+
+
+class Op(IntEnum):
+    """Collectives that are timed, indices of `StepStats.collectives`."""
+
+    ALL_REDUCE = 0
+    ALL_GATHER = 1
+    REDUCE_SCATTER = 2

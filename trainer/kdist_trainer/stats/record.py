@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kdist_trainer.stats.metric import Scope, counter, gauge, histogram
-from kdist_trainer.stats.phases import WALL_CATEGORIES, StepPhase
+from kdist_trainer.stats.phases import WALL_CATEGORIES, Op, StepPhase
 from kdist_trainer.stats.usage import Usage
 
 STEP_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
@@ -27,6 +27,7 @@ _FAILURES = (
     *(("restore", cause) for cause in ("corrupt", "mismatch", "eio", "timeout", "other")),
 )
 _FALLBACKS = (("corrupt",), ("eio",), ("other",))
+_OPS = tuple((op.name.lower(),) for op in Op)
 
 
 @dataclass(slots=True, eq=False)
@@ -64,31 +65,34 @@ class StepStats(Usage):
         unit="seconds",
         buckets=STEP_BUCKETS,
     )
-    all_reduce_busy: float = counter(
+    collective_seconds: list[float] = counter(
         "kdist_collective_seconds_total",
-        "Time with a collective in flight, overlaps counted once, from launch to completion, waiting for peers included",
+        "Time with such a collective in flight, overlaps counted once, from launch to completion, waiting for peers included",
         scope=Scope.RANK,
         unit="seconds",
         labels=("op",),
-        series=(("all_reduce",),),
+        series=_OPS,
+        quiet=True,
     )
-    all_reduce_bytes: float = counter(
+    collective_bytes: list[float] = counter(
         "kdist_collective_bytes_total",
         "Payload bytes of collectives (the S of nccl-tests)",
         scope=Scope.RANK,
         unit="bytes",
         labels=("op",),
-        series=(("all_reduce",),),
+        series=_OPS,
+        quiet=True,
     )
-    all_reduces: float = counter(
-        "kdist_collectives_total", "Collectives completed", scope=Scope.RANK, labels=("op",), series=(("all_reduce",),)
+    collectives: list[float] = counter(
+        "kdist_collectives_total", "Collectives completed", scope=Scope.RANK, labels=("op",), series=_OPS, quiet=True
     )
     all_reduce_duration: list[float] = histogram(
         "kdist_allreduce_duration_seconds",
-        "Time of one gradient bucket's all-reduce, waiting for peers included",
+        "Time of one gradient bucket's all-reduce, waiting for peers included (ddp only)",
         scope=Scope.NODE,
         unit="seconds",
         buckets=ALL_REDUCE_BUCKETS,
+        quiet=True,
     )
     nonfinite: list[float] = counter(
         "kdist_nonfinite_total",
@@ -183,13 +187,19 @@ class StepStats(Usage):
 
     def add_all_reduces(self, *, busy: float, exposed: float, nbytes: int, durations: Sequence[float]) -> None:
         """Count a step's all-reduces: seconds with one in flight, the tail nothing hid (added to its phase), each one's time."""
-        self.all_reduce_busy += busy
-        self.all_reduce_bytes += nbytes
-        self.all_reduces += len(durations)
+        self.collective_seconds[0] += busy
+        self.collective_bytes[0] += nbytes
+        self.collectives[0] += len(durations)
         self.phase[StepPhase.COMM_EXPOSED] += exposed
         for seconds in durations:
             self.all_reduce_duration[bisect_left(ALL_REDUCE_BUCKETS, seconds)] += 1
             self.all_reduce_duration[-1] += seconds
+
+    def add_collectives(self, op: Op, *, busy: float, nbytes: float, count: int) -> None:
+        """Count a step's collectives of one kind: seconds with one in flight, payload, how many."""
+        self.collective_seconds[op] += busy
+        self.collective_bytes[op] += nbytes
+        self.collectives[op] += count
 
     def add_nonfinite(self, kind: str) -> None:
         """Count a step whose `loss` or `grad` was not finite."""

@@ -1,4 +1,7 @@
-"""What the Prometheus operator makes of a PodMonitor: the scrape configuration of a Prometheus without an operator."""
+"""What the Prometheus operator makes of a PodMonitor: the scrape configuration of a Prometheus without an operator.
+
+To the letter: tests/cluster/test_monitoring.py compares it with what the operator itself writes.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,14 @@ def scrape_config(monitor: Document, endpoint: int = 0) -> Document:
         places["attach_metadata"] = spec["attachMetadata"]
     return {
         "job_name": f"podMonitor/{name}/{endpoint}",
+        "honor_labels": False,
         "kubernetes_sd_configs": [places],
         "scrape_interval": chosen["interval"],
         "scrape_timeout": chosen["scrapeTimeout"],
         "metrics_path": chosen["path"],
         "sample_limit": spec["sampleLimit"],
         "relabel_configs": [
+            {"source_labels": ["job"], "target_label": "__tmp_prometheus_job_name"},
             {"source_labels": ["__meta_kubernetes_pod_phase"], "regex": "(Failed|Succeeded)", "action": "drop"},
             *(_keep(label, value) for label, value in spec["selector"]["matchLabels"].items()),
             {"source_labels": ["__meta_kubernetes_pod_container_port_name"], "regex": chosen["port"], "action": "keep"},
@@ -40,7 +45,7 @@ def scrape_config(monitor: Document, endpoint: int = 0) -> Document:
 def _keep(label: str, value: str) -> Document:
     name = re.sub(r"\W", "_", label)
     sources = [f"__meta_kubernetes_pod_label_{name}", f"__meta_kubernetes_pod_labelpresent_{name}"]
-    return {"source_labels": sources, "regex": f"({re.escape(value)});true", "action": "keep"}
+    return {"source_labels": sources, "regex": f"({value});true", "action": "keep"}
 
 
 def _snake_case(relabeling: Document) -> Document:

@@ -57,8 +57,23 @@ def monitoring(namespace: Namespace, *, hasty: bool = False) -> Iterator[Prometh
     namespace.kubectl("create", "-f", "-", stdin=json.dumps(settings))
     namespace.kubectl("create", "-f", "-", stdin=json.dumps(_pod(namespace, ",".join(places["namespaces"]["names"]))))
     namespace.kubectl("wait", "pod/prometheus", "--for=condition=Ready", "--timeout=120s")
-    with _forwarded(namespace) as url:
+    with forwarded(namespace, "prometheus") as url:
         yield Prometheus(url)
+
+
+@contextmanager
+def forwarded(namespace: Namespace, pod: str) -> Iterator[str]:
+    """The address here of the Prometheus in this pod, once it answers."""
+    port = free_port()
+    line = ["kubectl", "-n", namespace.name, "port-forward", f"pod/{pod}", f"{port}:9090"]
+    process = subprocess.Popen(line, env=namespace.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        namespace.until("an answer of Prometheus", lambda: is_ready(url))
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def signal_rank(namespace: Namespace, job: str, number: int = signal.SIGKILL) -> None:
@@ -113,17 +128,3 @@ def _pod(namespace: Namespace, watched: str) -> dict[str, Any]:
     }
     labels = {"app.kubernetes.io/name": "prometheus"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "prometheus", "labels": labels}, "spec": spec}
-
-
-@contextmanager
-def _forwarded(namespace: Namespace) -> Iterator[str]:
-    port = free_port()
-    line = ["kubectl", "-n", namespace.name, "port-forward", "pod/prometheus", f"{port}:9090"]
-    process = subprocess.Popen(line, env=namespace.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        namespace.until("an answer of Prometheus", lambda: is_ready(url))
-        yield url
-    finally:
-        process.terminate()
-        process.wait()

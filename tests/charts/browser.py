@@ -64,7 +64,7 @@ def shoot(page: str, picture: Path, *, top: float = 0, bottom: float | None = No
     piece.save(picture, optimize=True)
     for colors in (256, 128):
         if picture.stat().st_size > MOST_BYTES:
-            fewer = piece.quantize(colors, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+            fewer = piece.quantize(colors, method=Image.Quantize.MAXCOVERAGE, kmeans=4, dither=Image.Dither.NONE)
             fewer.save(picture, optimize=True)
 
 

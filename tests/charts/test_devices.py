@@ -20,6 +20,7 @@ import pytest
 from kdist.dashboards import DASHBOARDS
 from kdist.dashboards.panels import Panel
 from kdist.dashboards.preview import draw_page
+from kdist.dashboards.preview.panel import name_of
 from kdist.dashboards.prometheus import Prometheus, Window, fill
 from kdist_trainer.exporter import Exporter
 from kdist_trainer.reporter import Reporter
@@ -152,25 +153,22 @@ def work(reporters: list[Reporter], prometheus: Prometheus, seconds: float) -> b
     return len(prometheus.instant("kdist_model_flops_total offset 5s", at=time.time())) == 2
 
 
-def ask(seen: tuple[Prometheus, Window], title: str) -> dict[str, float]:
-    """The last number of each series of an optional panel by its name."""
+def ask(seen: tuple[Prometheus, Window], panel: Panel) -> dict[str, float]:
+    """The last number of each series of a panel by its name."""
     prometheus, window = seen
     dashboard = DASHBOARDS["training-job"]
-    panel = panel_named(title)
     found: dict[str, float] = {}
     for legend, query in panel.queries.items():
         text = fill(dashboard, query, window, chosen={"kdist_job": "digits", "namespace": "ml"}, scrape_seconds=SCRAPE_SECONDS)
         for one in prometheus.instant(text, at=window.end):
-            name = legend
-            for label, value in one.labels.items():
-                name = name.replace(f"{{{{{label}}}}}", value)
+            name = name_of(legend, one.labels)
             assert name not in found
             found[name] = one.last
     return found
 
 
-def panel_named(title: str) -> Panel:
-    (panel,) = [each for each in DASHBOARDS["training-job"].panels if each.optional and each.title == title]
+def panel_named(title: str, *, optional: bool = True) -> Panel:
+    (panel,) = [each for each in DASHBOARDS["training-job"].panels if each.optional is optional and each.title == title]
     return panel
 
 
@@ -181,12 +179,8 @@ EXPECTED = {
     "Allocator retries": {"rank 0": 3.0, "rank 1": 3.0},
     "Memory": {"digits-0": 3 * GIB, "digits-1": 3 * GIB},
     "CPU": {"digits-0": 2.0, "digits-1": 2.0},
-    "GPU activity": {
-        "digits-0 GPU 0": 0.75,
-        "digits-1 GPU 1": 0.5,
-        "digits-0 GPU 0 tensor": 0.25,
-        "digits-1 GPU 1 tensor": 0.25,
-    },
+    "GPU activity": {"digits-0 GPU 0": 0.75, "digits-1 GPU 1": 0.5},
+    "Tensor cores": {"digits-0 GPU 0": 0.25, "digits-1 GPU 1": 0.25},
     "Last XID error": {"digits-0 GPU 0": 79.0, "digits-1 GPU 1": 79.0},
 }
 
@@ -197,16 +191,25 @@ def test_every_panel_that_may_be_absent_is_tried_here() -> None:
 
 @pytest.mark.parametrize("title", EXPECTED)
 def test_a_panel_shows_the_training_alone_and_in_its_unit(seen: tuple[Prometheus, Window], title: str) -> None:
-    found = ask(seen, title)
+    found = ask(seen, panel_named(title))
     assert set(found) == set(EXPECTED[title])
     rated = title in ("Model FLOPs utilization", "Allocator retries", "CPU")
     for name, value in EXPECTED[title].items():
         assert math.isclose(found[name], value, rel_tol=0.3 if rated else 1e-9), name
 
 
-def test_the_page_draws_rows_that_may_be_absent_where_they_have_something(seen: tuple[Prometheus, Window]) -> None:
+def test_the_page_draws_rows_that_may_be_absent_where_they_have_something(
+    seen: tuple[Prometheus, Window], tmp_path: Path
+) -> None:
     prometheus, window = seen
     page = draw_page(DASHBOARDS["training-job"], prometheus, window, chosen={"kdist_job": "digits"}, theme="light")
+    (tmp_path / "page.html").write_text(page)
     assert "<h2>GPUs (where there are any)</h2>" in page
-    assert "digits-1 GPU 1 tensor <b>25.0 %</b>" in page
+    assert "digits-1 GPU 1 <b>25.0 %</b>" in page
     assert "<b>15 GiB</b>" in page
+
+
+def test_what_else_prometheus_scrapes_is_not_taken_for_agents(seen: tuple[Prometheus, Window]) -> None:
+    assert len(seen[0].instant("up", at=seen[1].end)) == 6
+    assert ask(seen, panel_named("Scraped", optional=False)) == {"up": 2.0}
+    assert len(ask(seen, panel_named("Series", optional=False))) == 2

@@ -16,6 +16,7 @@ from kdist.dashboards import DASHBOARDS
 from kdist.dashboards.panels import Panel
 from kdist.dashboards.preview import draw_page
 from kdist.dashboards.prometheus import Prometheus, Series, Window, fill
+from tests.charts import browser
 from tests.charts.monitored import SCRAPE_SECONDS, SILENT, Training, scraping, until, write_job
 from tests.charts.rules import alerts, read_rules
 from tests.cli.running import Run
@@ -133,3 +134,11 @@ def test_the_page_shows_every_panel_and_the_kill(seen: Seen, name: str, theme: s
     assert "no answer" not in page
     assert ("<title>New group</title>" in page) == (name == "training-job")
     assert not re.search(r"(?:src|href)=", page), "it needs nothing else"
+
+
+@pytest.mark.wide
+@pytest.mark.skipif(not browser.is_here(), reason="there is no Chromium")
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_no_text_of_the_page_is_cut(seen: Seen, name: str) -> None:
+    page = draw_page(DASHBOARDS[name], seen.prometheus, seen.window, chosen={"kdist_job": "digits"}, theme="light")
+    assert browser.measure(page).cut == []

@@ -100,6 +100,23 @@ def test_a_rare_peak_does_not_flatten_all_the_rest_and_is_named() -> None:
     assert "up to" not in whole, "an axis that need not begin at 0 shows all of it"
 
 
+def test_a_legend_shows_what_fits_and_counts_the_rest() -> None:
+    def drawn(number: int) -> str:
+        answer = [Series({"rank": f"{rank}"}, ((1000.0, 1.0), (1001.0, 2.0))) for rank in range(number)]
+        return card.draw(
+            lines("l", "d", "none", {"rank {{rank}}": "x{}"}, width=6),
+            card.Source(lambda _: answer, lambda _: answer, WINDOW),
+            [],
+        )
+
+    assert drawn(4).count("<span><i") == 4
+    assert " more<" not in drawn(4)
+    many = drawn(64)
+    shown = many.count("<span><i")
+    assert 4 < shown < 20
+    assert f"<span>{64 - shown} more</span>" in many
+
+
 def test_what_happened_is_named_where_there_is_room() -> None:
     curve = Curve("a", BLUE, ((1000.0, 1.0), (1100.0, 2.0)))
     events = [Event("New group", BLUE, 1050.0, True), Event("Checkpoint", BLUE, 1060.0, False)]

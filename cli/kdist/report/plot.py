@@ -56,7 +56,7 @@ def _decades(low: float, high: float) -> list[float]:
     """Logarithms of round numbers between two logarithms: 1, 2 and 5 of each decade, or 1 alone where there are many."""
     powers = range(math.floor(low), math.ceil(high) + 1)
     every = max(1, len(powers) // 6)
-    found = [power + math.log10(factor) for power in powers[::every] for factor in ((1, 2, 5) if len(powers) < 4 else (1,))]
+    found = [power + math.log10(factor) for power in powers[::every] for factor in ((1, 2, 5) if len(powers) < 5 else (1,))]
     return [value for value in found if low <= value <= high]
 
 

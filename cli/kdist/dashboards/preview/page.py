@@ -9,7 +9,7 @@ from html import escape
 
 from kdist.dashboards.colors import STATUS
 from kdist.dashboards.grafana import places
-from kdist.dashboards.panels import Dashboard, Panel, Row
+from kdist.dashboards.panels import Dashboard, Kind, Panel, Row
 from kdist.dashboards.preview import panel as card
 from kdist.dashboards.preview.chart import Event, paint
 from kdist.dashboards.preview.panel import COLUMN, LINE, Source
@@ -18,6 +18,7 @@ from kdist.dashboards.prometheus import Prometheus, Series, Window, fill
 
 _POINTS = 240
 _LOUD = {"bad"}
+_TABLE_ROW, _TABLE_HEAD = 33, 52  # pixels
 
 
 def draw_page(dashboard: Dashboard, prometheus: Prometheus, window: Window, *, chosen: Mapping[str, str], theme: str) -> str:
@@ -95,9 +96,12 @@ def _row(row: Row, source: Source, events: Sequence[Event]) -> str:
 
 def _card(panel: Panel, place: tuple[int, int], source: Source, events: Sequence[Event]) -> str:
     x, y = place
-    area = f"grid-column:{x + 1}/span {panel.width};grid-row:{y + 1}/span {panel.height}"
+    inside = card.draw(panel, source, events)
+    rows = math.ceil((inside.count("<tr>") * _TABLE_ROW + _TABLE_HEAD) / LINE)  # a page is read whole: no table scrolls
+    height = max(panel.height, rows) if panel.kind is Kind.TABLE else panel.height
+    area = f"grid-column:{x + 1}/span {panel.width};grid-row:{y + 1}/span {height}"
     title = f"<h3 title='{escape(panel.description, quote=True)}'>{escape(panel.title)}</h3>"
-    return f"<article class={panel.kind} style='{area}'>{title}{card.draw(panel, source, events)}</article>"
+    return f"<article class={panel.kind} style='{area}'>{title}{inside}</article>"
 
 
 __all__ = ["COLUMN", "LINE", "draw_page"]

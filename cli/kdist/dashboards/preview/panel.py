@@ -18,6 +18,7 @@ COLUMN, LINE = 64, 38
 """Pixels of a column and of a line of the grid."""
 
 _MOST_BARS = 9
+_GAP, _CHARACTER, _MORE = 29, 6.4, 110  # pixels in a legend: around a key, of a character at most, that the last keys may need
 Ask = Callable[[str], Sequence[Series]]
 
 
@@ -67,8 +68,19 @@ def _lines(panel: Panel, source: Source, events: Sequence[Event]) -> str:
         curves.sort(key=lambda curve: -math.fsum(value for _, value in curve.points if math.isfinite(value)))
     width, height = panel.width * COLUMN - 30, panel.height * LINE - 78
     picture = chart.draw(panel, curves, events, source.window, width=width, height=height)
-    keys = [_key(curve.name, curve.color, figures.show(curve.last, panel.unit, decimals=panel.decimals)) for curve in curves[:10]]
-    return f'{picture}<div class="legend">{"".join(keys)}</div>'
+    return f'{picture}<div class="legend">{_legend(panel, curves, 2 * width)}</div>'
+
+
+def _legend(panel: Panel, curves: Sequence[Curve], room: int) -> str:
+    """A key for each curve, as far as they fit into so many pixels."""
+    keys = []
+    for index, curve in enumerate(curves):
+        value = figures.show(curve.last, panel.unit, decimals=panel.decimals)
+        room -= _GAP + math.ceil(_CHARACTER * (len(curve.name) + len(value) + 1))
+        if room < (_MORE if index < len(curves) - 1 else 0):
+            return f"{''.join(keys)}<span>{len(curves) - index} more</span>"
+        keys.append(_key(curve.name, curve.color, value))
+    return "".join(keys)
 
 
 def _key(name: str, color: Color, value: str) -> str:

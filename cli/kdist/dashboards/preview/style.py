@@ -52,7 +52,7 @@ svg.spark polyline {{ fill: none; stroke-width: 1.5; opacity: .55; vector-effect
 .bar i {{ display: block; height: 100%; border-radius: 4px }}
 .table {{ overflow: auto; margin-top: 8px }}
 table {{ border-collapse: collapse; width: 100% }}
-th, td {{ text-align: right; padding: 7px 12px; border-bottom: 1px solid var(--edge) }}
+th, td {{ text-align: right; padding: 6px 12px; border-bottom: 1px solid var(--edge) }}
 th {{ font-weight: 550; color: var(--soft) }} td {{ font-weight: 500 }}
 th:first-child {{ text-align: left; color: var(--ink) }} th small {{ color: var(--faint); font-weight: 400 }}
 .nothing {{ color: var(--faint); margin: auto; font-size: 12px }}

@@ -81,7 +81,7 @@ RESOURCES = Row(
             {"{{pod}}": f"sum by (pod) ({_of_pod(_MEMORY)})"},
             optional=True,
             minimum=0.0,
-            width=6,
+            width=12,
         ),
         lines(
             "CPU",
@@ -90,19 +90,23 @@ RESOURCES = Row(
             {"{{pod}}": f"sum by (pod) ({_of_pod(_CPU)})"},
             optional=True,
             minimum=0.0,
-            width=6,
+            width=12,
         ),
         lines(
             "GPU activity",
-            "Share of time with work on the multiprocessors (of any engine, where DCGM tells no more) and on the tensor cores",
+            "Share of time with work on the multiprocessors; of any engine, where DCGM tells no more",
             "percentunit",
-            {
-                "{{pod}} GPU {{gpu}}": _of_gpu(_ACTIVE),
-                "{{pod}} GPU {{gpu}} tensor": _of_gpu("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{}"),
-            },
+            {"{{pod}} GPU {{gpu}}": _of_gpu(_ACTIVE)},
             optional=True,
             minimum=0.0,
-            width=6,
+        ),
+        lines(
+            "Tensor cores",
+            "Share of time with work on the tensor cores",
+            "percentunit",
+            {"{{pod}} GPU {{gpu}}": _of_gpu("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{}")},
+            optional=True,
+            minimum=0.0,
         ),
         bars(
             "Last XID error",
@@ -111,16 +115,18 @@ RESOURCES = Row(
             {"{{pod}} GPU {{gpu}}": _of_gpu("DCGM_FI_DEV_XID_ERRORS{}")},
             optional=True,
             steps=at_most(1, 1),
-            width=6,
         ),
     ),
     collapsed=True,
 )
 
+# Of all that a Prometheus scrapes, what told of this training, lately: one that is down has no other word for whose it is.
+_AGENTS = "and on (namespace, job, instance) last_over_time(kdist_job_info{}[10m])"
+
 EXPORTER = Row(
     "Exporter",
     (
-        lines("Scraped", "Agents that answer Prometheus", "none", {"up": "sum(up{})"}, minimum=0.0, width=6),
+        lines("Scraped", "Agents that answer Prometheus", "none", {"up": f"sum(up{{}} {_AGENTS})"}, minimum=0.0, width=6),
         lines(
             "Scrape",
             "Time that an agent takes to answer",
@@ -144,7 +150,7 @@ EXPORTER = Row(
             "Series",
             "Samples of one scrape",
             "none",
-            {"{{instance}}": "max by (instance) (scrape_samples_scraped{})"},
+            {"{{instance}}": f"max by (instance) (scrape_samples_scraped{{}} {_AGENTS})"},
             minimum=0.0,
             width=6,
         ),

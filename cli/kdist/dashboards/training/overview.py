@@ -48,7 +48,7 @@ OVERVIEW = Row(
         stat("Ranks", "Ranks in the current group", "max(kdist_world_size{})", "none", width=4),
         stat(
             "Goodput",
-            "Share of the shown time that went into steps that count",
+            "Share of the shown time that went into steps that count, their waiting for data left out",
             f"clamp_min((sum({_PRODUCTIVE}) - sum({_LOST})) / sum({_WALL}), 0)",
             "percentunit",
             width=4,

@@ -73,7 +73,7 @@ def _lines(panel: Panel, source: Source, events: Sequence[Event]) -> str:
 
 def _legend(panel: Panel, curves: Sequence[Curve], room: int) -> str:
     """A key for each curve, as far as they fit into so many pixels."""
-    keys = []
+    keys: list[str] = []
     for index, curve in enumerate(curves):
         value = figures.show(curve.last, panel.unit, decimals=panel.decimals)
         room -= _GAP + math.ceil(_CHARACTER * (len(curve.name) + len(value) + 1))

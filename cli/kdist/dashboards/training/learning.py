@@ -81,11 +81,11 @@ ANATOMY = Row(
         ),
         lines(
             "Waiting",
-            "Share of the step time spent waiting for data, and for all-reduces that no computation hides",
+            "Share of the step time spent waiting for data, and for peers where no computation hides it",
             "percentunit",
             {
                 "data": f'sum(rate(kdist_step_phase_seconds_total{{phase="data_wait"}}[{RATE}])) / {_PHASES}',
-                "all-reduce": f'sum(rate(kdist_step_phase_seconds_total{{phase="comm_exposed"}}[{RATE}])) / {_PHASES}',
+                "peers": f'sum(rate(kdist_step_phase_seconds_total{{phase="comm_exposed"}}[{RATE}])) / {_PHASES}',
             },
             minimum=0.0,
         ),
@@ -116,13 +116,14 @@ ANATOMY = Row(
 _SECONDS = f'sum(rate(kdist_collective_seconds_total{{op="all_reduce"}}[{RATE}]))'
 _BYTES = f'sum(rate(kdist_collective_bytes_total{{op="all_reduce"}}[{RATE}]))'
 _WORLD = "max(kdist_world_size{})"
+_AMONG_ALL = 'kdist_job_info{framework="ddp"}'  # other strategies reduce among some of the ranks
 
 COMMUNICATION = Row(
     "Communication",
     (
         lines(
             "All-reduce",
-            "Time of one gradient bucket's all-reduce, waiting for peers included",
+            "Time of one gradient bucket's all-reduce under ddp, waiting for peers included",
             "s",
             _quantiles("kdist_allreduce_duration_seconds"),
             minimum=0.0,
@@ -130,10 +131,10 @@ COMMUNICATION = Row(
         ),
         lines(
             "Bus bandwidth",
-            "Of the training's own all-reduces (a lower bound, for it holds the waiting) and of the probe",
+            "Of ddp's own all-reduces (a lower bound, for it holds the waiting) and of the probe",
             "Bps",
             {
-                "training": f"{_BYTES} / {_SECONDS} * 2 * ({_WORLD} - 1) / {_WORLD}",
+                "training": f"{_BYTES} / {_SECONDS} * 2 * ({_WORLD} - 1) / {_WORLD} and on () {_AMONG_ALL}",
                 "probe": "max(kdist_allreduce_probe_bus_bandwidth_bytes_per_second{})",
             },
             minimum=0.0,
@@ -141,7 +142,7 @@ COMMUNICATION = Row(
         ),
         lines(
             "Traffic",
-            "Payload that a rank reduces each second",
+            "Payload that a rank exchanges each second, by the kind of collective",
             "Bps",
             {"{{op}}": f"avg by (op) (rate(kdist_collective_bytes_total{{}}[{RATE}]))"},
             minimum=0.0,
@@ -172,7 +173,7 @@ STRAGGLERS = Row(
             minimum=0.0,
         ),
         lines(
-            "All-reduce seconds per step",
+            "Seconds in collectives per step",
             "By rank, waiting included: the mirror image, for the slow one waits least",
             "s",
             {

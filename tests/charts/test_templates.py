@@ -23,15 +23,19 @@ pytestmark = pytest.mark.e2e  # where Helm is built
 Helm = Callable[..., list[dict[str, Any]]]
 
 
+def find_program(name: str) -> str:
+    """Where the cluster's tools put a program; a test that needs it is skipped where it is not, except in CI."""
+    found = shutil.which(name, path=f"{BUILT}:{os.environ['PATH']}")
+    if found is None:
+        absent = pytest.fail if os.environ.get("CI") else pytest.skip
+        absent(f"{name} is not here: `tests/cluster/cluster build` builds it")
+    return found
+
+
 @pytest.fixture(params=["helm", "helm3"])
 def helm(request: pytest.FixtureRequest) -> str:
     """Helm 4 and Helm 3, as they were built with the cluster's tools."""
-    found: str | None = shutil.which(request.param, path=f"{BUILT}:{os.environ['PATH']}")
-    if found is None:
-        absent = pytest.fail if os.environ.get("CI") else pytest.skip
-        absent(f"{request.param} is not here: `tests/cluster/cluster all` builds it")
-    assert found is not None
-    return found
+    return find_program(str(request.param))
 
 
 @pytest.fixture

@@ -15,13 +15,10 @@ def scrape_config(monitor: Document, endpoint: int = 0) -> Document:
     """Prometheus' `scrape_configs` entry of one endpoint: the operator's own labels first, then those of the monitor."""
     spec, name = monitor["spec"], f"{monitor['metadata']['namespace']}/{monitor['metadata']['name']}"
     chosen = spec["podMetricsEndpoints"][endpoint]
-    places: Document = {"role": "pod", "namespaces": {"names": spec["namespaceSelector"]["matchNames"]}}
-    if spec.get("attachMetadata"):
-        places["attach_metadata"] = spec["attachMetadata"]
     return {
         "job_name": f"podMonitor/{name}/{endpoint}",
         "honor_labels": False,
-        "kubernetes_sd_configs": [places],
+        "kubernetes_sd_configs": [{"role": "pod", "namespaces": {"names": spec["namespaceSelector"]["matchNames"]}}],
         "scrape_interval": chosen["interval"],
         "scrape_timeout": chosen["scrapeTimeout"],
         "metrics_path": chosen["path"],

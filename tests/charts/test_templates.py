@@ -190,3 +190,12 @@ def test_default_deny_closes_all_but_names(template: Helm) -> None:
 def test_a_digest_and_a_registry_make_the_image(template: Helm) -> None:
     images = {pod["spec"]["containers"][0]["image"] for pod in of_kind(template("--set", "global.imageRegistry=r:5000"), "Pod")}
     assert images == {"r:5000/kdist-trainer:0.1.0"}
+
+
+@pytest.mark.parametrize("asked", ["true", "false"])
+def test_series_bear_the_name_of_their_node_only_where_it_is_asked_for(template: Helm, asked: str) -> None:
+    chosen = f"monitoring.podMonitor.enabled=always,monitoring.podMonitor.nodeLabel={asked}"
+    (monitor,) = [each for each in template("--set", chosen) if each["kind"] == "PodMonitor"]
+    written = {each["targetLabel"] for each in monitor["spec"]["podMetricsEndpoints"][0]["relabelings"]}
+    assert written == {"job", "kdist_job", *(["node"] if asked == "true" else [])}
+    assert "attachMetadata" not in monitor["spec"]  # it would need the right to read nodes

@@ -35,7 +35,7 @@ _SECONDS = 1200.0  # in which the programs were built anew, where their versions
 
 @contextmanager
 def operated(namespace: Namespace) -> Iterator[Prometheus]:
-    """Install the operator, the chart as it comes, and a Prometheus of the operator's; skips where none was built."""
+    """Install the operator, the chart with the label `node`, and a Prometheus of the operator's; skips where none was built."""
     if not shutil.which("prometheus-kubernetes", path=namespace.environment["PATH"]):
         pytest.skip("the Prometheus operator is not built: `tests/cluster/cluster monitoring` builds it in some minutes")
     known = _programs()
@@ -44,7 +44,7 @@ def operated(namespace: Namespace) -> Iterator[Prometheus]:
         _install(namespace, manifests / "rbac" / "prometheus-operator", known)
         every = f"{SCRAPE_SECONDS}s"
         chosen = {"labels": {"release": NAME}}
-        pods = {"podMonitor": {"interval": every, "scrapeTimeout": every, **chosen}, "prometheusRule": chosen}
+        pods = {"podMonitor": {"interval": every, "scrapeTimeout": every, "nodeLabel": True, **chosen}, "prometheusRule": chosen}
         file = namespace.write({"monitoring": {**pods, "scraper": {"create": True}}}, "values.yaml")
         call_helm(namespace, "install", str(CHART), "--values", str(namespace.home / file))
         namespace.kubectl("create", "-f", "-", stdin=json.dumps(_prometheus(namespace, known, every)))

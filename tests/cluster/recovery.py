@@ -12,13 +12,13 @@ from tests.charts.monitored import firing, unanswered
 from tests.cluster.monitoring import SCRAPE_SECONDS, signal_rank
 from tests.cluster.namespace import Namespace
 
-_OF_A_POD = ("__name__", "pod", "instance")
+_ITS_OWN = ("__name__", "pod", "instance")
 
 
-def see_a_recovery(namespace: Namespace, prometheus: Prometheus, *, since: float) -> list[dict[str, str]]:
+def see_a_recovery(namespace: Namespace, prometheus: Prometheus, *, since: float) -> dict[str, dict[str, str]]:
     """Kill a rank of `digits`, which was sent at the Unix time `since`; panels, rules and targets answer before and after.
 
-    Returns the labels of each target that was up, `instance` and `pod` left out, of which the names are those of the pods.
+    Returns the targets that were up by their pod's name: what labels each had beside `pod` and `instance`.
     """
 
     def seen(query: str) -> bool:
@@ -40,9 +40,7 @@ def see_a_recovery(namespace: Namespace, prometheus: Prometheus, *, since: float
     assert seen('kdist_worker_group_restarts_total{cause="signal"} == 1')
     assert seen('kdist_worker_exits_total{signal="SIGKILL"} == 1')
     assert not seen('{exported_kdist_job!=""}')
-    names = {pod["metadata"]["name"] for pod in namespace.pods("digits")}
-    assert {one.labels["pod"] for one in targets} == names
-    return [{name: value for name, value in one.labels.items() if name not in _OF_A_POD} for one in targets]
+    return {one.labels["pod"]: {name: value for name, value in one.labels.items() if name not in _ITS_OWN} for one in targets}
 
 
 def rules_without_an_answer(prometheus: Prometheus) -> list[str]:

@@ -20,9 +20,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 LONG = {"steps": 100_000, "clipGradNorm": 5.0, "loader": {"workers": 1}}
 
 
-def labels_of_a_target(namespace: Namespace) -> dict[str, str]:
-    """Those by which rules and dashboards find a series, and no others."""
-    return {"namespace": namespace.name, "job": "kdist", "kdist_job": "digits", "container": "trainer", "endpoint": "metrics"}
+def targets_of(namespace: Namespace, *, with_node: bool = False) -> dict[str, dict[str, str]]:
+    """Each pod of the job as a target: the labels by which rules and dashboards find its series, and no others."""
+    known = {"namespace": namespace.name, "job": "kdist", "kdist_job": "digits", "container": "trainer", "endpoint": "metrics"}
+    nodes = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in namespace.pods("digits")}
+    return {name: {**known, "node": node} if with_node else known for name, node in nodes.items()}
 
 
 def test_every_panel_and_alert_answers_while_a_job_in_pods_is_killed_and_recovers(
@@ -31,7 +33,7 @@ def test_every_panel_and_alert_answers_while_a_job_in_pods_is_killed_and_recover
     start = time.time()
     namespace.apply(calm(train=LONG))
     with monitoring(namespace) as prometheus:
-        assert see_a_recovery(namespace, prometheus, since=start) == [labels_of_a_target(namespace)] * 2
+        assert see_a_recovery(namespace, prometheus, since=start) == targets_of(namespace)
 
 
 @pytest.mark.wide
@@ -48,7 +50,7 @@ def test_the_real_operator_makes_of_the_chart_what_our_own_prometheus_reads_and_
         (policy,) = [one for one in namespace.find("networkpolicy") if one["metadata"]["name"].endswith("-monitoring")]
         wanted = policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
         assert wanted.items() <= namespace.get("pod", POD)["metadata"]["labels"].items()
-        assert see_a_recovery(namespace, prometheus, since=start) == [labels_of_a_target(namespace)] * 2
+        assert see_a_recovery(namespace, prometheus, since=start) == targets_of(namespace, with_node=True)
         off = {"KdistLossSpike"}  # until somebody asks for it
         known = {rule.get("alert") or rule["record"] for rule in read_rules()} - off
         assert {rule["name"] for rule in loaded_rules(prometheus)} == known

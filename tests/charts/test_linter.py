@@ -51,12 +51,16 @@ def write_jobs(folder: Path) -> None:
             write_objects(folder / f"{name}-{backend}", [each.document for each in place(job, backend)])
 
 
+def render_chart(helm: str, values: Path) -> list[Document]:
+    options = ["--namespace", "ml", "--kube-version", "1.36.0", *OPERATOR, "-f", str(values)]
+    line = [helm, "template", "kdist", str(CHART), *options]
+    printed = subprocess.run(line, capture_output=True, text=True, check=True, timeout=120).stdout
+    return [each for each in yaml.safe_load_all(printed) if each]
+
+
 def write_chart(folder: Path, helm: str) -> None:
-    options = ["--namespace", "ml", "--kube-version", "1.36.0", *OPERATOR]
     for values in VALUES:
-        line = [helm, "template", "kdist", str(CHART), *options, "-f", str(values)]
-        printed = subprocess.run(line, capture_output=True, text=True, check=True, timeout=120).stdout
-        write_objects(folder / values.stem, [each for each in yaml.safe_load_all(printed) if each])
+        write_objects(folder / values.stem, render_chart(helm, values))
 
 
 def lint(folder: Path, *options: str) -> Found:
@@ -108,3 +112,13 @@ def test_kube_linter_notices_what_breaks_a_job_of_any_kind(tmp_path: Path, backe
         write_objects(tmp_path / check, documents)
     found = lint(tmp_path)
     assert {check for check in BREAKS if not any(each.startswith(f"{check} ") for each in found.get(check, ()))} == set()
+
+
+def test_kube_linter_notices_what_breaks_the_chart(tmp_path: Path) -> None:
+    documents = render_chart(find_program("helm"), CHART / "ci/everything-values.yaml")
+    known = {(each["kind"], each["metadata"]["name"]): each for each in documents}
+    BREAKS["privileged-container"](known["Pod", "kdist-test-rights"]["spec"])
+    known["Role", "kdist-view"]["rules"][0]["resources"].append("secrets")
+    known["Role", "kdist-scraper"]["rules"][0]["verbs"] = ["*"]
+    write_objects(tmp_path / "broken", documents)
+    assert {"privileged-container", "access-to-secrets", "wildcard-in-rules"} <= set(lint(tmp_path))

@@ -172,6 +172,16 @@ def test_test_pods_meet_the_restricted_standard(template: Helm) -> None:
         assert pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"
 
 
+def test_the_policy_of_helm_test_lets_nothing_in_and_is_for_the_test_pods_alone(template: Helm) -> None:
+    objects = template("--set", "networkPolicy.defaultDeny=true,nameOverride=other")
+    (policy,) = [each for each in of_kind(objects, "NetworkPolicy") if each["metadata"]["name"].endswith("-test")]
+    selected = policy["spec"]["podSelector"]["matchLabels"].items()
+    assert all(selected <= pod["metadata"]["labels"].items() for pod in of_kind(objects, "Pod"))
+    assert selected >= {("app.kubernetes.io/component", "platform")}  # a training's is another
+    assert "ingress" not in policy["spec"]
+    assert policy["spec"]["egress"] == [{}]
+
+
 def test_the_training_of_helm_test_is_one_that_the_trainer_reads(template: Helm) -> None:
     (config,) = [each for each in of_kind(template(), "ConfigMap") if "train.json" in each["data"]]
     read = TrainConfig.model_validate_json(config["data"]["train.json"])

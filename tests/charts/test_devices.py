@@ -24,7 +24,7 @@ from kdist.dashboards.preview.panel import name_of
 from kdist.dashboards.prometheus import Prometheus, Window, fill
 from kdist_trainer.exporter import Exporter
 from kdist_trainer.reporter import Reporter
-from kdist_trainer.stats import StepStats
+from kdist_trainer.stats import Op, StepStats
 from tests.charts.monitored import SCRAPE_SECONDS, scraping, until
 
 pytestmark = pytest.mark.processes
@@ -103,6 +103,8 @@ def said_of(text: str, number: int, *, job: str = "digits") -> str:
 def report(stats: StepStats, seconds: float) -> None:
     """What a rank on a GPU knows that has trained so long."""
     stats.model_flops, stats.alloc_retries, stats.peak_flops = 0.4 * PEAK * seconds, 3 * seconds, PEAK
+    for op in Op:  # a tenth of the time, at 4 GB/s
+        stats.collective_seconds[op], stats.collective_bytes[op], stats.collectives[op] = 0.1 * seconds, 4e8 * seconds, seconds
     stats.device_allocated, stats.device_reserved, stats.device_peak = 10 * GIB, 20 * GIB, (15 + stats.rank) * GIB
 
 
@@ -213,3 +215,7 @@ def test_what_else_prometheus_scrapes_is_not_taken_for_agents(seen: tuple[Promet
     assert len(seen[0].instant("up", at=seen[1].end)) == 6
     assert ask(seen, panel_named("Scraped", optional=False)) == {"up": 2.0}
     assert len(ask(seen, panel_named("Series", optional=False))) == 2
+
+
+def test_the_bus_bandwidth_is_that_of_all_reduces_as_nccl_tests_count(seen: tuple[Prometheus, Window]) -> None:
+    assert ask(seen, panel_named("Bus bandwidth", optional=False)) == pytest.approx({"training": 4e9}, rel=0.01)

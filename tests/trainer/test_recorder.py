@@ -42,6 +42,7 @@ def call_everything(folder: Path) -> dict[str, list[str]]:
         note("groups")
         functional.all_reduce(x, "sum", [0, 1]).sum()
         note("functional")
+        waited = str(heartbeat.read().collective)
         ddp = DistributedDataParallel(nn.Linear(4, 4))
         ddp(torch.ones(2, 4)).sum().backward()
         note("ddp")
@@ -50,6 +51,7 @@ def call_everything(folder: Path) -> dict[str, list[str]]:
         sharded(torch.ones(2, 4)).sum().backward()
         note("fsdp")
         waiting = dist.all_reduce(x, async_op=True)
+        told["waited"] = [waited]
         told["inside"] = [str(heartbeat.read().collective)]
         if waiting is not None:
             waiting.wait()
@@ -73,6 +75,7 @@ def test_every_collective_is_noted_whoever_calls_it(tmp_path: Path) -> None:
     assert first["groups"][-2:] == ["all_reduce(float32[4,2]) #1 of group 1(0-1)", "send(float32[4,2]) #1 of group p2p"]
     assert second["groups"][-1] == "recv(float32[4,2]) #1 of group p2p"
     assert any(call.startswith("all_reduce(float32[4,2])") for call in first["functional"])
+    assert first["waited"] == ["None"], "an operator waited for it"
     assert any(call.startswith("all_reduce(float32[20])") for call in first["ddp"]), "DDP's reducer is C++"
     assert any("all_gather" in call for call in first["fsdp"])
     assert any("reduce_scatter" in call for call in first["fsdp"])

@@ -22,24 +22,27 @@ _LEAST_SECONDS = 0.0005  # below this a difference is noise
 
 @dataclass(frozen=True)
 class Counts:
-    """Running sums of one rank: steps done, and seconds by phase, in all-reduces and in what is not a step."""
+    """Running sums of one rank: steps done, and seconds by phase, by kind of collective and in what is not a step."""
 
     steps: float = 0.0
     samples: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict)
-    all_reduce: float = 0.0
+    collectives: Mapping[str, float] = field(default_factory=dict)
     checkpoint: float = 0.0
 
     def since(self, before: Counts) -> Counts:
         """What came since `before`; all of it where the sums began anew."""
         if self.steps < before.steps:
             return self
-        phases = {name: max(0.0, self.phases.get(name, 0.0) - before.phases.get(name, 0.0)) for name in self.phases}
+        phases, collectives = (
+            {name: max(0.0, sums[name] - earlier.get(name, 0.0)) for name in sums}
+            for sums, earlier in ((self.phases, before.phases), (self.collectives, before.collectives))
+        )
         return Counts(
             self.steps - before.steps,
             self.samples - before.samples,
             phases,
-            max(0.0, self.all_reduce - before.all_reduce),
+            collectives,
             max(0.0, self.checkpoint - before.checkpoint),
         )
 
@@ -55,7 +58,8 @@ class Row:
     silence: float | None = None
     steps: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict)
-    all_reduce: float | None = None
+    collectives: Mapping[str, float] = field(default_factory=dict)
+    """With a collective of each kind in flight."""
     checkpoint: float | None = None
     slow: bool = False
 
@@ -63,6 +67,11 @@ class Row:
     def seconds(self) -> float | None:
         """Mean time of a step."""
         return sum(self.phases.values()) if self.phases else None
+
+    @property
+    def exchange(self) -> float | None:
+        """Mean time of a step with a collective in flight; None where none was measured."""
+        return sum(self.collectives.values()) if self.collectives else None
 
     @property
     def busy(self) -> float | None:
@@ -79,7 +88,8 @@ class Row:
             "stepSeconds": self.seconds,
             "busySeconds": self.busy,
             "phases": dict(self.phases),
-            "allReduceSeconds": self.all_reduce,
+            "allReduceSeconds": self.collectives.get("all_reduce"),
+            "collectiveSeconds": dict(self.collectives),
             "checkpointSeconds": self.checkpoint,
             "heartbeatAgeSeconds": self.silence,
             "slow": self.slow,
@@ -91,7 +101,7 @@ def count(samples: Iterable[Sample]) -> dict[int, Counts]:
     steps: dict[int, float] = {}
     seen: dict[int, float] = defaultdict(float)
     phases: dict[int, dict[str, float]] = defaultdict(dict)
-    reduced: dict[int, float] = defaultdict(float)
+    collectives: dict[int, dict[str, float]] = defaultdict(dict)
     checkpoint = 0.0
     for sample in samples:
         if sample.name == "kdist_wall_seconds_total" and sample.labels.get("category") == "checkpoint_save":
@@ -107,8 +117,8 @@ def count(samples: Iterable[Sample]) -> dict[int, Counts]:
         elif sample.name == "kdist_step_phase_seconds_total":
             phases[number][sample.labels.get("phase", "other")] = sample.value
         elif sample.name == "kdist_collective_seconds_total":
-            reduced[number] += sample.value
-    return {rank: Counts(done, seen[rank], phases[rank], reduced[rank], checkpoint) for rank, done in steps.items()}
+            collectives[number][sample.labels.get("op", "other")] = sample.value
+    return {rank: Counts(done, seen[rank], phases[rank], collectives[rank], checkpoint) for rank, done in steps.items()}
 
 
 def row(rank: int, pod: str, done: Counts, status: Mapping[str, Any]) -> Row:
@@ -123,7 +133,7 @@ def row(rank: int, pod: str, done: Counts, status: Mapping[str, Any]) -> Row:
         silence=_number(status, "heartbeat_age", float),
         steps=steps,
         phases=mean,
-        all_reduce=done.all_reduce / steps if steps > 0 else None,
+        collectives={name: spent / steps for name, spent in done.collectives.items()} if steps > 0 else {},
         checkpoint=done.checkpoint / steps if steps > 0 else None,
     )
 

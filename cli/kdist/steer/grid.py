@@ -11,14 +11,14 @@ from kdist.steer.anatomy import Row
 from kdist.steer.readings import Reading
 
 HEADER = (
-    "RANK", "POD", "STATE", "STEP", "STEP TIME", "BUSY", "DATA", "FORWARD", "BACKWARD", "ALL-REDUCE", "WAIT", "OPTIMIZER",
+    "RANK", "POD", "STATE", "STEP", "STEP TIME", "BUSY", "DATA", "FORWARD", "BACKWARD", "COLLECTIVES", "WAIT", "OPTIMIZER",
     "CHECKPOINT", "",
 )  # fmt: skip
 _MOST_ROWS = 64
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """One rank. ALL-REDUCE is the time with one under way, WAIT the part of it that nothing hides."""
+    """One rank. COLLECTIVES is the time with one under way, WAIT the part of it that nothing hides."""
     part = row.phases
     return (
         str(row.rank),
@@ -30,7 +30,7 @@ def cells(row: Row) -> tuple[str, ...]:
         _time(part.get("data_wait")),
         _time(part.get("forward")),
         _time(part.get("backward")),
-        _time(row.all_reduce),
+        _time(row.exchange),
         _time(part.get("comm_exposed")),
         _time(part.get("optimizer")),
         _time(row.checkpoint),

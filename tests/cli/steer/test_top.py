@@ -31,7 +31,8 @@ def test_a_rank_is_shown_by_its_mean_step_since_the_reading_before() -> None:
     assert (recent.steps, whole.steps) == (10, 110)
     assert recent.phases["forward"] == pytest.approx(0.01)
     assert whole.phases["forward"] == pytest.approx(50.1 / 110)
-    assert whole.all_reduce == pytest.approx(0.004)
+    assert whole.collectives == {"all_reduce": pytest.approx(0.004)}
+    assert recent.exchange == recent.to_document()["allReduceSeconds"] == pytest.approx(0.004)
     assert whole.checkpoint == pytest.approx(0.001)
 
 
@@ -39,11 +40,22 @@ def test_the_slow_rank_is_told_by_its_busy_time_although_its_all_reduces_are_the
     now = {f"pod-{rank}": reading(rank, 50, wait=0.05) for rank in (0, 1, 3)} | {"pod-2": reading(2, 50, data=0.05)}
     rows = readings.rows(now)
     assert [row.rank for row in rows if row.slow] == [2]
-    assert min(rows, key=lambda row: row.all_reduce or 0).rank == 2
+    assert min(rows, key=lambda row: row.exchange or 0).rank == 2
     assert list(describe_slow(rows)) == [
         "rank 2 on pod-2 is slow: busy 2.7 times as long as the others, most of it in waiting for data"
     ]
     assert grid.cells(rows[2])[-1] == "SLOW"
+
+
+def test_what_a_rank_exchanges_is_told_by_kind_and_shown_together() -> None:
+    gathered = "\n".join(
+        f'kdist_collective_seconds_total{{rank="0",op="{op}"}} {seconds}'
+        for op, seconds in (("all_gather", 3.0), ("reduce_scatter", 1.0))
+    )
+    (row,) = readings.rows({"a": Reading(reading(0, 100).status, f'kdist_steps_total{{rank="0"}} 100\n{gathered}')})
+    assert row.to_document()["collectiveSeconds"] == {"all_gather": pytest.approx(0.03), "reduce_scatter": pytest.approx(0.01)}
+    assert row.to_document()["allReduceSeconds"] is None
+    assert "40 ms" in grid.cells(row)
 
 
 def test_of_two_ranks_too_the_slower_one_is_named() -> None:

@@ -85,7 +85,7 @@ def ranks(snapshot: Snapshot, scratch: Path, *, now: float) -> list[dict[str, An
     """One entry per local rank, with what it does by its heartbeat in `scratch`; `now` is a monotonic time.
 
     `collective` is what it is in, such as `all_reduce(float32[1024]) #17`. `busy_seconds` and `all_reduce_seconds` are means
-    per step of this generation: work without waiting for peers, and time with an all-reduce in flight.
+    per step of this generation: work without waiting for peers, and time with an all-reduce in flight, if there was one.
     """
     found = []
     for local_rank, rank in enumerate(snapshot.local_ranks):
@@ -97,7 +97,7 @@ def ranks(snapshot: Snapshot, scratch: Path, *, now: float) -> list[dict[str, An
             entry["step"] = None if step is None else int(step)
             entry["step_seconds"] = log.plain(seconds)
             entry["busy_seconds"] = sum(record.counters[slot] for slot in _BUSY) / steps if steps else None
-            entry["all_reduce_seconds"] = record.counters[_ALL_REDUCE] / steps if steps else None
+            entry["all_reduce_seconds"] = record.counters[_ALL_REDUCE] / steps if steps and record.counters[_ALL_REDUCE] else None
         if beat := read_beat(scratch, local_rank):
             entry["phase"] = str(beat.phase)
             entry["collective"] = beat.collective

@@ -93,6 +93,8 @@ def draw(plan: Plan, prometheus: Prometheus, home: Path) -> None:
 def main(name: str, seconds: str = "", home: str = "") -> None:
     """Train, look, shoot."""
     plan = PLANS[name]
+    if not browser.is_here():
+        raise SystemExit("there is no Chromium: on Debian `apt-get install chromium` helps")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(home or folder)
         place.mkdir(parents=True, exist_ok=True)

@@ -114,7 +114,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus,
     home, start = tmp_path_factory.mktemp("devices"), time.time()
     info = {"framework": "ddp", "workload_kind": "digits", "world_size_min": "2", "world_size_max": "2"}
     with ExitStack() as stack:
-        prometheus, _ = stack.enter_context(scraping(home, rules=()))
         reporters = []
         for number in (0, 1):
             path = home / f"{number}.sock"
@@ -133,6 +132,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus,
             tell(home, f"dcgm-{number}", dcgm.address, {"job": "dcgm-exporter", **(own if number else {})})
             kubelet = stack.enter_context(Neighbour(said_of(CADVISOR, number)))
             tell(home, f"kubelet-{number}", kubelet.address, {"job": "kubelet"})
+        prometheus, _ = stack.enter_context(scraping(home, rules=()))
         until(lambda: work(reporters, prometheus, time.time() - start), "rates of all that grows", 120)
         end = time.time()
         yield prometheus, Window(start, end, SCRAPE_SECONDS)
@@ -152,7 +152,7 @@ def work(reporters: list[Reporter], prometheus: Prometheus, seconds: float) -> b
     for reporter in reporters:
         report(reporter.stats, seconds)
         reporter.send()
-    return len(prometheus.instant("kdist_model_flops_total offset 5s", at=time.time())) == 2
+    return len(prometheus.instant("kdist_model_flops_total offset 3s", at=time.time())) == 2
 
 
 def ask(seen: tuple[Prometheus, Window], panel: Panel) -> dict[str, float]:

@@ -1,26 +1,18 @@
-"""What the ranks of each strategy exchange in a step is counted to the byte, timed, and taken out of the phase it fell in."""
+"""What timers of several kinds of collectives add up to, by a clock that the test moves."""
 
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch import Tensor
 
-from kdist_trainer import loop, timing, traffic
-from kdist_trainer.run import Run
+from kdist_trainer import timing, traffic
 from kdist_trainer.stats import StepPhase, StepStats
 from kdist_trainer.timing import Laps
-from kdist_trainer.traffic import HostTraffic
-from tests.trainer.training.cells import document, layout
-from tests.trainer.training.group import run_group
-from tests.trainer.training.tasks import train
-
-STEPS = 6
+from kdist_trainer.traffic import DeviceTraffic, HostTraffic
 
 
 class Handle:
@@ -128,82 +120,49 @@ def test_what_goes_on_beside_the_training_or_among_one_rank_is_not_counted(clock
     assert sum(stats.collectives) == sum(stats.collective_seconds) == sum(stats.phase) == 0
 
 
-def weights_of(module: nn.Module) -> list[int]:
-    """Bytes of what each part holds that is gathered as one; last the rest of the model, which stays gathered."""
-    blocks = [part for part in module.modules() if isinstance(part, FSDPModule) and part is not module]
-    held = [sum(weight.nbytes for weight in block.parameters()) for block in blocks]
-    return [*held, sum(weight.nbytes for weight in module.parameters()) - sum(held)]
+class OnDevice:
+    """A tensor of sixteen bytes on a GPU that is not there."""
+
+    is_cuda = True
+    nbytes = 16
 
 
-def train_and_tell(strategy: str, size: int, folder: Path) -> dict[str, Any]:
-    """Train `gpt` as one rank, and return what it counted over its steps."""
-    kept: list[Run] = []
-    seconds: list[float] = []
-    original = loop.begin
+def test_on_a_device_events_of_steps_that_are_over_are_read_steps_later(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:
+        """One that the device passes when it is recorded."""
 
-    def begin(run: Run) -> None:
-        kept.append(run)
-        run.report = lambda: seconds.append(run.records[-1].seconds)
-        original(run)
+        def __init__(self, **_: object) -> None:
+            self.at = -1.0
 
-    loop.begin = begin
-    ranks = layout(strategy, size)
-    section = {"steps": STEPS, "virtualShards": size // ranks.get("modelParallel", 1), **ranks}
-    train(document("gpt", strategy, "fp32", **section), folder)
-    run = kept[0]
-    return {
-        "phase": list(run.stats.phase),
-        "seconds": sum(seconds),
-        "count": [count / STEPS for count in run.stats.collectives],
-        "bytes": [nbytes / STEPS for nbytes in run.stats.collective_bytes],
-        "busy": list(run.stats.collective_seconds),
-        "weights": weights_of(run.module),
-        "own": [weight.nbytes for weight in run.module.parameters()],
-    }
+        def record(self) -> None:
+            self.at = clock.now
 
+        def query(self) -> bool:
+            return self.at >= 0
 
-def told(strategy: str, size: int, folder: Path) -> list[dict[str, Any]]:
-    """What each rank counted, checked for what holds under any strategy."""
-    found = run_group(train_and_tell, size, strategy, size, folder, environment={"LOCAL_WORLD_SIZE": "2"})
-    for rank in found:
-        assert sum(rank["phase"]) == pytest.approx(rank["seconds"], rel=1e-3)
-        assert all(seconds >= 0 for seconds in rank["phase"])
-        assert 0 < rank["phase"][StepPhase.COMM_EXPOSED] < rank["seconds"]
-        for count, nbytes, busy in zip(rank["count"], rank["bytes"], rank["busy"], strict=True):
-            assert (count > 0) == (nbytes > 0) == (busy > 0)
-            assert busy < rank["seconds"]
-    return found
+        def elapsed_time(self, other: Event) -> float:
+            return (other.at - self.at) * 1e3
 
-
-@pytest.mark.processes
-def test_fsdp_gathers_each_block_twice_and_scatters_every_gradient_once(tmp_path: Path) -> None:
-    for rank in told("fsdp", 2, tmp_path):
-        *blocks, rest = rank["weights"]
-        assert rank["count"] == [0, 2 * len(blocks) + 1, len(blocks) + 1]
-        assert rank["bytes"] == [0, 2 * sum(blocks) + rest, sum(blocks) + rest]
-
-
-@pytest.mark.processes
-@pytest.mark.chaos
-def test_hsdp_also_reduces_each_ranks_part_over_the_nodes(tmp_path: Path) -> None:
-    for rank in told("hsdp", 4, tmp_path):
-        *blocks, rest = rank["weights"]
-        assert rank["count"] == [len(blocks) + 1, 2 * len(blocks) + 1, len(blocks) + 1]
-        assert rank["bytes"] == [(sum(blocks) + rest) / 2, 2 * sum(blocks) + rest, sum(blocks) + rest]
-
-
-@pytest.mark.processes
-def test_tensor_reduces_activations_twice_in_each_layer_forward_and_backward_and_gathers_the_scores(tmp_path: Path) -> None:
-    samples, block, width, layers, scores = 8, 16, 16, 2, 256
-    reduced = 2 * 2 * layers + 1  # and the gradient of what the head takes
-    for rank in told("tensor", 2, tmp_path):
-        assert rank["count"] == [reduced, 1, 0]
-        assert rank["bytes"] == [4 * samples * block * width * reduced, 4 * samples * block * scores, 0]
-
-
-@pytest.mark.processes
-@pytest.mark.chaos
-def test_pipeline_reduces_each_stage_over_its_copies(tmp_path: Path) -> None:
-    for rank in told("pipeline", 4, tmp_path):
-        assert rank["count"] == [1, 0, 0], "a bucket"
-        assert rank["bytes"] == [sum(rank["own"]), 0, 0]
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    stats = StepStats()
+    timer = DeviceTraffic(stats)
+    group, tensors = cast("Any", Group(2)), [cast("Tensor", OnDevice())]
+    for step in range(4):
+        timer.start()
+        assert timer.begin("all_reduce", [torch.ones(4)], group) is None, "what a CPU exchanges is not the device's"
+        handles = [Handle(), Handle()]
+        for handle in handles:
+            follow = timer.begin("all_gather_single", tensors, group)
+            assert follow is not None
+            follow(cast("Any", handle))
+            clock.pass_by(1)
+        for handle in handles:
+            handle.future.set_result([])
+            clock.pass_by(2)
+        timer.settle()
+        counted = max(0, step - 1)
+        assert stats.collectives == [0, 2 * counted, 0]
+        assert stats.collective_bytes == [0, 2 * 32 * counted, 0]
+        assert stats.collective_seconds == [0, pytest.approx(4 * counted), 0], "the second ended two seconds after the first"
+    assert sum(stats.phase) == 0, "what a computation hid of it is not known"
+    timer.close()

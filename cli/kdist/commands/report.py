@@ -56,7 +56,7 @@ def command(
 def _read_local(root: Path) -> dict[str, Any]:
     import time
 
-    from kdist.local import agents, folder, looking
+    from kdist.local import agents, folder, looking, starts
     from kdist.report import ledger, receipt
 
     run = folder.read_json(root / "run.json") or {}
@@ -67,7 +67,8 @@ def _read_local(root: Path) -> dict[str, Any]:
     lives = [(each["started"], each["ended"]) for each in run.get("invocations", ())] or [(events[0].get("time", 0.0), None)]
     if agents.is_at_work(root):
         lives[-1] = (lives[-1][0], time.time())
-    return _envelope(root.name, receipt.build_receipt(events, steps, lives=lives), str(root))
+    births = [receipt.Birth(began, began, up) for began, up in starts.starts(root, lives)]
+    return _envelope(root.name, receipt.build_receipt(events, steps, lives=lives, births=births), str(root))
 
 
 def _read_cluster(job: str | None, file: str | None, **place: Any) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def draw(report: Mapping[str, Any]) -> str:
     sections = [
         f"<h1>{name}</h1><p class=soft>{escape(words.course(report))}</p>",
         f"<p class=goodput>{shown}</p>",
-        f"<p class=soft>goodput: the share of {whole} that went into steps that count, all-reduce wait included</p>",
+        f"<p class=soft>goodput: the share of {whole} that went into steps that count, waiting for peers included</p>",
         plot.share_bar(report["secondsByCategory"]),
         "<h2>Where the time went</h2>" + _table(("category", "time", "share"), words.totals(report), swatches=True),
         "<h2>Loss, and where an attempt began</h2>" + plot.loss(report["lossCurve"], marks),

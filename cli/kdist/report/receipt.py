@@ -115,7 +115,8 @@ def _end_of(one: Generation, events: Sequence[Record], after: float, lives: Sequ
     if said:
         return float(max(said))
     closed = next((ended for began, ended in reversed(lives) if ended is not None and began <= one.began), None)
-    end = after if after < inf else max([*heard, closed or 0.0, one.began, *last_signs([one], events)])
+    signs = [] if closed is not None and closed > one.began else last_signs([one], events)
+    end = after if after < inf else max([*heard, closed or 0.0, one.began, *signs])
     return max(one.began, end)
 
 

@@ -20,7 +20,7 @@ LABELS = {
     "other": "other",
 }
 ATTEMPTS = ("ATTEMPT", "WHY", "FROM", "STEPS", "KEPT", "LOST", "TIME", "GOODPUT", "ENDED BY")
-GOODPUT = "goodput is productive + all-reduce wait: the time of the steps that count"
+GOODPUT = "goodput is productive + all-reduce wait (any waiting for peers): the time of the steps that count"
 _LONGEST = 60
 
 Report = Mapping[str, Any]

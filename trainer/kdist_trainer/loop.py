@@ -43,7 +43,7 @@ def train(run: Run) -> str:
             run.target = run.state.step
         elif said.save or run.saves.due(run.state.step):
             save(run)
-    outcome = finish(run) if run.state.step == run.target else stop(run)
+    outcome = finish(run) if run.state.step >= run.target else stop(run)
     run.timer.close()
     run.curves.close()
     run.saves.close()

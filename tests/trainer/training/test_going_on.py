@@ -90,3 +90,11 @@ def test_a_run_that_was_stopped_after_its_last_step_only_ends(tmp_path: Path) ->
 def test_a_state_of_a_newer_version_is_read_as_far_as_it_is_known() -> None:
     state = TrainState(seed=1, fingerprint="f", world_size=2, environment="e", step=7, samples_seen=84)
     assert TrainState.from_json({**state.to_json(), "invented_later": 1}) == state
+
+
+def test_a_run_that_is_past_the_steps_it_is_asked_for_by_now_only_ends(tmp_path: Path) -> None:
+    interrupt(tmp_path, 2, epochs=6)
+    before = len(losses(tmp_path))
+    assert train_here(describe(virtualShards=4, epochs=1), tmp_path, 2, generation=2) == ["done"] * 2
+    assert done(tmp_path)["step"] == before > 5
+    assert losses(tmp_path, generation=2) == {}

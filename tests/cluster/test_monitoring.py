@@ -42,9 +42,9 @@ def test_every_panel_and_alert_answers_while_a_job_in_pods_is_killed_and_recover
 def test_the_real_operator_makes_of_the_chart_what_our_own_prometheus_reads_and_sees_the_same(
     namespace: Namespace, calm: Callable[..., dict[str, Any]]
 ) -> None:
-    start = time.time()
-    namespace.apply(calm(train=LONG))
     with operated(namespace) as prometheus:
+        start = time.time()
+        namespace.apply(calm(train=LONG))
         (monitor,) = namespace.find("podmonitor")
         assert namespace.until("pods to scrape", lambda: made_scrapes(namespace)) == [scrape_config(monitor)]
         (policy,) = [one for one in namespace.find("networkpolicy") if one["metadata"]["name"].endswith("-monitoring")]
@@ -54,3 +54,11 @@ def test_the_real_operator_makes_of_the_chart_what_our_own_prometheus_reads_and_
         off = {"KdistLossSpike"}  # until somebody asks for it
         known = {rule.get("alert") or rule["record"] for rule in read_rules()} - off
         assert {rule["name"] for rule in loaded_rules(prometheus)} == known
+        namespace.kdist("delete", "digits", "--purge")
+        namespace.until("targets that are gone", lambda: not prometheus.instant("up", at=time.time()))
+        namespace.apply(calm(train={"steps": 60}))
+        namespace.kdist("wait", "digits", "--timeout=3m")
+        ended = (
+            "last_over_time(kdist_job_state{state='succeeded'}[5m]) == 1 and on(pod) last_over_time(kdist_last_step[5m]) == 60"
+        )
+        assert namespace.until("the last numbers of a job that is done", lambda: prometheus.instant(ended, at=time.time()), 30)

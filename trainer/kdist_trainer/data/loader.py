@@ -7,6 +7,8 @@ same with any number of loader processes and after any resume.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from typing import Any, NamedTuple
@@ -124,6 +126,7 @@ class Loader:
             collate_fn=_unchanged,  # type: ignore[arg-type]  # without a batch size it is handed single items
             pin_memory=self._move is not None,
             multiprocessing_context="forkserver",
+            worker_init_fn=end_with_the_rank,
         )
 
     def _fetcher(self) -> Fetch:
@@ -176,6 +179,17 @@ class _Pieces(Dataset[Piece]):
         if self._fetch is None:  # made here, because closures do not travel to another process
             self._fetch = fetcher(self._workload, self._samples)
         return _fetched(request, self._fetch)
+
+
+def end_with_the_rank(_: int) -> None:
+    """Let a loader process end when its rank does, though it be killed: torch looks at the parent, which is the server."""
+    if rank := multiprocessing.parent_process():
+        threading.Thread(target=_follow, args=(rank.join,), daemon=True).start()
+
+
+def _follow(wait: Callable[[], object]) -> None:
+    wait()
+    os._exit(1)
 
 
 def _warm_up_server() -> None:

@@ -93,6 +93,7 @@ def rank() -> None:
             flag=StopFlag(),
             stats=stats,
             report=lambda: marks.append(now(world.device)),
+            flush=lambda: None,
             heartbeat=None,
             checkpoints=None,
         )

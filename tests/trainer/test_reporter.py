@@ -95,8 +95,13 @@ def test_records_keep_their_distance_and_the_last_one_always_leaves(agent: socke
         stats.add_step(0.01, 1, step)
         reporter.send()
     assert len(received(agent)) == 1
+    reporter.flush()
+    assert [record.counters[STEPS] for record in received(agent)] == [100]
+    stats.add_step(0.01, 1, 100)
+    reporter.send()
+    assert received(agent) == []
     reporter.close()
-    assert received(agent)[-1].counters[STEPS] == 100
+    assert received(agent)[-1].counters[STEPS] == 101
 
 
 def test_a_number_that_cannot_be_packed_costs_a_record_and_no_more(agent: socket.socket) -> None:

@@ -46,7 +46,9 @@ class Surroundings:
     flag: StopFlag
     stats: StepStats
     report: Callable[[], None]
-    """Sends `stats` to the agent."""
+    """Sends `stats` to the agent, not more often than is of use."""
+    flush: Callable[[], None]
+    """Sends them in any case."""
     heartbeat: Heartbeat | None
     checkpoints: Path | None
 
@@ -100,6 +102,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         timer=make_timer(train, around, laps),
         probe=make_probe(train, around),
         report=around.report,
+        flush=around.flush,
         beat=around.heartbeat.beat if around.heartbeat is not None else _no_beat,
     )
     run.admit = partial(admit, run) if guard is not None else None

@@ -111,5 +111,6 @@ def drain(run: Run) -> None:
         run.losses.clear()
     while run.exchange.pending:
         note(run, run.exchange.collect())
+    run.flush()
     if not run.must_go_back and not run.saves.weights_are_finite():
         refuse(run, f"a weight is NaN or infinite after step {run.state.step}")

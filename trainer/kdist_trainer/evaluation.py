@@ -20,6 +20,7 @@ from kdist_trainer.stream import Stream
 def measure(run: Run) -> dict[str, float]:
     """Evaluate, with the moving average of the weights where there is one, and tell. Collective."""
     run.beat(Phase.EVALUATE, run.state.step)
+    run.flush()
     with run.averages.in_place() if run.averages is not None else nullcontext():
         metrics = evaluate(run)
     run.stats.add_wall(Wall.EVALUATION, run.laps.skip())

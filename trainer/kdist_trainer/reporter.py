@@ -84,6 +84,11 @@ class Reporter:
         self._next_send = now + self._min_interval
         self._send_record(now)
 
+    def flush(self) -> None:
+        """Send them whatever was sent just before: what follows may take long, and no step would bring them."""
+        self._next_send = -math.inf
+        self.send()
+
     def close(self) -> None:
         """Send the last record, waiting at most `CLOSE_SECONDS` for room, and close the socket."""
         if self._path is None:

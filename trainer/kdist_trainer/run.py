@@ -73,6 +73,7 @@ class Run:
     timer: Timer
     probe: Probe
     report: Callable[[], None]
+    flush: Callable[[], None]
     beat: Callable[[Phase, int], None]
 
     batches: Iterator[Batch] = field(default_factory=lambda: iter(()))

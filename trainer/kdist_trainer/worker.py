@@ -52,6 +52,7 @@ def main() -> str:
                     flag=flag,
                     stats=stats,
                     report=reporter.send,
+                    flush=reporter.flush,
                     heartbeat=heartbeat,
                     checkpoints=Path(os.environ["KDIST_CHECKPOINTS"]) if "KDIST_CHECKPOINTS" in os.environ else None,
                 )

@@ -45,7 +45,15 @@ def count(described: dict[str, Any], folder: Path) -> int:
     assert config.train is not None
     with open_world(config, config.train) as world:
         stats = StepStats(rank=world.rank, generation=1)
-        around = Surroundings(world=world, flag=StopFlag(), stats=stats, report=lambda: None, heartbeat=None, checkpoints=None)
+        around = Surroundings(
+            world=world,
+            flag=StopFlag(),
+            stats=stats,
+            report=lambda: None,
+            flush=lambda: None,
+            heartbeat=None,
+            checkpoints=None,
+        )
         loop.train(assemble(config, config.train, load_workload(config.train, world), around))
         return int(stats.samples)
 

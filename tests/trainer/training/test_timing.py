@@ -167,3 +167,25 @@ def test_phases_sum_to_the_steps_and_all_reduces_move_every_gradient(tmp_path: P
         assert all(0 < rank["phase"][StepPhase.COMM_EXPOSED] <= rank["busy"] for rank in told)
     else:
         assert all(rank["count"] == rank["busy"] == 0 for rank in told)
+
+
+def train_and_note_what_is_sent(document: dict[str, Any], folder: Path) -> list[int]:
+    """Train, and return the steps whose numbers were sent in any case."""
+    sent: list[int] = []
+    original = loop.begin
+
+    def begin(run: Run) -> None:
+        run.flush = lambda: sent.append(int(run.stats.last_step or 0))
+        original(run)
+
+    loop.begin = begin
+    train(document, folder)
+    return sent
+
+
+@pytest.mark.processes
+def test_the_last_step_is_told_before_the_model_is_measured_or_saved(tmp_path: Path) -> None:
+    document = describe(epochs=1, evaluate="end", evaluateEverySteps=2)
+    (sent,) = run_group(train_and_note_what_is_sent, 1, document, tmp_path)
+    assert sent[0] == 2, "on the way"
+    assert set(sent[1:]) == {4, 5}, "at the second measuring and at the end, whoever is quicker"

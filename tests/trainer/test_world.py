@@ -55,9 +55,9 @@ def leave_as_a_script_does(folder: Path) -> tuple[int, int]:
 
 def test_a_model_that_is_let_go_after_the_group_does_not_join_its_threads() -> None:
     for before, after in run_group(train_and_leave, 2):
-        assert before == after > 0
+        assert after >= before > 0, "a thread has its name a moment after its start"
 
 
 def test_a_scripts_model_does_not_either_where_its_collectives_are_noted(tmp_path: Path) -> None:
     for before, after in run_group(leave_as_a_script_does, 2, tmp_path):
-        assert before == after > 0
+        assert after >= before > 0, "a thread has its name a moment after its start"

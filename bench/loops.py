@@ -69,17 +69,17 @@ def fabric(size: Size) -> None:
 
 
 def kdist_off(size: Size) -> None:
-    """Kdist's loop alone: no hook, nobody to report to."""
-    kdist(size, hook="none", KDIST_METRICS_SOCKET=None, KDIST_SCRATCH=None)
+    """Kdist's loop alone: nothing is timed, and there is nobody to report to."""
+    kdist(size, timing="none", KDIST_METRICS_SOCKET=None, KDIST_SCRATCH=None)
 
 
 def kdist_on(size: Size) -> None:
-    """Kdist's loop with its communication hook, its heartbeat and its records for the exporter."""
+    """Kdist's loop with timed all-reduces, its heartbeat and its records for the exporter."""
     folder = size["folder"]
-    kdist(size, hook="timing", KDIST_METRICS_SOCKET=f"{folder}/metrics.sock", KDIST_SCRATCH=folder)
+    kdist(size, timing="timing", KDIST_METRICS_SOCKET=f"{folder}/metrics.sock", KDIST_SCRATCH=folder)
 
 
-def kdist(size: Size, *, hook: Any, **variables: str | None) -> None:
+def kdist(size: Size, *, timing: Any, **variables: str | None) -> None:
     """A whole training of `worker.main`, as an agent starts it."""
     config = TrainConfig(
         name="bench",
@@ -91,11 +91,11 @@ def kdist(size: Size, *, hook: Any, **variables: str | None) -> None:
             steps=size["steps"],
             global_batch=size["batch"],
             evaluate="never",
-            comm_hook=hook,
+            comm_hook=timing,
             checkpoint=Checkpointing(every=Every(steps=10**9)),
         ),
     )
-    path = Path(size["folder"], f"train-{hook}-{os.environ['RANK']}.json")
+    path = Path(size["folder"], f"train-{timing}-{os.environ['RANK']}.json")
     path.write_text(config.to_json())
     with environment(KDIST_CONFIG=str(path), KDIST_GENERATION="1", KDIST_RUN_ID="bench", KDIST_NODE="node-0", **variables):
         try:
@@ -114,7 +114,7 @@ def make(size: Size) -> Work:
 BARE = "bare DDP loop"
 CONTESTANTS = {
     BARE: bare,
-    "kdist, hook and metrics off": kdist_off,
-    "kdist, hook and metrics on": kdist_on,
+    "kdist, nothing measured": kdist_off,
+    "kdist, all measured": kdist_on,
     "Lightning Fabric": fabric,
 }

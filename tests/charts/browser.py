@@ -77,7 +77,6 @@ def _chromium(page: str, *args: str) -> str:
             "--no-sandbox",
             "--disable-gpu",
             "--hide-scrollbars",
-            f"--user-data-dir={folder}/user",
         ]
         own = [f"--window-size={WIDTH},{_MOST_HEIGHT}", f"--user-data-dir={folder}/user"]
         done = subprocess.run(

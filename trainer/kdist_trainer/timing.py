@@ -86,6 +86,8 @@ class HostAllReduces:
         self._stats, self._heartbeat = stats, heartbeat
         self._lock = threading.Lock()
         self._passes: _Passes | None = None
+        # Who listens last is told first: a span is open before the heartbeat enters, so that the end of another all-reduce,
+        # on its own thread, does not take the rank for one that has left.
         collectives.listen(self)
 
     def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:  # noqa: ARG002

@@ -17,11 +17,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from kdist_trainer import worker
+from kdist_trainer import loop, worker
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.heartbeat import Heartbeat
+from kdist_trainer.run import Run
 from kdist_trainer.workload import Split, Workload, WorkloadContext
 from tests.trainer.training.group import PATIENCE, run_group
 
@@ -169,6 +170,26 @@ def train(document: dict[str, Any], folder: Path) -> str:
     os.environ["KDIST_SCRATCH"] = str(folder / f"scratch-{os.environ['RANK']}")
     Path(os.environ["KDIST_SCRATCH"]).mkdir(exist_ok=True)
     return worker.main()
+
+
+def train_watched(
+    document: dict[str, Any], folder: Path, *, steps: list[float] | None = None, sent: list[int] | None = None
+) -> Run:
+    """The same, and the run it was; `steps` gets the seconds of each step, `sent` each step that was told of in any case."""
+    runs: list[Run] = []
+    original = loop.begin
+
+    def begin(run: Run) -> None:
+        runs.append(run)
+        if steps is not None:
+            run.report = lambda: steps.append(run.records[-1].seconds)
+        if sent is not None:
+            run.flush = lambda: sent.append(int(run.stats.last_step or 0))
+        original(run)
+
+    loop.begin = begin
+    train(document, folder)
+    return runs[0]
 
 
 def train_here(document: dict[str, Any], folder: Path, size: int, *, generation: int = 1) -> list[str]:

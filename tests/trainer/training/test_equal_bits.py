@@ -1,4 +1,4 @@
-"""Where equal bits are promised: resumes at the same world size, and the communication hook."""
+"""Where equal bits are promised: resumes at the same world size, and all-reduces that are timed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_any_group_resumes_exactly_from_any_step(tmp_path: Path, size: int, opti
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_the_timing_hook_changes_no_bit(tmp_path: Path, size: int) -> None:
+def test_the_timing_of_all_reduces_changes_no_bit(tmp_path: Path, size: int) -> None:
     for hook in ("timing", "none"):
         train_here(describe(options=WIDE, commHook=hook), tmp_path / hook, size)
     assert losses(tmp_path / "timing") == losses(tmp_path / "none")

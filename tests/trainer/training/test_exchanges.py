@@ -9,12 +9,10 @@ import pytest
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from kdist_trainer import loop
-from kdist_trainer.run import Run
 from kdist_trainer.stats import StepPhase
 from tests.trainer.training.cells import document, layout
 from tests.trainer.training.group import run_group
-from tests.trainer.training.tasks import train
+from tests.trainer.training.tasks import train_watched
 
 pytestmark = pytest.mark.processes
 STEPS = 6
@@ -29,20 +27,10 @@ def weights_of(module: nn.Module) -> list[int]:
 
 def train_and_tell(strategy: str, size: int, folder: Path) -> dict[str, Any]:
     """Train `gpt` as one rank, and return what it counted over its steps."""
-    kept: list[Run] = []
     seconds: list[float] = []
-    original = loop.begin
-
-    def begin(run: Run) -> None:
-        kept.append(run)
-        run.report = lambda: seconds.append(run.records[-1].seconds)
-        original(run)
-
-    loop.begin = begin
     ranks = layout(strategy, size)
     section = {"steps": STEPS, "virtualShards": size // ranks.get("modelParallel", 1), **ranks}
-    train(document("gpt", strategy, "fp32", **section), folder)
-    run = kept[0]
+    run = train_watched(document("gpt", strategy, "fp32", **section), folder, steps=seconds)
     return {
         "phase": list(run.stats.phase),
         "seconds": sum(seconds),

@@ -11,14 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kdist_trainer import loop, timing
+from kdist_trainer import timing
 from kdist_trainer.heartbeat import Heartbeat
-from kdist_trainer.run import Run
 from kdist_trainer.stats import StepPhase, StepStats
 from kdist_trainer.timing import HostAllReduces, Laps, Probe, add_spans
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
-from tests.trainer.training.tasks import WIDE, Late, describe, train
+from tests.trainer.training.tasks import WIDE, Late, describe, train, train_watched
 
 
 def test_laps_sum_to_the_time_they_cover_and_skips_belong_to_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,18 +93,9 @@ def test_an_all_reduce_whose_word_is_late_ended_at_the_latest_with_the_backward_
 
 def train_and_tell(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Train, and return the rank's sums and what its steps took."""
-    kept: list[Run] = []
     seconds: list[float] = []
-    original = loop.begin
-
-    def begin(run: Run) -> None:
-        kept.append(run)
-        run.report = lambda: seconds.append(run.records[-1].seconds)
-        original(run)
-
-    loop.begin = begin
-    train(document, folder)
-    stats = kept[0].stats
+    run = train_watched(document, folder, steps=seconds)
+    stats = run.stats
     return {
         "phase": list(stats.phase),
         "seconds": sum(seconds),
@@ -115,8 +105,8 @@ def train_and_tell(document: dict[str, Any], folder: Path) -> dict[str, Any]:
         "steps": stats.steps,
         "samples": stats.samples,
         "flops": stats.model_flops,
-        "matrices": sum(weight.numel() for weight in kept[0].module.parameters() if weight.ndim == 2),
-        "weights": sum(weight.nbytes for weight in kept[0].module.parameters()),
+        "matrices": sum(weight.numel() for weight in run.module.parameters() if weight.ndim == 2),
+        "weights": sum(weight.nbytes for weight in run.module.parameters()),
     }
 
 
@@ -172,14 +162,7 @@ def test_phases_sum_to_the_steps_and_all_reduces_move_every_gradient(tmp_path: P
 def train_and_note_what_is_sent(document: dict[str, Any], folder: Path) -> list[int]:
     """Train, and return the steps whose numbers were sent in any case."""
     sent: list[int] = []
-    original = loop.begin
-
-    def begin(run: Run) -> None:
-        run.flush = lambda: sent.append(int(run.stats.last_step or 0))
-        original(run)
-
-    loop.begin = begin
-    train(document, folder)
+    train_watched(document, folder, sent=sent)
     return sent
 
 

@@ -187,9 +187,7 @@ class StepStats(Usage):
 
     def add_all_reduces(self, *, busy: float, exposed: float, nbytes: int, durations: Sequence[float]) -> None:
         """Count a step's all-reduces: seconds with one in flight, the tail nothing hid (added to its phase), each one's time."""
-        self.collective_seconds[0] += busy
-        self.collective_bytes[0] += nbytes
-        self.collectives[0] += len(durations)
+        self.add_collectives(Op.ALL_REDUCE, busy=busy, nbytes=nbytes, count=len(durations))
         self.phase[StepPhase.COMM_EXPOSED] += exposed
         for seconds in durations:
             self.all_reduce_duration[bisect_left(ALL_REDUCE_BUCKETS, seconds)] += 1

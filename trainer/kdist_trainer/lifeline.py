@@ -1,8 +1,8 @@
 """The lifeline: a named pipe whose only writer is its owner, so that its end of file says that the owner is gone.
 
-`kdist run` holds one for its agents and each agent one for its ranks. Whoever watches kills its whole process group when the
-owner dies, however it dies: forkserver, loader processes and children of scripts included. It works where PDEATHSIG does not:
-for ranks, whose parent is the forkserver and not the agent, and on macOS.
+`kdist run` holds one for its agents and each agent one for its ranks. Whoever watches kills all processes below it and its
+process group when the owner dies, however it dies. It works where PDEATHSIG does not: for ranks, whose parent is the forkserver
+and not the agent, and on macOS. A process that is stopped cannot watch: the kernel continues it when its parent ends.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+
+from kdist_trainer import descendants
 
 
 class Lifeline:
@@ -48,17 +50,21 @@ class Lifeline:
         self.close()
 
 
-def end_group() -> None:
-    """Kill this process's group, this process included."""
-    os.killpg(0, signal.SIGKILL)
+def end_family() -> None:
+    """Kill all processes below this one, also those that left its group, then its group, this process included."""
+    try:
+        descendants.kill()
+    finally:
+        os.killpg(0, signal.SIGKILL)
 
 
-def watch(path: Path, on_end: Callable[[], None] = end_group) -> threading.Thread:
+def watch(path: Path, on_end: Callable[[], None] = end_family) -> threading.Thread:
     """Call `on_end` from a daemon thread when the owner of the lifeline at `path` is gone, or was never there.
 
-    The thread sleeps in the kernel and costs nothing. The default ends the process group of the caller, which therefore
-    must not share one with anybody else.
+    The thread sleeps in the kernel and costs nothing. The default ends all below the caller and its process group, which it
+    therefore must not share with anybody else.
     """
+    descendants.wake_without_parent()
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # now: a moment later it might be a successor's
     except OSError:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from kdist.local import leftovers
+
 FIRST_PAUSE = 0.5  # seconds before an agent is started again
 LONGEST_PAUSE = 10.0
 SETTLE_SECONDS = 3.0  # that the other agents have to learn by themselves why the job failed, before they are told to stop
@@ -83,6 +85,11 @@ class _Agent:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 (os.killpg if number == signal.SIGKILL else os.kill)(self.process.pid, number)
 
+    def end_leftovers(self) -> None:
+        """Kill what has outlived the agent, as the end of a container does."""
+        if scratch := self.command.environment.get(leftovers.MARK):
+            leftovers.kill(scratch)
+
 
 @dataclass
 class Kubelet:
@@ -121,6 +128,7 @@ class Kubelet:
         for agent in self._agents:
             if agent.process and (code := agent.process.poll()) is not None:
                 agent.process = None
+                agent.end_leftovers()
                 self._take_end(agent, code, now)
         for agent in self._agents:
             if agent.due is not None and now >= agent.due:
@@ -174,6 +182,7 @@ class Kubelet:
             if agent.process:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     agent.process.wait(patience)
+                    agent.end_leftovers()
 
     def _start(self, agent: _Agent) -> None:
         pid = agent.start()

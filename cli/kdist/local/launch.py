@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kdist.errors import KdistError, UsageError
+from kdist.local import leftovers
 from kdist.local.folder import RunFolder
 from kdist.local.kubelet import AgentCommand
 from kdist.spec import TrainingJob
@@ -49,10 +50,12 @@ def plan_agents(
     commands = []
     for index in range(count):
         node = f"node-{index}"
+        scratch = str(folder.node(node))
         argv = [sys.executable, "-m", "kdist_trainer", "--config", str(folder.root / "train.json"), "--run-id", folder.run_id]
-        argv += ["--node", node, "--scratch", str(folder.node(node)), "--rendezvous", f"file:{folder.store}", "--port", "0"]
+        argv += ["--node", node, "--scratch", scratch, "--rendezvous", f"file:{folder.store}", "--port", "0"]
         argv += ["--lifeline", str(folder.lifeline), *shared]
-        commands.append(AgentCommand(node, argv, {**variables, **_share(devices, index, count)}, base, folder.log(node)))
+        mine = {**variables, leftovers.MARK: scratch, **_share(devices, index, count)}
+        commands.append(AgentCommand(node, argv, mine, base, folder.log(node)))
     return commands
 
 

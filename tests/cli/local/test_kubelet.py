@@ -183,3 +183,32 @@ def test_agents_live_in_sessions_of_their_own_so_ctrl_c_reaches_kdist_alone(
     pids = [int(fields["pid"]) for _, event, fields in told if event == "agent-started"]
     assert [os.getsid(pid) for pid in pids] == pids
     assert [os.getpgid(pid) for pid in pids] == pids
+
+
+DAEMON = """
+import os, pathlib, signal, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        pathlib.Path("daemon").write_text(str(os.getpid()))
+        time.sleep(600)
+    os._exit(0)
+while not (pathlib.Path("daemon").exists() and pathlib.Path("daemon").read_text()):
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_daemon_that_an_agent_leaves_behind_is_killed_before_the_agent_starts_again(tmp_path: Path) -> None:
+    told: Told = []
+    environment = {**os.environ, "KDIST_SCRATCH": str(tmp_path / "node-0")}
+    command = AgentCommand("node-0", [sys.executable, "-c", DAEMON], environment, tmp_path, tmp_path / "log")
+
+    def tell(node: str, event: str, /, **fields: object) -> None:
+        told.append((node, event, fields))
+
+    kubelet = Kubelet([command], grace_seconds=20, backstop=0, tell=tell)
+    kubelet.start()
+    assert finish(kubelet) == Outcome("failed", -9, "node-0")
+    daemon = Path("/proc", (tmp_path / "daemon").read_text())
+    assert not daemon.exists() or " Z " in (daemon / "stat").read_text(), "gone when its agent's end is told"

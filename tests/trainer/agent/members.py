@@ -1,7 +1,7 @@
 """What ranks run in the tests of the agent: a loop of all-reduces that does as files in the folder $LAB tell it.
 
-`finish` ends it as done, `raise-RANK` raises there. Each rank keeps `rank-RANK.json` up to date: who and where it is, and its
-step.
+`finish` ends it as done, `raise-RANK` raises there. With $LAB_CHILDREN each rank starts processes that hold its sockets.
+Each rank keeps `rank-RANK.json` up to date: who and where it is, and its step.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def train() -> str:
     heartbeat = Heartbeat.attach(Path(os.environ["KDIST_SCRATCH"], f"rank-{os.environ['LOCAL_RANK']}.heartbeat"))
     heartbeat.beat(Phase.RENDEZVOUS, -1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    if "LAB_CHILDREN" in os.environ:
+        bear(folder, rank)
     step = 0
     while True:
         step += 1
@@ -46,6 +48,19 @@ def train() -> str:
             dist.destroy_process_group()
             return "stopped" if flags[0] else "done"
         time.sleep(0.02)  # a step takes its time
+
+
+def bear(folder: Path, rank: int) -> None:
+    """Fork a child, a child with a session of its own, and a daemon: each leaves its pid in `child-RANK-KIND`, and stays."""
+    for kind in ("child", "session", "daemon"):
+        if os.fork() == 0:
+            if kind != "child":
+                os.setsid()
+            if kind != "daemon" or os.fork() == 0:
+                (folder / f"child-{rank}-{kind}").write_text(str(os.getpid()))
+                while True:
+                    signal.pause()
+            os._exit(0)
 
 
 def disagree() -> NoReturn:

@@ -90,6 +90,36 @@ def test_a_rank_killed_for_want_of_memory_ends_the_job_with_72(tmp_path: Path, m
         lab.wait(lambda: not (memory_group / "cgroup.procs").read_text(), "the end of all processes of the agent")
 
 
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """A control group whose processes can be frozen, so that not even SIGKILL ends them: its folder."""
+    folder = Path(f"/sys/fs/cgroup/freezer/kdist-test-{os.getpid()}")
+    try:
+        folder.mkdir()
+        (folder / "freezer.state").write_text("THAWED")
+    except OSError as error:
+        pytest.skip(f"no control group that freezes beyond SIGKILL can be made here: {error}")
+    yield folder
+    (folder / "freezer.state").write_text("THAWED")
+    assert soon(lambda: not (folder / "cgroup.procs").read_text())
+    folder.rmdir()
+
+
+@pytest.mark.chaos
+@pytest.mark.wide
+def test_an_agent_whose_rank_does_not_die_forms_no_group_beside_it_and_says_so(tmp_path: Path, freezer: Path) -> None:
+    with Lab(tmp_path, hangTimeoutSeconds=2) as lab:
+        lab.start("node-0")
+        (rank,) = lab.stepping(1, world=1).values()
+        (freezer / "cgroup.procs").write_text(str(rank["pid"]))
+        (freezer / "freezer.state").write_text("FROZEN")
+        assert lab.end("node-0") == 202
+        record = lab.record("node-0")
+        assert (record["cause"], record["rank"]) == ("hang", 0)
+        assert "was killed and does not end" in record["message"]
+        assert [one["generation"] for one in lab.ledger("generation")] == [1]
+
+
 def test_agents_and_ranks_die_with_whoever_started_them(tmp_path: Path) -> None:
     with Lab(tmp_path) as lab:
         lab.start("node-0")

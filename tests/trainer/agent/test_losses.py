@@ -112,3 +112,38 @@ def test_a_stopped_rank_is_found_shown_and_replaced_and_a_second_request_to_stop
         lab.agents["node-0"].terminate()
         assert lab.end("node-0") == 200
         assert lab.record("node-0")["message"] == "stopped on request, in the middle of work"
+
+
+def test_what_a_rank_started_ends_with_it_and_its_peer_goes_on_at_once(tmp_path: Path) -> None:
+    with Lab(tmp_path, nodes={"min": 2, "max": 2}) as lab:
+        lab.start("node-0", "node-1", LAB_CHILDREN="yes")
+        first = lab.stepping(1, world=2)
+        offspring = read_children(lab, 1)
+        kill(first[1]["pid"], signal.SIGKILL)
+        assert soon(lambda: not any(map(is_alive, offspring))), "a child of its own session and a daemon included"
+        second = lab.stepping(2, world=2)
+        everybody = [second[0]["pid"], second[1]["pid"], *read_children(lab, 0), *read_children(lab, 1)]
+        lab.tell("finish")
+        assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]
+        assert not any(map(is_alive, everybody)), "nor does anything outlive ranks that end well"
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_lost_agent_takes_its_ranks_and_their_children_along_also_those_that_are_stopped(tmp_path: Path, stopped: bool) -> None:
+    with Lab(tmp_path) as lab:
+        lab.start("node-0", LAB_CHILDREN="yes")
+        (rank,) = lab.stepping(1, world=1).values()
+        child, session, daemon = read_children(lab, 0)
+        family = [rank["pid"], child, session]
+        for pid in family if stopped else []:
+            kill(pid, signal.SIGSTOP)
+        lab.agents["node-0"].kill()
+        assert soon(lambda: not any(map(is_alive, family)))
+        kill(daemon, signal.SIGKILL)  # who has no agent above is ended by `kdist run`, or with the pod
+
+
+def read_children(lab: Lab, rank: int) -> list[int]:
+    """The processes that a rank has forked: a child, a child with a session of its own, a daemon."""
+    paths = [lab.folder / f"child-{rank}-{kind}" for kind in ("child", "session", "daemon")]
+    lab.wait(lambda: all(path.exists() and path.read_text() for path in paths), f"the children of rank {rank}")
+    return [int(path.read_text()) for path in paths]

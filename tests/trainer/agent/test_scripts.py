@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.patience import soon
-from tests.trainer.agent.lab import ROOT, Lab, descendants, is_alive
+from tests.trainer.agent.lab import ROOT, Lab, descendants, is_alive, kill
 
 SCRIPT = "tests/trainer/agent/torchrun_script.py"
 
@@ -68,11 +69,13 @@ def test_an_exception_in_a_script_is_the_users_and_keeps_its_traceback(tmp_path:
 
 
 @pytest.mark.processes
-def test_two_seconds_after_its_agent_was_killed_a_script_and_its_children_are_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_two_seconds_after_its_agent_was_killed_a_script_and_its_children_are_gone(tmp_path: Path, stopped: bool) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import pathlib, subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "for own in (False, True):\n"
+        "    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=own)\n"
         f"pathlib.Path({str(tmp_path / 'started')!r}).touch()\n"
         "time.sleep(600)\n"
     )
@@ -80,7 +83,9 @@ def test_two_seconds_after_its_agent_was_killed_a_script_and_its_children_are_go
         lab.start("node-0")
         lab.wait((tmp_path / "started").exists, "the start of the script")
         family = descendants(lab.agents["node-0"].pid)
-        assert len(family) >= 2
+        assert len(family) >= 3
+        for pid in family if stopped else []:
+            kill(pid, signal.SIGSTOP)
         lab.agents["node-0"].kill()
         lab.agents["node-0"].wait()
         assert soon(lambda: not any(map(is_alive, family)))

@@ -45,6 +45,7 @@ from kdist_trainer.rendezvous.dynamic import Rendezvous
 
 _AGENT, _GENERATION = "kdist/agent/", "kdist/generation"
 _HEALTHY_SECONDS = 60.0
+_DEATH_SECONDS = 30.0  # to free what a rank held, on the host and on its device
 
 
 class Agent(LocalElasticAgent):
@@ -186,9 +187,18 @@ class Agent(LocalElasticAgent):
                 ).attend()
         finally:
             self._pulse = None
-            processes.kill()
+            immortal = [ranks[local_rank] for local_rank in processes.kill(patience_seconds=_DEATH_SECONDS)]
             processes.close()
             watchdog.close()
+            if immortal:
+                raise Ended(self._cannot_end(immortal))
+
+    def _cannot_end(self, ranks: list[int]) -> dict[str, Any]:
+        """The record where ranks outlive SIGKILL: what they hold is not free for a next generation on this node."""
+        which = ", ".join(map(str, ranks))
+        message = f"rank {which} on node {self._settings.node} was killed and does not end: the kernel waits in it, for a disk, "
+        message += "a network's file system or a device that does not answer; see `dmesg` there, or replace the node"
+        return failed(Failure(Cause.HANG, Exit.HANG, True, message, rank=ranks[0], node=self._settings.node, time=time.time()))
 
     def _start_ranks(self, ranks: list[int]) -> Ranks:
         self._beat()

@@ -30,7 +30,8 @@ def stacks_path(scratch: Path, local_rank: int) -> Path:
 
 
 def prepare_rank() -> tuple[Path, int]:
-    """Die with the agent, and show the stacks when asked; returns scratch folder and local rank."""
+    """Lead a process group, die with the agent, and show the stacks when asked; returns scratch folder and local rank."""
+    os.setpgid(0, 0)  # so that the agent kills all of it at once
     scratch, local_rank = Path(os.environ["KDIST_SCRATCH"]), int(os.environ["LOCAL_RANK"])
     lifeline.watch(Path(os.environ["KDIST_LIFELINE"]))
     # Kept open for the life of the process: the handler writes to its descriptor, even where Python is stuck.

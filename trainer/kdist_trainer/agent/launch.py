@@ -11,7 +11,7 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
-from kdist_trainer import lifeline, log
+from kdist_trainer import descendants, lifeline, log
 from kdist_trainer.agent import forkserver
 from kdist_trainer.agent.ending import end, start_exporter
 from kdist_trainer.agent.outcome import failed, read_done, stopped, success
@@ -64,6 +64,7 @@ def _arrange_life(settings: Settings) -> lifeline.Lifeline:
     """Lead a process group of one's own, die with `kdist run`, and tell the ranks where they are and how to die."""
     with suppress(PermissionError):  # started as a leader already
         os.setsid()
+    descendants.adopt()  # what a rank leaves behind becomes this agent's to end
     if settings.lifeline is not None:
         lifeline.watch(settings.lifeline)
     own = lifeline.Lifeline.create(settings.own_lifeline)

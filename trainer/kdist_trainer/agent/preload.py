@@ -1,7 +1,7 @@
 """What the forkserver imports once, so that a rank is a fork away: torch, and all that the first step of a training imports.
 
 Imported by the forkserver only. It watches the lifeline before the long imports: without its agent it must not live on, and
-it kills the ranks that cannot do so themselves, because they are stopped or not yet born.
+it kills the ranks below it, which cannot do so themselves where they are stopped or not yet born.
 """
 
 from __future__ import annotations

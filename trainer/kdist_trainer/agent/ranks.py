@@ -1,4 +1,9 @@
-"""The ranks of this node as processes, alike for functions (forkserver) and scripts (subprocesses)."""
+"""The ranks of this node as processes, alike for functions (forkserver) and scripts (subprocesses).
+
+What a rank has started ends with it: each leads a process group, and on Linux the agent is the parent of what has left that
+group and lost its own. A child that lived on would keep the rank's sockets open, and its peers would wait for a rank that is
+gone.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,12 @@ import os
 import select
 import signal
 import time
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import MultiprocessContext, PContext, SubprocessContext
 
+from kdist_trainer import descendants
 from kdist_trainer.agent.autopsy import FORKSERVER_LOST
 
 
@@ -25,7 +32,7 @@ class Ranks:
         else:
             assert isinstance(context, SubprocessContext)  # noqa: S101 - torch has these two
             self._processes = {number: handler.proc for number, handler in context.subprocess_handlers.items()}
-        self._groups = isinstance(context, SubprocessContext)
+        self._scripts = isinstance(context, SubprocessContext)
         self._watched = {self._descriptor(process): number for number, process in self._processes.items()}
         self._codes: dict[int, int] = {}
         self._context = context
@@ -48,12 +55,19 @@ class Ranks:
         poller.poll(seconds * 1000)
 
     def exits(self) -> dict[int, int]:
-        """Exit codes of the ranks that have ended, by local rank; -9 is SIGKILL."""
+        """Exit codes of the ranks that have ended, by local rank; -9 is SIGKILL. What an ended rank had started ends too."""
+        ended = []
         for number, process in self._processes.items():
             if number not in self._codes:
-                code = self._poll_script(process) if self._groups else process.exitcode
+                code = self._poll_script(process) if self._scripts else process.exitcode
                 if code is not None:
                     self._codes[number] = code
+                    ended.append(number)
+        for number in ended:
+            _kill_group(self.pid(number))
+        if any(self._codes[number] for number in ended):
+            descendants.kill(below=self._orphans())
+        self._reap()
         return dict(self._codes)
 
     @property
@@ -69,31 +83,46 @@ class Ranks:
                     os.kill(self.pid(local_rank), number)
 
     def kill(self, *, patience_seconds: float = 10.0) -> list[int]:
-        """Kill what lives, children of scripts included; returns the local ranks that even so have not ended."""
-        lost = [number for number, code in self.exits().items() if code == FORKSERVER_LOST and not self._groups]
+        """Kill what lives, with all that any rank has started; returns the local ranks that even so have not ended."""
+        lost = [number for number, code in self.exits().items() if code == FORKSERVER_LOST and not self._scripts]
         for local_rank in [*self.living, *lost]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid(local_rank), signal.SIGKILL)
-            if self._groups:
-                _kill_group(self.pid(local_rank))
+            _kill_group(self.pid(local_rank))
         deadline = time.monotonic() + patience_seconds
+        descendants.kill(keep=_servers(), seconds=patience_seconds)
         while self.living and time.monotonic() < deadline:
             self.wait(0.05)
+        self._reap()
         return self.living
+
+    def _orphans(self) -> list[int]:
+        """What a rank started and left behind: only the servers and scripts are this agent's own children."""
+        own = _servers() | ({process.pid for process in self._processes.values()} if self._scripts else set())
+        return [pid for pid in descendants.find_children() if pid not in own]
+
+    def _reap(self) -> None:
+        """Take note of orphans that have ended; nobody else waits for them."""
+        if not hasattr(os, "waitid"):
+            return
+        known = _servers() | {process.pid for process in self._processes.values()}
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in known:
+                os.waitpid(ended.si_pid, os.WNOHANG)
 
     @staticmethod
     def _poll_script(process: Any) -> int | None:
-        """The exit code of a script. One that failed takes its children with it: it leads a process group of its own."""
+        """The exit code of a script. It takes its children with it: it leads a process group of its own."""
         if hasattr(os, "waitid"):  # look before reaping: until then nobody else can get the group's number
             ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is not None and ended.si_status != 0:
+            if ended is not None:
                 _kill_group(process.pid)
         code: int | None = process.poll()
         return code
 
     def _descriptor(self, process: Any) -> int:
         """A descriptor that becomes readable when the process ends; -1 where the system has none."""
-        if not self._groups:
+        if not self._scripts:
             return int(process.sentinel)
         try:
             return os.pidfd_open(process.pid)
@@ -103,7 +132,7 @@ class Ranks:
     def close(self) -> None:
         """Close the descriptors that were opened here, and drop what torch keeps for the ranks."""
         self.release()
-        if self._groups:
+        if self._scripts:
             for descriptor in self._watched:
                 if descriptor >= 0:
                     os.close(descriptor)
@@ -113,3 +142,9 @@ class Ranks:
 def _kill_group(leader: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def _servers() -> set[int]:
+    """Children that serve this agent and not one rank: the forkserver, and multiprocessing's tracker of resources."""
+    pids = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
+    return {pid for pid in pids if pid is not None}

@@ -21,6 +21,7 @@ class Code(IntEnum):
     NOT_FOUND = 4
     UNREACHABLE = 5
     TIMEOUT = 6
+    FORBIDDEN = 7
     JOB_FAILED = 10
     JOB_CANCELLED = 11
     INTERRUPTED = 130

@@ -176,7 +176,7 @@ def as_account(namespace: Namespace, account: str, *verbs_on: str) -> Namespace:
 def test_who_may_not_hears_which_verb_on_which_resource_is_missing(namespace: Namespace, file: Path) -> None:
     reader = as_account(namespace, "reader", "get,list:configmaps,pods")
     done = reader.type_kdist("apply", str(file))
-    assert done.returncode == Code.UNREACHABLE
+    assert done.returncode == Code.FORBIDDEN
     assert f"you are `system:serviceaccount:{namespace.name}:reader`, who may not" in done.stderr
     assert f"Next: kdist doctor -n {namespace.name}" in done.stderr
     checks = json.loads(reader.kdist("doctor", "-o", "json", code=1))

@@ -1,13 +1,14 @@
 """The cluster as kdist uses it: objects as plain documents, watches and logs that survive an outage, exec and forwarding.
 
 `connect` reads the kubeconfig (exec plugins, in-cluster accounts and contexts included) and gives a `Cluster`. This room is the
-only one that imports `kubernetes`, and only where it must: to read a kubeconfig that is more than plain, and for its websockets;
-never its typed models, which cost half a second to import.
+only one that imports `kubernetes`, and only where it must: for the tokens of an OpenID provider, and to forward ports; never its
+typed models, which cost half a second to import.
 """
 
+from kdist.cluster.access import Impersonation
 from kdist.cluster.connection import Cluster, connect
 from kdist.cluster.objects import Applied, essence
 from kdist.cluster.refusal import MissingError, RefusalError
 from kdist.cluster.session import Session
 
-__all__ = ["Applied", "Cluster", "MissingError", "RefusalError", "Session", "connect", "essence"]
+__all__ = ["Applied", "Cluster", "Impersonation", "MissingError", "RefusalError", "Session", "connect", "essence"]

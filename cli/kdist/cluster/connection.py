@@ -7,25 +7,31 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from kdist.cluster import discovery, kubeconfig, logs, resources, session, streams
+from kdist.cluster.access import Impersonation
 from kdist.cluster.objects import Objects
 from kdist.cluster.refusal import MissingError
-from kdist.cluster.transport import Request, Transport
+from kdist.cluster.transport import READ_SECONDS, Request, Transport
 
 
 def connect(
     context: str | None = None,
     namespace: str | None = None,
     *,
+    file: str | None = None,
+    impersonation: Impersonation | None = None,
     patience: float = 60.0,
+    request_timeout: float = READ_SECONDS,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Cluster:
-    """A connection by the kubeconfig, or by the pod's own account in a cluster; nothing is sent yet.
+    """A connection by the kubeconfig (`file`, or where it is usual), or by the pod's own account in a cluster.
 
-    `patience` is how many seconds each request goes on trying while the server is away; `tell` hears of it, once per outage.
-    Raises `KdistError` (code UNREACHABLE) if there is no configuration, or none that can be used.
+    A plugin for credentials is asked at once, and nothing else is sent yet. `patience` is how many seconds each request goes on
+    trying while the server is away; `tell` hears of it, once per outage; `request_timeout` is how many seconds a single answer
+    may be silent, 0 for ever. Raises `KdistError` (code UNREACHABLE) if there is no configuration, or none that can be used.
     """
-    access = kubeconfig.load(context)
-    return Cluster(Transport(access, patience=patience, tell=tell), namespace or access.namespace)
+    access = kubeconfig.load(context, file=file, impersonation=impersonation)
+    transport = Transport(access, patience=patience, tell=tell, request_timeout=request_timeout)
+    return Cluster(transport, namespace or access.namespace)
 
 
 class Cluster(Objects):

@@ -9,7 +9,7 @@ from typing import Any
 from kdist.cluster import resources
 from kdist.cluster.lines import read_lines
 from kdist.cluster.refusal import MissingError
-from kdist.cluster.transport import READ_SECONDS, Request, Transport
+from kdist.cluster.transport import Request, Transport
 
 # A training may have nothing to say for long, and TCP's keep-alive is not enough to notice a dead balancer: ask again.
 SILENCE_SECONDS = 300.0
@@ -75,7 +75,7 @@ def _request(wanted: Wanted, last: str) -> Request:
         f"read the log of pod/{wanted.pod}",
         query,
         accept="*/*",
-        timeout=SILENCE_SECONDS if wanted.follow else READ_SECONDS,
+        timeout=SILENCE_SECONDS if wanted.follow else None,
     )
 
 

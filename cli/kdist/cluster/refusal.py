@@ -66,7 +66,7 @@ def explain(status: int, body: bytes, *, what: str, namespace: str, context: str
             f"the API server does not know who you are (context {context})",
             hint="the credentials in the kubeconfig are missing or have expired: log in to the cluster again",
             next_command="kdist doctor",
-            code=Code.UNREACHABLE,
+            code=Code.FORBIDDEN,
             **facts,
         )
     if status == 403 and (found := _FORBIDDEN.search(message)):
@@ -113,7 +113,7 @@ def _forbidden(found: re.Match[str], *, namespace: str, facts: dict[str, Any]) -
         f"you are `{found['user']}`, who may not {found['verb']} {resource} {place}",
         hint=f"ask an admin of the cluster for a role with the verb {found['verb']} on {resource} {place}",
         next_command=f"kdist doctor -n {where or namespace}",
-        code=Code.UNREACHABLE,
+        code=Code.FORBIDDEN,
         **facts,
     )
 

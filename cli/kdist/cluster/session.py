@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
 
-from kdist.cluster.streams import STDIN, STDOUT, handshake, url_of
+from kdist.cluster.channels import STDIN, STDOUT, Channels
+from kdist.cluster.streams import open_websocket
 from kdist.cluster.transport import Transport
 
 _POLL_SECONDS = 0.2
@@ -16,7 +16,7 @@ _POLL_SECONDS = 0.2
 class Session:
     """What a command under way says."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Channels) -> None:
         self._client = client
         self._said = bytearray()
 
@@ -38,22 +38,18 @@ class Session:
             self._client.update(timeout=_POLL_SECONDS)
         except (WebSocketException, OSError):
             self._client.close()
-        self._said += self._client.read_channel(STDOUT)
-        return bool(self._client.is_open())
+        self._said += self._client.read(STDOUT)
+        return self._client.is_open()
 
 
 @contextmanager
 def session(transport: Transport, pod: str, argv: Sequence[str], *, namespace: str, container: str) -> Iterator[Session]:
     """Run `argv`; the end of the block, or of this process, is the end of its standard input. Its stderr is dropped."""
-    from kubernetes.stream.ws_client import WSClient
-
     query = [("container", container), *(("command", word) for word in argv), ("stdin", "true"), ("stdout", "true")]
-    with handshake(transport, f"exec in pod/{pod}"):
-        url = url_of(transport, pod, namespace, "exec", query)
-        client = WSClient(transport.access.official(), url, transport.headers(), capture_all=False, binary=True)
+    client = Channels(open_websocket(transport, pod, namespace, "exec", query, what=f"exec in pod/{pod}"))
     try:
         yield Session(client)
     finally:
         with suppress(Exception):
-            client.close_channel(STDIN)
+            client.end(STDIN)
         client.close()

@@ -1,4 +1,4 @@
-"""Commands in a container and forwarded ports, over the official client's websockets."""
+"""Commands in a container and forwarded ports, over websockets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 from kdist.cluster import resources
+from kdist.cluster.channels import ERROR, RESIZE, STDERR, STDIN, STDOUT, Channels
 from kdist.cluster.refusal import explain
 from kdist.cluster.terminal import raw_terminal
 from kdist.cluster.transport import Transport, deadline
 from kdist.errors import Code, KdistError
 
-STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 _POLL_SECONDS = 0.1
 _CHUNK = 2**16
 
@@ -41,15 +41,11 @@ def execute(
 
     Raises `KdistError` with code TIMEOUT after `timeout` seconds; the command itself is not ended by that.
     """
-    from kubernetes.stream.ws_client import WSClient
-
     flags = {"stdin": stdin, "stdout": True, "stderr": not tty, "tty": tty}
     query = [("container", container), *(("command", word) for word in argv)]
     query += [(key, "true") for key, value in flags.items() if value]
-    url = url_of(transport, pod, namespace, "exec", query)
     what = f"exec in pod/{pod}"
-    with handshake(transport, what):
-        client = WSClient(transport.access.official(), url, transport.headers(), capture_all=False, binary=True)
+    client = Channels(open_websocket(transport, pod, namespace, "exec", query, what=what))
     outputs = {STDOUT: out or _writer(1), STDERR: err or _writer(2)}
     end = deadline(timeout)
     with raw_terminal(tty) as terminal:
@@ -59,34 +55,34 @@ def execute(
                 client.close()
                 raise KdistError(f"{what}: `{argv[0]}` has not ended after {timeout:.0f} s", code=Code.TIMEOUT)
             if terminal is not None and (size := terminal.changed_size()):
-                client.write_channel(RESIZE, json.dumps({"Width": size.columns, "Height": size.lines}).encode())
-            ready, _, _ = select.select([client.sock.sock, *([0] if listening else [])], [], [], _POLL_SECONDS)
+                client.write(RESIZE, json.dumps({"Width": size.columns, "Height": size.lines}).encode())
+            ready, _, _ = select.select([client.fileno(), *([0] if listening else [])], [], [], _POLL_SECONDS)
             if 0 in ready:
                 listening = _send_stdin(client)
             _pass_on(client, outputs)
         _pass_on(client, outputs)
-    return _exit_code(client.read_channel(ERROR), what)
+    return _exit_code(client.read(ERROR), what)
 
 
-def _pass_on(client: Any, outputs: Mapping[int, Callable[[bytes], object]]) -> None:
+def _pass_on(client: Channels, outputs: Mapping[int, Callable[[bytes], object]]) -> None:
     from websocket import WebSocketException
 
     try:
-        client.update(timeout=0)
+        client.update()
     except (WebSocketException, OSError):
         client.close()  # what was read before the cut is still passed on; that no exit code came tells the rest
     for channel, write in outputs.items():
-        if data := client.read_channel(channel):
+        if data := client.read(channel):
             write(data)
 
 
-def _send_stdin(client: Any) -> bool:
+def _send_stdin(client: Channels) -> bool:
     """Pass on what was typed; False when there is nothing more to come."""
     data = os.read(0, _CHUNK)
     if data:
-        client.write_channel(STDIN, data)
+        client.write(STDIN, data)
         return True
-    client.close_channel(STDIN)
+    client.end(STDIN)
     return False
 
 
@@ -143,12 +139,11 @@ def forward(transport: Transport, pod: str, port: int, *, namespace: str, local:
 
 def _tunnel(transport: Transport, pod: str, port: int, namespace: str, connection: socket.socket) -> None:
     """Carry bytes both ways until both ends are done. A tunnel that cannot be dug closes its connection."""
-    from kubernetes.stream.ws_client import PortForward, create_websocket
+    from kubernetes.stream.ws_client import PortForward
 
     with connection, suppress(OSError, KdistError):
-        url = url_of(transport, pod, namespace, "portforward", [("ports", str(port))])
-        with handshake(transport, f"forward port {port} of pod/{pod}"):
-            websocket = create_websocket(transport.access.official(), url, transport.headers())
+        what = f"forward port {port} of pod/{pod}"
+        websocket = open_websocket(transport, pod, namespace, "portforward", [("ports", str(port))], what=what)
         far = PortForward(websocket, [port]).socket(port)
         ends = {connection: far, far: connection}
         while ends:
@@ -165,22 +160,17 @@ def _tunnel(transport: Transport, pod: str, port: int, namespace: str, connectio
                 other.shutdown(socket.SHUT_WR)
 
 
-def url_of(transport: Transport, pod: str, namespace: str, subresource: str, query: Sequence[tuple[str, str]]) -> str:
-    """Where a websocket to a pod begins."""
-    path = resources.path("v1", "Pod", namespace=namespace, name=pod, subresource=subresource)
-    server = transport.access.server.replace("http", "ws", 1)
-    return f"{server}{path}?{urlencode(query)}"
-
-
-@contextmanager
-def handshake(transport: Transport, what: str) -> Iterator[None]:
-    """Turn a websocket that could not be opened into an error of ours."""
+def open_websocket(
+    transport: Transport, pod: str, namespace: str, subresource: str, query: Sequence[tuple[str, str]], *, what: str
+) -> Any:
+    """A websocket to a part of a pod. Raises `RefusalError`, or `KdistError` with code UNREACHABLE; `what` names it there."""
     import websocket
 
+    path = resources.path("v1", "Pod", namespace=namespace, name=pod, subresource=subresource)
+    access = transport.access
     try:
-        yield
+        return access.websocket(f"{path}?{urlencode(query)}")
     except websocket.WebSocketBadStatusException as error:
-        access = transport.access
         body = error.resp_body or b""
         raise explain(error.status_code, body, what=what, namespace=access.namespace, context=access.context) from error
     except (websocket.WebSocketException, OSError) as error:

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import ssl
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from kdist.cluster.kubeconfig import Access
+from kdist.cluster.access import CONNECT_SECONDS, Access
+from kdist.cluster.credentials import Credential
 from kdist.cluster.outage import PASSING, WEBHOOK_PATIENCE, Patience, Tries, is_wrong_certificate
 from kdist.cluster.refusal import explain, read_status
 from kdist.errors import Code, KdistError
 
-CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
+READ_SECONDS = 30.0
 AT_ONCE = 40  # connections that are kept: more are made and thrown away, each with its handshake
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked. `what` names it in errors; `again` is False where a failure is an answer and not an outage."""
+    """What is asked. `what` names it in errors; `again` is False where a failure is an answer and not an outage.
+
+    `timeout` is how many seconds its answer may be silent; None is what the connection has for all requests.
+    """
 
     method: str
     path: str
@@ -31,7 +36,7 @@ class Request:
     content_type: str = "application/json"
     accept: str = "application/json"
     again: bool = True
-    timeout: float = READ_SECONDS
+    timeout: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,23 +64,34 @@ class Answer:
 
 
 class Transport:
-    """Sends requests over the official client's pool of connections; threads may share it."""
+    """Sends requests over a pool of connections; threads may share it."""
 
-    def __init__(self, access: Access, *, patience: float, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, access: Access, *, patience: float, tell: Callable[[str], None], request_timeout: float = READ_SECONDS
+    ) -> None:
+        """`request_timeout` is how many seconds an answer may be silent; 0 is for ever."""
         import urllib3
 
         # Only a kubeconfig that says so is not verified, and urllib3 would complain of it at every connection.
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         self.access = access
         self.patience = Patience(patience, tell)
-        try:
-            self._pool = access.pool(AT_ONCE)
-        except (OSError, ValueError) as error:
-            raise KdistError(f"the kubeconfig cannot be used: {error}", code=Code.UNREACHABLE) from error
+        self._request_timeout = request_timeout or None
+        self._lock = threading.Lock()
+        self._pool: Any = None
+        self._shown = Credential()  # whose certificate the connections of the pool show
+        self._connect(access.credentials.get())
 
-    def headers(self) -> dict[str, str]:
-        """Who we are: the credentials' header, asked for anew each time because tokens end."""
-        return {"user-agent": "kdist", **self.access.headers()}
+    def _connect(self, credential: Credential) -> Any:
+        """The pool whose connections show this certificate; another one where a plugin has given another certificate."""
+        with self._lock:
+            if self._pool is None or (credential.certificate, credential.key) != (self._shown.certificate, self._shown.key):
+                try:
+                    self._pool = self.access.pool(AT_ONCE, credential)
+                except (OSError, ValueError) as error:
+                    raise KdistError(f"the kubeconfig cannot be used: {error}", code=Code.UNREACHABLE) from error
+                self._shown = credential
+            return self._pool
 
     def send(self, request: Request) -> Answer:
         """The answer to a request. Raises `RefusalError` (a `MissingError` for 404) or `KdistError` with code UNREACHABLE."""
@@ -87,6 +103,7 @@ class Transport:
     def open(self, request: Request, *, stream: bool = False) -> Any:
         """The pool's response itself; with `stream`, its body is still to be read by the caller, who releases it."""
         tries = Tries(self.patience)
+        asked_anew = False
         while True:
             try:
                 response = self._once(request, stream=stream)
@@ -98,25 +115,33 @@ class Transport:
                 self.patience.answered()
                 return response
             body = response.data  # reads a stream's too, which ends with its refusal
+            if response.status == 401 and not asked_anew and self.access.credentials.forget():
+                asked_anew = True
+                continue
             if not self._again(request, response, body, tries):
                 raise self._refused(request, response.status, body)
 
     def _once(self, request: Request, *, stream: bool) -> Any:
         import urllib3
 
-        headers = self.headers() | {"accept": request.accept}
+        credential = self.access.credentials.get()
+        # A header that says two groups is two headers, and http.client knows Latin-1 alone where UTF-8 is meant.
+        told = self.access.headers(credential)
+        headers = urllib3.HTTPHeaderDict([(name, value.encode().decode("latin-1")) for name, value in told])
+        headers["accept"] = request.accept
         body = None
         if request.body is not None:
             headers["content-type"] = request.content_type
             body = json.dumps(request.body).encode()
         query = f"?{urlencode(request.query)}" if request.query else ""
+        silence = self._request_timeout if request.timeout is None else request.timeout
         try:
-            return self._pool.request(
+            return self._connect(credential).request(
                 request.method,
                 f"{self.access.server}{request.path}{query}",
                 body=body,
                 headers=headers,
-                timeout=urllib3.Timeout(connect=min(CONNECT_SECONDS, request.timeout), read=request.timeout),
+                timeout=urllib3.Timeout(connect=min(CONNECT_SECONDS, silence or CONNECT_SECONDS), read=silence),
                 preload_content=not stream,
                 retries=False,
             )

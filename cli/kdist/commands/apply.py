@@ -45,7 +45,7 @@ def command(files: tuple[str, ...], *, more: tuple[str, ...], output: str, dry_r
 
     \b
     Exit codes:
-      0 sent   2 wrong file   3 unchanged (with --error-unchanged)   5 API server unreachable or not allowed
+      0 sent   2 wrong file   3 unchanged (with --error-unchanged)   5 API server unreachable   7 not allowed
       with --wait and --follow: 6 timeout   10 the job failed   11 it was stopped
     """
     backend, sets = flags.pop("backend"), flags.pop("sets")

@@ -93,7 +93,7 @@ def command(
 
     numbers = {name: given.pop(name) for name in ("factor", "rounds", "warmup", "seconds", "slow")}
     wanted = bench.Wanted(collective=collective, min=given.pop("least"), max=given.pop("most"), **numbers)
-    remote = on_cluster or given["namespace"] is not None or given["context"] is not None
+    remote = on_cluster or options.asks_cluster(given["namespace"], given["context"])
     job, base = _make_job(wanted, file, image, given.pop("nodes"), given.pop("procs_per_node"))
     keep = given.pop("keep")
     result = _measure_on_cluster(job, base, keep=keep, **given) if remote else _measure_here(job, base)

@@ -33,16 +33,49 @@ def seconds(value: str) -> float:
     return float(sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+)([smhd])", value)))
 
 
+_LOGIN = "kdist.login"  # where what `cluster_options` keeps to itself stands among the values of an invocation
+
+
 def cluster_options(command: Command) -> Command:
-    """`-n/--namespace`, `--context` and `--timeout`; they arrive as `namespace`, `context`, `timeout` and go on to `connect`."""
+    """Which cluster, and as whom: `namespace`, `context` and `timeout` arrive and go on to `connect`.
+
+    `--kubeconfig`, `--as`, `--as-group` and `--request-timeout` do not: `connect` and `find_run` know of them by themselves.
+    """
     decorators = (
         click.option("-n", "--namespace", metavar="NAME", help="Namespace; without it the job file's, else the kubeconfig's."),
         click.option("--context", metavar="NAME", help="Context of the kubeconfig; without it the current one."),
+        _login("--kubeconfig", metavar="FILE", help="Kubeconfig, instead of $KUBECONFIG or ~/.kube/config."),
+        _login("--as", metavar="USER", help="Act as this user, or system:serviceaccount:NAMESPACE:NAME."),
+        _login("--as-group", metavar="GROUP", multiple=True, help="Act as a member of this group too; may be repeated."),
         click.option("--timeout", type=seconds, metavar="DURATION", help="How long to try or wait, e.g. 90s or 5m."),
+        _login("--request-timeout", type=seconds, metavar="DURATION", help="How long one request may take; 0 for ever."),
     )
     for decorate in reversed(decorators):
         command = decorate(command)
     return command
+
+
+def _login(name: str, **how: Any) -> Callable[[Command], Command]:
+    """An option that is kept where `_logged_in` finds it, and that no command needs to take."""
+
+    def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value is not None and value != ():
+            context.meta.setdefault(_LOGIN, {})[parameter.name] = value
+
+    return click.option(name, f"login_{name.strip('-').replace('-', '_')}", expose_value=False, callback=keep, **how)
+
+
+def _logged_in() -> dict[str, Any]:
+    """What was asked for with `--kubeconfig`, `--as`, `--as-group` and `--request-timeout`, as `cluster.connect` takes it."""
+    context = click.get_current_context(silent=True)
+    given: dict[str, Any] = {} if context is None else context.meta.get(_LOGIN, {})
+    names = {"login_kubeconfig": "file", "login_request_timeout": "request_timeout"}
+    found = {name: given[key] for key, name in names.items() if key in given}
+    if "login_as" in given or "login_as_group" in given:
+        from kdist.cluster import Impersonation
+
+        found["impersonation"] = Impersonation(given.get("login_as", ""), given.get("login_as_group", ()))
+    return found
 
 
 def output_option(*formats: str, default: str = "table") -> Callable[[Command], Command]:
@@ -62,6 +95,11 @@ def job_argument(command: Command) -> Command:
     """The job that is meant: NAME, or a job file as argument or with `-f`; arrives as `job` and `file` for `find_job`."""
     command = click.option("-f", "--filename", "file", metavar="FILE", help="Take name and namespace from a job file.")(command)
     return click.argument("job", required=False, metavar="NAME|FILE")(command)
+
+
+def asks_cluster(namespace: str | None, context: str | None) -> bool:
+    """Whether an option chooses a cluster, a place in it or an identity, and so means no run of this machine."""
+    return bool(namespace or context or _logged_in())
 
 
 class Found(NamedTuple):
@@ -98,7 +136,8 @@ def connect(
     if namespace and job and namespace != job:
         console.message(f"namespace {namespace} (-n) is used, not {job} of the job file")
     chosen = namespace or job
-    return cluster.connect(context, chosen, patience=PATIENCE if timeout is None else timeout, tell=console.message)
+    patience = PATIENCE if timeout is None else timeout
+    return cluster.connect(context, chosen, patience=patience, tell=console.message, **_logged_in())
 
 
 def files_argument(command: Command) -> Command:
@@ -144,21 +183,23 @@ def find_run(
 ) -> Path | None:
     """Folder of the run on this machine that is meant; None where the cluster is.
 
-    A run of `kdist run` by that name comes first, and is said, unless -n or --context asks for the cluster; with `at_work` only
-    one that is. Raises `NotFoundError` where there is none, and the machine's is asked for or no cluster is known.
+    A run of `kdist run` by that name comes first, and is said, unless -n, --context or another option that chooses a cluster or
+    an identity asks for the cluster; with `at_work` only one that is. Raises `NotFoundError` where there is none, and the
+    machine's is asked for or no cluster is known.
     """
     from kdist.cluster import kubeconfig
     from kdist.local import agents, folder
 
     name = job if job is not None and not job.endswith(_FILE_SUFFIXES) else find_job(job, file).name
-    root = None if (namespace or context) and not local else agents.find_run(name)
+    remote = asks_cluster(namespace, context)
+    root = None if remote and not local else agents.find_run(name)
     if root is not None and at_work and not agents.is_at_work(root):
         if local or "/" in name:
             raise NotFoundError(f"no `kdist run` is at work in {root}", hint="`kdist report` tells of a run that is over")
         root = None
     if root is None and (local or "/" in name):
         raise NotFoundError(f"there is no run in {name}" if "/" in name else f"there is no run {name} on this machine")
-    if root is None and not (namespace or context) and not kubeconfig.is_there():
+    if root is None and not remote and not kubeconfig.is_there():
         raise NotFoundError(
             f"there is no run {name} {'at work ' if at_work else ''}on this machine, and no kubeconfig that names a cluster",
             hint=f"runs of this machine are looked for in {folder.home()}; a job in a cluster needs KUBECONFIG",

@@ -62,7 +62,8 @@ class Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         size = int(self.headers.get("content-length") or 0)
         body = json.loads(self.rfile.read(size)) if size else None
-        asked = Asked(self.command, unquote(parts.path), dict(parse_qsl(parts.query)), body, dict(self.headers))
+        headers = {name: ", ".join(self.headers.get_all(name) or ()) for name in self.headers}
+        asked = Asked(self.command, unquote(parts.path), dict(parse_qsl(parts.query)), body, headers)
         api: Api = self.server.api  # type: ignore[attr-defined]  # `Api` puts itself there
         api.asked.append(asked)
         self._send(api.answer(asked))

@@ -1,26 +1,29 @@
-"""Whom kdist talks to, and as whom: contexts, plugins for credentials, and what is wrong with a kubeconfig."""
+"""Whom kdist talks to, and as whom: contexts, files, impersonation, and what of a kubeconfig cannot be honoured."""
 
 from __future__ import annotations
 
-import json
-import stat
+import base64
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kdist import cluster
-from kdist.errors import Code, KdistError
-from tests.cli.cluster.api import Reply, write_kubeconfig
+from kdist.cluster import Impersonation, kubeconfig
+from kdist.cluster.access import Access
+from kdist.errors import Code, KdistError, UsageError
+from tests.cli.cluster.api import Api, Reply, refusal, write_kubeconfig
 from tests.cli.cluster.conftest import Connect, Serve
 
 
-def plugin(folder: Path, source: str) -> dict[str, object]:
-    """A user whose credentials come from a program, as clouds have it."""
-    file = folder / "credentials"
-    file.write_text(f"#!{sys.executable}\n{source}\n")
-    file.chmod(file.stat().st_mode | stat.S_IXUSR)
-    return {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(file), "interactiveMode": "Never"}}
+@pytest.fixture(autouse=True)
+def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
 
 
 def test_the_token_of_the_kubeconfig_is_sent(serve: Serve, connect: Connect) -> None:
@@ -31,24 +34,169 @@ def test_the_token_of_the_kubeconfig_is_sent(serve: Serve, connect: Connect) -> 
     assert (found.namespace, found.context, found.server) == ("ml", "test", api.url)
 
 
-def test_a_plugin_gives_the_credentials(tmp_path: Path, serve: Serve, connect: Connect) -> None:
-    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "from-plugin"}}
+AS = {"as": "anna", "as-uid": "7", "as-groups": ["ml", "lab 2"], "as-user-extra": {"acme.com/Project": ["a", "b"]}}
+
+
+def test_who_the_kubeconfig_says_to_act_as_is_said_with_every_request(serve: Serve, connect: Connect) -> None:
     api = serve(lambda _: Reply())
-    connect(api.url, user=plugin(tmp_path, f"print({json.dumps(json.dumps(credential))})")).version()
-    assert api.asked[0].headers["authorization"] == "Bearer from-plugin"
+    connect(api.url, user={"token": "secret", **AS}).version()
+    sent = api.asked[0].headers
+    assert (sent["authorization"], sent["impersonate-user"], sent["impersonate-uid"]) == ("Bearer secret", "anna", "7")
+    assert sent["impersonate-group"] == "ml, lab 2"
+    assert sent["impersonate-extra-acme.com%2Fproject"] == "a, b"
 
 
-def test_a_plugin_that_fails_is_said_in_its_own_words(tmp_path: Path, connect: Connect) -> None:
-    user = plugin(tmp_path, "import sys; sys.exit('your login has expired, run: cloud login')")
-    with pytest.raises(KdistError, match="your login has expired, run: cloud login") as raised:
-        connect("http://127.0.0.1:1", user=user)
+def test_so_it_is_when_a_command_is_run_in_a_pod_or_a_port_is_forwarded(serve: Serve, connect: Connect) -> None:
+    api = serve(lambda _: refusal(403, "not you"))
+    found = connect(api.url, user={"token": "secret", **AS})
+    with pytest.raises(KdistError, match="not you"):
+        found.exec("pod", ["true"])
+    with pytest.raises(KdistError, match="not you"), found.session("pod", ["true"]):
+        pass
+    with found.forward("pod", 80) as port:
+        _touch(port)
+    assert [each.path.rpartition("/")[2] for each in api.asked] == ["exec", "exec", "portforward"]
+    for each in api.asked:
+        assert each.headers["impersonate-user"] == "anna"
+        assert each.headers["impersonate-group"] == "ml, lab 2"
+        assert each.headers["authorization"] == "Bearer secret"
+
+
+def _touch(port: int) -> None:
+    import socket
+
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        assert connection.recv(1) == b""
+
+
+def test_who_the_command_line_says_to_act_as_overrules_the_kubeconfig(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = serve(lambda _: Reply())
+    write_kubeconfig(tmp_path / "elsewhere", api.url, user={"token": "secret", **AS})
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    cluster.connect(file=str(tmp_path / "elsewhere"), impersonation=Impersonation("bert", ("ops",))).version()
+    assert (api.asked[0].headers["impersonate-user"], api.asked[0].headers["impersonate-group"]) == ("bert", "ops")
+
+
+def test_a_name_in_another_script_arrives_as_it_is_written(serve: Serve, connect: Connect) -> None:
+    api = serve(lambda _: Reply())
+    connect(api.url, user={"token": "secret", "as": "Jürgen Σ"}).version()
+    assert api.asked[0].headers["impersonate-user"].encode("latin-1").decode() == "Jürgen Σ"
+
+
+def test_nobody_acts_as_a_group_alone_or_as_a_name_with_a_line_break(connect: Connect) -> None:
+    with pytest.raises(UsageError, match="together with a user"):
+        connect("http://127.0.0.1:1", user={"as-groups": ["system:masters"]})
+    with pytest.raises(UsageError, match="nobody can be called"):
+        Impersonation("anna\r\nimpersonate-group: system:masters")
+
+
+@pytest.mark.parametrize(
+    ("user", "cluster", "why"),
+    [
+        ({"token": "a", "a-field-of-tomorrow": 1}, {}, "user u has `a-field-of-tomorrow`"),
+        ({}, {"a-field-of-tomorrow": 1}, "cluster c has `a-field-of-tomorrow`"),
+        ({"auth-provider": {"name": "azure"}}, {}, "auth-provider `azure`"),
+        ({}, {"proxy-url": "socks5://127.0.0.1:1080"}, "the proxy socks5://127.0.0.1:1080 of the kubeconfig"),
+        ({}, {"server": "10.0.0.1:6443"}, "no address with https://"),
+        ({"token": 7}, {}, "`token` is 7 and no text"),
+        ({"client-certificate-data": "%%%"}, {}, "the kubeconfig cannot be used"),
+        ({"client-certificate": "not-there.pem"}, {}, "not-there.pem"),
+        ({"exec": {"command": ""}}, {}, "exec needs `command`"),
+        ({"tokenFile": "not-there"}, {}, "the token cannot be read"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_its_name(
+    user: dict[str, Any], cluster: dict[str, Any], why: str, connect: Connect
+) -> None:
+    with pytest.raises(KdistError) as raised:
+        connect("http://127.0.0.1:1", user=user or {"token": "secret"}, cluster=cluster)
+    assert why in str(raised.value)
     assert raised.value.code == Code.UNREACHABLE
+
+
+def test_a_token_in_a_file_is_read_each_time_and_comes_first(tmp_path: Path, serve: Serve, connect: Connect) -> None:
+    api = serve(lambda _: Reply())
+    found = None
+    for word in ("one", "two"):
+        (tmp_path / "token").write_text(f"{word}\n")
+        found = found or connect(api.url, user={"token": "secret", "tokenFile": "token"})
+        found.version()
+    assert [each.headers["authorization"] for each in api.asked] == ["Bearer one", "Bearer two"]
+
+
+def test_a_user_with_a_password_says_both(serve: Serve, connect: Connect) -> None:
+    api = serve(lambda _: Reply())
+    connect(api.url, user={"username": "anna", "password": "x:y"}).version()
+    assert base64.b64decode(api.asked[0].headers["authorization"].removeprefix("Basic ")) == b"anna:x:y"
+
+
+def test_requests_go_through_the_proxy_of_the_kubeconfig(serve: Serve, connect: Connect) -> None:
+    proxy = serve(lambda _: Reply(document={"gitVersion": "by the proxy"}))
+    found = connect("http://cluster.example:6443", cluster={"proxy-url": proxy.url.replace("//", "//me:word@")})
+    assert found.version() == {"gitVersion": "by the proxy"}
+    assert base64.b64decode(proxy.asked[0].headers["proxy-authorization"].removeprefix("Basic ")) == b"me:word"
+
+
+def test_the_proxy_of_the_environment_is_not_for_this_machine_nor_for_no_proxy(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, api = serve(lambda _: Reply(document={"gitVersion": "by the proxy"})), serve(lambda _: Reply())
+    monkeypatch.setenv("HTTP_PROXY", proxy.url)
+    assert connect("http://cluster.example:6443").version() == {"gitVersion": "by the proxy"}
+    assert connect(api.url).version() == {}
+    monkeypatch.setenv("NO_PROXY", "10.0.0.0/8,.example")
+    assert kubeconfig.load().proxy == ""
+    assert _access(connect, "http://cluster.example:6443").proxy == ""
+    assert _access(connect, "http://10.1.2.3:6443").proxy == ""
+    assert _access(connect, "http://11.1.2.3:6443").proxy == proxy.url
+
+
+def _access(connect: Connect, url: str) -> Access:
+    connect(url)
+    return kubeconfig.load()
+
+
+def test_the_name_of_the_server_may_be_another_than_its_address(
+    tmp_path: Path, serve: Serve, connect: Connect, program: Callable[[str], str]
+) -> None:
+    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=a"]
+    words += ["-addext", "subjectAltName=DNS:cluster.example", "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "crt")]
+    subprocess.run([program("openssl"), *words], capture_output=True, check=True)
+    both = tmp_path / "both.pem"
+    both.write_bytes((tmp_path / "key").read_bytes() + (tmp_path / "crt").read_bytes())
+    api = serve(lambda _: Reply(), certificate=both)
+    trusted = {"certificate-authority": str(tmp_path / "crt")}
+    with pytest.raises(KdistError, match="not the one that the kubeconfig expects"):
+        connect(api.url, cluster=trusted).version()
+    found = connect(api.url, cluster={**trusted, "tls-server-name": "cluster.example"})
+    assert found.version() == {}
+    api.answer = lambda _: refusal(403, "not you")
+    with pytest.raises(KdistError, match="not you"):
+        found.exec("pod", ["true"])
+
+
+def test_an_answer_that_is_silent_ends_with_the_request_timeout(tmp_path: Path, serve: Serve) -> None:
+    import threading
+
+    held = threading.Event()
+
+    def answer(_: object) -> Reply:
+        held.wait(20)
+        return Reply()
+
+    api = serve(answer)
+    write_kubeconfig(tmp_path / "config", api.url)
+    with pytest.raises(KdistError, match="timed out"):
+        cluster.connect(file=str(tmp_path / "config"), patience=0.0, request_timeout=0.1).version()
+    held.set()
 
 
 def test_a_context_that_does_not_exist_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_kubeconfig(tmp_path / "config", "http://127.0.0.1:1")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    with pytest.raises(KdistError, match="prod") as raised:
+    with pytest.raises(KdistError, match="it has no context `prod`; it has test") as raised:
         cluster.connect("prod")
     assert raised.value.code == Code.UNREACHABLE
 
@@ -79,3 +227,34 @@ def test_several_files_are_one_kubeconfig(tmp_path: Path, monkeypatch: pytest.Mo
     assert cluster.connect("other").namespace == "elsewhere"
     assert cluster.connect().namespace == "ml"
     assert cluster.connect(namespace="mine").namespace == "mine"
+
+
+def test_certificates_may_be_in_it_or_in_files_beside_it(tmp_path: Path) -> None:
+    pem = "-----BEGIN CERTIFICATE-----\n"
+    (tmp_path / "a.pem").write_text(pem)
+    file = tmp_path / "config"
+    beside = {"client-certificate": "a.pem", "client-key": str(tmp_path / "a.pem")}
+    inside = {f"{name}-data": base64.b64encode(pem.encode()).decode() for name in beside}
+    for user in (beside, inside):
+        write_kubeconfig(file, "https://127.0.0.1:1", user=user, cluster={"certificate-authority": "a.pem"})
+        found = kubeconfig.load(file=str(file))
+        credential = found.credentials.get()
+        assert (credential.certificate, credential.key, found.authority, credential.authorization) == (pem, pem, pem, "")
+
+
+ASK = """
+import sys
+import kdist.commands.get
+from kdist import cluster, follow
+cluster.connect().version()
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"kubernetes", "requests", "oauthlib", "pydantic", "websocket"}))
+"""
+
+
+def test_a_request_imports_no_heavy_library(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    api: Api = serve(lambda _: Reply())
+    write_kubeconfig(tmp_path / "config", api.url)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert api.asked[0].headers["authorization"] == "Bearer secret"

@@ -23,7 +23,7 @@ def refuse(reply: Reply, serve: Serve, connect: Connect) -> RefusalError:
 def test_who_is_not_known_is_sent_to_log_in(serve: Serve, connect: Connect) -> None:
     error = refuse(refusal(401, "Unauthorized", "Unauthorized"), serve, connect)
     assert str(error) == "the API server does not know who you are (context test)"
-    assert (error.code, error.next_command) == (Code.UNREACHABLE, "kdist doctor")
+    assert (error.code, error.next_command) == (Code.FORBIDDEN, "kdist doctor")
     assert "expired" in error.hint
 
 
@@ -34,7 +34,7 @@ def test_who_may_not_is_told_the_verb_the_resource_and_the_namespace(serve: Serv
     error = refuse(refusal(403, message, "Forbidden"), serve, connect)
     assert str(error) == "you are `jane`, who may not get jobs.batch in namespace ml"
     assert "the verb get on jobs.batch in namespace ml" in error.hint
-    assert (error.code, error.next_command) == (Code.UNREACHABLE, "kdist doctor -n ml")
+    assert (error.code, error.next_command) == (Code.FORBIDDEN, "kdist doctor -n ml")
 
 
 def test_what_a_policy_forbids_is_given_in_its_own_words(serve: Serve, connect: Connect) -> None:

@@ -92,8 +92,24 @@ def test_a_server_that_stays_broken_or_busy_is_told_in_its_own_words(
 def test_who_is_not_known_or_not_allowed_hears_it(kdist: Kdist, point: Point, serve: Serve, verb: str) -> None:
     point(serve(lambda _: refusal(401, "Unauthorized", "Unauthorized")).url)
     code, said = type_impatiently(kdist, verb)
-    assert code == Code.UNREACHABLE, said
+    assert code == Code.FORBIDDEN, said
     assert "does not know who you are" in said
+
+
+@each_verb
+def test_whoever_acts_as_another_does_so_in_every_request(
+    kdist: Kdist, point: Point, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    world = World()
+    api = serve(lambda asked: world(asked) if asked.method == "GET" and asked.path != "/apis" else refusal(403, "not you"))
+    point(api.url)
+    monkeypatch.delenv("KUBECONFIG")
+    words = VERBS[verb]
+    login = ("--kubeconfig", str(tmp_path / "kubeconfig"), "--as", "anna", "--as-group", "ml", "--request-timeout", "5s")
+    kdist(words[0], *login, "--timeout", "0.02", *words[1:])
+    assert api.asked
+    for each in api.asked:
+        assert (each.headers.get("impersonate-user"), each.headers.get("impersonate-group")) == ("anna", "ml"), each.path
 
 
 LOOKS = ("get", "status", "logs", "events", "why")

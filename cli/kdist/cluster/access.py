@@ -1,0 +1,153 @@
+"""Whom to talk to and as whom, once it is known: what a pool of connections and a websocket are made from."""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from kdist.cluster.credentials import Credential, Fixed, Source
+from kdist.errors import Code, KdistError, UsageError
+
+CONNECT_SECONDS = 10.0
+_CHANNELS = "v5.channel.k8s.io,v4.channel.k8s.io"
+
+
+@dataclass(frozen=True)
+class Impersonation:
+    """Whom to act as: what of the server's own checks applies to them, and not to us, who need the right to impersonate them.
+
+    Raises `UsageError` for groups, a uid or extras of nobody, and for names that no header can carry.
+    """
+
+    user: str = ""
+    groups: tuple[str, ...] = ()
+    uid: str = ""
+    extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.groups or self.uid or self.extra) and not self.user:
+            raise UsageError("groups, a uid or extras can only be taken on together with a user", hint="add --as USER")
+        values = [self.user, *self.groups, self.uid, *(each for found in self.extra.values() for each in found)]
+        if bad := next((each for each in values if not each.isprintable()), None):
+            raise UsageError(f"nobody can be called {bad!r}")
+
+    def headers(self) -> list[tuple[str, str]]:
+        """The headers that say it, as client-go writes them; one for each group."""
+        found = [("impersonate-user", self.user), ("impersonate-uid", self.uid)]
+        found += [("impersonate-group", each) for each in self.groups]
+        for key, values in self.extra.items():
+            found += [(f"impersonate-extra-{quote(key.lower(), safe='')}", each) for each in values]
+        return [(name, value) for name, value in found if value]
+
+
+@dataclass(frozen=True)
+class Access:
+    """Whom to talk to, by the names that people know it by, and as whom. `authority` is a PEM text, empty for the system's own;
+    `server_name` is what the server's certificate is checked against, where that is not its address.
+    """
+
+    context: str
+    namespace: str
+    server: str
+    credentials: Source = field(default_factory=Fixed)
+    impersonation: Impersonation = field(default_factory=Impersonation)
+    authority: str = ""
+    verify: bool = True
+    server_name: str = ""
+    proxy: str = ""
+
+    def headers(self, credential: Credential) -> list[tuple[str, str]]:
+        """Who we are, and who we act as."""
+        own = [("authorization", credential.authorization)] if credential.authorization else []
+        return [("user-agent", "kdist"), *own, *self.impersonation.headers()]
+
+    def pool(self, connections: int, credential: Credential) -> Any:
+        """A pool that keeps so many connections, all with one TLS context. Raises `OSError` for a key that cannot be used."""
+        import urllib3
+
+        settings: dict[str, Any] = {"maxsize": connections}
+        if self.server.startswith("https"):
+            settings["ssl_context"] = self._tls(credential)
+            if self.server_name:
+                settings["server_hostname"] = self.server_name
+        if not self.proxy:
+            return urllib3.PoolManager(**settings)
+        user = self._proxy_user()
+        told = urllib3.make_headers(proxy_basic_auth=":".join(user)) if user else None
+        return urllib3.ProxyManager(self.proxy, proxy_headers=told, **settings)
+
+    def websocket(self, path: str) -> Any:
+        """A websocket to this path, open; it speaks the channels of exec. Raises what `websocket-client` does."""
+        import ssl
+
+        from websocket import WebSocket
+
+        credential = self.credentials.get()
+        tls: dict[str, Any] = {}
+        if self.server.startswith("https"):
+            required = ssl.CERT_REQUIRED if self.verify else ssl.CERT_NONE
+            tls = {"context": self._tls(credential), "cert_reqs": required, "check_hostname": self.verify}
+            if self.server_name:
+                tls["server_hostname"] = self.server_name
+        made: Any = WebSocket(sslopt=tls, skip_utf8_validation=False)
+        headers = [*self.headers(credential), ("sec-websocket-protocol", _CHANNELS)]
+        lines = [f"{name}: {value}" for name, value in headers]
+        made.connect(
+            f"{self.server.replace('http', 'ws', 1)}{path}", header=lines, timeout=CONNECT_SECONDS, **self._websocket_proxy()
+        )
+        made.settimeout(None)
+        return made
+
+    def _websocket_proxy(self) -> dict[str, Any]:
+        if not self.proxy:
+            return {"http_no_proxy": ["*"]}  # it would look into the environment by itself
+        proxy = urlsplit(self.proxy)
+        if proxy.scheme != "http":
+            raise KdistError(
+                f"exec, port-forward and what needs them cannot go through a proxy that is spoken to by TLS ({proxy.hostname})",
+                hint="name its address with http:// in `proxy-url`, if it has one",
+                code=Code.UNREACHABLE,
+            )
+        found: dict[str, Any] = {"http_proxy_host": proxy.hostname, "http_proxy_port": proxy.port or 80}
+        return {**found, "http_proxy_auth": self._proxy_user()}
+
+    def _proxy_user(self) -> tuple[str, str] | None:
+        proxy = urlsplit(self.proxy)
+        return (unquote(proxy.username), unquote(proxy.password or "")) if proxy.username else None
+
+    def _tls(self, credential: Credential) -> Any:
+        import ssl
+
+        from urllib3.util import ssl_
+
+        context = ssl_.create_urllib3_context()
+        if not self.verify:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        elif self.authority:
+            context.load_verify_locations(cadata=self.authority)
+        else:
+            context.load_default_certs()
+        if credential.certificate:
+            with tempfile.NamedTemporaryFile(mode="w", suffix=".pem") as file:  # OpenSSL reads a key from a file only
+                file.write(f"{credential.certificate}\n{credential.key}")
+                file.flush()
+                context.load_cert_chain(file.name)
+        return context
+
+
+def cluster_info(server: str, cluster: Mapping[str, Any], authority: str) -> dict[str, Any]:
+    """What a plugin for credentials is told of the cluster (`provideClusterInfo`)."""
+    found: dict[str, Any] = {"server": server}
+    for name in ("tls-server-name", "insecure-skip-tls-verify", "proxy-url"):
+        if cluster.get(name):
+            found[name] = cluster[name]
+    if authority:
+        found["certificate-authority-data"] = base64.b64encode(authority.encode()).decode()
+    for each in cluster.get("extensions") or []:
+        if each.get("name") == "client.authentication.k8s.io/exec":
+            found["config"] = each.get("extension")
+    return found

@@ -1,0 +1,162 @@
+"""Where credentials come from: the kubeconfig itself, a file of a token, a plugin that is run, or the official client."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from kdist.errors import Code, KdistError
+
+EARLY_SECONDS = 10.0
+"""So long before they end, credentials of a plugin are asked for anew."""
+_TOLD_LINES = 20
+
+
+@dataclass(frozen=True)
+class Credential:
+    """Who we are to the server: an `Authorization` header, a client certificate with its key (PEM texts), or both."""
+
+    authorization: str = ""
+    certificate: str = ""
+    key: str = ""
+
+
+class Source(Protocol):
+    """Gives credentials that are good now."""
+
+    def get(self) -> Credential:
+        """The credentials. Raises `KdistError` with code UNREACHABLE where there are none to be had."""
+        ...
+
+    def forget(self) -> bool:
+        """The server did not know us by them: whether `get` has others to try."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What the kubeconfig says, or what `ask` finds each time."""
+
+    credential: Credential = Credential()
+    ask: Callable[[], str] | None = None
+
+    def get(self) -> Credential:
+        """The credentials, with the `Authorization` header of this moment."""
+        return self.credential if self.ask is None else Credential(self.ask())
+
+    def forget(self) -> bool:
+        """There are no others."""
+        return False
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A token in a file, which whoever mounts it exchanges before it ends; so it is read each time."""
+
+    file: Path
+
+    def get(self) -> Credential:
+        """The token as it is now."""
+        try:
+            return Credential(f"Bearer {self.file.read_text().strip()}")
+        except OSError as error:
+            raise KdistError(f"the token cannot be read: {error}", code=Code.UNREACHABLE) from error
+
+    def forget(self) -> bool:
+        """There are no others: the file was just read."""
+        return False
+
+
+class Plugin:
+    """A program that gives credentials (`users[].user.exec`), run when they are first needed and before they end."""
+
+    def __init__(self, settings: Mapping[str, Any], *, folder: Path, cluster: Mapping[str, Any]) -> None:
+        command = settings.get("command")
+        if not isinstance(command, str) or not command or not isinstance(settings.get("apiVersion"), str):
+            raise ValueError("exec needs `command` and `apiVersion`")
+        # As kubectl has it: a path is relative to the kubeconfig, a bare name is looked for in PATH.
+        path = str(folder / command) if os.sep in command else command
+        self._argv = [path, *(str(each) for each in settings.get("args") or [])]
+        self._version = str(settings["apiVersion"])
+        self._hint = str(settings.get("installHint") or "").strip()
+        self._env = {str(each["name"]): str(each["value"]) for each in settings.get("env") or []}
+        self._mode = settings.get("interactiveMode") or "IfAvailable"
+        self._cluster = cluster if settings.get("provideClusterInfo") else None
+        self._lock = threading.Lock()
+        self._found: Credential | None = None
+        self._until = float("inf")
+
+    def get(self) -> Credential:
+        """The credentials of the last run while they are good, else of a new one."""
+        with self._lock:
+            if self._found is None or time.time() > self._until - EARLY_SECONDS:
+                self._found, self._until = self._read(self._run())
+            return self._found
+
+    def forget(self) -> bool:
+        """The next `get` runs the plugin again."""
+        with self._lock:
+            self._found = None
+        return True
+
+    def _run(self) -> str:
+        """What the plugin writes to stdout. What it says on stderr is passed on while a person looks on, as a login may ask."""
+        interactive = self._mode != "Never" and sys.stdin is not None and sys.stdin.isatty()
+        if self._mode == "Always" and not interactive:
+            raise self._fail("it needs a terminal (interactiveMode: Always), and there is none")
+        spec = {"interactive": interactive, **({"cluster": self._cluster} if self._cluster is not None else {})}
+        asked = {"apiVersion": self._version, "kind": "ExecCredential", "spec": spec}
+        env = {**os.environ, **self._env, "KUBERNETES_EXEC_INFO": json.dumps(asked)}
+        stdin = None if interactive else subprocess.DEVNULL
+        try:
+            process = subprocess.Popen(self._argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+        except OSError as error:
+            raise self._fail(f"it cannot be started: {error.strerror or error}") from error
+        said = bytearray()
+        listener = threading.Thread(target=_listen, args=(process.stderr, said, interactive), daemon=True)
+        listener.start()
+        with process:
+            out = process.stdout.read() if process.stdout else b""
+            listener.join()
+        if process.returncode:
+            raise self._fail(f"it ended with code {process.returncode}", said.decode(errors="replace"))
+        return out.decode(errors="replace")
+
+    def _read(self, text: str) -> tuple[Credential, float]:
+        """The credentials in the plugin's answer, and the moment that they end at, in seconds since 1970."""
+        try:
+            answer = json.loads(text)
+            status = answer["status"]
+            token, certificate = status.get("token") or "", status.get("clientCertificateData") or ""
+            key, end = status.get("clientKeyData") or "", status.get("expirationTimestamp")
+            until = datetime.fromisoformat(end).timestamp() if end else float("inf")
+            if answer.get("apiVersion") != self._version:
+                raise ValueError(f"it answers in {answer.get('apiVersion')}, not in {self._version}")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise self._fail(f"it does not answer with an ExecCredential ({error})") from error
+        if not token and not (certificate and key):
+            raise self._fail("its answer holds neither a token nor a certificate with its key")
+        return Credential(f"Bearer {token}" if token else "", certificate, key), until
+
+    def _fail(self, why: str, said: str = "") -> KdistError:
+        lines = said.strip().splitlines()[-_TOLD_LINES:]
+        told = "\n  ".join([f"no credentials: the plugin `{' '.join(self._argv)}` of the kubeconfig: {why}", *lines])
+        hint = self._hint or "run it by itself, or log in to the cluster again"
+        return KdistError(told, hint=hint, code=Code.UNREACHABLE)
+
+
+def _listen(stream: Any, said: bytearray, live: bool) -> None:
+    """Keep what a program says, and pass it on at once where a person looks on."""
+    while chunk := os.read(stream.fileno(), 2**16):
+        said += chunk
+        if live:
+            os.write(2, chunk)

@@ -43,7 +43,7 @@ EVERYWHERE: dict[Rule, Sequence[Path]] = {
 }
 
 BAD = [
-    (rules.short_file, "x = 1\n" * 251),
+    (rules.short_file, "x = 1\n" * 401),
     (rules.short_functions, "def f():\n" + "    x = 1\n" * 50),
     (rules.short_functions, "class C:\n  async def f(self):\n    'Doc.'\n" + "    x = 1\n" * 50),
     (rules.opens_with_a_docstring, "import os\n"),

@@ -114,7 +114,7 @@ def stores(folder: Path, world: World) -> dict[str, Contestant]:
     def contestant(mode: Any) -> Contestant:
         config = Checkpointing(every=Every(steps=10), mode=mode, keep=1)
         root = folder / f"kdist-{mode}"
-        store = CheckpointStore(root, world=world, run_id="bench", config=config, config_digest="")
+        store = CheckpointStore(root, world=world, run_id="bench", config=config, job={})
         store.load({}, fingerprint="bench")
 
         def begin(state: Any, step: int) -> Wait:

@@ -66,7 +66,7 @@ def main() -> None:
 def save(folder: Path) -> None:
     """A checkpoint with a state of so many megabytes."""
     config = Checkpointing(mode="blocking")
-    store = CheckpointStore(folder, world=Alone(), run_id="bench", config=config, config_digest="")
+    store = CheckpointStore(folder, world=Alone(), run_id="bench", config=config, job={})
     store.save(make_state(1.0), {"step": 1, "samples_seen": 1}, step=1)
     store.close()
 
@@ -92,7 +92,7 @@ def rank() -> None:
     state = {"model": {name: value.clone() for name, value in make_state(0.0)["model"].items()}}
     config = Checkpointing(mode="blocking", load=orders["load"])
     world = Group(orders["generation"])
-    store = CheckpointStore(Path(orders["folder"]), world=world, run_id="bench", config=config, config_digest="")
+    store = CheckpointStore(Path(orders["folder"]), world=world, run_id="bench", config=config, job={})
     dist.barrier()
     memory, read, began = Memory(), bytes_read(), time.perf_counter()
     store.load(state, fingerprint="")

@@ -44,6 +44,14 @@ def test_a_job_on_two_nodes_trains_to_its_end_and_reports(start: Start, tmp_path
     assert "digits is done already" in again.errors()
     assert len(read_ledger(folder, "steps")) == 24
 
+    edited = start(job, "--set", "spec.train.optimizer.learningRate=0.5")
+    assert edited.wait(10) == "", "no old report"
+    assert "the job was edited since: optimizer.learningRate 0.001 -> 0.5" in edited.errors()
+
+    longer = start(job, "--set", "spec.train.steps=26", "-o", "json")
+    assert json.loads(longer.wait(0))["steps"]["reached"] == 26
+    assert "job-edited            the job was edited since its checkpoint: steps 24 -> 26: taken over" in longer.errors()
+
 
 @pytest.mark.processes
 def test_ctrl_c_saves_and_the_next_run_goes_on_at_the_following_step(start: Start, tmp_path: Path) -> None:

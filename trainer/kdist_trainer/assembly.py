@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim import Optimizer
 
 from kdist_trainer import model
 from kdist_trainer.checkpoint.checkpointer import CheckpointStore
 from kdist_trainer.conference import admit
-from kdist_trainer.config import TrainConfig, Training
+from kdist_trainer.config import Change, TrainConfig, Training, compare, refuse
 from kdist_trainer.data import course
 from kdist_trainer.data.loader import Batch, Loader
 from kdist_trainer.diary import Diary
 from kdist_trainer.early_stop import Patience
+from kdist_trainer.failure import Mismatch
 from kdist_trainer.guard import Guard
 from kdist_trainer.heartbeat import Heartbeat, Phase
 from kdist_trainer.passes import in_turn, through_stages
@@ -28,6 +30,7 @@ from kdist_trainer.randomness import WEIGHTS, derive, generators
 from kdist_trainer.resources import Resources
 from kdist_trainer.run import Run
 from kdist_trainer.saves import Savable, Saves, Stateful
+from kdist_trainer.schedule import Curve
 from kdist_trainer.signals import Exchange, StopFlag
 from kdist_trainer.state import TrainState
 from kdist_trainer.stats import StepPhase, StepStats
@@ -62,15 +65,14 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
     set_generators = generators(world.device)
     set_generators(derive(train.seed, WEIGHTS))
     built = model.build(train, workload, world)
-    samples, steps, fingerprint = course.plan(config, train, workload, world, even=built.strategy.sharded)
-    optimizer = workload.optimizer(built.module, train.optimizer)
+    planned = course.plan(config, train, workload, world, even=built.strategy.sharded)
+    steps, optimizer = planned.steps, make_optimizer(train, workload, built)
     scheduler = workload.scheduler(optimizer, train.schedule, steps=steps.count())
     guard, patience = make_judges(train)
     small = there_are(scheduler=scheduler, precision=built.precision, guard=guard, early_stop=patience)
-    state = TrainState(train.seed, fingerprint, world.size, describe_surroundings(train, world))
+    state = TrainState(train.seed, planned.fingerprint, world.size, describe_surroundings(train, world))
     parts = Savable(world, built.strategy, built.module, optimizer, built.averages, small, state)
-    laps = Laps(stats)
-    loader = Loader(steps, workload, samples, settings=train.loader, seed=train.seed)
+    laps, loader = Laps(stats), Loader(steps, workload, planned.samples, settings=train.loader, seed=train.seed)
     run = Run(
         settings=train,
         world=world,
@@ -80,6 +82,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         strategy=built.strategy,
         optimizer=optimizer,
         move_rate=scheduler.step if scheduler is not None else _stay,
+        curve=scheduler if isinstance(scheduler, Curve) else None,
         precision=built.precision,
         set_generators=set_generators,
         learn=through_stages if train.strategy == "pipeline" else in_turn,
@@ -88,7 +91,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         evaluation_batch=train.micro_batch or max(1, train.global_batch // steps.deal.shards),
         state=state,
         target=steps.count(),
-        saves=make_saves(config, train, around, parts),
+        saves=make_saves(config, train, around, parts, stream=planned.is_stream),
         pretrained=make_pretrained(train, workload, parts),
         guard=guard,
         averages=built.averages,
@@ -109,13 +112,21 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
     return run
 
 
+def make_optimizer(train: Training, workload: Workload, built: model.Model) -> Optimizer:
+    """The workload's optimizer, whose groups note the rate that they begin with: a schedule may come, or change, later."""
+    optimizer = workload.optimizer(built.module, train.optimizer)
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", group["lr"])
+    return optimizer
+
+
 def make_judges(train: Training) -> tuple[Guard | None, Patience | None]:
     """What judges each update, and what ends a training that gets no better, where the job asks for them."""
     guard = Guard(train) if train.on_nonfinite in ("skip", "rollback") else None
     return guard, Patience(train.early_stop) if train.early_stop is not None else None
 
 
-def make_saves(config: TrainConfig, train: Training, around: Surroundings, parts: Savable) -> Saves:
+def make_saves(config: TrainConfig, train: Training, around: Surroundings, parts: Savable, *, stream: bool) -> Saves:
     """Where the run is kept: the folder of checkpoints, locked for this run, and the ledger in it. Collective."""
     root, store, world = around.checkpoints, None, around.world
     if root is not None:
@@ -124,13 +135,23 @@ def make_saves(config: TrainConfig, train: Training, around: Surroundings, parts
             world=world,
             run_id=os.environ.get("KDIST_RUN_ID", "none"),
             config=train.checkpoint,
-            config_digest=hashlib.sha256(config.to_json().encode()).hexdigest(),
+            job=config.to_job(),
             sharded=parts.strategy.sharded,
             holders=(world.data_rank, world.data_size) if train.strategy == "pipeline" else None,
             take_over="KDIST_TAKE_OVER" in os.environ,
         )
     diary = Diary(root, around.world, waited=lambda: around.stats.phase[StepPhase.COMM_EXPOSED])
-    return Saves(store, parts, every=train.checkpoint.every, diary=diary, stats=around.stats)
+    judge = partial(judge_edits, train.model_dump(mode="json", by_alias=True), stream=stream)
+    return Saves(store, parts, every=train.checkpoint.every, diary=diary, stats=around.stats, judge=judge)
+
+
+def judge_edits(now: dict[str, Any], job: Mapping[str, Any], *, stream: bool) -> list[Change]:
+    """What was edited since a checkpoint of `job` was written. Raises `Mismatch` where `now` cannot go on from it."""
+    changes = compare(job["train"], now, stream=stream) if "train" in job else []
+    problem = refuse(changes)
+    if problem is not None:
+        raise Mismatch(problem)
+    return changes
 
 
 def make_pretrained(train: Training, workload: Workload, parts: Savable) -> Pretrained | None:

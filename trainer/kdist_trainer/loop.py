@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kdist_trainer import log
 from kdist_trainer.conference import confer, drain, give_up
+from kdist_trainer.config import Fate
 from kdist_trainer.evaluation import gets_no_better, measure
 from kdist_trainer.heartbeat import Phase
 from kdist_trainer.profiling.recording import begin as begin_profile
@@ -52,7 +53,6 @@ def train(run: Run) -> str:
 
 def begin(run: Run) -> None:
     """Warm up, go on from the newest checkpoint, or begin with what the job names, and open the stream of batches there."""
-    run.stats.target_steps = run.target
     warm_up(run)
     run.stats.add_wall(Wall.INIT, run.laps.skip())
     run.beat(Phase.RESTORE, run.state.step)
@@ -64,6 +64,8 @@ def begin(run: Run) -> None:
         welcome(run, saved)
     probe(run, Wall.INIT)
     open_stream(run)
+    if run.state.step < run.target:
+        run.saves.reopen()
 
 
 def probe(run: Run, category: Wall) -> None:
@@ -73,7 +75,11 @@ def probe(run: Run, category: Wall) -> None:
 
 
 def open_stream(run: Run) -> None:
-    """The batches from the present position on."""
+    """The batches and the learning rate from the present position on, to wherever the job's end is by now."""
+    state = run.state
+    run.target = run.stats.target_steps = run.loader.go_on(step=state.step, position=state.samples_seen)
+    if run.curve is not None:
+        run.curve.place(state.step, steps=run.target)
     run.first_step = run.boundary = run.state.step + 1
     run.curves.begin(run.state.step)
     run.batches = run.loader.batches(step=run.state.step, position=run.state.samples_seen)
@@ -85,6 +91,9 @@ def welcome(run: Run, saved: TrainState | None) -> None:
         log.event("started-fresh", step=0)
         return
     log.event("resumed", step=saved.step, samples_seen=saved.samples_seen, checkpoint=run.saves.resumed_from)
+    edits = [change for change in run.saves.changes if change.fate is not Fate.FREE]
+    if edits:
+        log.warn("job-edited", fields=[change.field for change in edits], message="; ".join(map(str, edits)))
     before, now = saved.describe_writer(), run.state.describe_writer()
     if before != now:
         why = f"saved by {before}; resumed by {now}"

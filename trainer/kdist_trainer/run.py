@@ -20,6 +20,7 @@ from kdist_trainer.precision import Admit, Precision
 from kdist_trainer.pretrained import Pretrained
 from kdist_trainer.resources import Resources
 from kdist_trainer.saves import Saves
+from kdist_trainer.schedule import Curve
 from kdist_trainer.signals import Exchange, StepRecord, StopFlag
 from kdist_trainer.state import TrainState
 from kdist_trainer.stats import StepStats
@@ -44,6 +45,8 @@ class Run:
     optimizer: Optimizer
     move_rate: Callable[[], object]
     """Moves the learning rate after a step."""
+    curve: Curve | None
+    """What moves it, where job.yaml says how: any step can be gone on from."""
     precision: Precision
     set_generators: Callable[[int], object]
     learn: Callable[[Run, Sequence[Piece], float], Tensor]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 
 from kdist_trainer.averages import Averages
 from kdist_trainer.checkpoint.checkpointer import CheckpointStore, SaveResult
-from kdist_trainer.config import Every
+from kdist_trainer.config import Change, Every
 from kdist_trainer.diary import Diary
 from kdist_trainer.parallel.base import Strategy
+from kdist_trainer.schedule import take_over
 from kdist_trainer.shards import local
 from kdist_trainer.state import TrainState
 from kdist_trainer.stats import StepStats
@@ -51,11 +52,27 @@ class Savable:
 class Saves:
     """The training's state on its way to the store and back. Every rank calls the same methods in the same order."""
 
-    def __init__(self, store: CheckpointStore | None, parts: Savable, *, every: Every, diary: Diary, stats: StepStats) -> None:
-        """Without a store, where the job has no folder for checkpoints, nothing is kept."""
+    def __init__(
+        self,
+        store: CheckpointStore | None,
+        parts: Savable,
+        *,
+        every: Every,
+        diary: Diary,
+        stats: StepStats,
+        judge: Callable[[Mapping[str, Any]], list[Change]] = lambda _: [],
+    ) -> None:
+        """Without a store, where the job has no folder for checkpoints, nothing is kept.
+
+        `judge` says what was edited since a checkpoint of a job was written, or raises `Mismatch`.
+        """
         self.store, self.parts, self.diary = store, parts, diary
         self.kept_step = -1
         """Step of the newest checkpoint that is committed."""
+        self.changes: list[Change] = []
+        """What was edited in the job since the checkpoint that was restored last."""
+        self._ask = judge
+        self._asked = [dict(group) for group in parts.optimizer.param_groups] if store is not None else []
         self._every, self._stats = every, stats
         self._begun_step, self._begun_at = -1, time.monotonic()
         if store is not None:
@@ -67,7 +84,7 @@ class Saves:
             return None
         parts = self.parts
         tensors = parts.tensors()
-        found = self.store.load(tensors, fingerprint=parts.state.fingerprint)
+        found = self.store.load(tensors, fingerprint=parts.state.fingerprint, judge=self._judge)
         for one in self.store.fallbacks:
             self._stats.add_fallback(one.cause)
         if found is None:
@@ -76,12 +93,23 @@ class Saves:
         parts.strategy.put(tensors, parts.optimizer)
         saved = TrainState.from_json(found)
         parts.state.step, parts.state.samples_seen = saved.step, saved.samples_seen
+        edited = {change.field for change in self.changes}
         for name, part in parts.extras.items():
-            if name in saved.extras:  # what the job asks for since then begins anew
+            # What the job asks for since then begins anew, and so do evaluations of another kind.
+            if name in saved.extras and not (name == "early_stop" and any(field.startswith("earlyStop") for field in edited)):
                 part.load_state_dict(saved.extras[name])
+        take_over(parts.optimizer, self._asked, edited, parts.extras.get("scheduler"))
         self._begun_step = self.kept_step = saved.step
         self._stats.add_checkpoint("restore")
         return saved
+
+    def _judge(self, job: Mapping[str, Any]) -> None:
+        self.changes = self._ask(job)
+
+    def reopen(self) -> None:
+        """The run goes on, though it may have ended once."""
+        if self.store is not None:
+            self.store.reopen()
 
     @property
     def resumed_from(self) -> str | None:

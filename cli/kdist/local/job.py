@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kdist.errors import Code, KdistError
 from kdist.local import folder as folders
 from kdist.local.folder import RunFolder
 from kdist.local.follow import last_words
@@ -20,7 +22,7 @@ from kdist.local.poll import StatusPoller
 from kdist.local.progress import Node, Progress
 from kdist.local.session import Screen, Session
 from kdist.report.ledger import build_report, read_ledger
-from kdist.spec import Exit, TrainingJob
+from kdist.spec import Exit, TrainingJob, judge_done
 
 REPORT_VERSION = "cli.kdist.dev/v1"
 
@@ -56,7 +58,7 @@ def run_job(job: TrainingJob, train_json: str, *, base: Path, fresh: bool, scree
     folder = RunFolder.open(job.metadata.name, fresh=fresh, checkpoints=checkpoint_folder(job, base))
     try:
         done = folder.done()
-        if done is not None:
+        if done is not None and _is_over(job, done, train_json):
             return Ended(Outcome("done", 0), _report(job, folder, Outcome("done", 0)), already=True)
         devices = list_devices(os.environ)
         commands = plan_agents(job, folder, base=base, environment=os.environ, devices=devices or None)
@@ -79,6 +81,18 @@ def run_job(job: TrainingJob, train_json: str, *, base: Path, fresh: bool, scree
         return Ended(outcome, report, stopped_by)
     finally:
         folder.close()
+
+
+def _is_over(job: TrainingJob, done: Mapping[str, Any], train_json: str) -> bool:
+    """Whether what was done is what the job asks for; False where its end was moved further away.
+
+    Raises `KdistError` where the job was edited in any other way: the old report would not be about it.
+    """
+    finished = judge_done(done, json.loads(train_json))
+    if finished.problem is not None:
+        hint = "--fresh trains it anew and keeps the old run aside; more epochs or steps go on from its last checkpoint"
+        raise KdistError(f"{job.metadata.name}: {finished.problem}", hint=hint, code=Code.JOB_FAILED)
+    return finished.is_over
 
 
 def _make_session(job: TrainingJob, folder: RunFolder, commands: Any, screen: Screen, lines_only: bool) -> Session:

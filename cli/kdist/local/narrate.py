@@ -112,6 +112,7 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "done": lambda e: f"done after step {e['step']}",
     "hang": lambda e: f"rank {e['rank']} hangs in {e['phase']}" + (f", inside {e['collective']}" if e.get("collective") else ""),
     "failed": lambda e: f"failed: {e['cause']}{_said(e)}",
+    "job-edited": lambda e: f"the job was edited since its checkpoint: {e['message']}",
     "not-bit-equal": lambda e: f"the resume is correct but not equal to the bit: {e['why']}",
 }
 

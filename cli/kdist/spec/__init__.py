@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kdist.spec.job import API_VERSION, KIND, Metadata, Spec, TrainingJob
 from kdist.spec.parts import Checkpoints, Data, EnvVar, Resources, SecretKey, Toleration
-from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig, Training
+from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig, Training, judge_done
 
 __all__ = [
     "API_VERSION",
@@ -27,4 +27,5 @@ __all__ = [
     "TrainConfig",
     "Training",
     "TrainingJob",
+    "judge_done",
 ]

@@ -78,7 +78,7 @@ def open_store(
     """A store on `root`; without a world that of a single rank."""
     config = Checkpointing(mode=mode, keep=keep)
     ranks = world or Alone(generation)
-    return CheckpointStore(root, world=ranks, run_id=run_id, config=config, config_digest="config-1", take_over=take_over)
+    return CheckpointStore(root, world=ranks, run_id=run_id, config=config, job={"name": "config-1"}, take_over=take_over)
 
 
 def opened(root: Path, *, keep: int = 3, blocking: bool = True) -> CheckpointStore:

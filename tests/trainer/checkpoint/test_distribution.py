@@ -26,7 +26,7 @@ MEGABYTE = 1 << 20
 
 def store_of(root: Path, rank: Rank) -> CheckpointStore:
     config = Checkpointing(mode="blocking", load="broadcast")
-    return CheckpointStore(root, world=rank, run_id="run-1", config=config, config_digest="config-1")
+    return CheckpointStore(root, world=rank, run_id="run-1", config=config, job={"name": "config-1"})
 
 
 def load_by_leader(rank: Rank, root: Path) -> tuple[int | None, int, list[str]]:
@@ -146,7 +146,7 @@ def test_files_are_read_to_the_cpu_whatever_device_they_were_saved_from(
 
     monkeypatch.setattr(torch, "load", spy)
     config = Checkpointing(mode="blocking", load="broadcast" if by_leader else "each")
-    store = CheckpointStore(root, world=Alone(2), run_id="run-1", config=config, config_digest="c")
+    store = CheckpointStore(root, world=Alone(2), run_id="run-1", config=config, job={})
     assert load(store) == 2
     tensors = [device for device in devices if device is not None]
     assert len(tensors) >= 5

@@ -99,7 +99,7 @@ def fall_back_apart(rank: Rank, roots: list[Path]) -> tuple[int | None, list[tup
 def open_sharded(rank: Rank, roots: list[Path]) -> str:
     config = Checkpointing()
     try:
-        CheckpointStore(roots[rank.rank], world=rank, run_id="r", config=config, config_digest="", sharded=True)
+        CheckpointStore(roots[rank.rank], world=rank, run_id="r", config=config, job={}, sharded=True)
     except Mismatch as error:
         return str(error)
     return "opened"

@@ -14,6 +14,7 @@ from kdist_trainer.checkpoint.files import Operation
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.manifest import read_manifest
+from kdist_trainer.checkpoint.reader import inspect
 from tests.trainer.checkpoint.states import digest_of, make_state, open_store, opened, position, resumable_step, save
 
 
@@ -107,7 +108,8 @@ def test_the_manifest_says_where_a_checkpoint_comes_from(root: Path) -> None:
     save(store, 2)
     manifest = read_manifest(root / "step-00000002-e1")
     assert (manifest.parent, manifest.samples_seen, manifest.world_size) == ("step-00000001-e1", 64, 1)
-    assert (manifest.run_id, manifest.config_digest) == ("run-1", "config-1")
+    assert (manifest.run_id, len(manifest.config_digest)) == ("run-1", 64)
+    assert inspect(root / "step-00000002-e1").job == {"name": "config-1"}
     assert set(manifest.versions) == {"kdist", "torch", "python"}
 
 
@@ -176,6 +178,7 @@ def test_the_final_save_is_committed_and_noted_as_done_when_it_returns(root: Pat
         "checkpoint": "step-00000007-e1",
         "outcome": "done",
         "metrics": {"accuracy": 0.5},
+        "job": {"name": "config-1"},
     }
     assert resumable_step(root) == 7
 

@@ -197,7 +197,7 @@ class Conclusion:
             return record
 
     def _read_done(self) -> dict[str, Any] | None:
-        return read_done(self._settings.checkpoints, run_id=self._settings.run_id)
+        return read_done(self._settings.checkpoints, self._settings.config, run_id=self._settings.run_id)
 
     def _close(self) -> None:
         with suppress(RendezvousError):

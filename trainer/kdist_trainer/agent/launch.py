@@ -19,7 +19,7 @@ from kdist_trainer.agent.settings import Settings, clear_litter, count_procs, ma
 from kdist_trainer.agent.stopping import StopRequested, StopSignals
 from kdist_trainer.agent.telling import Teller
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import Failure, KdistTrainerError
+from kdist_trainer.failure import Failure, KdistTrainerError, Mismatch, describe
 
 _MONITOR_SECONDS = 0.1
 
@@ -31,7 +31,10 @@ def launch(settings: Settings) -> int:
     predecessor = prepare_scratch(settings)
     stop = StopSignals()
     stop.install()
-    done = read_done(settings.checkpoints, run_id=settings.run_id)
+    try:
+        done = read_done(settings.checkpoints, settings.config, run_id=settings.run_id)
+    except Mismatch as error:
+        return end(settings, failed(describe(error, node=settings.node)), stop=stop)
     if done is not None:
         log.event("done", step=done.get("step"), message="the run has ended before")
         return end(settings, success(step=done.get("step")), stop=stop)

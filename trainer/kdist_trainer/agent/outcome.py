@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
-from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import Failure
+from kdist_trainer.config import Cause, Exit, TrainConfig, judge_done
+from kdist_trainer.failure import Failure, Mismatch
 
 RECORD = "exit.json"
 TERMINATION_BYTES = 4096
@@ -90,9 +90,15 @@ def shorten(record: dict[str, Any], limit: int = TERMINATION_BYTES) -> bytes:
     return json.dumps({"code": record["code"]}).encode()
 
 
-def read_done(checkpoints: Path | None, *, run_id: str) -> dict[str, Any] | None:
-    """What the run's last commit left; None while the run has not ended."""
-    if checkpoints is None:
+def read_done(checkpoints: Path | None, config: TrainConfig, *, run_id: str) -> dict[str, Any] | None:
+    """What the run's last commit left; None while what the job asks for by now has not been done.
+
+    Raises `Mismatch` where the run has ended and the job was edited since in a way that it cannot go on by.
+    """
+    done = CheckpointDirectory(checkpoints).done() if checkpoints is not None else None
+    if done is None or done.get("run_id", run_id) != run_id:
         return None
-    done = CheckpointDirectory(checkpoints).done()
-    return done if done is not None and done.get("run_id", run_id) == run_id else None
+    finished = judge_done(done, config.to_job())
+    if finished.problem is not None:
+        raise Mismatch(finished.problem)
+    return done if finished.is_over else None

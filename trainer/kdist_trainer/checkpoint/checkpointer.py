@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Lock, Superseded
 from kdist_trainer.checkpoint.manifest import Manifest
 from kdist_trainer.checkpoint.peers import Peers, Ranks
-from kdist_trainer.checkpoint.restore import Fallback, Restore
+from kdist_trainer.checkpoint.restore import Fallback, Judge, Restore
 from kdist_trainer.checkpoint.staging import Paths, Stager
 from kdist_trainer.checkpoint.writer import Writer
 from kdist_trainer.config import Checkpointing
@@ -57,17 +58,17 @@ class CheckpointStore:
         world: Ranks,
         run_id: str,
         config: Checkpointing,
-        config_digest: str,
+        job: Mapping[str, Any],
         take_over: bool = False,
         sharded: bool = False,
         holders: tuple[int, int] | None = None,
     ) -> None:
         """Find out whether all ranks share `root`, and lock it for this run at the world's generation.
 
-        `sharded`: ranks hold parts of the state, which only a shared folder can take. `holders`: which one of how many ranks
-        that hold the same tensors this one is; by default all do. Raises `Mismatch` when the folder belongs
-        to another run or cannot serve, `Superseded` when a later group of this run has it, `StorageProblem` when it cannot
-        be written.
+        `job`: what is kept of the job with each checkpoint, as plain values. `sharded`: ranks hold parts of the state, which
+        only a shared folder can take. `holders`: which one of how many ranks that hold the same tensors this one is; by
+        default all do. Raises `Mismatch` when the folder belongs to another run or cannot serve, `Superseded` when a later
+        group of this run has it, `StorageProblem` when it cannot be written.
         """
         self.directory = CheckpointDirectory(root)
         self.resumed: Checkpoint | None = None
@@ -75,7 +76,8 @@ class CheckpointStore:
         self._lock = Lock(root)
         self._run_id = run_id
         self._blocking = config.mode == "blocking"
-        self._config_digest = config_digest
+        self._job = dict(job)
+        self._config_digest = hashlib.sha256(json.dumps(self._job, sort_keys=True).encode()).hexdigest()
         seen = storage.probe(root, self._peers)
         self.shared = all(seen)
         self._sees_leader = seen[self._peers.rank]
@@ -95,13 +97,14 @@ class CheckpointStore:
         """Checkpoints that `load` passed over, newest first."""
         return self._restore.fallbacks
 
-    def load(self, model_and_optimizer: dict[str, Any], *, fingerprint: str) -> dict[str, Any] | None:
+    def load(self, model_and_optimizer: dict[str, Any], *, fingerprint: str, judge: Judge | None = None) -> dict[str, Any] | None:
         """Fill the tensors in place from the newest checkpoint that verifies, and return the state saved with it.
 
         None when there is no checkpoint. Raises `Mismatch` when it is of other data (`fingerprint`) or of another model, or
-        when none of the checkpoints can be read.
+        when none of the checkpoints can be read. `judge` is asked first, with the job that the checkpoint is of, on every
+        rank; it may raise `Mismatch` too.
         """
-        found = self._restore.load(model_and_optimizer, fingerprint=fingerprint)
+        found = self._restore.load(model_and_optimizer, fingerprint=fingerprint, judge=judge)
         if found is not None:
             manifest = found.manifest
             self.resumed = Checkpoint(manifest.step, manifest.epoch, self.directory.root / manifest.name)
@@ -132,7 +135,7 @@ class CheckpointStore:
         insist = required or final is not None
         request = Request(
             manifest=self._describe(step, state),
-            state=json.dumps({"state": state}, indent=1).encode() + b"\n",
+            state=json.dumps({"state": state, "job": self._job}, indent=1).encode() + b"\n",
             temporary=Path(),
             started=started,
             visible_seconds=None if self._blocking or insist else time.monotonic() - started,
@@ -144,7 +147,9 @@ class CheckpointStore:
         elif self._blocking:
             self.wait()
         if final is not None:
-            self._write_done({"run_id": self._run_id, "step": step, "checkpoint": request.manifest.name, **final})
+            self._write_done(
+                {"run_id": self._run_id, "step": step, "checkpoint": request.manifest.name, **final, "job": self._job}
+            )
         return Save(step, time.monotonic() - started, waited)
 
     def poll(self) -> None:
@@ -156,6 +161,18 @@ class CheckpointStore:
         """Wait for the save under way, if any, and tell `on_result`. Raises `Superseded` if it found the lock lost."""
         if self._background.pending:
             self._take()
+
+    def reopen(self) -> None:
+        """The run goes on: an earlier word that it had ended no longer holds. Raises `StorageProblem`."""
+
+        def remove() -> None:
+            if self._peers.is_leader or not self._sees_leader:
+                self.directory.remove_done()
+
+        try:
+            self._peers.everywhere(remove)
+        except OSError as error:
+            raise StorageProblem(f"cannot remove DONE from {self.directory.root}: {error}") from error
 
     def close(self) -> None:
         """Wait for the save under way and release the lock, so that any run may use the folder. It may be called twice.

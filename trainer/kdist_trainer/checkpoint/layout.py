@@ -111,6 +111,11 @@ class CheckpointDirectory:
         files.make_folder(self.root, durable=True)
         files.replace(self.root / "DONE", json.dumps(document, indent=2).encode() + b"\n")
 
+    def remove_done(self) -> None:
+        """Take back that the run has ended. Raises `OSError`."""
+        if (self.root / "DONE").exists():
+            files.remove(self.root / "DONE")
+
     def _listed(self, pattern: re.Pattern[str]) -> list[Checkpoint]:
         try:
             entries = list(self.root.iterdir())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class Found:
 
     manifest: Manifest
     state: dict[str, Any]
+    job: dict[str, Any] = field(default_factory=dict)
+    """The job that it is of; empty where the checkpoint does not say."""
 
 
 class _Reader(FileSystemReader):
@@ -64,12 +66,13 @@ def inspect(folder: Path) -> Found:
     manifest = read_manifest(folder)
     load_metadata(folder, manifest)
     try:
-        state = json.loads(read_checked(folder, STATE, manifest))["state"]
+        document = json.loads(read_checked(folder, STATE, manifest))
+        state, job = document["state"], document.get("job", {})
     except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{STATE} holds no state") from error
-    if not isinstance(state, dict):
+    if not isinstance(state, dict) or not isinstance(job, dict):
         raise Damaged(f"{STATE} holds no state")
-    return Found(manifest, state)
+    return Found(manifest, state, job)
 
 
 def check_fit(folder: Path, found: Found, flat: Mapping[str, Any], *, fingerprint: str) -> None:

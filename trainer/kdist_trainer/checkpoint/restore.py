@@ -31,6 +31,8 @@ from kdist_trainer.checkpoint.reader import Found, check_fit, fetch_whole, inspe
 from kdist_trainer.failure import Mismatch
 
 T = TypeVar("T")
+Judge = Callable[[Mapping[str, Any]], None]
+"""Is shown the job that a checkpoint is of, and raises `Mismatch` where the present job cannot go on from it."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,15 @@ class Restore:
         self._lock = lock
         self._shared = shared
         self.fallbacks: list[Fallback] = []
+        self._judge: Judge | None = None
 
-    def load(self, tensors: dict[str, Any], *, fingerprint: str) -> Found | None:
+    def load(self, tensors: dict[str, Any], *, fingerprint: str, judge: Judge | None = None) -> Found | None:
         """Load the newest checkpoint that verifies into `tensors`, in place; None when there is none at all.
 
-        Raises `Mismatch` when it belongs to other data or another model, or when there are checkpoints but none is readable.
+        Raises `Mismatch` when it belongs to other data or another model, or when there are checkpoints but none is readable,
+        and whatever `judge` raises, which is asked on every rank.
         """
+        self._judge = judge
         flat, paths = flatten_state_dict(tensors)
         found = self._load_shared(flat, fingerprint) if self._shared else self._load_apart(flat, fingerprint)
         if found is None:
@@ -85,6 +90,7 @@ class Restore:
     def _load_from_leader(self, folder: Path, flat: dict[str, Any], whole: Mapping[str, Any], fingerprint: str) -> Found:
         """Only rank 0 touches the disk, a bucket at a time; the others get what it read."""
         found = self._peers.on_leader(partial(_verify, folder))
+        self._ask(found)
         self._peers.on_leader(partial(check_fit, folder, found, whole, fingerprint=fingerprint))
         tensors = {name: value for name, value in flat.items() if isinstance(value, Tensor)}
         others = {name: value for name, value in flat.items() if name not in tensors}
@@ -105,6 +111,7 @@ class Restore:
 
     def _load_by_each(self, folder: Path, flat: dict[str, Any], whole: Mapping[str, Any], fingerprint: str) -> Found:
         found = self._peers.on_leader(partial(inspect, folder))
+        self._ask(found)
         share = sorted(found.manifest.files.items())[self._peers.rank :: self._peers.size]
         self._peers.everywhere(partial(check_digests, folder, share))
         self._peers.on_leader(partial(check_fit, folder, found, whole, fingerprint=fingerprint))
@@ -132,10 +139,15 @@ class Restore:
                 return chosen
 
     def _read(self, chosen: Found, flat: dict[str, Any], fingerprint: str, source: int) -> None:
+        self._ask(chosen)
         if self._peers.rank == source:
             folder = self._directory.root / chosen.manifest.name
             check_fit(folder, chosen, flat, fingerprint=fingerprint)
             load_tensors(folder, chosen.manifest, flat, None)
+
+    def _ask(self, found: Found) -> None:
+        if self._judge is not None and found.job:
+            self._judge(found.job)
 
     def _newest_of_mine(self, bad: list[Fallback]) -> Found | None:
         """The newest checkpoint of this rank's own folder that verifies; those that do not are added to `bad`."""

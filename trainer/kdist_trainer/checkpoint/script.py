@@ -13,7 +13,6 @@ says so.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import threading
@@ -33,7 +32,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from kdist_trainer import log
 from kdist_trainer.checkpoint.checkpointer import CheckpointStore
 from kdist_trainer.checkpoint.peers import Peers
-from kdist_trainer.config import Checkpointing, Every
+from kdist_trainer.config import Checkpointing, Every, TrainConfig
 
 _AGREE_SECONDS = 0.5
 _MOST_CALLS = 1000
@@ -179,8 +178,8 @@ def _open_store(config: Checkpointing) -> CheckpointStore | None:
         if _world().rank == 0:
             log.warn("checkpoints-off", message="not started by kdist, or without a folder for checkpoints: nothing is saved")
         return None
-    digest = ""
-    with suppress(OSError, KeyError):
-        digest = hashlib.sha256(Path(os.environ["KDIST_CONFIG"]).read_bytes()).hexdigest()
+    job: dict[str, Any] = {}
+    with suppress(OSError, ValueError, KeyError):
+        job = TrainConfig.read(Path(os.environ["KDIST_CONFIG"])).to_job()
     take_over = "KDIST_TAKE_OVER" in os.environ
-    return CheckpointStore(Path(root), world=_world(), run_id=run_id, config=config, config_digest=digest, take_over=take_over)
+    return CheckpointStore(Path(root), world=_world(), run_id=run_id, config=config, job=job, take_over=take_over)

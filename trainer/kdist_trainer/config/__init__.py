@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from kdist_trainer.config.changes import Change, Fate, Finished, compare, judge_done, refuse
 from kdist_trainer.config.codes import Cause, Exit
 from kdist_trainer.config.model import Count, Model, Name, Nodes, PositiveSeconds, Seconds
 from kdist_trainer.config.preflight import QUANTITY, AllReduceCheck, Preflight, count_bytes
@@ -20,11 +21,14 @@ __all__ = [
     "QUANTITY",
     "AllReduceCheck",
     "Cause",
+    "Change",
     "Checkpointing",
     "Count",
     "EarlyStop",
     "Every",
     "Exit",
+    "Fate",
+    "Finished",
     "Init",
     "Loader",
     "Model",
@@ -38,7 +42,10 @@ __all__ = [
     "Seconds",
     "TrainConfig",
     "Training",
+    "compare",
     "count_bytes",
+    "judge_done",
+    "refuse",
 ]
 
 
@@ -103,6 +110,10 @@ class TrainConfig(Model):
     def to_document(self) -> dict[str, Any]:
         """The same as plain values."""
         return self.model_dump(mode="json", by_alias=True)
+
+    def to_job(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the job: the `train` or `script` section as plain values."""
+        return {name: value for name, value in self.to_document().items() if name in ("train", "script") and value is not None}
 
     def max_world_size(self, procs_per_node: int) -> int:
         """Most ranks that the job can have when every node has `procs_per_node` of them."""

@@ -21,6 +21,11 @@ class Course(NamedTuple):
     fingerprint: str
     """Identity of the data and of what else a position in it depends on."""
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether a position goes by steps of equal batches."""
+        return isinstance(self.samples, StreamSamples)
+
 
 def plan(config: TrainConfig, train: Training, workload: Workload, world: World, *, even: bool) -> Course:
     """The run's course.
@@ -35,7 +40,9 @@ def plan(config: TrainConfig, train: Training, workload: Workload, world: World,
         stream = StreamSamples(found, batch=deal.batch, shards=deal.shards, seed=train.seed)
         total = train.steps * deal.batch
         fingerprint = _digest(workload.fingerprint(stream), stream.describe())
-        return Course(stream, Steps(Positions(length=len(stream), seed=train.seed), deal, total=total), fingerprint)
+        return Course(
+            stream, Steps(Positions(length=len(stream), seed=train.seed), deal, total=total, last=train.steps), fingerprint
+        )
     if found is None or len(found) == 0:
         raise DataProblem(f"{name} has no samples")
     total = train.epochs * len(found) if train.epochs is not None else (train.steps or 0) * deal.batch
@@ -44,7 +51,7 @@ def plan(config: TrainConfig, train: Training, workload: Workload, world: World,
     if weights is not None:
         order = Weighted(weights=weights, length=len(found), seed=train.seed)
         fingerprint = _digest(fingerprint, hashlib.sha256(weights.detach().cpu().double().numpy().tobytes()).hexdigest())
-    return Course(found, Steps(order, deal, total=total), fingerprint)
+    return Course(found, Steps(order, deal, total=total, last=train.steps), fingerprint)
 
 
 def deal_steps(config: TrainConfig, train: Training, world: World, *, even: bool) -> Deal:

@@ -85,6 +85,10 @@ class Loader:
         """This rank's first piece of the run, fetched here and now: something to warm up with."""
         return self._moved(_fetched(_request(self._steps, self._steps.parts(0)[0], 0, 0, self._seed), self._fetcher()))
 
+    def go_on(self, *, step: int, position: int) -> int:
+        """Go on after `step` steps that used `position` samples; returns the run's last step."""
+        return self._steps.go_on(step=step, position=position)
+
     def size(self, position: int) -> int:
         """Samples, over all ranks, of the step that begins at `position`."""
         return self._steps.size(position)

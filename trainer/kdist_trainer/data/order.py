@@ -145,15 +145,22 @@ def share_of(total: int, holders: int, holder: int) -> range:
 
 
 class Steps:
-    """What each step takes from the stream, from any position to the end of a run of `total` samples."""
+    """What each step takes from the stream, from any position to the end of a run of `total` samples, or of `last` steps."""
 
-    def __init__(self, order: Order, deal: Deal, *, total: int) -> None:
+    def __init__(self, order: Order, deal: Deal, *, total: int, last: int | None = None) -> None:
         self.order, self.deal, self.total = order, deal, total
+        self._last = last
         self._full = deal.parts(deal.batch)
 
     def count(self, position: int = 0) -> int:
         """Steps from `position` to the end."""
-        return -(-(self.total - position) // self.deal.batch)
+        return max(0, -(-(self.total - position) // self.deal.batch))
+
+    def go_on(self, *, step: int, position: int) -> int:
+        """Go on after `step` steps that used `position` samples, whatever their batches were; returns the run's last step."""
+        if self._last is not None:
+            self.total = position + max(0, self._last - step) * self.deal.batch
+        return step + self.count(position)
 
     def size(self, position: int) -> int:
         """Samples, over all ranks, of the step that begins at `position`."""

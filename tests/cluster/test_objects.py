@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 
 from kdist import backends
 from kdist.manifest import Manifest
-from kdist.render import find_pods
+from kdist.render import find_pods, text
 from kdist.spec import TrainingJob
 from tests.cluster.namespace import Namespace
 from tests.manifests.jobs import EXAMPLES, FULL, example, load, make, place
+from tests.manifests.test_text import SCALARS, config_map
 
 pytestmark = pytest.mark.e2e
 
@@ -59,6 +61,14 @@ def test_the_api_server_takes_every_object_of_every_example_as_it_is(namespace: 
     assert [each["kind"] for each in kept] == [each.kind for each in objects]
     pairs = zip(objects, kept, strict=True)
     assert [f"{ours.kind} {ours.name}{line}" for ours, theirs in pairs for line in missing(ours.document, theirs)] == []
+
+
+def test_kubectl_reads_every_hostile_scalar_of_rendered_yaml_as_the_text_that_it_is(namespace: Namespace) -> None:
+    data = {f"key-{place}": scalar for place, scalar in enumerate(SCALARS)}
+    names = {scalar for scalar in SCALARS if re.fullmatch(r"[-._A-Za-z0-9]{1,253}", scalar) and scalar not in (".", "..")}
+    rendered = text.to_yaml([config_map(data | dict.fromkeys(names, "x"))]) + "\n"
+    kept = json.loads(namespace.kubectl("apply", *DRY, "-f", "-", stdin=rendered))
+    assert kept["data"] == data | dict.fromkeys(names, "x")
 
 
 @KINDS

@@ -41,7 +41,7 @@ def command(files: tuple[str, ...], *, more: tuple[str, ...], output: str, dry_r
       kdist apply job.yaml
       kdist apply job.yaml --set spec.nodes.max=4 --follow
       kdist apply job.yaml --dry-run=server -o yaml
-      kdist render job.yaml | kubectl apply -f -         (the same, without kdist's memory)
+      kdist render job.yaml | kubectl apply --server-side -f -         (the same, without kdist's memory)
 
     \b
     Exit codes:

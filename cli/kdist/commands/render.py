@@ -25,7 +25,7 @@ def command(file: str, *, output: str, backend: str | None, annotate: bool, sets
     \b
     Examples:
       kdist render job.yaml --annotate
-      kdist render job.yaml --set spec.image=registry.example.com/trainer:1.0 | kubectl apply -f -
+      kdist render job.yaml --set spec.image=registry.example.com/trainer:1.0 | kubectl apply --server-side -f -
       kdist render --backend jobset -o json
     """
     from kdist.deploy import plan

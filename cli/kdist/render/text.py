@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -12,16 +13,22 @@ from kdist.manifest import Manifest
 
 Path = tuple[str | int, ...]
 
+# What YAML 1.1 (PyYAML, half of Go's), YAML 1.2 or Go's parsers take for something else than text where it is bare.
+_WORDS = frozenset({"", "~", "null", "true", "false", "yes", "no", "on", "off", "y", "n", ".nan", "<<", "="})
+_NUMBER = re.compile(r"[-+._]*(?:[0-9][-+.:_0-9a-fotxz \t]*|inf)", re.IGNORECASE)
+# What one parser takes for a line break and another does not, or that only an escape keeps.
+_ESCAPED = re.compile("[\r\x85\u2028\u2029\ufeff]")
+
 
 def to_json(manifests: Iterable[Manifest]) -> str:
-    """One document that `kubectl apply -f -` takes: a List."""
+    """One document that `kubectl apply --server-side -f -` takes: a List."""
     items = [each.document for each in manifests]
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=2, ensure_ascii=False)
 
 
 def to_yaml(manifests: Iterable[Manifest], *, annotate: bool = False) -> str:
-    """Documents that `kubectl apply -f -` takes; with `annotate`, comments name the fields of job.yaml."""
-    return "---\n".join(_document(each, annotate=annotate) for each in manifests).rstrip("\n")
+    """Documents that `kubectl apply --server-side -f -` takes; with `annotate`, comments name the fields of job.yaml."""
+    return "---\n".join(_document(each, annotate=annotate) for each in manifests).removesuffix("\n")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -31,12 +38,20 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def represent_text(self, data: str) -> Any:
-        """Text of several lines as a block, where YAML can."""
-        block = "\n" in data and not data.endswith(" ")
-        style = "|" if block else '"' if "\n" in data else None
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+        """Text of several lines as a block, where YAML can; quoted, what a parser would read as something else."""
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=_style(data))
 
     yaml_representers: ClassVar[dict[Any, Any]] = {**yaml.SafeDumper.yaml_representers, str: represent_text}
+
+
+def _style(text: str) -> str | None:
+    """How to write a text so that every parser reads the same; None where it can stand bare, as far as its content goes."""
+    if _ESCAPED.search(text):
+        return '"'
+    if "\n" in text:
+        # Go's parser refuses a block whose first line opens with a tab; one that opens with a space needs a count of columns.
+        return "|" if not text[0].isspace() and not text.endswith(" ") else '"'
+    return "'" if text.lower() in _WORDS or _NUMBER.fullmatch(text) else None
 
 
 def _document(manifest: Manifest, *, annotate: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any, Literal
 
 from kdist.cluster import resources, watching
@@ -14,6 +15,7 @@ from kdist.manifest import Manifest
 
 FIELD_MANAGER = "kdist"
 PAGE = "500"
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 Document = dict[str, Any]
 
@@ -57,30 +59,50 @@ class Objects:
         all_namespaces: bool = False,
         selector: str = "",
         field_selector: str = "",
+        metadata_only: bool = False,
     ) -> builtins.list[Document]:
-        """All objects of the kind that the selectors pick, in the server's order."""
+        """All objects of the kind that the selectors pick, in the server's order; with `metadata_only` nothing else of them."""
         place = None if all_namespaces else namespace or self.namespace
-        return self.list_with_version(api_version, kind, namespace=place, selector=selector, field_selector=field_selector)[0]
+        return self.list_with_version(
+            api_version, kind, namespace=place, selector=selector, field_selector=field_selector, metadata_only=metadata_only
+        )[0]
 
     def list_with_version(
-        self, api_version: str, kind: str, *, namespace: str | None, selector: str, field_selector: str
+        self,
+        api_version: str,
+        kind: str,
+        *,
+        namespace: str | None,
+        selector: str = "",
+        field_selector: str = "",
+        metadata_only: bool = False,
     ) -> tuple[builtins.list[Document], str]:
         """The objects, and the version of the whole from which a watch goes on. Namespace None is all of them."""
         chosen = [("labelSelector", selector), ("fieldSelector", field_selector)]
-        query = [("limit", PAGE), *((key, value) for key, value in chosen if value)]
-        path = resources.path(api_version, kind, namespace=namespace)
-        what = f"list {resources.named(api_version, kind)}"
+        query = [(key, value) for key, value in chosen if value]
+        request = Request(
+            "GET",
+            resources.path(api_version, kind, namespace=namespace),
+            f"list {resources.named(api_version, kind)}",
+            [("limit", PAGE), *query],
+            accept=_METADATA_ONLY if metadata_only else "application/json",
+        )
         found: list[Document] = []
-        more = ""
         while True:
-            pages = [*query, ("continue", more)] if more else query
-            page = self._transport.send(Request("GET", path, what, pages)).document()
+            try:
+                page = self._transport.send(request).document()
+            except RefusalError as error:
+                if error.status != HTTPStatus.GONE or request.query == query:
+                    raise
+                # The server has forgotten the list that the pages are of. As Kubernetes' own clients: all of it, at once.
+                found, request = [], replace(request, query=query)
+                continue
             # Items of a list come without their kind, which everybody who handles one needs.
-            found += [{"apiVersion": api_version, "kind": kind, **item} for item in page.get("items") or []]
+            found += [{**item, "apiVersion": api_version, "kind": kind} for item in page.get("items") or []]
             metadata = page.get("metadata") or {}
-            more = metadata.get("continue") or ""
-            if not more:
+            if not metadata.get("continue"):
                 return found, str(metadata.get("resourceVersion") or "")
+            request = replace(request, query=[("limit", PAGE), *query, ("continue", metadata["continue"])])
 
     def apply(self, manifest: Manifest, *, dry_run: bool = False, force: bool = False) -> Applied:
         """Send an object by server-side apply as field manager `kdist`; `force` takes over fields that another manager set.
@@ -186,15 +208,17 @@ class Objects:
         selector: str = "",
         field_selector: str = "",
         timeout: float | None = None,
+        since: str = "",
     ) -> Iterator[tuple[str, Document]]:
         """(ADDED | MODIFIED | DELETED, object) for what is there and then for each change, for `timeout` seconds or for ever.
 
-        Cut connections and versions that are gone (410) are mended here: nothing is missed but the states in between.
+        With `since`, the version of a list, only for what has changed after it. Cut connections and versions that are gone (410)
+        are mended here: nothing is missed but the states in between.
         """
         place = None if all_namespaces else namespace or self.namespace
         return watching.watch(
             self._transport, self.list_with_version, api_version, kind,
-            namespace=place, selector=selector, field_selector=field_selector, timeout=timeout,
+            namespace=place, selector=selector, field_selector=field_selector, timeout=timeout, version=since,
         )  # fmt: skip
 
     def _ask(self, method: str, verb: str, api_version: str, kind: str, **where: Any) -> Document:

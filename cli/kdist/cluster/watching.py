@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from kdist.cluster import resources
+from kdist.cluster import outage, resources
 from kdist.cluster.lines import read_lines
 from kdist.cluster.refusal import RefusalError, explain
 from kdist.cluster.transport import Request, Transport, deadline
@@ -41,11 +41,14 @@ def watch(
     selector: str,
     field_selector: str,
     timeout: float | None,
+    version: str = "",
 ) -> Iterator[tuple[str, Document]]:
-    """(ADDED | MODIFIED | DELETED, object): first what is there, then every change, for `timeout` seconds or for ever."""
+    """(ADDED | MODIFIED | DELETED, object): first what is there, then every change, for `timeout` seconds or for ever.
+
+    With a `version` what is there is known already, and the changes since then come at once.
+    """
     end = deadline(timeout)
     known: dict[str, Document] = {}
-    version = ""
     while True:
         if not version:
             listed, version = lister(api_version, kind, namespace=namespace, selector=selector, field_selector=field_selector)
@@ -73,6 +76,7 @@ def watch(
                 if time.monotonic() >= end:
                     return
         except ConnectionError:
+            time.sleep(outage.FIRST_PAUSE)  # a server that cuts each watch at once is not asked without end
             continue  # from the last version seen; an outage shows, and is told of, in the next request
         except RefusalError as error:
             if error.status != GONE:

@@ -70,7 +70,8 @@ def command(
 def _select(cluster: Cluster, selector: str) -> list[str]:
     """Names of the jobs with these labels."""
     wanted = ",".join(part for part in ("app.kubernetes.io/managed-by=kdist", selector) if part)
-    labels = [each["metadata"].get("labels") or {} for each in cluster.list("v1", "ConfigMap", selector=wanted)]
+    found = cluster.list("v1", "ConfigMap", selector=wanted, metadata_only=True)
+    labels = [each["metadata"].get("labels") or {} for each in found]
     return list(dict.fromkeys(each["kdist.dev/job"] for each in labels if "kdist.dev/job" in each))
 
 

@@ -42,7 +42,7 @@ def command(names: tuple[str, ...], *, all_namespaces: bool, selector: str, watc
     if all_namespaces and (names or where["namespace"]):
         raise UsageError("-A is for all jobs of all namespaces: leave out names and -n")
     cluster = options.connect(**where)
-    scope: dict[str, Any] = {"all_namespaces": all_namespaces, "selector": selector}
+    scope: dict[str, Any] = {"all_namespaces": all_namespaces, "selector": selector, "known": {}}
     found = _find(cluster, names, **scope)
     shown = Rows(output, all_namespaces=all_namespaces)
     if not found and output in ("table", "wide") and not watch:
@@ -56,13 +56,11 @@ def command(names: tuple[str, ...], *, all_namespaces: bool, selector: str, watc
     return Code.OK
 
 
-def _find(
-    cluster: Cluster, names: tuple[str, ...], *, all_namespaces: bool, selector: str, strict: bool = True
-) -> list[JobStatus]:
-    """Status of every job that is asked for. Raises `NotFoundError` for a name that is none, if `strict`."""
+def _find(cluster: Cluster, names: tuple[str, ...], *, strict: bool = True, **scope: Any) -> list[JobStatus]:
+    """Status of every job that is asked for, of `survey`'s scope. Raises `NotFoundError` for a name that is none, if `strict`."""
     from kdist import follow
 
-    every = [seen.status for seen in follow.survey(cluster, all_namespaces=all_namespaces, selector=selector)]
+    every = [seen.status for seen in follow.survey(cluster, **scope)]
     missing = [name for name in names if name not in {status.name for status in every}]
     if missing and strict:
         raise NotFoundError(

@@ -70,12 +70,15 @@ def _watch(cluster: Cluster, name: str, output: str) -> int:
     """Look until the job ends: drawn on a terminal, else a line (or a document) whenever something has changed."""
     from kdist import follow
 
-    agents = follow.Agents(cluster, namespace=cluster.namespace)
+    kept: dict[str, Any] = {
+        "agents": follow.Agents(cluster, namespace=cluster.namespace),
+        "events": follow.Events(cluster, cluster.namespace),
+    }
     last = ""
     if output == "table" and console.can_draw():
-        return _draw(cluster, name, agents)
+        return _draw(cluster, name, **kept)
     while True:
-        seen = follow.snapshot(cluster, name, agents=agents)
+        seen = follow.snapshot(cluster, name, **kept)
         follow.settle(cluster, seen)
         line = follow.describe(seen.status) + (f" ({seen.gap})" if seen.gap else "")
         if output != "table":
@@ -88,14 +91,14 @@ def _watch(cluster: Cluster, name: str, output: str) -> int:
         time.sleep(_EVERY)
 
 
-def _draw(cluster: Cluster, name: str, agents: Any) -> int:
+def _draw(cluster: Cluster, name: str, **kept: Any) -> int:
     from kdist import follow
     from kdist.follow.view import View
 
     view = View()
     with console.drawing() as drawing:
         while True:
-            seen: Snapshot = follow.snapshot(cluster, name, agents=agents)
+            seen: Snapshot = follow.snapshot(cluster, name, **kept)
             follow.settle(cluster, seen)
             drawing.update(view.draw(seen), refresh=True)
             if seen.status.phase.terminal:

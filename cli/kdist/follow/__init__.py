@@ -2,7 +2,8 @@
 
 from kdist.follow.agents import Agents
 from kdist.follow.fetch import snapshot, survey
+from kdist.follow.heard import Events
 from kdist.follow.settle import settle
 from kdist.follow.wait import GOALS, describe, ending, until
 
-__all__ = ["GOALS", "Agents", "describe", "ending", "settle", "snapshot", "survey", "until"]
+__all__ = ["GOALS", "Agents", "Events", "describe", "ending", "settle", "snapshot", "survey", "until"]

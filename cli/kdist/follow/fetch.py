@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kdist import backends
 from kdist.errors import KdistError, NotFoundError
 from kdist.follow.agents import Agents
+from kdist.follow.heard import Events
 from kdist.follow.related import is_about
 from kdist.status import BACKEND, Pod, Snapshot, fields, read_pod
 from kdist.status.fields import Document
@@ -26,18 +27,26 @@ _KUEUE = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
-def snapshot(cluster: Cluster, name: str, namespace: str | None = None, *, agents: Agents | None = None) -> Snapshot:
-    """All of one job as it is now. `agents` may be kept from one snapshot to the next, so that it knows its way.
+def snapshot(
+    cluster: Cluster,
+    name: str,
+    namespace: str | None = None,
+    *,
+    agents: Agents | None = None,
+    events: Events | None = None,
+) -> Snapshot:
+    """All of one job as it is now. `agents` and `events` may be kept from one snapshot to the next, which is quicker then.
 
     Raises `NotFoundError` if there is no such job, `KdistError` (code UNREACHABLE) if the API server stays away. What may not
     be read is left out, except for the job's own objects.
     """
     place = namespace or cluster.namespace
     agents = agents or Agents(cluster, namespace=place)
+    list_events = events.read if events is not None else lambda: cluster.list("v1", "Event", namespace=place)
     with _side_by_side() as pool:
         told = pool.submit(lambda: _optional(lambda: cluster.get("v1", "ConfigMap", name, place)))
         listed = pool.submit(lambda: cluster.list("v1", "Pod", namespace=place, selector=f"kdist.dev/job={name}"))
-        heard = pool.submit(lambda: _listed(lambda: cluster.list("v1", "Event", namespace=place)))
+        heard = pool.submit(lambda: _listed(list_events))
         config_map = told.result() or {}
         backend = _find_backend(fields.annotation(config_map, BACKEND))
         made = pool.submit(lambda: _find_workload(cluster, backend, name, place))
@@ -51,24 +60,38 @@ def snapshot(cluster: Cluster, name: str, namespace: str | None = None, *, agent
             raise NotFoundError(f"there is no job {name} in namespace {place}", next_command=f"kdist get -n {place}")
         admission = pool.submit(_find_admission, cluster, place, workload)
         state = backend.read(workload) if backend is not None and workload is not None else None
-        events = tuple(each for each in heard.result() if is_about(each, name, documents, claims.result()))
+        about = tuple(each for each in heard.result() if is_about(each, name, documents, claims.result()))
         return Snapshot(
-            name, place, config_map, workload, state, documents, events,
+            name, place, config_map, workload, state, documents, about,
             asked.result(), nodes.result(), claims.result(), admission.result(), agents.unasked,
         )  # fmt: skip
 
 
-def survey(cluster: Cluster, namespace: str | None = None, *, all_namespaces: bool = False, selector: str = "") -> list[Snapshot]:
-    """Every job as it is now, without events, nodes and claims; of each job one agent is asked. Raises as `snapshot` does."""
+def survey(
+    cluster: Cluster,
+    namespace: str | None = None,
+    *,
+    all_namespaces: bool = False,
+    selector: str = "",
+    known: dict[str, Document] | None = None,
+) -> list[Snapshot]:
+    """Every job as it is now, without events, nodes and claims; of each job one agent is asked. Raises as `snapshot` does.
+
+    Of ConfigMaps only metadata are listed, as most hold code; the jobs' own are read one by one. A survey that is handed the same
+    `known` again, where it keeps them, reads those alone that have changed.
+    """
+    known = {} if known is None else known
     place = namespace or cluster.namespace
     wanted = ",".join(part for part in ("kdist.dev/job", selector) if part)
 
-    def find(api_version: str, kind: str) -> list[Any]:
-        return cluster.list(api_version, kind, namespace=place, all_namespaces=all_namespaces, selector=wanted)
+    def find(api_version: str, kind: str, *, metadata_only: bool = False) -> list[Any]:
+        return cluster.list(
+            api_version, kind, namespace=place, all_namespaces=all_namespaces, selector=wanted, metadata_only=metadata_only
+        )
 
     with _side_by_side() as pool:
         listed = pool.submit(find, "v1", "Pod")
-        config_maps = [each for each in find("v1", "ConfigMap") if fields.label(each, "kdist.dev/job") == fields.name(each)]
+        config_maps = _read_config_maps(cluster, pool, find("v1", "ConfigMap", metadata_only=True), known)
         names = {fields.annotation(each, BACKEND) for each in config_maps}
         kinds = [backend for backend in map(_find_backend, sorted(names)) if backend is not None]
         found = {kind.name: pool.submit(_listed, partial(find, kind.api_version, kind.kind)) for kind in kinds}
@@ -78,6 +101,23 @@ def survey(cluster: Cluster, namespace: str | None = None, *, all_namespaces: bo
             pods.setdefault((fields.text(pod, "metadata", "namespace"), fields.label(pod, "kdist.dev/job")), []).append(pod)
         each = pool.map(lambda one: _one_of_many(cluster, one, workloads, pods.get(_key(one), [])), config_maps)
         return sorted(each, key=lambda one: (one.namespace, one.name))
+
+
+def _read_config_maps(
+    cluster: Cluster, pool: ThreadPoolExecutor, listed: Sequence[Document], known: dict[str, Document]
+) -> list[Document]:
+    """The jobs' own ConfigMaps among those listed; `known` holds them by uid and version and is brought up to date."""
+    own = [each for each in listed if fields.label(each, "kdist.dev/job") == fields.name(each)]
+    versions = [":".join(fields.text(each, "metadata", key) for key in ("uid", "resourceVersion")) for each in own]
+    asked = {
+        version: pool.submit(_optional, partial(cluster.get, "v1", "ConfigMap", fields.name(each), _key(each)[0]))
+        for each, version in zip(own, versions, strict=True)
+        if version not in known
+    }
+    found = {version: known.get(version) or asked[version].result() for version in versions}
+    known.clear()
+    known.update({version: document for version, document in found.items() if document is not None})
+    return list(known.values())
 
 
 @contextmanager

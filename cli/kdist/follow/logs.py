@@ -16,6 +16,7 @@ from kdist.diagnose import diagnose
 from kdist.errors import KdistError, NotFoundError
 from kdist.follow.agents import Agents
 from kdist.follow.fetch import snapshot
+from kdist.follow.heard import Events
 from kdist.follow.lines import Line
 from kdist.follow.settle import settle
 from kdist.follow.wait import too_late
@@ -118,6 +119,7 @@ class Follower:
         self._look_seconds = look_seconds
         self._timeout = timeout
         self._agents = Agents(cluster, namespace=self._namespace)
+        self._events = Events(cluster, self._namespace)
         self._lines: queue.Queue[Line] = queue.Queue(_WAITING_LINES)
         self._readings: dict[str, _Reading] = {}
         self._told = ""
@@ -144,7 +146,7 @@ class Follower:
 
     def _read_history(self) -> Iterator[Line]:
         """What is there at the beginning, over all pods in the order of its times; the following goes on after it."""
-        self.seen = seen = snapshot(self._cluster, self._name, self._namespace, agents=self._agents)
+        self.seen = seen = self._take_snapshot()
         pods = [pod for pod in seen.status.pods if self._wanted.choose(pod) and has_begun(pod)]
         if not pods:
             return
@@ -153,13 +155,16 @@ class Follower:
             self._readings[line.pod.name].last = line.stamp
             yield line
 
+    def _take_snapshot(self) -> Snapshot:
+        return snapshot(self._cluster, self._name, self._namespace, agents=self._agents, events=self._events)
+
     def _is_quiet(self) -> bool:
         return all(reading.over for reading in self._readings.values()) and self._lines.empty()
 
     def _look(self) -> bool:
         """See which containers there are and read those that are new; whether the job has ended."""
         try:
-            self.seen = seen = snapshot(self._cluster, self._name, self._namespace, agents=self._agents)
+            self.seen = seen = self._take_snapshot()
         except NotFoundError:
             if self.seen is None:
                 raise

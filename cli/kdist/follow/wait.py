@@ -10,6 +10,7 @@ from kdist.diagnose import diagnose
 from kdist.errors import Code, KdistError, NotFoundError
 from kdist.follow.agents import Agents
 from kdist.follow.fetch import snapshot
+from kdist.follow.heard import Events
 from kdist.follow.settle import settle
 from kdist.status import JobStatus, Phase, Snapshot
 
@@ -72,12 +73,13 @@ def until(
     """
     began = time.monotonic()
     deadline = None if timeout is None else began + timeout
-    agents = Agents(cluster, namespace=namespace or cluster.namespace)
+    place = namespace or cluster.namespace
+    agents, events = Agents(cluster, namespace=place), Events(cluster, place)
     seen: Snapshot | None = None
     told = ""
     while True:
         try:
-            seen = snapshot(cluster, name, namespace, agents=agents)
+            seen = snapshot(cluster, name, namespace, agents=agents, events=events)
         except NotFoundError:
             if goal == "deleted":
                 return None

@@ -66,7 +66,8 @@ class Handler(BaseHTTPRequestHandler):
         asked = Asked(self.command, unquote(parts.path), dict(parse_qsl(parts.query)), body, headers)
         api: Api = self.server.api  # type: ignore[attr-defined]  # `Api` puts itself there
         api.asked.append(asked)
-        self._send(api.answer(asked))
+        with suppress(ConnectionError):  # who watched has gone
+            self._send(api.answer(asked))
 
     do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815 - the names that http.server calls
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from tests.cli.cluster.api import Asked, Reply, refusal
@@ -31,6 +32,9 @@ class Store:
             return Reply(document={"items": _groups() if asked.path == "/apis" else []})
         if asked.path.endswith("selfsubjectaccessreviews"):
             return Reply(201, {"status": {"allowed": self.may}})
+        if "watch" in asked.query:
+            time.sleep(0.1)
+            return Reply(lines=[])
         return {"GET": self._get, "PATCH": self._patch, "DELETE": self._delete}[asked.method](asked)
 
     def put(self, path: str, document: dict[str, Any]) -> None:

@@ -124,3 +124,17 @@ def test_a_long_list_comes_in_pages(serve: Serve, connect: Connect) -> None:
 
     found = connect(serve(answer).url).list("v1", "Pod", all_namespaces=True)
     assert [(each["kind"], each["metadata"]["name"]) for each in found] == [("Pod", "a"), ("Pod", "b")]
+
+
+def test_a_list_whose_pages_the_server_has_forgotten_is_taken_anew_and_whole(serve: Serve, connect: Connect) -> None:
+    def answer(asked: Asked) -> Reply:
+        if "continue" in asked.query:
+            return Reply(410, GONE)
+        if "limit" in asked.query:
+            return Reply(document={"metadata": {"continue": "more"}, "items": [{"metadata": {"name": "old"}}]})
+        return Reply(
+            document={"metadata": {"resourceVersion": "9"}, "items": [{"metadata": {"name": "a"}}, {"metadata": {"name": "b"}}]}
+        )
+
+    found = connect(serve(answer).url).list("v1", "Pod", selector="x=y")
+    assert [each["metadata"]["name"] for each in found] == ["a", "b"]

@@ -16,10 +16,11 @@ from kdist import follow
 from kdist.cluster import Cluster
 from kdist.errors import KdistError, NotFoundError
 from kdist.status import Phase, Snapshot, read_pod
+from tests.cli.cluster.api import refusal
 from tests.cli.cluster.conftest import Connect, Serve
 from tests.cli.diagnose.scenes import event
 from tests.cli.follow.world import FIRST, SECOND, World
-from tests.cli.status.objects import pod, record, report, unscheduled, workload
+from tests.cli.status.objects import config_map, pod, record, report, unscheduled, workload
 
 
 def test_a_snapshot_is_whole_and_takes_few_requests(world: World, serve: Serve, connect: Connect) -> None:
@@ -58,6 +59,46 @@ def test_pods_that_may_not_be_listed_are_an_error(cluster: Cluster, world: World
 def test_a_survey_shows_every_job_with_its_numbers(cluster: Cluster) -> None:
     found = follow.survey(cluster)
     assert [(seen.name, seen.status.phase, seen.status.step) for seen in found] == [("digits", Phase.RUNNING, 120)]
+
+
+def test_a_survey_reads_no_code_and_a_job_again_only_when_it_has_changed(world: World, serve: Serve, connect: Connect) -> None:
+    assert world.config_map
+    code = config_map(name="digits-code-0a1b2c")
+    code["metadata"]["labels"] = world.config_map["metadata"]["labels"]
+    world.others = [code]
+    api = serve(world)
+    cluster, known = connect(api.url), dict[str, Any]()
+    for _ in range(3):
+        (seen,) = follow.survey(cluster, known=known)
+    listed = [asked for asked in api.asked if asked.path.endswith("/configmaps")]
+    assert all("as=PartialObjectMetadataList" in asked.headers["accept"] for asked in listed)
+    assert [asked.path.rpartition("/")[2] for asked in api.asked if "/configmaps/" in asked.path] == ["digits"]
+    world.config_map["metadata"]["resourceVersion"] = "2"
+    world.config_map["data"] = config_map(most=4)["data"]
+    assert (str(seen.status.nodes), str(follow.survey(cluster, known=known)[0].status.nodes)) == ("2/2", "2/4")
+
+
+def test_events_are_listed_once_and_then_watched(world: World, serve: Serve, connect: Connect) -> None:
+    world.events = [event("Started", "x")]
+    api = serve(world)
+    cluster = connect(api.url)
+    events = follow.Events(cluster, "ml")
+    while len(seen := follow.snapshot(cluster, "digits", events=events).events) < 2:
+        world.events = [event("Started", "x"), event("BackOff", "x")]
+    assert [each["reason"] for each in seen] == ["Started", "BackOff"]
+    asked = [each for each in api.asked if each.path.endswith("/events")]
+    assert len([each for each in asked if "watch" not in each.query]) == 1
+
+
+def test_events_that_may_be_listed_and_not_watched_are_listed_each_time(world: World, serve: Serve, connect: Connect) -> None:
+    world.events = [event("Started", "x")]
+    api = serve(lambda asked: refusal(403, "no", "Forbidden") if "watch" in asked.query else world(asked))
+    cluster = connect(api.url)
+    events = follow.Events(cluster, "ml")
+    assert len(follow.snapshot(cluster, "digits", events=events).events) == 1
+    world.events = [event("Started", "x"), event("BackOff", "x", name=SECOND)]
+    while len(seen := follow.snapshot(cluster, "digits", events=events).events) < 2:
+        assert len(seen) == 1, "the watch has not been refused yet"
 
 
 class Agent(BaseHTTPRequestHandler):

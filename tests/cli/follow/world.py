@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from tests.cli.cluster.api import Asked, Reply, refusal
@@ -17,6 +21,7 @@ class World:
 
     def __init__(self) -> None:
         self.config_map: Document | None = config_map()
+        self.others: list[Document] = []
         self.workload: Document | None = workload(parallelism=2)
         self.pods: list[Document] = [pod(0), pod(1)]
         self.events: list[Document] = []
@@ -32,6 +37,8 @@ class World:
         if asked.method == "PATCH":
             self.patches.append(asked.body)
             return Reply(document={})
+        if "watch" in asked.query:
+            return Reply(lines=self._watched(int(asked.query["resourceVersion"])))
         if asked.path.startswith(f"{_PLACE}/pods"):
             return self._answer_pods(asked)
         single = {f"{_PLACE}/configmaps/digits": self.config_map, _JOB: self.workload}
@@ -39,13 +46,31 @@ class World:
             found = single[asked.path]
             return Reply(document=found) if found else refusal(404, "not found", "NotFound", name="digits")
         lists: dict[str, list[Any]] = {
-            f"{_PLACE}/events": self.events,
-            f"{_PLACE}/configmaps": [self.config_map],
+            f"{_PLACE}/events": self._stored_events(),
+            f"{_PLACE}/configmaps": [self.config_map, *self.others],
             _JOB.rpartition("/")[0]: [self.workload],
         }
         if asked.path in lists:
-            return Reply(document={"items": [each for each in lists[asked.path] if each]})
+            items = [each for each in lists[asked.path] if each]
+            if "PartialObjectMetadataList" in asked.headers["accept"]:
+                items = [{"metadata": each["metadata"]} for each in items]
+            return Reply(document={"metadata": {"resourceVersion": str(len(self.events))}, "items": items})
         return refusal(404, "not found", "NotFound", name=asked.path.rpartition("/")[2])
+
+    def _stored_events(self) -> list[Document]:
+        """The events with what a server adds to them."""
+        ids = ({"name": f"event-{place}", "uid": str(place), "resourceVersion": str(place)} for place in itertools.count(1))
+        return [{**document, "metadata": metadata} for document, metadata in zip(self.events, ids, strict=False)]
+
+    def _watched(self, seen: int) -> Iterator[str]:
+        """A second's watch of events: each one that is added, as soon as it is there."""
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            events = self._stored_events()
+            for document in events[seen:]:
+                yield json.dumps({"type": "ADDED", "object": document})
+            seen = len(events)
+            time.sleep(0.01)
 
     def _answer_pods(self, asked: Asked) -> Reply:
         name, _, rest = asked.path.removeprefix(f"{_PLACE}/pods").lstrip("/").partition("/")

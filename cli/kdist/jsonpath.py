@@ -9,7 +9,17 @@ from typing import Any
 
 from kdist.errors import UsageError
 
-_STEP = re.compile(r"""\.?(?P<word>[A-Za-z_][\w-]*|\*)|\[(?P<index>-?\d+)\]|\[\*\]|\[(?P<quote>['"])(?P<key>.*?)(?P=quote)\]""")
+_STEP = re.compile(
+    r"""\.?(?P<word>[A-Za-z_][\w-]*|\*)|\[(?P<index>-?\d+)\]|\[\*\]|\[(?P<quote>['"])(?P<key>(?:(?!(?P=quote)).)*)(?P=quote)\]"""
+)
+# What kubectl's JSONPath has besides, by what gives it away outside of quotes.
+_UNREAD = {
+    r"\{\s*(range|end)\b": "range and end",
+    r"\[\?": "filters ([?(…)])",
+    r"\.\.": "recursive descent (..)",
+    r"\[[^\]]*,": "unions ([a,b])",
+    r"\[[^\]'\"]*:": "slices ([a:b])",
+}
 _ESCAPES = {"\\n": "\n", "\\t": "\t"}
 
 
@@ -70,4 +80,10 @@ def _unescape(text: str) -> str:
 
 
 def _wrong(template: str) -> UsageError:
-    return UsageError(f"-o jsonpath cannot read `{template}`", hint="write it as kubectl does: jsonpath='{.items[*].name}'")
+    reads = "it reads {.items[*].name}, {.ranks[0]}, {['odd.key']} and text between the braces"
+    for sign, name in _UNREAD.items():
+        if re.search(sign, template):
+            return UsageError(
+                f"-o jsonpath does not understand {name}, as in `{template}`", hint=f"{reads}; -o json | jq does more"
+            )
+    return UsageError(f"-o jsonpath cannot read `{template}`", hint=reads)

@@ -31,7 +31,25 @@ def test_a_template_picks_what_it_says(template: str, found: str) -> None:
     assert jsonpath.find(template, DOCUMENT) == found
 
 
-@pytest.mark.parametrize("template", ["{.items[}", "{.phase", "}", "{range .items[*]}", "{.a[?(@.b)]}", "{}}"])
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("{range .items[*]}{.name}{end}", "range and end"),
+        ("{.a[?(@.b)]}", r"filters"),
+        ("{.items[?(@.name=='a')].step}", r"filters"),
+        ("{..name}", "recursive descent"),
+        ("{['phase','odd.key']}", "unions"),
+        ("{.items[0,1].name}", "unions"),
+        ("{.items[0:2].name}", "slices"),
+    ],
+)
+def test_what_kubectl_has_and_kdist_has_not_is_named(template: str, what: str) -> None:
+    with pytest.raises(UsageError, match=f"jsonpath does not understand {what}") as told:
+        jsonpath.find(template, DOCUMENT)
+    assert "jq" in (told.value.hint or "")
+
+
+@pytest.mark.parametrize("template", ["{.items[}", "{.phase", "}", "{}}", "{.items[a]}"])
 def test_a_template_that_cannot_be_read_is_wrong_usage(template: str) -> None:
     with pytest.raises(UsageError, match="jsonpath cannot read"):
         jsonpath.find(template, DOCUMENT)

@@ -100,6 +100,11 @@ def test_every_breach_is_told_at_once() -> None:
         ({"spec": {"volumes": {"a": 1}}}, r"spec\.podTemplate\.spec\.volumes must be a list, found a mapping"),
         ({"spec": {"containers": [{"image": "a"}]}}, r"each item of spec\.podTemplate\.spec\.containers needs its name"),
         ({"spec": {"containers": ["a"]}}, r"each item of spec\.podTemplate\.spec\.containers needs its name"),
+        (
+            {"spec": {"volumes": [{"$patch": "replace"}]}},
+            r"knows no directives .*: spec\.podTemplate\.spec\.volumes\[0\]\.\$patch",
+        ),
+        ({"spec": {"$retainKeys": ["a"], "affinity": {"$patch": "delete"}}}, r"spec\.\$retainKeys, .*affinity\.\$patch"),
     ],
 )
 def test_an_overlay_that_cannot_be_laid_is_refused(overlay: dict[str, Any], message: str) -> None:

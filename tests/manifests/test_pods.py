@@ -65,6 +65,22 @@ def test_what_restricted_forbids_is_noticed(spec: dict[str, Any]) -> None:
     assert violations(find_pod(podTemplate={"spec": spec})) != []
 
 
+def test_the_sysctls_that_1_37_made_safe_are_allowed() -> None:
+    names = ("net.ipv4.tcp_notsent_lowat", "net.ipv4.tcp_slow_start_after_idle")
+    context = {"sysctls": [{"name": name, "value": "1"} for name in names]}
+    assert violations(find_pod(podTemplate={"spec": {"securityContext": context}})) == []
+
+
+def test_a_pod_for_windows_is_not_asked_for_what_only_linux_has_and_may_not_be_a_process_of_the_host() -> None:
+    def judge(**options: Any) -> list[str]:
+        container = {"name": "trainer", "securityContext": {"windowsOptions": options}}
+        context = {"runAsNonRoot": True}
+        return violations({"spec": {"os": {"name": "windows"}, "securityContext": context, "containers": [container]}})
+
+    assert judge(runAsUserName="ContainerUser") == []
+    assert judge(hostProcess=True) == ["container trainer: hostProcess is not allowed"]
+
+
 @KINDS
 def test_a_pod_is_found_by_the_job_and_told_which_run_it_belongs_to(backend: str) -> None:
     metadata = find_pod(backend)["metadata"]

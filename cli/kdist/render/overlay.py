@@ -45,6 +45,11 @@ def lay(pod: dict[str, Any], overlay: Mapping[str, Any], backend: Backend) -> di
             f"{_SOURCE} takes metadata and spec, found {', '.join(map(repr, strange))}",
             hint="it is laid over a pod template: podTemplate: {spec: {…}}",
         )
+    if directives := list(_find_directives(overlay, _SOURCE)):
+        raise KdistError(
+            f"podTemplate knows no directives of a strategic merge patch: {', '.join(directives)}",
+            hint="null takes a field away; lists of named things are merged by their names, all other lists are replaced",
+        )
     merged = _merge(pod, _with_container_name(overlay, backend), ())
     before, after = dict(_contract(pod, backend.container)), dict(_contract(merged, backend.container))
     broken = [f"{_SOURCE} must not change {what}" for what, value in before.items() if after.get(what) != value]
@@ -54,6 +59,17 @@ def lay(pod: dict[str, Any], overlay: Mapping[str, Any], backend: Backend) -> di
         )
     found: dict[str, Any] = merged
     return found
+
+
+def _find_directives(overlay: Any, path: str) -> Iterator[str]:
+    """Where `$patch`, `$retainKeys` and the like stand; no field of a pod begins so."""
+    if isinstance(overlay, Mapping):
+        yield from (f"{path}.{key}" for key in overlay if str(key).startswith("$"))
+        for key, value in overlay.items():
+            yield from _find_directives(value, f"{path}.{key}")
+    elif isinstance(overlay, list):
+        for index, value in enumerate(overlay):
+            yield from _find_directives(value, f"{path}[{index}]")
 
 
 def _with_container_name(overlay: Mapping[str, Any], backend: Backend) -> dict[str, Any]:

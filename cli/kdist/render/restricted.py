@@ -1,4 +1,4 @@
-"""The rules of the Pod Security Standard "restricted", checked without a cluster. Windows pods are not looked at.
+"""The rules of the Pod Security Standard "restricted" as of Kubernetes 1.37, checked without a cluster.
 
 The rendered pod keeps all of them; `spec.podTemplate` may not, and then a namespace that enforces them refuses every pod.
 """
@@ -22,7 +22,9 @@ _SYSCTLS: Final = frozenset(
         "net.ipv4.tcp_keepalive_intvl",
         "net.ipv4.tcp_keepalive_probes",
         "net.ipv4.tcp_keepalive_time",
+        "net.ipv4.tcp_notsent_lowat",
         "net.ipv4.tcp_rmem",
+        "net.ipv4.tcp_slow_start_after_idle",
         "net.ipv4.tcp_syncookies",
         "net.ipv4.tcp_wmem",
     }
@@ -36,10 +38,12 @@ def violations(template: Mapping[str, Any]) -> list[str]:
     spec, metadata = template.get("spec") or {}, template.get("metadata") or {}
     found = [*_pod(spec), *_annotations(metadata.get("annotations") or {})]
     pod_context = spec.get("securityContext") or {}
+    # Kubernetes refuses these fields in a pod for Windows, so "restricted" does not ask for them there.
+    rules = (_container,) if (spec.get("os") or {}).get("name") == "windows" else (_container, _confinement)
     for kind in ("initContainers", "containers", "ephemeralContainers"):
         for container in spec.get(kind) or ():
             where = f"container {container.get('name')}"
-            found += [f"{where}: {each}" for each in _container(container, pod_context)]
+            found += [f"{where}: {each}" for rule in rules for each in rule(container, pod_context)]
     return found
 
 
@@ -83,12 +87,23 @@ def _container(container: Mapping[str, Any], pod: Mapping[str, Any]) -> Iterator
     yield from _context(own)
     if own.get("privileged"):
         yield "privileged is not allowed"
-    if own.get("allowPrivilegeEscalation") is not False:
-        yield "allowPrivilegeEscalation must be false"
     if own.get("procMount", "Default") != "Default":
         yield "procMount must be Default"
     if own.get("runAsNonRoot", pod.get("runAsNonRoot")) is not True:
         yield "runAsNonRoot must be true"
+    for port in container.get("ports") or ():
+        if port.get("hostPort"):
+            yield f"hostPort {port['hostPort']} is not allowed"
+    for probe in _probes(container):
+        if any((probe.get(kind) or {}).get("host") for kind in ("httpGet", "tcpSocket")):
+            yield "probes and hooks must not name a host"
+
+
+def _confinement(container: Mapping[str, Any], pod: Mapping[str, Any]) -> Iterator[str]:
+    """What only Linux knows."""
+    own = container.get("securityContext") or {}
+    if own.get("allowPrivilegeEscalation") is not False:
+        yield "allowPrivilegeEscalation must be false"
     if not (own.get("seccompProfile") or pod.get("seccompProfile")):
         yield "seccompProfile must be set"
     capabilities = own.get("capabilities") or {}
@@ -97,12 +112,6 @@ def _container(container: Mapping[str, Any], pod: Mapping[str, Any]) -> Iterator
     for added in capabilities.get("add") or ():
         if added != "NET_BIND_SERVICE":
             yield f"the capability {added} is not allowed"
-    for port in container.get("ports") or ():
-        if port.get("hostPort"):
-            yield f"hostPort {port['hostPort']} is not allowed"
-    for probe in _probes(container):
-        if any((probe.get(kind) or {}).get("host") for kind in ("httpGet", "tcpSocket")):
-            yield "probes and hooks must not name a host"
 
 
 def _probes(container: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

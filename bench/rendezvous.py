@@ -24,7 +24,8 @@ from typing import Any
 from torch._C._distributed_c10d import Store, TCPStore
 
 from bench.table import title
-from kdist_trainer.agent.hearing import Hearing
+from kdist_trainer.agent.exchange import Exchange
+from kdist_trainer.agent.hearing import Heard, Hearing
 from kdist_trainer.rendezvous.configmap import ConfigMap
 from kdist_trainer.rendezvous.dynamic import open_rendezvous
 from kdist_trainer.rendezvous.kubernetes import KubernetesStore
@@ -101,7 +102,8 @@ def be_agent(
     agree(info.store, info.rank, nodes)
     formed = time.monotonic() - began
     joining = config_map.requests if config_map else 0
-    with Hearing(handler.news, seconds=handler.pace.watch):
+    exchange = Exchange(store, run_id=run_id, node="")
+    with Hearing(lambda: Heard(handler.news(), exchange.generation(1)), seconds=handler.pace.watch):
         time.sleep(WORK_SECONDS)
     working = (config_map.requests if config_map else 0) - joining
     answers.put({"formed": formed, "joining": joining, "working": working})

@@ -9,6 +9,7 @@ SIGTERM is left to the script.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import importlib.machinery
 import importlib.util
@@ -20,7 +21,7 @@ import types
 from pathlib import Path
 from typing import NoReturn
 
-from kdist_trainer import failure, lifeline
+from kdist_trainer import failure, lifeline, result
 
 _END_SECONDS = 10.0
 """What a failed script's threads and exit handlers may take: its peers wait for the news."""
@@ -119,10 +120,19 @@ def _end(code: int) -> NoReturn:
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for the script's own threads
         atexit._run_exitfuncs()
+        if code == 0 and "KDIST_SCRATCH" in os.environ:
+            _leave_result()
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def _leave_result() -> None:
+    """Say that the script has come to its end; where the disk refuses that, its exit code has to do."""
+    with contextlib.suppress(OSError):
+        scratch, local_rank = Path(os.environ["KDIST_SCRATCH"]), int(os.environ.get("LOCAL_RANK", "0"))
+        result.leave(result.DONE, scratch=scratch, local_rank=local_rank)
 
 
 if __name__ == "__main__":

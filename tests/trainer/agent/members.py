@@ -1,7 +1,8 @@
 """What ranks run in the tests of the agent: a loop of all-reduces that does as files in the folder $LAB tell it.
 
-`finish` ends it as done, `raise-RANK` raises there. With $LAB_CHILDREN each rank starts processes that hold its sockets.
-Each rank keeps `rank-RANK.json` up to date: who and where it is, and its step.
+`finish` ends it as done, `raise-RANK` raises there, `leave-RANK` leaves by `os._exit(0)`, `hold-RANK` keeps it from meeting its
+peers, `slow-RANK` lets its next step compute until the file is gone. With $LAB_CHILDREN each rank starts processes that
+hold its sockets. Each rank keeps `rank-RANK.json` up to date: who and where it is, and its step.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def train() -> str:
     signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
     heartbeat = Heartbeat.attach(Path(os.environ["KDIST_SCRATCH"], f"rank-{os.environ['LOCAL_RANK']}.heartbeat"))
     heartbeat.beat(Phase.RENDEZVOUS, -1)
+    _write(folder / f"rank-{rank}.json", 0)
+    _wait_while(folder / f"hold-{rank}")
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     if "LAB_CHILDREN" in os.environ:
         bear(folder, rank)
@@ -39,6 +42,9 @@ def train() -> str:
         _write(folder / f"rank-{rank}.json", step)
         if (folder / f"raise-{rank}").exists():
             raise ValueError(f"bad sample on rank {rank}")
+        if (folder / f"leave-{rank}").exists():
+            os._exit(0)
+        _wait_while(folder / f"slow-{rank}")
         flags = torch.tensor([len(asked), (folder / "finish").exists()], dtype=torch.int32)
         heartbeat.enter("all_reduce", flags.numel(), str(flags.dtype))
         dist.all_reduce(flags)
@@ -61,6 +67,11 @@ def bear(folder: Path, rank: int) -> None:
                 while True:
                     signal.pause()
             os._exit(0)
+
+
+def _wait_while(path: Path) -> None:
+    while path.exists():
+        time.sleep(0.02)
 
 
 def disagree() -> NoReturn:

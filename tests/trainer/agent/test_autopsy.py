@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer import failure
+from kdist_trainer import failure, result
 from kdist_trainer.agent import autopsy
 from kdist_trainer.agent.autopsy import Circumstances
 from kdist_trainer.agent.memory import count_oom_kills, read_count
@@ -26,6 +26,9 @@ CODES = [
     (-15, {}, Cause.SIGNAL, Exit.PEERS_LOST, True),
     (-6, {}, Cause.SIGNAL, Exit.PEERS_LOST, True),
     (-6, {"collectives": {1: "all_reduce(float32[8]) #3"}}, Cause.COLLECTIVE_TIMEOUT, Exit.HANG, False),
+    (0, {}, Cause.USER_CODE, Exit.USER, True),
+    (0, {"terminated": True}, Cause.USER_CODE, Exit.USER, True),
+    (200, {}, Cause.UNKNOWN, Exit.PEERS_LOST, True),
     (1, {}, Cause.USER_CODE, Exit.USER, True),
     (127, {}, Cause.USER_CODE, Exit.USER, True),
     (128, {}, Cause.UNKNOWN, Exit.PEERS_LOST, True),
@@ -52,15 +55,12 @@ def test_what_the_rank_left_says_more_than_its_exit_code(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("code", "left", "terminated", "outcome"),
     [
-        (0, None, False, "done"),
-        (0, None, True, "stopped"),
         (0, "done", True, "done"),
         (0, "stopped", False, "stopped"),
         (-9, "done", False, "done"),
         (-6, "stopped", False, "stopped"),
         (-15, None, True, "stopped"),
         (143, None, True, "stopped"),
-        (200, None, False, "stopped"),
     ],
 )
 def test_ends_that_are_no_failures(tmp_path: Path, code: int, left: str | None, terminated: bool, outcome: str) -> None:
@@ -69,6 +69,33 @@ def test_ends_that_are_no_failures(tmp_path: Path, code: int, left: str | None, 
     circumstances = known(tmp_path, code, terminated=terminated)
     assert autopsy.outcomes(circumstances) == {1: outcome}
     assert not autopsy.failures(circumstances)
+
+
+@pytest.mark.parametrize(
+    ("code", "left", "terminated", "outcome"),
+    [
+        (0, None, False, "done"),
+        (0, None, True, "stopped"),
+        (0, "done", False, "done"),
+        (0, "done", True, "stopped"),
+        (-15, None, True, "stopped"),
+        (200, None, False, "stopped"),
+    ],
+)
+def test_the_exit_code_of_a_script_speaks_for_it_as_under_torchrun(
+    tmp_path: Path, code: int, left: str | None, terminated: bool, outcome: str
+) -> None:
+    if left is not None:
+        result.leave(left, scratch=tmp_path, local_rank=1)
+    circumstances = known(tmp_path, code, terminated=terminated, managed=False)
+    assert autopsy.outcomes(circumstances) == {1: outcome}
+    assert not autopsy.failures(circumstances)
+
+
+def test_what_a_rank_has_left_counts_before_its_process_has_ended(tmp_path: Path) -> None:
+    failure.record(ValueError("odd"), scratch=tmp_path, local_rank=0)
+    (found,) = autopsy.failures_left(known(tmp_path, -9)).values()
+    assert (found.rank, found.message) == (6, "ValueError: odd")
 
 
 def test_what_an_earlier_generation_left_is_cleared(tmp_path: Path) -> None:

@@ -34,6 +34,17 @@ def test_an_exception_of_the_user_ends_all_agents_with_the_same_record_and_no_se
         assert [one["code"] for one in lab.ledger("failed")] == [70]
 
 
+def test_a_rank_that_leaves_with_code_0_and_no_result_has_failed(tmp_path: Path) -> None:
+    with Lab(tmp_path, nodes={"min": 2, "max": 2}) as lab:
+        lab.start("node-0", "node-1")
+        lab.stepping(1, world=2)
+        lab.tell("leave-0")
+        assert [lab.end("node-0"), lab.end("node-1")] == [70, 70]
+        record = lab.record("node-1")
+        assert (record["cause"], record["rank"]) == ("user_code", 0)
+        assert record["message"].startswith("rank 0 ended with code 0 and without a result")
+
+
 def test_an_agent_that_finds_the_run_done_ends_at_once_without_a_group(tmp_path: Path) -> None:
     with Lab(tmp_path) as lab:
         CheckpointDirectory(lab.checkpoints).write_done({"run_id": "run-1", "step": 7, "outcome": "done"})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +66,77 @@ def test_nodes_join_by_plan_and_leave_by_accident(tmp_path: Path) -> None:
         assert lab.record("node-0")["message"] == lab.record("node-1")["message"] == "stopped on request"
         assert [one["reason"] for one in lab.ledger("generation")] == ["start", "join", "failure", "join"]
         assert [one["restarts"] for one in lab.events("node-1", "restarting")] == [1], "joining costs no restart"
+
+
+LONG: dict[str, Any] = {"graceSeconds": 600, "joinWindowSeconds": 600, "hangTimeoutSeconds": 600}
+"""Longer than any test: nobody waits for these where a failure stands in the exchange."""
+
+
+def starting(lab: Lab, generation: int, rank: int) -> dict[str, Any]:
+    """Wait until a rank of a generation has started and its peer waits for it; returns what it wrote."""
+    lab.wait(lambda: len(lab.ranks(generation)) == 2, f"the ranks of generation {generation}")
+    return lab.ranks(generation)[rank]
+
+
+def test_a_rank_that_is_killed_while_its_peer_connects_to_it_is_noticed_by_all_at_once(tmp_path: Path) -> None:
+    with Lab(tmp_path, nodes={"min": 2, "max": 2}, **LONG) as lab:
+        lab.start("node-0", "node-1")
+        first = lab.stepping(1, world=2)
+        lab.tell("hold-0")
+        kill(first[1]["pid"], signal.SIGKILL)
+        kill(starting(lab, 2, 0)["pid"], signal.SIGKILL)
+        lab.untell("hold-0")
+        lab.stepping(3, world=2)
+        assert [one["reason"] for one in lab.ledger("generation")] == ["start", "failure", "failure"]
+        lab.tell("finish")
+        assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]
+        assert [one["cause"] for one in lab.ledger("failure")] == ["signal", "signal"]
+
+
+def test_an_agent_that_is_killed_while_its_group_starts_costs_a_restart_each_time(tmp_path: Path) -> None:
+    with Lab(tmp_path, nodes={"min": 2, "max": 2}, **LONG) as lab:
+        lab.tell("hold-0")
+        lab.start("node-0", "node-1")
+        for generation in (1, 2):
+            lost = starting(lab, generation, 0)["kdist_node"]
+            lab.agents[lost].kill()
+            lab.agents[lost].wait()
+            lab.start(lost)
+        starting(lab, 3, 0)
+        lab.untell("hold-0")
+        lab.stepping(3, world=2)
+        assert [one["reason"] for one in lab.ledger("generation")] == ["start", "failure", "failure"]
+        assert [one["cause"] for one in lab.ledger("failure")] == ["node_lost", "node_lost"]
+
+
+def test_nobody_need_come_back_for_an_agent_to_be_missed_while_its_group_starts(tmp_path: Path) -> None:
+    with Lab(tmp_path, nodes={"min": 1, "max": 2}, **LONG) as lab:
+        lab.tell("hold-0")
+        lab.start("node-0", "node-1")
+        lab.agents[starting(lab, 1, 0)["kdist_node"]].kill()
+        lab.wait(lambda: lab.ranks(2), "another group")
+        lab.untell("hold-0")
+        lab.stepping(2, world=1)
+        assert [one["reason"] for one in lab.ledger("generation")] == ["start", "failure"]
+
+
+@pytest.mark.chaos
+def test_an_agent_that_pauses_while_ranks_compute_costs_nothing(tmp_path: Path) -> None:
+    with Lab(tmp_path, nodes={"min": 2, "max": 2}, **LONG) as lab:
+        lab.start("node-0", "node-1")
+        ranks = lab.stepping(1, world=2)
+        for rank in range(2):
+            lab.tell(f"slow-{rank}")
+        paused = lab.agents[ranks[1]["kdist_node"]]
+        kill(paused.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        lab.wait(lambda: time.monotonic() - began > 12, "a step that lasts longer than a silent node is given")
+        kill(paused.pid, signal.SIGCONT)
+        for rank in range(2):
+            lab.untell(f"slow-{rank}")
+        step = lab.ranks(1)[0]["step"]
+        lab.stepping(1, world=2, steps=step + 5)
+        assert len(lab.ledger("generation")) == 1
 
 
 def test_a_crash_loop_ends_when_the_budget_is_spent(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kdist_trainer import result
 from tests.patience import soon
 from tests.trainer.agent.lab import ROOT, Lab, descendants, is_alive, kill
 
@@ -66,6 +67,23 @@ def test_an_exception_in_a_script_is_the_users_and_keeps_its_traceback(tmp_path:
         assert record["traceback"][1] == f'  File "{script}", line 4, in <module>', "the runner's own frames are left out"
         assert f'File "{script}", line 2, in load' in lab.logs()
         assert not lab.events("node-0", "restarting")
+
+
+@pytest.mark.processes
+def test_a_script_that_leaves_by_os_exit_with_code_0_is_done_as_under_torchrun_and_that_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os\nos._exit(0)\n")
+    with Lab(tmp_path, script={"path": str(script)}) as lab:
+        lab.start("node-0")
+        assert lab.end("node-0") == 0
+        (told,) = lab.events("node-0", "ended-early")
+        assert told["rank"] == 0
+
+
+@pytest.mark.parametrize(("end", "left"), [("pass", "done"), ("sys.exit(0)", "done"), ("os._exit(0)", None), ("1/0", None)])
+def test_a_script_leaves_a_result_when_it_has_come_to_its_end(tmp_path: Path, end: str, left: str | None) -> None:
+    run_script(tmp_path / "script.py", code=f"import os, sys\n{end}", KDIST_SCRATCH=str(tmp_path), LOCAL_RANK="1")
+    assert result.read(tmp_path, 1) == left
 
 
 @pytest.mark.processes

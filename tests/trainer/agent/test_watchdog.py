@@ -52,6 +52,30 @@ def test_a_rank_is_found_when_it_stood_still_for_longer_than_allowed(tmp_path: P
     assert clock.pass_by(3, dog) == []
 
 
+def test_ranks_wait_only_while_all_of_them_are_in_one_collective_or_meet_their_group(tmp_path: Path, clock: Clock) -> None:
+    dog, ranks = watch(tmp_path)
+    assert dog.is_blind()
+    for rank in ranks:
+        rank.beat(Phase.RENDEZVOUS, -1)
+    clock.pass_by(6, dog)
+    assert not dog.is_blind()
+    assert 5 < dog.waited_seconds() <= 6
+    for rank in ranks:
+        rank.beat(Phase.STEP, 1)
+    clock.pass_by(6, dog)
+    assert (dog.waited_seconds(), dog.longest_wait) == (0, 0), "a step computes; to meet the group takes its time"
+    ranks[0].enter("all_reduce", 8, "float32")
+    clock.pass_by(6, dog)
+    assert dog.waited_seconds() == 0, "one of them computes"
+    ranks[1].enter("all_reduce", 8, "float32")
+    clock.pass_by(4, dog)
+    assert 3 < dog.waited_seconds() <= 4
+    ranks[0].enter("all_reduce", 8, "float32")
+    clock.pass_by(1, dog)
+    assert dog.waited_seconds() < 1, "another collective is another wait"
+    assert 9 < dog.longest_wait <= 10
+
+
 @pytest.mark.parametrize("phase", [Phase.START, Phase.INIT, Phase.RESTORE, Phase.SAVE])
 def test_slow_phases_may_take_a_minute_more(tmp_path: Path, clock: Clock, phase: Phase) -> None:
     dog, ranks = watch(tmp_path)

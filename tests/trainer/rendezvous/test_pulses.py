@@ -18,10 +18,11 @@ PACE = replace(Pace.for_nodes(2), poll=0.0, keep_alive=0.05, keep_alive_attempts
 HERE, THERE = _NodeDesc("10.0.0.1", 7, 0), _NodeDesc("10.0.0.2", 7, 0)
 
 
-def open_state(*, complete: bool = False) -> _State:
+def open_state(*, complete: bool = False, node: _NodeDesc = HERE) -> _State:
     """A state with two nodes in it, whose clocks are an hour apart."""
     settings = RendezvousSettings("run", 1, 2, RendezvousTimeout(), timedelta(seconds=PACE.keep_alive), 3)
     state = _State(C10dRendezvousBackend(HashStore(), "run"), settings, PACE)
+    state.node = node
     state.sync()
     state.state.participants = {HERE: 0, THERE: 1}
     state.state.complete = complete
@@ -59,7 +60,7 @@ def test_a_node_that_stops_beating_is_dropped_while_a_group_forms() -> None:
     assert set(state.state.participants) == {HERE}
 
 
-def test_a_group_at_work_keeps_a_silent_node_until_somebody_waits_to_form_another() -> None:
+def test_a_group_at_work_keeps_a_silent_node_until_a_member_has_left_to_form_another() -> None:
     state = open_state(complete=True)
     watch(state, 0.4, lambda: beat(state, HERE))
     assert set(state.state.participants) == {HERE, THERE}
@@ -69,7 +70,26 @@ def test_a_group_at_work_keeps_a_silent_node_until_somebody_waits_to_form_anothe
     state.state.last_heartbeats[waiting] = datetime.now(UTC)
     state.mark_dirty()
     state.sync()
-    assert set(state.state.participants) == {HERE}
+    assert set(state.state.participants) == {HERE, THERE}, "an agent may pause while a newcomer waits"
+    del state.state.participants[HERE]
+    state.state.wait_list.add(HERE)
+    state.mark_dirty()
+    state.sync()
+    state.sync()
+    assert not state.state.participants
+    assert waiting in state.state.wait_list
+
+
+def test_who_waits_to_join_evicts_a_group_that_is_silent_as_a_whole_and_no_part_of_one() -> None:
+    state = open_state(complete=True, node=_NodeDesc("10.0.0.3", 7, 0))
+    state.state.wait_list.add(state.node)
+    state.state.last_heartbeats[state.node] = datetime.now(UTC)
+    state.mark_dirty()
+    state.sync()
+    watch(state, 0.4, lambda: beat(state, state.node, HERE))
+    assert set(state.state.participants) == {HERE, THERE}
+    watch(state, 0.4, lambda: beat(state, state.node))
+    assert not state.state.participants
 
 
 def test_a_store_that_was_away_makes_nobody_dead() -> None:

@@ -9,13 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kdist_trainer import log
+from kdist_trainer import log, result
 from kdist_trainer.agent import autopsy, memory
 from kdist_trainer.agent.autopsy import End
 from kdist_trainer.agent.budget import JOIN, Generation
 from kdist_trainer.agent.disagreement import Comparison, Note, Odd
 from kdist_trainer.agent.entry import stacks_path
-from kdist_trainer.agent.exchange import Exchange
+from kdist_trainer.agent.exchange import Exchange, failures_of
+from kdist_trainer.agent.hearing import Heard
+from kdist_trainer.agent.outcome import deciding
 from kdist_trainer.agent.ranks import Ranks
 from kdist_trainer.agent.standstill import accuse, ask, compare_notes, convict, desert
 from kdist_trainer.agent.stopping import StopSignals, stop_margin
@@ -31,10 +33,12 @@ TICK_SECONDS = 0.1
 ECHO_SECONDS = 1.0
 """How long a node that has only seen peers vanish waits for its other ranks to say why."""
 LEFT_SECONDS = 5.0
-"""How long ranks may go on unaware that other nodes have left their group: the next collective tells them."""
-LOST_SECONDS, LOST_BLIND_SECONDS = 5.0, 30.0
-"""How long ranks stand still before the agent believes that a node without a sign of life is gone; longer where it does not
-see whether they get on, or where they may rightly be busy without a beat."""
+"""How long ranks may go on unaware that other nodes have left their group by plan: the next collective tells them."""
+WAIT_SECONDS, SILENT_SECONDS = 5.0, 2.0
+"""How long ranks wait in one collective, and how long another node has missed its signs of life, before it is taken for lost:
+an agent may pause, or be cut off from the store, while its ranks are well."""
+_LONGER = 2.0
+"""How much longer than any wait that has come to its end."""
 STOP = "stop"
 
 
@@ -50,7 +54,7 @@ class Attendance:
     ranks: Ranks
     watchdog: Watchdog
     exchange: Exchange
-    hear: Callable[[], News]
+    hear: Callable[[], Heard]
     teller: Teller
     stop: StopSignals
     alive: Callable[[], None]
@@ -61,7 +65,8 @@ class Attendance:
         self._terminated_at: float | None = None
         self._joining_since: float | None = None
         self._left_since: float | None = None
-        self._lost_since: float | None = None
+        self._silent_since: float | None = None
+        self._echoed_since: float | None = None
         self._must_end_at = math.inf
         self._begun = False
         self._running = False
@@ -79,16 +84,17 @@ class Attendance:
             if self._failures(exits):
                 return self._end_badly()
             if not self.ranks.living:
-                return self._end(self.ranks.exits())
+                return self._end_well()
             if stalled:
                 return self._end_hanging(stalled)
             if (odd := self._comparison.look(self._notes)) is not None:
                 return self._end_disagreeing(odd)
             self._note_running()
             self._pass_on_stop()
-            self._take_news()
-            if self._has_lost_a_node():
-                return self._end_deserted()
+            heard = self._listen()
+            if self._is_broken(heard) or self._has_lost_a_node(heard.news):
+                return self._end_deserted(heard)
+            self._take_news(heard.news)
             if time.monotonic() > self._must_end_at or self.stop.urgent:
                 return self._end_by_force()
 
@@ -99,21 +105,39 @@ class Attendance:
         log.event("stopping", reason="asked to stop")
         self._terminate(STOP, since=self.stop.requested_at)
 
-    def _take_news(self) -> None:
+    def _listen(self) -> Heard:
         try:
-            news = self.hear()
+            heard = self.hear()
             self._mute = False
+            return heard
         except Exception as error:  # noqa: BLE001 - a store that is away says nothing, and nothing follows from that
             if not self._mute:
                 log.warn("rendezvous-mute", message=f"the rendezvous cannot be read: {error}")
             self._mute = True
-            return
+            return Heard()
+
+    def _is_broken(self, heard: Heard) -> bool:
+        """Whether the group can neither go on nor save: a rank elsewhere has failed, or a node was lost without a plan.
+
+        After a plan ranks end one by one, and a script may save on its own.
+        """
+        document, now = heard.document, time.monotonic()
+        failures = failures_of(document)
+        if "plan" in document:
+            return self.config.train is not None and any(failure.primary for failure in failures)
+        if any(failure.primary for failure in failures):
+            return True
+        self._echoed_since = (self._echoed_since or now) if failures else None
+        if self._echoed_since is not None:  # what they have seen the end of may be a rank here that is about to say why
+            return now - self._echoed_since >= ECHO_SECONDS
+        return bool(heard.news.left) and not heard.news.closed
+
+    def _take_news(self, news: News) -> None:
         if news.closed:
             self._take_verdict()
         now = time.monotonic()
         self._joining_since = (self._joining_since or now) if news.waiting else None
         self._left_since = (self._left_since or now) if news.left else None
-        self._lost_since = (self._lost_since or now) if news.lost else None
         if self._terminated_at is not None:
             return
         if self._joining_since is not None and now - self._joining_since >= self.config.join_window_seconds:
@@ -150,6 +174,15 @@ class Attendance:
             self._running = True
             self.teller.state("running")
 
+    def _end_well(self) -> End:
+        exits = self.ranks.exits()
+        if self.config.script is not None and self._terminated_at is None:
+            for number in [number for number, code in exits.items() if code == 0 and not result.read(self.scratch, number)]:
+                rank = self.global_ranks[number]
+                message = f"rank {rank} ended with code 0 by os._exit or exec: it counts as done, as under torchrun"
+                log.warn("ended-early", rank=rank, message=message)
+        return self._end(exits)
+
     def _end_badly(self) -> End:
         """Some rank failed. If none of these failures is a first cause, one may follow on this node in a moment."""
         deadline = time.monotonic() + ECHO_SECONDS
@@ -162,24 +195,33 @@ class Attendance:
         self.ranks.kill()
         return replace(self._end(exits), notes=notes)
 
-    def _has_lost_a_node(self) -> bool:
+    def _has_lost_a_node(self, news: News) -> bool:
         """Whether another node is gone and the ranks here wait for it: a cut connection shows at once, a silent node never."""
-        if self._lost_since is None:
+        now, watchdog = time.monotonic(), self.watchdog
+        self._silent_since = (self._silent_since or now) if news.silent or news.left else None
+        if self._silent_since is None:
             return False
-        seen = self.watchdog.is_stepping()
-        still = self.watchdog.still_seconds() if seen else time.monotonic() - self._lost_since
-        return still > (LOST_SECONDS if seen else LOST_BLIND_SECONDS)
+        silent = now - self._silent_since
+        if watchdog.is_blind():
+            return silent > self.config.hang_timeout_seconds
+        return silent > SILENT_SECONDS and watchdog.waited_seconds() > max(WAIT_SECONDS, _LONGER * watchdog.longest_wait)
 
-    def _end_deserted(self) -> End:
-        exits = self.ranks.exits()
+    def _end_deserted(self, heard: Heard) -> End:
+        """End a group that others have broken. What a rank here has left to say counts, though it has not ended yet."""
+        notes, exits = self._notes(), self.ranks.exits()
         self.ranks.kill()
-        message = "another node of the group is gone: it gives no sign of life, and the ranks here wait for it"
+        known = self._circumstances(exits)
+        ended = self._end(exits)
+        first = deciding(failures_of(heard.document))
+        message = f"the group has failed elsewhere: {first.message}" if first else "another node of the group is gone"
         log.warn("node-lost", message=message)
-        failures = {
+        left = autopsy.failures_left(known)
+        echoes = {
             number: desert(beat, rank=rank, node=self.node, generation=self.generation.number, message=message)
             for number, (beat, rank) in enumerate(zip(self.watchdog.beats, self.global_ranks, strict=True))
+            if number not in exits
         }
-        return End(failures=failures, exits=exits)
+        return replace(ended, failures={**echoes, **left, **ended.failures}, notes=notes)
 
     def _end_by_force(self) -> End:
         exits = self.ranks.exits()
@@ -191,7 +233,7 @@ class Attendance:
         return End(autopsy.outcomes(known), autopsy.failures(known), exits)
 
     def _failures(self, exits: dict[int, int]) -> dict[int, Failure]:
-        return autopsy.failures(self._circumstances(exits)) if any(exits.values()) else {}
+        return autopsy.failures(self._circumstances(exits)) if exits else {}
 
     def _circumstances(self, exits: dict[int, int]) -> autopsy.Circumstances:
         beats = self.watchdog.beats
@@ -201,6 +243,7 @@ class Attendance:
             scratch=self.scratch,
             global_ranks=self.global_ranks,
             exits=exits,
+            managed=self.config.train is not None,
             terminated=self._terminated_at is not None,
             out_of_memory=memory.count_oom_kills() > self._oom_kills if -signal.SIGKILL in exits.values() else False,
             steps={number: self.watchdog.step(number) for number in range(len(beats))},

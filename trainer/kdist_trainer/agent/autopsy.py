@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kdist_trainer import failure
+from kdist_trainer import failure, result
 from kdist_trainer.agent.disagreement import Note
-from kdist_trainer.agent.entry import result_path, stacks_path
+from kdist_trainer.agent.entry import stacks_path
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
+from kdist_trainer.result import DONE, STOPPED
 
-DONE, STOPPED = "done", "stopped"
 FORKSERVER_LOST = 255
 """What multiprocessing reports when the forkserver died and nobody can say how its children ended."""
 
@@ -43,6 +42,8 @@ class Circumstances:
     """By local rank."""
     exits: dict[int, int]
     """Exit codes by local rank, of the ranks that ended by themselves."""
+    managed: bool = True
+    """Whether a rank that ends well leaves a result. A script may end by `os._exit`, and its code then speaks for it."""
     terminated: bool = False
     """Whether the agent had sent SIGTERM, so that dying of it is no failure."""
     out_of_memory: bool = False
@@ -54,12 +55,15 @@ class Circumstances:
 def outcomes(known: Circumstances) -> dict[int, str]:
     """`done` or `stopped` of the ranks that ended well, by local rank."""
     found = {}
+    stops = {-signal.SIGTERM, 128 + signal.SIGTERM} if known.terminated else set()
+    stops |= set() if known.managed else {int(Exit.STOPPED)}
     for local_rank, code in known.exits.items():
-        if (left := _result(known.scratch, local_rank)) is not None:
+        left = result.read(known.scratch, local_rank)
+        if left is not None and known.managed:
             found[local_rank] = left  # it had finished: what happened to its process later does not matter
-        elif code == 0:
+        elif left is not None or (code == 0 and not known.managed):
             found[local_rank] = STOPPED if known.terminated else DONE
-        elif code == Exit.STOPPED or (known.terminated and code in (-signal.SIGTERM, 128 + signal.SIGTERM)):
+        elif code in stops:
             found[local_rank] = STOPPED
     return found
 
@@ -68,6 +72,14 @@ def failures(known: Circumstances) -> dict[int, Failure]:
     """A failure for each rank that ended by itself and not well, by local rank."""
     good = outcomes(known)
     return {local_rank: _examine(known, local_rank, code) for local_rank, code in known.exits.items() if local_rank not in good}
+
+
+def failures_left(known: Circumstances) -> dict[int, Failure]:
+    """The failures that ranks have left which have not ended yet, by local rank."""
+    living = [number for number in range(len(known.global_ranks)) if number not in known.exits]
+    return {
+        local_rank: _examine(known, local_rank, 0) for local_rank in living if failure.read(known.scratch, local_rank) is not None
+    }
 
 
 def _examine(known: Circumstances, local_rank: int, code: int) -> Failure:
@@ -108,6 +120,9 @@ def _judge(code: int, *, out_of_memory: bool, collective: str | None) -> tuple[C
         return Cause.SIGNAL, Exit.PEERS_LOST, True, f"was killed by {signal_name(code)}"
     if code == FORKSERVER_LOST:
         return Cause.SIGNAL, Exit.PEERS_LOST, True, "was lost with the forkserver, or ended with code 255"
+    if code == 0:
+        how = "ended with code 0 and without a result, before its training was over: something called os._exit or exec"
+        return Cause.USER_CODE, Exit.USER, True, how
     if code >= 128:
         return Cause.UNKNOWN, Exit.PEERS_LOST, True, f"ended with code {code}"
     return Cause.USER_CODE, Exit.USER, True, f"ended with code {code}"
@@ -123,17 +138,9 @@ def signal_name(code: int) -> str | None:
         return f"signal {-code}"
 
 
-def _result(scratch: Path, local_rank: int) -> str | None:
-    try:
-        outcome = json.loads(result_path(scratch, local_rank).read_bytes())["outcome"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return STOPPED if outcome == STOPPED else DONE
-
-
 def clear(scratch: Path, local_ranks: int) -> None:
     """Remove what the ranks of an earlier generation left."""
     for local_rank in range(local_ranks):
         failure.path_of(scratch, local_rank).unlink(missing_ok=True)
-        result_path(scratch, local_rank).unlink(missing_ok=True)
+        result.path_of(scratch, local_rank).unlink(missing_ok=True)
         stacks_path(scratch, local_rank).unlink(missing_ok=True)

@@ -165,12 +165,13 @@ class Book:
             return RESUME, None  # nobody of this store has seen it: the run was started anew
         known = failures_of(document)
         failure = deciding(known)
-        if "plan" in document and not (failure and failure.primary):
+        before: dict[str, str] = document.get("agents", {})
+        gone = sorted(node for node, incarnation in before.items() if agents.get(node) != incarnation)
+        lost_while_joining = failure is not None and gone and document.get("plan") == JOIN
+        if "plan" in document and not (failure and failure.primary) and not lost_while_joining:
             return (JOIN if document["plan"] == JOIN else RESUME), None
         if failure and failure.primary:
             return FAILURE, failure
-        before: dict[str, str] = document.get("agents", {})
-        gone = sorted(node for node, incarnation in before.items() if agents.get(node) != incarnation)
         if gone:
             return FAILURE, Failure(
                 cause=Cause.NODE_LOST,

@@ -11,7 +11,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from kdist_trainer import log
 from kdist_trainer.agent.attendance import STOP
-from kdist_trainer.agent.autopsy import DONE, End
+from kdist_trainer.agent.autopsy import End
 from kdist_trainer.agent.budget import Book, Generation
 from kdist_trainer.agent.disagreement import find_odd, tell
 from kdist_trainer.agent.exchange import Exchange, failures_of
@@ -23,6 +23,7 @@ from kdist_trainer.agent.telling import Teller
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
 from kdist_trainer.rendezvous.dynamic import Rendezvous
+from kdist_trainer.result import DONE
 
 SETTLE_SECONDS = 0.3
 """How long a failure that would end the job waits for word of an earlier one elsewhere."""

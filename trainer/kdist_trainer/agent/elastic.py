@@ -31,7 +31,7 @@ from kdist_trainer.agent.autopsy import End
 from kdist_trainer.agent.budget import Book, Generation
 from kdist_trainer.agent.conclusion import Conclusion
 from kdist_trainer.agent.exchange import Exchange
-from kdist_trainer.agent.hearing import Hearing
+from kdist_trainer.agent.hearing import Heard, Hearing
 from kdist_trainer.agent.outcome import Ended, failed, stopped
 from kdist_trainer.agent.ranks import Ranks
 from kdist_trainer.agent.settings import Settings
@@ -170,7 +170,8 @@ class Agent(LocalElasticAgent):
         processes = self._start_ranks(ranks)
         handler = self._rendezvous_handler
         try:
-            with Hearing(handler.news, seconds=handler.pace.watch) as hear:
+            number = generation.number
+            with Hearing(lambda: Heard(handler.news(), self._hasty.generation(number)), seconds=handler.pace.watch) as hear:
                 return Attendance(
                     config=config,
                     scratch=settings.scratch,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
-import json
 import os
 import signal
 import sys
@@ -16,12 +15,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from kdist_trainer import failure, lifeline
-
-
-def result_path(scratch: Path, local_rank: int) -> Path:
-    """Where a rank leaves its outcome."""
-    return scratch / f"rank-{local_rank}.result"
+from kdist_trainer import failure, lifeline, result
 
 
 def stacks_path(scratch: Path, local_rank: int) -> Path:
@@ -48,9 +42,7 @@ def enter(target: str) -> NoReturn:
             sys.path.insert(0, folder)
         module, _, function = target.partition(":")
         outcome = getattr(importlib.import_module(module), function)()
-        fresh = result_path(scratch, local_rank).with_suffix(".new")
-        fresh.write_text(json.dumps({"outcome": outcome}))
-        fresh.replace(result_path(scratch, local_rank))
+        result.leave(outcome, scratch=scratch, local_rank=local_rank)
         code = 0
     except BaseException as error:  # noqa: BLE001 - whatever it is, the agent must hear of it
         if failure.record(error).primary:  # an echo of a peer's death stands in the record; printed, it would bury the cause

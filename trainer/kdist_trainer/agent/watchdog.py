@@ -37,6 +37,10 @@ class Watchdog:
         self._from_start = from_start
         self._counts = [0] * ranks
         self._still = [0.0] * ranks
+        self._waits: list[tuple[int, int, Phase] | None] = [None] * ranks
+        self._waited = [0.0] * ranks
+        self.longest_wait = 0.0
+        """Seconds of the longest wait for other ranks that has come to its end while the group was making steps."""
         self._looked = time.monotonic()
         self.beats: list[Beat] = [heartbeat.read() for heartbeat in self._heartbeats]
 
@@ -49,15 +53,26 @@ class Watchdog:
             moved = beat.count != self._counts[local_rank]
             self._counts[local_rank] = beat.count
             self._still[local_rank] = 0.0 if moved else self._still[local_rank] + passed
+            self._note_wait(local_rank, beat, passed)
         return [local_rank for local_rank in range(len(self.beats)) if self._still[local_rank] > self._allowed(local_rank)]
 
-    def is_stepping(self) -> bool:
-        """Whether every rank beats, and is in a phase in which it does so often."""
-        return all(beat.count and beat.phase not in _SLOW for beat in self.beats)
+    def _note_wait(self, local_rank: int, beat: Beat, passed: float) -> None:
+        waits = beat.inside or (beat.count > 0 and beat.phase is Phase.RENDEZVOUS)
+        wait, before = (beat.count, beat.sequence, beat.phase) if waits else None, self._waits[local_rank]
+        if wait is not None and wait == before:
+            self._waited[local_rank] += passed
+            return
+        if before is not None and before[2] not in _SLOW:
+            self.longest_wait = max(self.longest_wait, self._waited[local_rank])
+        self._waits[local_rank], self._waited[local_rank] = wait, 0.0
 
-    def still_seconds(self) -> float:
-        """How long the rank that moved last has stood still."""
-        return min(self._still)
+    def is_blind(self) -> bool:
+        """Whether some rank says nothing of what it does: a script that knows neither heartbeats nor their recorder."""
+        return not all(beat.count or beat.call for beat in self.beats)
+
+    def waited_seconds(self) -> float:
+        """How long all ranks here have been in one wait for other ranks; 0 where one of them computes."""
+        return min(self._waited)
 
     def _allowed(self, local_rank: int) -> float:
         beat = self.beats[local_rank]

@@ -43,7 +43,8 @@ class _State(_BackendRendezvousStateHolder):
     before, stand in the wait list: an elastic group that forms without one of them would have to form again at once.
 
     A node is dead when its sign of life has stood still for so long as this node could see; torch compares the clocks of two
-    nodes, and takes all for dead once the store comes back that was away. A group at work loses nobody for that alone.
+    nodes, and takes all for dead once the store comes back that was away. A group at work loses nobody for that alone: a
+    silent node of it is evicted by a member that has left the group, or by anybody once all of them are silent.
     """
 
     def __init__(self, backend: C10dRendezvousBackend, settings: RendezvousSettings, pace: Pace) -> None:
@@ -54,6 +55,9 @@ class _State(_BackendRendezvousStateHolder):
         """Nodes that should give a sign of life and do not."""
         self.refresh: Callable[[], object] = _change_nothing
         """Called at every look: bounds may have changed."""
+        self.node: Any = None
+        """Whose view this is."""
+        self._member_of: int | None = None
         self._pulses: dict[Any, tuple[datetime, float]] = {}
         self._looked = time.monotonic()
         self._lost_races = 0
@@ -83,9 +87,12 @@ class _State(_BackendRendezvousStateHolder):
             pulses[node] = (beat, still + passed if beat == before else 0.0)
         self._pulses = pulses
         self.silent = {node for node, (_, still) in pulses.items() if still > pace.keep_alive * pace.keep_alive_attempts}
-        if not state.complete or state.wait_list or state.redundancy_list:
-            for node in self.silent:
-                state.last_heartbeats[node] = datetime.min.replace(tzinfo=UTC)
+        if self.node in state.participants:
+            self._member_of = state.round
+        has_left = self.node not in state.participants and self._member_of == state.round
+        over = not state.complete or has_left or state.participants.keys() <= self.silent
+        for node in self.silent if over else self.silent - state.participants.keys():
+            state.last_heartbeats[node] = datetime.min.replace(tzinfo=UTC)
         super()._sanitize()
 
 
@@ -93,13 +100,13 @@ class _State(_BackendRendezvousStateHolder):
 class News:
     """What the rendezvous says to an agent whose ranks are at work.
 
-    `waiting` nodes want to join; `left` nodes of the group have turned their back on it and wait to form again; `lost` ones
-    are gone or give no sign of life; there will be no more rounds if it is `closed`.
+    `waiting` nodes want to join; `left` nodes of the group have left it or were evicted, and it never gets them back;
+    `silent` ones give no sign of life; there will be no more rounds if it is `closed`.
     """
 
     waiting: int
     left: int
-    lost: int
+    silent: int
     closed: bool
 
 
@@ -116,6 +123,7 @@ class Rendezvous(DynamicRendezvousHandler):
         self.pace = state.pace
         self._bounds = bounds
         state.refresh = self._refresh
+        state.node = node
         self._group: set[Any] = set()
 
     def _refresh(self) -> None:
@@ -143,12 +151,15 @@ class Rendezvous(DynamicRendezvousHandler):
         with self._heartbeat_lock:
             self._state_holder.sync()
             state = self._state_holder.state
-            left = len(state.wait_list & self._group)
-            silent = self._state_holder.silent
+            silent = self._state_holder.silent & self._group & state.participants.keys()
             if self._this_node in silent:  # who cannot get a sign of life through cannot judge who does not give one
                 silent = set()
-            lost = len(self._group - (state.participants.keys() - silent) - state.wait_list)
-            return News(waiting=len(state.wait_list) - left, left=left, lost=lost, closed=state.closed)
+            return News(
+                waiting=len(state.wait_list - self._group),
+                left=len(self._group - state.participants.keys()),
+                silent=len(silent),
+                closed=state.closed,
+            )
 
     def members(self) -> int:
         """How many nodes the current round still has."""

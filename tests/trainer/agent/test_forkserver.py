@@ -15,6 +15,7 @@ import pytest
 
 from kdist_trainer.agent.forkserver import read_call
 from tests.trainer.agent.lab import PATIENCE, ROOT, Lab, children, command_of
+from tests.trainer.training.test_loader import make_loader
 
 AGENT = """
 import multiprocessing, os, signal, sys
@@ -42,6 +43,46 @@ if __name__ == "__main__":
 """
 
 
+LOADING_AGENT = """
+import multiprocessing, os, sys
+from pathlib import Path
+from tests.trainer.agent import test_forkserver
+from kdist_trainer.agent import forkserver
+from kdist_trainer.lifeline import Lifeline
+
+if __name__ == "__main__":
+    os.environ.update(KDIST_LIFELINE=sys.argv[1], KDIST_ENTRYPOINT="other:one")
+    lifeline = Lifeline.create(Path(sys.argv[1]))
+    forkserver.start()
+    context = multiprocessing.get_context("forkserver")
+    receiver, sender = context.Pipe(duplex=False)
+    rank = context.Process(target=test_forkserver.load, args=(sender,))
+    rank.start()
+    parent, group, told = receiver.recv()
+    print(parent == multiprocessing.forkserver._forkserver._forkserver_pid, group == rank.pid, told, flush=True)
+    rank.join()
+"""
+
+
+class Whereabouts:
+    """A data set whose samples say which process made them: its parent, its process group, and what its environment holds."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> tuple[int, int, str]:
+        return os.getppid(), os.getpgid(0), os.environ.get("RANK", "nothing")
+
+
+def load(sender: object) -> None:
+    """What a rank with loader processes finds."""
+    os.setpgid(0, 0)
+    os.environ["RANK"] = "3"
+    first = next(make_loader(Whereabouts(), workers=1, size=1).batches(step=0, position=0))
+    parents, groups, told = first.pieces[0].batch
+    sender.send([int(parents[0]), int(groups[0]), told[0]])  # type: ignore[attr-defined]
+
+
 def look(sender: object) -> None:
     """What a rank finds."""
     lock = forkserver._forkserver._lock  # type: ignore[attr-defined]
@@ -65,6 +106,21 @@ def test_the_standard_library_has_what_is_replaced_in_it() -> None:
     program = "from multiprocessing.forkserver import main; main(5, 6, ['one'], **{'sys_path': ['/a', 'b'], 'key': None})"
     assert read_call(program) == ([5, 6, ["one"]], {"sys_path": ["/a", "b"], "key": None})
     assert isinstance(forkserver._forkserver._lock, type(threading.Lock()))  # type: ignore[attr-defined]
+
+
+@pytest.mark.processes
+def test_loader_processes_come_from_the_server_that_the_rank_came_from_with_the_ranks_environment(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(LOADING_AGENT)
+    ended = subprocess.run(
+        [sys.executable, tmp_path / "agent.py", tmp_path / "lifeline"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        start_new_session=True,
+        check=False,
+    )
+    assert ended.stdout.splitlines() == ["True True 3"], ended.stderr
 
 
 @pytest.mark.processes

@@ -6,11 +6,12 @@ same with any number of loader processes and after any resume.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from typing import Any, NamedTuple
 
 import torch
@@ -76,7 +77,7 @@ class Loader:
     def __init__(self, steps: Steps, workload: Workload, samples: Samples, *, settings: config.Loader, seed: int) -> None:
         self._steps, self._workload, self._samples, self._settings, self._seed = steps, workload, samples, settings, seed
         if settings.workers:
-            _warm_up_server()
+            _ready_server()
         device = workload.context.device
         self._ahead: Any = None
         self._move: Callable[[Any], Any] | None = None if device.type == "cpu" else workload.to_device
@@ -179,15 +180,41 @@ class _Pieces(Dataset[Piece]):
         self._workload, self._samples = workload, samples
         self._fetch: Fetch | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What a loader process makes of it: first the rank's environment is its own, then the user's code is imported."""
+        return _pieces_with, (_Environment(dict(os.environ)), self._workload, self._samples)
+
     def __getitem__(self, request: _Request) -> Piece:
         if self._fetch is None:  # made here, because closures do not travel to another process
             self._fetch = fetcher(self._workload, self._samples)
         return _fetched(request, self._fetch)
 
 
+class _Environment:
+    """An environment that takes effect where it is unpickled: the server's own is that of the agent."""
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self._variables = variables
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _take_environment, (self._variables,)
+
+
+def _take_environment(variables: dict[str, str]) -> _Environment:
+    os.environ.clear()
+    os.environ.update(variables)
+    return _Environment(variables)
+
+
+def _pieces_with(_: _Environment, workload: Workload, samples: Samples) -> _Pieces:
+    return _Pieces(workload, samples)
+
+
 def end_with_the_rank(_: int) -> None:
     """Let a loader process end when its rank does, though it be killed: torch looks at the parent, which is the server."""
     if rank := multiprocessing.parent_process():
+        with contextlib.suppress(OSError):  # a rank that an agent started leads a group, which is killed as one
+            os.setpgid(0, rank.pid or 0)
         threading.Thread(target=_follow, args=(rank.join,), daemon=True).start()
 
 
@@ -196,13 +223,24 @@ def _follow(wait: Callable[[], object]) -> None:
     os._exit(1)
 
 
-def _warm_up_server() -> None:
-    """Start the process that loader processes are forked from, so that it imports torch while the rank does other things.
+def _ready_server() -> None:
+    """Have a server that loader processes are forked from: the one this rank came from, which has imported everything.
 
-    A fork of the rank itself would copy gloo's threads half-way.
+    A fork of the rank itself would copy gloo's threads half-way. Where nobody forked this rank a server of its own starts now,
+    and imports torch while the rank does other things.
     """
+    server: Any = forkserver._forkserver
+    if _comes_from(server):
+        server.ensure_running = resource_tracker.ensure_running  # it is not this process's child, to be waited for
+        return
     multiprocessing.set_forkserver_preload(["torch.utils.data", __name__])
     forkserver.ensure_running()
+
+
+def _comes_from(server: Any) -> bool:
+    """Whether this process was forked by a server that takes its requests: a fork knows the address, and has no such child."""
+    known = server._forkserver_pid is None and server._forkserver_address and server._forkserver_alive_fd is not None
+    return bool(known and getattr(server, "_forkserver_authkey", b"none is asked for") is not None)
 
 
 def _unchanged(piece: Piece) -> Piece:

@@ -11,15 +11,17 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
 from kdist.errors import InvalidJobError, KdistError, Problem
+from kdist.outlet import Outlet
 
 if TYPE_CHECKING:
     from rich.live import Live
 
+_outlets: list[Outlet] = []  # where messages go while nothing may wait for their reader
 _drawn: list[Live] = []  # the view at the foot of the terminal, while there is one
 
 
@@ -89,12 +91,40 @@ def message(text: str) -> None:
 
         _drawn[-1].console.print(Text.from_ansi(text))
         return
-    click.echo(text, err=True, color=wants_color())
+    click.echo(text, file=_place(), err=True, color=wants_color())
 
 
 def warning(text: str) -> None:
     """Tell of something that may surprise later."""
     message(f"{click.style('Warning:', fg='yellow')} {text}")
+
+
+@contextmanager
+def unwaiting() -> Iterator[None]:
+    """Messages and views in this block never wait for whoever reads stderr; its end does, until Ctrl-C."""
+    sys.stderr.flush()
+    outlet = Outlet(sys.stderr.fileno())
+    _outlets.append(outlet)
+    try:
+        yield
+    finally:
+        _outlets.remove(outlet)
+        try:
+            outlet.drain()
+        finally:
+            outlet.close()
+
+
+def _place() -> IO[str] | None:
+    """Where messages go; None is stderr as it is."""
+    return cast("IO[str]", _outlets[-1]) if _outlets else None
+
+
+def catch_up() -> bool:
+    """Within `unwaiting`: hand on what still waits for its reader; whether all of it has been taken."""
+    for outlet in _outlets:
+        outlet.flush()
+    return not any(outlet.is_behind for outlet in _outlets)
 
 
 def can_draw() -> bool:
@@ -113,7 +143,11 @@ def drawing() -> Iterator[Live]:
 
     # Drawn when told, by the caller's own thread: nothing here runs beside it. What others print is no business of the view.
     with Live(
-        console=Console(stderr=True), auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        console=Console(stderr=True, file=_place()),
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
     ) as live:
         _drawn.append(live)
         try:

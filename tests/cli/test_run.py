@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -130,3 +131,27 @@ def test_an_agent_that_is_killed_is_started_again_and_the_training_ends_well(sta
     assert re.search(r"node-1 agent-restarting +agent ended by signal 9; starts again in 0.5 s", run.errors())
     effective = {line["step"]: line for line in read_ledger(folder, "steps")}
     assert sorted(effective) == list(range(1, 81))
+
+
+@pytest.mark.processes
+def test_a_reader_that_stops_reading_stops_neither_healing_nor_ctrl_c(start: Start, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    job = write_job(tmp_path, steps=100_000, checkpoint=10)
+    run = start(job, stderr=writer)
+    os.close(writer)
+    folder = run.folder("digits")
+    run.wait_until(lambda: commits(folder), "checkpoint")
+    os.kill(json.loads((folder / "node-1" / "agent.json").read_text())["pid"], signal.SIGKILL)
+    run.wait_until(lambda: read_ledger(folder, "steps")[-1]["generation"] == 2, "the second generation's steps")
+    run.process.send_signal(signal.SIGINT)
+    run.wait_until((folder / "report.json").exists, "the end report")
+    assert json.loads((folder / "report.json").read_text())["outcome"] == "stopped"
+    assert run.process.poll() is None, "what it has to say last waits for the reader"
+    os.close(reader)
+    run.wait(130)
+    assert soon(lambda: not processes_of(folder)), processes_of(folder)

@@ -131,11 +131,13 @@ def _measure_here(job: TrainingJob, base: Path) -> Result:
         def show(self, entry: Any) -> None:
             console.message(narrate.line(entry))
 
-        def draw(self, progress: Any) -> None:
+        def draw(self, progress: Any) -> None:  # noqa: ARG002 - a screen's signature
             """Lines say it all."""
+            console.catch_up()
 
     train_json = render.read_train_json(render.render(job))
-    ended = local.run_job(job, train_json, base=base, fresh=True, screen=Lines(), lines_only=True)
+    with console.unwaiting():
+        ended = local.run_job(job, train_json, base=base, fresh=True, screen=Lines(), lines_only=True)
     folder = Path(str(ended.report["folder"]))
     lines = [line for log in sorted(folder.glob("node-*/log")) for line in log.read_text(errors="replace").splitlines()]
     result = bench.read_events(lines)

@@ -87,7 +87,7 @@ def command(file: str, args: tuple[str, ...], *, output: str, propagate_exit_cod
     local.check_torch()
     train_json = render.read_train_json(render.render(job))
     live = console.can_draw()
-    with _live_screen() if live else _line_screen() as screen:
+    with console.unwaiting(), _live_screen() if live else _line_screen() as screen:
         ended = local.run_job(job, train_json, base=base, fresh=fresh, screen=screen, lines_only=not live)
     return _finish(ended, " ".join([file, *args]), output=output, propagate=propagate_exit_code)
 
@@ -135,8 +135,9 @@ def _line_screen() -> Iterator[Screen]:
         def show(self, entry: Entry) -> None:
             console.message(narrate.line(entry))
 
-        def draw(self, progress: Progress) -> None:
+        def draw(self, progress: Progress) -> None:  # noqa: ARG002 - a screen's signature
             """Lines say it all."""
+            console.catch_up()
 
     yield Lines()
 
@@ -152,7 +153,8 @@ def _live_screen() -> Iterator[Screen]:
             drawing.console.print(view.draw_entry(entry))
 
         def draw(self, progress: Progress) -> None:
-            drawing.update(view.draw(progress, hint=_HINT), refresh=True)
+            if console.catch_up():  # else the last picture is still to be read
+                drawing.update(view.draw(progress, hint=_HINT), refresh=True)
 
     with console.drawing() as drawing:
         yield Live()

@@ -23,7 +23,7 @@ _WAITING_AGAIN = 30.0  # seconds after which a line off the terminal says the sa
 
 
 class Screen(Protocol):
-    """Where the session shows itself: a live view, or plain lines."""
+    """Where the session shows itself: a live view, or plain lines. It never waits for whoever looks at it."""
 
     def show(self, entry: Entry) -> None:
         """One line that stays."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+OWNER: Final = "kdist.dev/owner"
+"""Annotation that says which job an object was made for, and as which object: a copy under another name does not bear it."""
 
 # What others lean on goes first: a pod that starts before its ConfigMap or Role exists waits for a retry of the kubelet.
 _FIRST = (
@@ -73,6 +76,20 @@ class Manifest:
     def order(self) -> int:
         """Place in the order of sending; deletion goes the other way."""
         return _FIRST.index(self.kind) if self.kind in _FIRST else len(_FIRST)
+
+
+def mark(job: str, kind: str, name: str) -> str:
+    """Value of the annotation `OWNER` of an object that a job is made of."""
+    return f"{job}/{kind.lower()}/{name}"
+
+
+def find_owner(document: Mapping[str, Any], kind: str = "") -> str | None:
+    """The job whose mark an object bears; None where it bears none, or that of the object it is a copy of."""
+    metadata = document.get("metadata") or {}
+    found = str((metadata.get("annotations") or {}).get(OWNER) or "")
+    job = found.partition("/")[0]
+    kind = kind or str(document.get("kind") or "")
+    return job if job and found == mark(job, kind, str(metadata.get("name"))) else None
 
 
 def sort(manifests: Iterable[Manifest]) -> list[Manifest]:

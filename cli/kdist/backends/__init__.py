@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final, Literal
 
-from kdist.backends.base import Backend, Placement, backstop, is_elastic, list_permanent_codes
+from kdist.backends.base import Backend, Placement, backstop, is_elastic, is_made_for, list_permanent_codes
 from kdist.backends.job import IndexedJob
 from kdist.backends.jobset import JobSet
 from kdist.backends.pytorchjob import PyTorchJob
@@ -27,6 +27,7 @@ __all__ = [
     "choose_rendezvous",
     "get",
     "is_elastic",
+    "is_made_for",
     "list_permanent_codes",
 ]
 

@@ -161,6 +161,13 @@ def _storage_limits(job: TrainingJob) -> Iterator[str]:
         )
 
 
+def is_made_for(pod: Mapping[str, Any], name: str) -> bool:
+    """Whether a controller made the pod for the job's workload, of whatever kind; its labels say only what they say."""
+    made_by = {("Job", name), ("Job", f"{name}-node-0"), ("StatefulSet", name), ("PyTorchJob", name)}
+    owners = (pod.get("metadata") or {}).get("ownerReferences") or []
+    return any((each.get("kind"), each.get("name")) in made_by for each in owners)
+
+
 def read_end(workload: Mapping[str, Any], succeeded: str, failed: str) -> WorkloadState:
     """How the workload ended, if it did, from the two conditions that say so; the counts are left to the kind."""
     done, broken = find_condition(workload, succeeded), find_condition(workload, failed)

@@ -50,6 +50,6 @@ def measure(
 
 
 def _take_away(cluster: Cluster, name: str, tell: Callable[[str], None]) -> None:
-    for _ in deploy.remove(cluster, name, deploy.find_objects(cluster, name), wait=None):
+    for _ in deploy.remove(cluster, name, deploy.find_objects(cluster, name)[0], wait=None):
         pass
     tell(f"{name} is taken away")

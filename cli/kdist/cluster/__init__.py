@@ -8,7 +8,20 @@ typed models, which cost half a second to import.
 from kdist.cluster.access import Impersonation
 from kdist.cluster.connection import Cluster, connect
 from kdist.cluster.objects import Applied, essence
+from kdist.cluster.owners import ForeignError, check_owner, describe_owner
 from kdist.cluster.refusal import MissingError, RefusalError
 from kdist.cluster.session import Session
 
-__all__ = ["Applied", "Cluster", "Impersonation", "MissingError", "RefusalError", "Session", "connect", "essence"]
+__all__ = [
+    "Applied",
+    "Cluster",
+    "ForeignError",
+    "Impersonation",
+    "MissingError",
+    "RefusalError",
+    "Session",
+    "check_owner",
+    "connect",
+    "describe_owner",
+    "essence",
+]

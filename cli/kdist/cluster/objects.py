@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from kdist.cluster import resources, watching
+from kdist.cluster.owners import check_owner
 from kdist.cluster.refusal import MissingError, RefusalError
 from kdist.cluster.transport import Answer, Request, Transport
-from kdist.manifest import Manifest
+from kdist.manifest import Manifest, find_owner
 
 FIELD_MANAGER = "kdist"
 PAGE = "500"
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_RACES = 5  # with controllers, which write an object between our look at it and our change
 
 Document = dict[str, Any]
+T = TypeVar("T")
 
 # What the server writes into metadata by itself.
 _SERVERS_OWN = frozenset({"managedFields", "resourceVersion", "generation", "uid", "creationTimestamp", "selfLink"})
@@ -107,21 +110,25 @@ class Objects:
     def apply(self, manifest: Manifest, *, dry_run: bool = False, force: bool = False) -> Applied:
         """Send an object by server-side apply as field manager `kdist`; `force` takes over fields that another manager set.
 
-        With `dry_run` the server says what would come of it, admission and defaults included, and keeps nothing.
+        With `dry_run` the server says what would come of it, admission and defaults included, and keeps nothing. An object
+        that is marked as a job's changes only one with the same mark. Raises `ForeignError` where another one stands.
         """
-        try:
-            before: Document | None = self.get(manifest.api_version, manifest.kind, manifest.name, manifest.namespace)
-        except MissingError as error:
-            if not error.details.get("name"):
-                raise  # the kind is missing, not the object
-            before = None
-        try:
-            answer = self._send_apply(manifest, dry_run=dry_run, force=force)
-        except RefusalError as error:
-            if set(error.owners) != {FIELD_MANAGER}:
-                raise
-            # Our own patches (scale, suspend) own what they set, and the file is the newer word.
-            answer = self._send_apply(manifest, dry_run=dry_run, force=True)
+
+        def send() -> tuple[Document | None, Answer]:
+            before = self._find(manifest)
+            job = find_owner(manifest.document)
+            if before is not None and job is not None:
+                check_owner(before, job, api_version=manifest.api_version, kind=manifest.kind)
+            guarded = manifest if before is None else replace(manifest, document=_guard(manifest.document, before))
+            try:
+                return before, self._send_apply(guarded, dry_run=dry_run, force=force)
+            except RefusalError as error:
+                if set(error.owners) != {FIELD_MANAGER}:
+                    raise
+                # Our own patches (scale, suspend) own what they set, and the file is the newer word.
+                return before, self._send_apply(guarded, dry_run=dry_run, force=True)
+
+        before, answer = _race(send)
         after = answer.document()
         verb: Literal["created", "configured", "unchanged"] = "configured"
         if before is None:
@@ -129,6 +136,15 @@ class Objects:
         elif essence(before) == essence(after):
             verb = "unchanged"
         return Applied(after, verb, before, answer.warnings)
+
+    def _find(self, manifest: Manifest) -> Document | None:
+        """The object as the server has it, None if it is not there. Raises `MissingError` where its kind is not known."""
+        try:
+            return self.get(manifest.api_version, manifest.kind, manifest.name, manifest.namespace)
+        except MissingError as error:
+            if not error.details.get("name"):
+                raise  # the kind is missing, not the object
+            return None
 
     def _send_apply(self, manifest: Manifest, *, dry_run: bool, force: bool) -> Answer:
         query = [("fieldManager", FIELD_MANAGER), ("force", "true" if force else "false"), *_dry(dry_run)]
@@ -174,6 +190,41 @@ class Objects:
         )  # fmt: skip
         return self._transport.send(_carry(request, body, "application/merge-patch+json")).document()
 
+    def change(
+        self,
+        api_version: str,
+        kind: str,
+        name: str,
+        body: Mapping[str, Any],
+        *,
+        job: str,
+        namespace: str | None = None,
+        dry_run: bool = False,
+    ) -> Document:
+        """`patch` of an object of the job. Raises `ForeignError` where it is somebody else's, and what `patch` raises."""
+
+        def send() -> Document:
+            before = self.get(api_version, kind, name, namespace)
+            check_owner(before, job, api_version=api_version, kind=kind)
+            return self.patch(api_version, kind, name, _guard(body, before), namespace=namespace, dry_run=dry_run)
+
+        return _race(send)
+
+    def remove(
+        self, api_version: str, kind: str, name: str, *, job: str, propagation: str = "Background", dry_run: bool = False
+    ) -> bool:
+        """`delete` of an object of the job; False if there was none. Raises `ForeignError` where it is somebody else's."""
+
+        def send() -> bool:
+            try:
+                before = self.get(api_version, kind, name)
+            except MissingError:
+                return False
+            check_owner(before, job, api_version=api_version, kind=kind)
+            return self.delete(api_version, kind, name, propagation=propagation, dry_run=dry_run, only=before)
+
+        return _race(send)
+
     def delete(
         self,
         api_version: str,
@@ -184,11 +235,17 @@ class Objects:
         propagation: str = "Background",
         grace: int | None = None,
         dry_run: bool = False,
+        only: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Delete an object; False if there was none. `grace`: seconds that its pod gets, instead of those in its spec."""
+        """Delete an object; False if there was none. `grace`: seconds that its pod gets, instead of those in its spec.
+
+        `only` is the object as it was seen: one that has changed since, or another in its place, is refused with 409.
+        """
         options: Document = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
+        if only is not None:
+            options["preconditions"] = {key: only["metadata"][key] for key in _IDENTITY if key in only["metadata"]}
         if dry_run:
             options["dryRun"] = ["All"]
         request = self._request("DELETE", "delete", api_version, kind, name=name, namespace=namespace)
@@ -241,6 +298,26 @@ class Objects:
         return Request(
             method, resources.path(api_version, kind, namespace=place, name=name, subresource=subresource), what, query
         )
+
+
+_IDENTITY = ("uid", "resourceVersion")
+
+
+def _guard(body: Mapping[str, Any], seen: Mapping[str, Any]) -> Document:
+    """`body` as a change of the very object that was seen, in the very state: of any other it is refused with 409."""
+    identity = {key: seen["metadata"][key] for key in _IDENTITY if key in seen["metadata"]}
+    return {**body, "metadata": {**(body.get("metadata") or {}), **identity}}
+
+
+def _race(send: Callable[[], T]) -> T:
+    """What `send` gives, which looks at an object and changes it; again where somebody else has changed it in between."""
+    for left in reversed(range(_RACES)):
+        try:
+            return send()
+        except RefusalError as error:
+            if error.status != 409 or error.owners or not left:
+                raise
+    raise AssertionError
 
 
 def _carry(request: Request, body: Mapping[str, Any], content_type: str) -> Request:

@@ -87,14 +87,17 @@ def _delete(
     timeout: float | None,
 ) -> bool:
     """Delete one job's objects; False if there is none."""
+    from kdist.cluster import describe_owner
     from kdist.deploy import removing
 
-    objects = removing.find_objects(cluster, name)
+    objects, foreign = removing.find_objects(cluster, name)
+    for each in foreign:
+        console.warning(f"{each.title} stays: it is not of job {name}: {describe_owner(each.document)}")
     kept = [] if purge else [each for each in objects if each.kind == removing.CLAIM]
     going = [each for each in objects if each not in kept]
     if not going:
         return False
-    pods = cluster.list("v1", "Pod", selector=f"kdist.dev/job={name}") if wait and dry_run == "none" else []
+    pods = removing.find_pods(cluster, name) if wait and dry_run == "none" else []
     pods = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
     seconds = _patience(pods, grace_period) if timeout is None else timeout
     if pods:

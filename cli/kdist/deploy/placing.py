@@ -80,12 +80,16 @@ def _keep(manifest: Manifest, backend: str, workload: dict[str, Any] | None) -> 
 
 
 def _find_workload(cluster: Cluster, backend: str, name: str) -> dict[str, Any] | None:
-    """The job's workload as it is; None if it is not there."""
+    """The job's workload as it is; None if it is not there. Raises `ForeignError` for one of this name that is not the job's."""
+    from kdist.cluster import check_owner
+
     kind = backends.get(backend)
     try:
-        return cluster.get(kind.api_version, kind.kind, name)
+        found = cluster.get(kind.api_version, kind.kind, name)
     except NotFoundError:
         return None
+    check_owner(found, name, api_version=kind.api_version, kind=kind.kind)
+    return found
 
 
 def _is_suspended(job: TrainingJob, backend: str, state: WorkloadState | None) -> bool:
@@ -105,16 +109,14 @@ def _say_state(name: str, state: WorkloadState | None, decided: dict[str, str]) 
 
 
 def find_config_map(cluster: Cluster, name: str) -> dict[str, Any] | None:
-    """The job's ConfigMap, None if there is none. Raises `KdistError` for one of this name that is not kdist's."""
+    """The job's ConfigMap, None if there is none. Raises `ForeignError` for one of this name that is not the job's."""
+    from kdist.cluster import check_owner
+
     try:
         found = cluster.get("v1", "ConfigMap", name)
     except NotFoundError:
         return None
-    if (found["metadata"].get("labels") or {}).get("kdist.dev/job") != name:
-        raise KdistError(
-            f"namespace {cluster.namespace} has a ConfigMap {name} that is not kdist's, and a job of that name needs one",
-            hint="give the job another name",
-        )
+    check_owner(found, name, api_version="v1", kind="ConfigMap")
     return found
 
 

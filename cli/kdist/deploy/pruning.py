@@ -1,4 +1,4 @@
-"""What a job no longer asks for leaves the cluster: only objects that kdist itself applied for it, and never a volume claim."""
+"""What a job no longer asks for leaves the cluster: only objects that were made for it, and never a volume claim."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist.deploy.placing import Plan
 from kdist.deploy.removing import BESIDE, CLAIM
-from kdist.manifest import Manifest, sort
+from kdist.manifest import Manifest, find_owner, sort
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -30,7 +30,7 @@ def find_leftovers(cluster: Cluster, plan: Plan) -> list[Manifest]:
     planned = {(each.kind, each.name) for each in plan.manifests}
     with ThreadPoolExecutor(len(_KINDS)) as pool:
         listed = [each for found in pool.map(lambda kind: _list(cluster, kind[0], kind[1], name), _KINDS) for each in found]
-    left = [each for each in map(Manifest, listed) if (each.kind, each.name) not in planned and _is_ours(each.document)]
+    left = [each for each in map(Manifest, listed) if (each.kind, each.name) not in planned and _is_ours(each.document, name)]
     if not left:
         return []
     pods = [pod for pod in cluster.list("v1", "Pod", selector=f"kdist.dev/job={name}") if _lives(pod)]
@@ -42,7 +42,7 @@ def find_leftovers(cluster: Cluster, plan: Plan) -> list[Manifest]:
 def prune(cluster: Cluster, plan: Plan, *, dry_run: bool = False) -> Iterator[Manifest]:
     """Delete the leftovers, each given back as it goes. Raises `RefusalError` where we may not."""
     for each in find_leftovers(cluster, plan):
-        if cluster.delete(each.api_version, each.kind, each.name, dry_run=dry_run):
+        if cluster.remove(each.api_version, each.kind, each.name, job=plan.job.metadata.name, dry_run=dry_run):
             yield each
 
 
@@ -57,11 +57,9 @@ def _list(cluster: Cluster, api_version: str, kind: str, name: str) -> list[dict
         raise
 
 
-def _is_ours(document: dict[str, Any]) -> bool:
-    """Whether kdist applied it, which a label alone does not say, and nothing else owns it."""
-    metadata = document["metadata"]
-    managers = [(each.get("manager"), each.get("operation")) for each in metadata.get("managedFields") or []]
-    return ("kdist", "Apply") in managers and not metadata.get("ownerReferences")
+def _is_ours(document: dict[str, Any], name: str) -> bool:
+    """Whether it was made for the job, which a label alone does not say, and nothing else owns it."""
+    return find_owner(document) == name and not document["metadata"].get("ownerReferences")
 
 
 def _lives(pod: dict[str, Any]) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 from kdist import backends
+from kdist.backends import is_made_for
 from kdist.errors import Code, KdistError, NotFoundError
-from kdist.manifest import Manifest, sort
+from kdist.manifest import Manifest, find_owner, sort
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -29,6 +31,8 @@ BESIDE = (
 )
 _POLL_SECONDS = 0.5
 OPTIONAL = frozenset({"Role", "RoleBinding"})
+# Names that a job gives beside its own.
+_DERIVED = (("ConfigMap", "-rendezvous"), (CLAIM, "-checkpoints"))
 
 
 def workload_kinds() -> list[tuple[str, str]]:
@@ -36,22 +40,47 @@ def workload_kinds() -> list[tuple[str, str]]:
     return [(backends.get(name).api_version, backends.get(name).kind) for name in backends.NAMES]
 
 
-def find_objects(cluster: Cluster, name: str) -> list[Manifest]:
-    """All objects of the job that kdist made, in the order of taking them away; those that belong to another go with it."""
+def find_objects(cluster: Cluster, name: str) -> tuple[list[Manifest], list[Manifest]]:
+    """(the job's objects, others' that bear its label or a name that it gives), in the order of taking them away.
+
+    What belongs to another of the job's objects goes with that one, and is left out.
+    """
+    with ThreadPoolExecutor(8) as pool:
+        found = pool.map(lambda kind: list(_look(cluster, kind[0], kind[1], name)), (*BESIDE, *workload_kinds()))
+        seen = [Manifest(each) for listed in found for each in listed]
+    ours = [each for each in seen if find_owner(each.document) == name]
+    foreign = [each for each in seen if each not in ours and not _is_owned(each)]
+    return sort(each for each in ours if not _is_owned(each))[::-1], sort(foreign)[::-1]
+
+
+def _is_owned(manifest: Manifest) -> bool:
+    return bool(manifest.document["metadata"].get("ownerReferences"))
+
+
+def _look(cluster: Cluster, api_version: str, kind: str, name: str) -> Iterator[dict[str, Any]]:
+    """The objects of a kind that bear the job's label, and those of the names that it gives."""
     from kdist.cluster import RefusalError
 
-    found = []
-    for api_version, kind in (*BESIDE, *workload_kinds()):
+    try:
+        listed = cluster.list(api_version, kind, selector=f"kdist.dev/job={name}")
+    except NotFoundError:
+        return  # the cluster has no such kind
+    except RefusalError as error:
+        if error.status == 403 and kind in OPTIONAL:
+            return  # who may not see roles has not made any
+        raise
+    yield from listed
+    names = {each["metadata"]["name"] for each in listed}
+    for given in (name, *(f"{name}{suffix}" for of, suffix in _DERIVED if of == kind)):
+        if given in names:
+            continue
         try:
-            listed = cluster.list(api_version, kind, selector=f"kdist.dev/job={name},app.kubernetes.io/managed-by=kdist")
+            yield cluster.get(api_version, kind, given)
         except NotFoundError:
-            continue  # the cluster has no such kind
+            continue
         except RefusalError as error:
-            if error.status == 403 and kind in OPTIONAL:
-                continue  # who may not see roles has not made any
-            raise
-        found += [Manifest(each) for each in listed if not each["metadata"].get("ownerReferences")]
-    return sort(found)[::-1]
+            if error.status != 403:
+                raise
 
 
 def split(objects: Iterable[Manifest]) -> tuple[list[Manifest], list[Manifest]]:
@@ -79,22 +108,27 @@ def remove(
     """
     workloads, others = split(objects)
     for each in workloads:
-        cluster.delete(each.api_version, each.kind, each.name, dry_run=dry_run)
+        cluster.remove(each.api_version, each.kind, each.name, job=name, dry_run=dry_run)
         yield each
     if grace is not None and not dry_run:  # the grace of pods that go with their workload is otherwise their own
-        for pod in cluster.list("v1", "Pod", selector=f"kdist.dev/job={name}"):
+        for pod in find_pods(cluster, name):
             cluster.delete("v1", "Pod", pod["metadata"]["name"], grace=grace)
     if wait is not None and not dry_run:
         wait_for_pods(cluster, name, timeout=wait)
     for each in others:
-        cluster.delete(each.api_version, each.kind, each.name, dry_run=dry_run)
+        cluster.remove(each.api_version, each.kind, each.name, job=name, dry_run=dry_run)
         yield each
+
+
+def find_pods(cluster: Cluster, name: str) -> list[dict[str, Any]]:
+    """The pods that the job's workload made: a label alone makes no pod the job's."""
+    return [pod for pod in cluster.list("v1", "Pod", selector=f"kdist.dev/job={name}") if is_made_for(pod, name)]
 
 
 def wait_for_pods(cluster: Cluster, name: str, *, timeout: float) -> None:
     """Return when no pod of the job is left. Raises `KdistError` with code TIMEOUT, and the pods that stay."""
     end = time.monotonic() + timeout
-    while left := cluster.list("v1", "Pod", selector=f"kdist.dev/job={name}"):
+    while left := find_pods(cluster, name):
         if time.monotonic() >= end:
             break
         time.sleep(_POLL_SECONDS)

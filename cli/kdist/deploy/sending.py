@@ -28,28 +28,31 @@ class Sent(NamedTuple):
 def send(cluster: Cluster, plan: Plan, *, dry_run: bool = False, force: bool = False) -> Iterator[Sent]:
     """Apply the job's objects in their order, each given back as it is done.
 
-    A change to a job that exists is rehearsed first, so that what the server refuses leaves no half of it behind. Raises
-    `KdistError` with everything that was refused.
+    All of it is rehearsed first, so that what the server refuses leaves no half of it behind, and nothing at all is sent
+    where one object is somebody else's. Raises `KdistError` with everything that was refused.
     """
-    if plan.exists and not dry_run:
+    if not dry_run:
         for _ in _apply(cluster, plan, dry_run=True, force=force):
             pass
     yield from _apply(cluster, plan, dry_run=dry_run, force=force)
 
 
 def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Iterator[Sent]:
-    from kdist.cluster import Applied, RefusalError
+    from kdist.cluster import Applied, ForeignError, RefusalError
 
-    refused: list[tuple[Manifest, RefusalError]] = []
+    refused: list[tuple[Manifest, KdistError]] = []
     for manifest in plan.manifests:
         try:
             applied = _apply_one(cluster, manifest, dry_run=dry_run, force=force)
+        except ForeignError as error:
+            refused.append((manifest, error))
+            continue
         except RefusalError as error:
-            if dry_run and _waits_for_runtime(manifest, error):
-                unchecked = f"{manifest.title} could not be checked: its TrainingRuntime was only rehearsed"
+            if dry_run and (missing := _find_unmade(manifest, error)):
+                unchecked = f"{manifest.title} could not be checked: its {missing} was only rehearsed"
                 yield Sent(manifest, Applied(manifest.document, "created", warnings=(unchecked,)))
                 continue
-            if not (dry_run and plan.exists and error.status in (409, 422)):
+            if not (dry_run and error.status in (400, 409, 422, 500)):
                 raise
             refused.append((manifest, error))
             continue
@@ -74,6 +77,14 @@ def _apply_one(cluster: Cluster, manifest: Manifest, *, dry_run: bool, force: bo
             time.sleep(0.5)
 
 
+def _find_unmade(manifest: Manifest, error: RefusalError) -> str:
+    """The kind of another object of the job without which this one is refused, as that one was rehearsed too; else empty."""
+    if _waits_for_runtime(manifest, error):
+        return "TrainingRuntime"
+    # Who is no admin may bind only what they hold themselves, so the server looks for the Role.
+    return "Role" if manifest.kind == "RoleBinding" and error.status == 404 else ""
+
+
 def _waits_for_runtime(manifest: Manifest, error: RefusalError) -> bool:
     """Whether a TrainJob is refused only because its runtime is not known: it was rehearsed too, or made a moment ago."""
     return manifest.kind == "TrainJob" and re.search(r"[Rr]untime.*not found", str(error)) is not None
@@ -91,7 +102,8 @@ def _hand_over_runtime(cluster: Cluster, train_job: Mapping[str, Any]) -> None:
     runtime = ("TrainingRuntime", metadata["name"])
     found = cluster.get(train_job["apiVersion"], *runtime)
     if owner not in (found["metadata"].get("ownerReferences") or []):
-        cluster.patch(train_job["apiVersion"], *runtime, {"metadata": {"ownerReferences": [owner]}})
+        body = {"metadata": {"ownerReferences": [owner]}}
+        cluster.change(train_job["apiVersion"], *runtime, body, job=metadata["name"])
 
 
 def keep_runtime(cluster: Cluster, manifests: Iterable[Manifest]) -> None:
@@ -102,14 +114,19 @@ def keep_runtime(cluster: Cluster, manifests: Iterable[Manifest]) -> None:
     """
     for runtime in (each for each in manifests if each.kind == "TrainingRuntime"):
         try:
-            cluster.patch(runtime.api_version, runtime.kind, runtime.name, {"metadata": {"ownerReferences": None}})
+            body = {"metadata": {"ownerReferences": None}}
+            cluster.change(runtime.api_version, runtime.kind, runtime.name, body, job=runtime.name)
         except NotFoundError:
             cluster.apply(runtime)
 
 
-def _explain(plan: Plan, refused: list[tuple[Manifest, RefusalError]]) -> KdistError:
-    """One error for all that was refused: the first one's way out, and immutable fields' before any other."""
+def _explain(plan: Plan, refused: list[tuple[Manifest, KdistError]]) -> KdistError:
+    """One error for all that was refused: the first one's way out, others' objects' and immutable fields' before any other."""
+    from kdist.cluster import ForeignError
+
     name = plan.job.metadata.name
+    if foreign := [error for _, error in refused if isinstance(error, ForeignError)]:
+        return ForeignError("\n  ".join(str(each) for each in foreign), hint=foreign[0].hint)
     for _, error in refused:
         if any(sign in str(error) for sign in _IMMUTABLE):
             return KdistError(

@@ -18,7 +18,7 @@ def settle(cluster: Cluster, seen: Snapshot) -> bool:
 
     Does nothing where we may not: then somebody else will. Raises `KdistError` if the API server stays away.
     """
-    from kdist.cluster import RefusalError
+    from kdist.cluster import ForeignError, RefusalError
 
     status = seen.status
     if seen.backend != _KIND or not status.parked or not status.phase.terminal:
@@ -29,7 +29,7 @@ def settle(cluster: Cluster, seen: Snapshot) -> bool:
     patch = {"metadata": {"annotations": {OUTCOME: record.to_text()}}, "spec": {"replicas": 0}}
     backend = backends.get(_KIND)
     try:
-        cluster.patch(backend.api_version, backend.kind, seen.name, patch, namespace=seen.namespace)
-    except RefusalError:
+        cluster.change(backend.api_version, backend.kind, seen.name, patch, job=seen.name, namespace=seen.namespace)
+    except (ForeignError, RefusalError):
         return False
     return True

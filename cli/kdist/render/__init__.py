@@ -48,7 +48,11 @@ def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifes
     for part in backend.parts:
         values[part] = Part(part, read_template(f"_{part}.yaml.j2", values)[0])
     names = ["configmap.yaml.j2", "account.yaml.j2", "storage.yaml.j2", "network.yaml.j2", backend.template]
-    return manifest.sort(each for name in names for each in render_template(name, values))
+    found = manifest.sort(each for name in names for each in render_template(name, values))
+    for each in found:
+        annotations = each.document["metadata"].setdefault("annotations", {})
+        annotations[manifest.OWNER] = manifest.mark(job.metadata.name, each.kind, each.name)
+    return found
 
 
 def warn(job: TrainingJob, placement: Placement) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from kdist.spec.parts import Checkpoints, Data, EnvVar, Resources, Toleration
-from kdist.spec.rules import check, refuse
+from kdist.spec.rules import check, check_job, refuse
 from kdist.spec.words import FolderPath, ImageReference, JobName, Label, LabelKey, LabelValue, ObjectName
 from kdist_trainer.config import Model, Nodes, PositiveSeconds, Preflight, Script, Seconds, TrainConfig, Training
 
@@ -104,6 +104,11 @@ class TrainingJob(Model):
     kind: Literal["TrainingJob"] = Field(description="kind of this file: TrainingJob.")
     metadata: Metadata = Field(description="metadata: name and namespace.")
     spec: Spec = Field(description="spec: what the job runs, and on what.")
+
+    @model_validator(mode="after")
+    def _rules(self) -> TrainingJob:
+        refuse(check_job(self))
+        return self
 
     def to_train_config(self) -> TrainConfig:
         """What the trainer is told (`train.json`): the part of the job that does not depend on where it runs."""

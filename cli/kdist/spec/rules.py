@@ -6,13 +6,14 @@ fields is itself wrong.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic_core import PydanticCustomError
 
 if TYPE_CHECKING:
-    from kdist.spec.job import Spec
+    from kdist.spec.job import Spec, TrainingJob
 
 RULE = "job_rule"  # the type of the pydantic error that carries violations
 SHIPPED_WORKLOADS = ("digits", "gpt")
@@ -50,7 +51,52 @@ def check(spec: Spec) -> Iterator[Violation]:
     yield from _plan(spec)
     yield from _stages(spec)
     yield from _unique(spec)
+    yield from _own_mounts(spec)
     yield from _workload(spec)
+
+
+# What namespaces have of their own: an account, and in `default` the API server's Service.
+_TAKEN_NAMES = ("default", "kubernetes")
+# How objects are called that a job, or the controller of its kind, makes beside those of its own name.
+_DERIVED_NAME = re.compile(r"-(rendezvous|checkpoints|(code|train)-[0-9a-f]{10}|node-\d+|worker-\d+|master-\d+)$")
+_LONGEST_POD_NAME = 63
+RUN = "kdist.dev/run"
+"""Annotation of a job that names its run where `kdist render` makes the objects: another value begins another run."""
+
+
+def check_job(job: TrainingJob) -> Iterator[Violation]:
+    """Every broken rule that ties a job's name to the rest of it."""
+    name, nodes = job.metadata.name, job.spec.nodes.max
+    judged = ("metadata.name",)
+    if name in _TAKEN_NAMES:
+        yield Violation(f"must not be `{name}`: a namespace has an object of that name already", "metadata.name", judged)
+    if found := _DERIVED_NAME.search(name):
+        owner = name[: found.start()]
+        message = f"must not end with `{found[0]}`: a job `{owner}` would make an object of the same name"
+        yield Violation(message, "metadata.name", judged)
+    most = _LONGEST_POD_NAME - len(f"-node-0-{nodes - 1}-abcde")
+    if len(name) > most:
+        message = f"must be at most {most} characters with {nodes} nodes, as pods of a JobSet are called NAME-node-0-INDEX-XXXXX"
+        yield Violation(f"{message}, found {len(name)}", "metadata.name", (*judged, "spec.nodes.max"))
+    run = job.metadata.annotations.get(RUN)
+    if run is not None and not re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", run):
+        message = f"{RUN} must be up to 63 letters, digits, `-`, `_` and `.`, beginning and ending with a letter or digit"
+        yield Violation(message, "metadata.annotations", ("metadata.annotations",))
+
+
+_OWN_FOLDERS = ("/checkpoints", "/code", "/etc/kdist", "/run/kdist", "/tmp", "/dev/shm", "/var/run/secrets/kdist")  # noqa: S108
+
+
+def _own_mounts(spec: Spec) -> Iterator[Violation]:
+    """The pod template's overlay mounts nothing where kdist mounts something."""
+    pod = spec.pod_template.get("spec")
+    containers = pod.get("containers") if isinstance(pod, dict) else None
+    for container in containers if isinstance(containers, list) else ():
+        mounts = container.get("volumeMounts") if isinstance(container, dict) and container.get("name") == "trainer" else None
+        for mount in mounts if isinstance(mounts, list) else ():
+            path = mount.get("mountPath") if isinstance(mount, dict) and "name" in mount else None
+            if isinstance(path, str) and path.rstrip("/") in _OWN_FOLDERS:
+                yield Violation(f"must not mount {path}, where kdist itself mounts a volume", "podTemplate", ("podTemplate",))
 
 
 def _one_kind(spec: Spec) -> Iterator[Violation]:
@@ -221,6 +267,7 @@ def check_variable(name: str) -> Iterator[Violation]:
 
 # Folders of the image itself, and those that kdist mounts.
 _SYSTEM_FOLDERS = ("bin", "boot", "dev", "etc", "kdist", "lib", "lib64", "proc", "run", "sbin", "sys", "tmp", "usr")
+_KDISTS_FOLDERS = ("checkpoints", "code")
 
 
 def check_mount(path: str) -> Iterator[Violation]:
@@ -230,3 +277,5 @@ def check_mount(path: str) -> Iterator[Violation]:
         yield Violation("must not hold `.`, `..` or `//`", "mountPath", ("mountPath",))
     elif parts[0] in _SYSTEM_FOLDERS:
         yield Violation(f"must not lie in /{parts[0]}, which belongs to the system", "mountPath", ("mountPath",))
+    elif parts[0] in _KDISTS_FOLDERS or path.startswith("/var/run"):
+        yield Violation("must not lie where kdist itself mounts a volume", "mountPath", ("mountPath",))

@@ -58,7 +58,8 @@ def _make_anew(target: Target, workload: Document | None, manifests: list[Manife
     if workload is not None:
         backend = target.backend
         deploy.keep_runtime(target.cluster, manifests)
-        target.cluster.delete(backend.api_version, backend.kind, target.name, propagation="Foreground")
+        kind = (backend.api_version, backend.kind, target.name)
+        target.cluster.remove(*kind, job=target.name, propagation="Foreground")
         waiting.until(
             lambda: True if _workload(target) is None and not target.pods() else None,
             timeout=_GONE_SECONDS,

@@ -8,7 +8,7 @@ from typing import Any
 
 from kdist import backends, render
 from kdist.backends import Backend, Placement, WorkloadState
-from kdist.cluster import Cluster
+from kdist.cluster import Cluster, check_owner
 from kdist.errors import KdistError, NotFoundError
 from kdist.spec import TrainingJob
 from kdist.status import ASKED, BACKEND, RENDEZVOUS, RUN_ID, Pod, read_pod
@@ -41,8 +41,12 @@ class Target:
         return f"/checkpoints/{self.name}"
 
     def workload(self) -> Document:
-        """The object that makes the pods. Raises `NotFoundError` where it is gone, by its TTL for instance."""
-        return self.cluster.get(self.backend.api_version, self.backend.kind, self.name)
+        """The object that makes the pods. Raises `NotFoundError` where it is gone, by its TTL for instance, and
+        `ForeignError` where one of that name is somebody else's.
+        """
+        found = self.cluster.get(self.backend.api_version, self.backend.kind, self.name)
+        check_owner(found, self.name, api_version=self.backend.api_version, kind=self.backend.kind)
+        return found
 
     def state(self) -> WorkloadState:
         """What the workload says of itself. Raises `NotFoundError` where it is gone."""
@@ -51,7 +55,8 @@ class Target:
     def pods(self) -> list[Pod]:
         """The job's pods, in the order of their indices."""
         found = self.cluster.list("v1", "Pod", selector=self.backend.pod_selector(self.name))
-        return sorted((read_pod(pod) for pod in found), key=lambda pod: (pod.index or 0, pod.name))
+        own = (read_pod(pod) for pod in found if backends.is_made_for(pod, self.name))
+        return sorted(own, key=lambda pod: (pod.index or 0, pod.name))
 
     def ask(self, word: str | None, *, dry_run: bool = False) -> None:
         """Note in the ConfigMap what the user asked for: suspended, stopped, or None, which is to run."""
@@ -60,11 +65,12 @@ class Target:
     def annotate(self, annotations: Mapping[str, str | None], *, dry_run: bool = False) -> None:
         """Change annotations of the job's ConfigMap; None takes one away."""
         body = {"metadata": {"annotations": dict(annotations)}}
-        self.cluster.patch("v1", "ConfigMap", self.name, body, dry_run=dry_run)
+        self.cluster.change("v1", "ConfigMap", self.name, body, job=self.name, dry_run=dry_run)
 
     def patch_workload(self, body: Mapping[str, Any], *, dry_run: bool = False) -> Document:
         """Change fields of the workload."""
-        return self.cluster.patch(self.backend.api_version, self.backend.kind, self.name, body, dry_run=dry_run)
+        kind = self.backend
+        return self.cluster.change(kind.api_version, kind.kind, self.name, body, job=self.name, dry_run=dry_run)
 
     def with_nodes(self, least: int, most: int) -> Target:
         """The same job with other nodes. Raises `KdistError` where its own rules forbid them."""
@@ -79,13 +85,17 @@ class Target:
 
 
 def find(cluster: Cluster, name: str) -> Target:
-    """The job NAME of the cluster's namespace. Raises `NotFoundError`, or `KdistError` for a ConfigMap that holds no job."""
+    """The job NAME of the cluster's namespace.
+
+    Raises `NotFoundError`, `ForeignError` for a ConfigMap that is somebody else's, `KdistError` for one that holds no job.
+    """
     try:
         config_map = cluster.get("v1", "ConfigMap", name)
     except NotFoundError as error:
         raise NotFoundError(
             f"there is no job {name} in namespace {cluster.namespace}", next_command="kdist get -A", hint=error.hint
         ) from error
+    check_owner(config_map, name, api_version="v1", kind="ConfigMap")
     job = render.read_job(config_map)
     backend, rendezvous = annotation(config_map, BACKEND), annotation(config_map, RENDEZVOUS)
     placement = Placement(

@@ -10,6 +10,7 @@ from tests.cli.cluster.api import Asked, Reply, refusal
 KINDS = {
     "batch/v1": ["Job"],
     "apps/v1": ["StatefulSet"],
+    "kubeflow.org/v1": ["PyTorchJob"],
     "jobset.x-k8s.io/v1alpha2": ["JobSet"],
     "trainer.kubeflow.org/v1alpha1": ["TrainJob", "TrainingRuntime"],
 }
@@ -59,7 +60,16 @@ class Store:
             self.deaf -= 1
             return refusal(403, 'TrainingRuntime "digits" not found: it must be created first', "Forbidden")
         before = self.objects.get(asked.path)
-        kept = {} if before is None else {"uid": before["metadata"]["uid"]}
+        if before is not None and (refused := _refuse_race(asked.body["metadata"], before)):
+            return refused
+        if asked.headers.get("content-type") == "application/merge-patch+json":
+            if before is None:
+                return refusal(404, f'"{asked.path}" not found', "NotFound", name=asked.path)
+            merged = _merge(before, asked.body)
+            if "dryRun" not in asked.query:
+                self.put(asked.path, merged)
+            return Reply(200, merged)
+        kept = {} if before is None else {"uid": before["metadata"].get("uid", asked.path)}
         kept["managedFields"] = [{"manager": asked.query["fieldManager"], "operation": "Apply"}]
         body = {**asked.body, "metadata": {**asked.body["metadata"], "uid": asked.path, **kept}}
         if "dryRun" not in asked.query:
@@ -74,10 +84,32 @@ class Store:
         if owned and asked.body["propagationPolicy"] == "Foreground":  # it goes first, and the webhooks keep a TrainJob without
             del self.objects[asked.path.replace("/trainjobs/", "/trainingruntimes/")]
             return Reply()
+        before = self.objects.get(asked.path)
+        if before is not None and (refused := _refuse_race(asked.body.get("preconditions") or {}, before)):
+            return refused
         if self.objects.pop(asked.path, None) is None:
             return refusal(404, "not found", "NotFound", name=asked.path)
         self.deleted.append(asked.path.split("/")[-2])
         return Reply()
+
+
+def _refuse_race(expected: dict[str, Any], found: dict[str, Any]) -> Reply | None:
+    """A refusal where a change was meant for another object than the one that is there, or for another state of it."""
+    same = all(expected.get(key, value) == value for key, value in found["metadata"].items() if key in ("uid", "resourceVersion"))
+    return None if same else refusal(409, "the object has been modified", "Conflict")
+
+
+def _merge(before: Any, body: Any) -> Any:
+    """A JSON merge patch."""
+    if not isinstance(body, dict):
+        return body
+    found = dict(before) if isinstance(before, dict) else {}
+    for key, value in body.items():
+        if value is None:
+            found.pop(key, None)
+        else:
+            found[key] = _merge(found.get(key), value)
+    return found
 
 
 def _groups() -> list[dict[str, Any]]:

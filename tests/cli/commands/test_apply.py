@@ -95,7 +95,7 @@ def test_somebody_elses_object_of_that_name_is_left_alone(api: Api, store: Store
     store.put(MAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "digits"}})
     result = kdist("apply", str(file))
     assert result.exit_code == Code.ERROR
-    assert "not kdist's" in result.stderr
+    assert "configmap/digits is not of job digits: it bears no mark of kdist" in result.stderr
     assert list(store.objects) == [MAPS]
 
 
@@ -134,7 +134,11 @@ def test_delete_takes_the_workload_first_and_keeps_the_claim(api: Api, store: St
 
 def test_a_pod_that_stays_ends_the_wait_with_its_name_and_node(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
     kdist("apply", str(file))
-    pod = {"metadata": {"name": "digits-0", "labels": {"kdist.dev/job": "digits"}}, "spec": {"nodeName": "n1"}}
+    made_by = {"kind": "Job", "name": "digits"}
+    pod = {
+        "metadata": {"name": "digits-0", "labels": {"kdist.dev/job": "digits"}, "ownerReferences": [made_by]},
+        "spec": {"nodeName": "n1"},
+    }
     store.put(f"{PODS}/digits-0", pod)
     result = kdist("delete", "digits", "--timeout", "0")
     assert result.exit_code == Code.TIMEOUT

@@ -202,7 +202,9 @@ def _as_statefulset(world: World, asked: Any) -> Any:
     from tests.cli.cluster.api import Reply
 
     if asked.path.endswith("/statefulsets/digits") and asked.method == "GET":
-        return Reply(document=workload(kind="StatefulSet", replicas=2))
+        found = workload(kind="StatefulSet", replicas=2)
+        found["metadata"].setdefault("annotations", {})["kdist.dev/owner"] = "digits/statefulset/digits"
+        return Reply(document=found)
     return world(asked)
 
 

@@ -95,7 +95,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 if __name__ == "__main__":
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a log on a full disk
+            stream.flush()
     # Not sys.exit: what ends with this process is ended by the lifeline, which the kernel closes now and not a moment earlier.
     os._exit(code)

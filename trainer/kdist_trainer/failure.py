@@ -9,6 +9,7 @@ readers of failures need not import it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kdist_trainer import reserved
 from kdist_trainer.config import Cause, Exit
 
 TRACEBACK_LINES = 40
@@ -204,7 +206,7 @@ def record(
     step: int | None = None,
     collective: str | None = None,
 ) -> Failure:
-    """Leave `error` for the agent, atomically; what is not given is taken from the environment of a rank.
+    """Leave `error` for the agent, at once and also on a full disk; what is not given is taken from the environment of a rank.
 
     The first failure of a rank stands: recording again writes nothing. Never raises `OSError`: a rank that ends must end.
     """
@@ -223,19 +225,21 @@ def record(
     if folder is None:
         return failure
     path = path_of(folder, int(environ.get("LOCAL_RANK", "0")) if local_rank is None else local_rank)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        if not path.exists():
-            fresh.write_text(failure.to_json(), encoding="utf-8")
-            fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        reserved.write(path, _fitted(failure).to_json().encode())
+    return failure
+
+
+def _fitted(failure: Failure) -> Failure:
+    """The failure with so much of its traceback's end as there is room for."""
+    while failure.traceback and len(failure.to_json().encode()) > reserved.SIZE:
+        failure = replace(failure, traceback=failure.traceback[1 + len(failure.traceback) // 4 :])
     return failure
 
 
 def read(scratch: Path, local_rank: int) -> Failure | None:
     """What the rank left, or None."""
     try:
-        return Failure.from_json(path_of(scratch, local_rank).read_bytes())
+        return Failure.from_json(reserved.read(path_of(scratch, local_rank)))
     except (OSError, ValueError):
         return None

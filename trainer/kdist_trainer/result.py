@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
+
+from kdist_trainer import reserved
 
 DONE, STOPPED = "done", "stopped"
 
@@ -15,17 +16,14 @@ def path_of(scratch: Path, local_rank: int) -> Path:
 
 
 def leave(outcome: str, *, scratch: Path, local_rank: int) -> None:
-    """Leave `done` or `stopped` for the agent, atomically. Raises `OSError`."""
-    path = path_of(scratch, local_rank)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    fresh.write_text(json.dumps({"outcome": outcome}))
-    fresh.replace(path)
+    """Leave `done` or `stopped` for the agent, at once and also on a full disk. Raises `OSError`."""
+    reserved.write(path_of(scratch, local_rank), json.dumps({"outcome": outcome}).encode())
 
 
 def read(scratch: Path, local_rank: int) -> str | None:
     """What the rank left: `done` or `stopped`, or None."""
     try:
-        outcome = json.loads(path_of(scratch, local_rank).read_bytes())["outcome"]
+        outcome = json.loads(reserved.read(path_of(scratch, local_rank)))["outcome"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return STOPPED if outcome == STOPPED else DONE

@@ -82,7 +82,8 @@ def run(path: str, arguments: list[str], spec: importlib.machinery.ModuleSpec | 
     except BaseException as error:  # noqa: BLE001 - reported as Python would, and to the agent
         error.__traceback__ = _of_script(error.__traceback__, absolute)
         failure.record(error)
-        sys.excepthook(type(error), error, error.__traceback__)
+        with contextlib.suppress(OSError):  # a log on a full disk
+            sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
 
@@ -92,7 +93,10 @@ def _prepare() -> None:
         lifeline.watch(Path(os.environ["KDIST_LIFELINE"]))
     if "KDIST_SCRATCH" in os.environ:
         stacks = Path(os.environ["KDIST_SCRATCH"]) / f"rank-{os.environ.get('LOCAL_RANK', '0')}.stacks"
-        faulthandler.register(signal.SIGUSR2, file=stacks.open("w"), all_threads=True)
+        try:
+            faulthandler.register(signal.SIGUSR2, file=stacks.open("w"), all_threads=True)
+        except OSError:  # no room for another file: to stderr
+            faulthandler.register(signal.SIGUSR2, all_threads=True)
 
 
 def _exit_code(error: SystemExit) -> int:

@@ -11,6 +11,7 @@ import pytest
 from kdist_trainer import failure, result
 from kdist_trainer.agent import autopsy
 from kdist_trainer.agent.autopsy import Circumstances
+from kdist_trainer.agent.entry import stacks_path
 from kdist_trainer.agent.memory import count_oom_kills, read_count
 from kdist_trainer.config import Cause, Exit
 
@@ -33,6 +34,13 @@ CODES = [
     (127, {}, Cause.USER_CODE, Exit.USER, True),
     (128, {}, Cause.UNKNOWN, Exit.PEERS_LOST, True),
     (255, {}, Cause.SIGNAL, Exit.PEERS_LOST, True),
+    (65, {}, Cause.DATA, Exit.DATA, True),
+    (65, {"managed": False}, Cause.USER_CODE, Exit.USER, True),
+    (71, {}, Cause.OOM_DEVICE, Exit.DEVICE_OOM, True),
+    (203, {}, Cause.STORAGE, Exit.STORAGE, True),
+    (201, {}, Cause.NODE_LOST, Exit.PEERS_LOST, False),
+    (202, {}, Cause.COLLECTIVE_TIMEOUT, Exit.HANG, False),
+    (201, {"managed": False}, Cause.UNKNOWN, Exit.PEERS_LOST, True),
 ]
 
 
@@ -101,8 +109,10 @@ def test_what_a_rank_has_left_counts_before_its_process_has_ended(tmp_path: Path
 def test_what_an_earlier_generation_left_is_cleared(tmp_path: Path) -> None:
     failure.record(ValueError("odd"), scratch=tmp_path, local_rank=1)
     (tmp_path / "rank-0.result").write_text('{"outcome": "done"}')
+    stacks_path(tmp_path, 0).touch()
     autopsy.clear(tmp_path, 2)
-    assert not list(tmp_path.iterdir())
+    assert [(failure.read(tmp_path, rank), result.read(tmp_path, rank)) for rank in (0, 1)] == [(None, None)] * 2
+    assert not list(tmp_path.glob("*.stacks"))
 
 
 def test_the_kernels_count_of_oom_kills_is_read_in_its_three_forms(tmp_path: Path) -> None:

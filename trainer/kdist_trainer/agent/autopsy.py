@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kdist_trainer import failure, result
+from kdist_trainer import failure, reserved, result
 from kdist_trainer.agent.disagreement import Note
 from kdist_trainer.agent.entry import stacks_path
 from kdist_trainer.config import Cause, Exit
@@ -94,7 +94,7 @@ def _examine(known: Circumstances, local_rank: int, code: int) -> Failure:
             step=step if left.step is None else left.step,
             collective=left.collective or collective,
         )
-    cause, exit_code, primary, how = _judge(code, out_of_memory=known.out_of_memory, collective=collective)
+    cause, exit_code, primary, how = _judge(code, known, collective=collective)
     rank = known.global_ranks[local_rank]
     return Failure(
         cause=cause,
@@ -110,9 +110,27 @@ def _examine(known: Circumstances, local_rank: int, code: int) -> Failure:
     )
 
 
-def _judge(code: int, *, out_of_memory: bool, collective: str | None) -> tuple[Cause, Exit, bool, str]:
+_OWN_CODES = {
+    Exit.CONFIG: Cause.CONFIG,
+    Exit.DATA: Cause.DATA,
+    Exit.USER: Cause.USER_CODE,
+    Exit.DEVICE_OOM: Cause.OOM_DEVICE,
+    Exit.HOST_OOM: Cause.OOM_HOST,
+    Exit.MISMATCH: Cause.MISMATCH,
+    Exit.NONFINITE: Cause.NAN,
+    Exit.STORAGE: Cause.STORAGE,
+    Exit.PEERS_LOST: Cause.NODE_LOST,
+    Exit.HANG: Cause.COLLECTIVE_TIMEOUT,
+}
+"""What the exit code of a managed rank says where its failure could not be left on the disk."""
+
+
+def _judge(code: int, known: Circumstances, *, collective: str | None) -> tuple[Cause, Exit, bool, str]:
     """Cause, exit code, primary and words for a rank that left nothing but its exit code."""
-    if code == -signal.SIGKILL and out_of_memory:
+    if known.managed and code in _OWN_CODES:
+        own, echo = Exit(code), code in (Exit.PEERS_LOST, Exit.HANG)
+        return _OWN_CODES[own], own, not echo, f"ended with code {code}; the rest it could not write to {known.scratch}"
+    if code == -signal.SIGKILL and known.out_of_memory:
         return Cause.OOM_HOST, Exit.HOST_OOM, True, "was killed: the host's memory ran out"
     if code == -signal.SIGABRT and collective:
         return Cause.COLLECTIVE_TIMEOUT, Exit.HANG, False, f"aborted inside {collective}"
@@ -139,8 +157,8 @@ def signal_name(code: int) -> str | None:
 
 
 def clear(scratch: Path, local_ranks: int) -> None:
-    """Remove what the ranks of an earlier generation left."""
+    """Remove what the ranks of an earlier generation left, and keep room for what the next ones will. Raises `OSError`."""
     for local_rank in range(local_ranks):
-        failure.path_of(scratch, local_rank).unlink(missing_ok=True)
-        result.path_of(scratch, local_rank).unlink(missing_ok=True)
+        reserved.reserve(failure.path_of(scratch, local_rank))
+        reserved.reserve(result.path_of(scratch, local_rank))
         stacks_path(scratch, local_rank).unlink(missing_ok=True)

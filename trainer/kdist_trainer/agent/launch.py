@@ -19,7 +19,7 @@ from kdist_trainer.agent.settings import Settings, clear_litter, count_procs, ma
 from kdist_trainer.agent.stopping import StopRequested, StopSignals
 from kdist_trainer.agent.telling import Teller
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import Failure, KdistTrainerError, Mismatch, describe
+from kdist_trainer.failure import Failure, KdistTrainerError, Mismatch, classify, describe
 
 _MONITOR_SECONDS = 0.1
 
@@ -53,9 +53,12 @@ def launch(settings: Settings) -> int:
     except StopRequested:
         record = stopped("stopped before it met the others", step=None)
     except Exception as error:  # noqa: BLE001 - whatever it is, the record and the exit code must say so
-        traceback.print_exc()
+        with suppress(OSError):
+            traceback.print_exc()
         message = f"the agent failed: {type(error).__name__}: {error}"
-        record = failed(Failure(Cause.UNKNOWN, Exit.PEERS_LOST, True, message, node=settings.node, time=time.time()))
+        full = classify(error)[0] is Cause.STORAGE
+        cause, reason = (Cause.STORAGE, Exit.STORAGE) if full else (Cause.UNKNOWN, Exit.PEERS_LOST)
+        record = failed(Failure(cause, reason, True, message, node=settings.node, time=time.time()))
     health.clear()  # an agent whose work is over is well
     code = end(settings, record, stop=stop, exporter=exporter)
     clear_litter(settings.scratch)

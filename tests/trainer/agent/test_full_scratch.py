@@ -1,0 +1,101 @@
+"""A scratch disk without room: what ranks have to say reaches their agent all the same, and nobody calls it the user's fault."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kdist_trainer import failure, reserved, result
+from kdist_trainer.config import Cause, Exit
+from tests.trainer.agent.lab import ROOT, Lab, kill
+
+ENTER = "from kdist_trainer.agent.entry import enter; enter('tests.trainer.agent.test_full_scratch:lack_data')"
+
+
+def lack_data() -> None:
+    """What a rank runs whose data is not there."""
+    raise failure.DataProblem("no data")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 4 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "kdist-test", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take what space is left."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    return ballast
+
+
+def test_what_has_a_reserved_place_is_written_whole_on_a_full_disk_and_once(small_disk: Path) -> None:
+    for path in (failure.path_of(small_disk, 0), result.path_of(small_disk, 0)):
+        reserved.reserve(path)
+        assert reserved.read(path) == b""
+    fill(small_disk)
+    long = ValueError("é" * 3000)
+    long.__cause__ = DeepError()
+    failure.record(long, scratch=small_disk, local_rank=0)
+    left = failure.read(small_disk, 0)
+    assert left is not None
+    assert left.message.startswith("ValueError: éé")
+    assert left.traceback[-1].startswith("ValueError: éé")
+    failure.record(KeyError("later"), scratch=small_disk, local_rank=0)
+    assert failure.read(small_disk, 0) == left
+    result.leave(result.DONE, scratch=small_disk, local_rank=0)
+    assert result.read(small_disk, 0) == result.DONE
+
+
+class DeepError(Exception):
+    """An error whose words fill the traceback."""
+
+    def __str__(self) -> str:
+        return "\n".join("ü" * 490 for _ in range(60))
+
+
+def test_a_rank_whose_scratch_takes_nothing_ends_with_its_own_code(tmp_path: Path) -> None:
+    environment = {**os.environ, "KDIST_SCRATCH": str(tmp_path / "gone"), "LOCAL_RANK": "0", "RANK": "0"}
+    environment["KDIST_LIFELINE"] = str(tmp_path / "lifeline")
+    os.mkfifo(tmp_path / "lifeline")
+    lifeline = os.open(tmp_path / "lifeline", os.O_RDWR)
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", ENTER], cwd=ROOT, env=environment, stdout=full, stderr=full, timeout=60, check=False
+        )
+    os.close(lifeline)
+    assert ended.returncode == Exit.DATA
+
+
+@pytest.mark.processes
+def test_a_lost_peer_is_no_failure_of_the_user_where_the_scratch_disk_is_full(small_disk: Path, tmp_path: Path) -> None:
+    with Lab(tmp_path, nodes={"min": 2, "max": 2}) as lab:
+        (tmp_path / "node-0").symlink_to(small_disk)
+        lab.start("node-0", "node-1")
+        first = lab.stepping(1, world=2)
+        ballast = fill(small_disk)
+        (victim,) = (rank for rank in first.values() if rank["kdist_node"] == "node-1")
+        kill(victim["pid"], signal.SIGKILL)
+        assert lab.end("node-0") == 203, "its node can start no rank now; another try may find room"
+        assert [one["cause"] for one in lab.ledger("failure")] == [Cause.SIGNAL]
+        ballast.unlink()
+        lab.start("node-0")
+        lab.wait(lambda: len(lab.ranks(lab.ledger("generation")[-1]["generation"])) == 2, "another generation")
+        lab.tell("finish")
+        assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]

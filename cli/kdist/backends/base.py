@@ -39,7 +39,7 @@ class Backend(ABC):
     `container` is the name that the kind wants for the training's container, `parts` are the templates that its own one is put
     together from, innermost first. `parks` says that an agent which has ended stays
     until it is told to go, because the kind would start its pod again. `scalable` is empty where the number of nodes can be
-    changed while the job runs, else the reason why not; `keeps_lost_pods` is the reason why a dead node's pod is not replaced.
+    changed while the job runs, else the reason why not.
     """
 
     name: ClassVar[str]
@@ -51,7 +51,6 @@ class Backend(ABC):
     restart_policy: ClassVar[Literal["Never", "Always", ""]] = "Never"
     parks: ClassVar[bool] = False
     scalable: ClassVar[str] = ""
-    keeps_lost_pods: ClassVar[str] = "with a podFailurePolicy Kubernetes allows no podReplacementPolicy but Failed"
 
     @abstractmethod
     def first_host(self, name: str) -> str:
@@ -74,12 +73,11 @@ class Backend(ABC):
             )
 
     def _shared_limits(self, job: TrainingJob, rendezvous: str) -> Iterator[str]:
-        if not is_elastic(job):
-            most = job.spec.nodes.max
-            instead = f"; with nodes {{min: {most - 1}, max: {most}}} the others would go on" if most > 1 else ""
+        least, pod = job.spec.nodes.min, job.spec.pod_template.get("spec")
+        if least > 1 and not job.spec.queue and not (isinstance(pod, dict) and pod.get("schedulerName")):
             yield (
-                "a dead node's pod is not replaced until the node comes back, is deleted, or is tainted "
-                f"node.kubernetes.io/out-of-service, as {self.keeps_lost_pods}{instead}"
+                f"nothing waits for room for all {least} pods: on a full cluster two jobs may each hold a part and wait for the "
+                "other; spec.queue (Kueue) admits a job whole"
             )
         yield from _storage_limits(job)
         for name in _sidecars(job):

@@ -22,7 +22,6 @@ class PyTorchJob(Backend):
     template = "pytorchjob.yaml.j2"
     container = "pytorch"
     restart_policy = ""
-    keeps_lost_pods = "the operator makes no second pod of one name"
 
     def first_host(self, name: str) -> str:
         """The operator's own Service for worker 0."""

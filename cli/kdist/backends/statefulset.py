@@ -22,7 +22,6 @@ class StatefulSet(Backend):
     template = "statefulset.yaml.j2"
     restart_policy = "Always"
     parks = True
-    keeps_lost_pods = "a StatefulSet never has two pods of one name"
 
     def first_host(self, name: str) -> str:
         """Its lasting name within the job's headless Service."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
+from kdist.cluster.refusal import RefusalError
 from kdist.cluster.transport import Request, Transport
+from kdist.errors import KdistError
 
 _AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
@@ -22,9 +25,22 @@ def kinds(transport: Transport) -> set[tuple[str, str]]:
             version["groupVersion"] for group in answer.get("groups") or [] for version in group.get("versions") or []
         ]
         for version in versions:
-            listed = _ask(transport, f"{root}/{version}").get("resources") or []
-            found |= {(version, each["kind"]) for each in listed if "/" not in each["name"]}
+            found |= {
+                (version, each["kind"]) for each in _list_resources(transport, f"{root}/{version}") if "/" not in each["name"]
+            }
     return found
+
+
+def _list_resources(transport: Transport, path: str) -> list[dict[str, Any]]:
+    """What a group serves; nothing of one whose own server (metrics-server, say) is away, which is no matter to any other."""
+    try:
+        return _ask(transport, path, again=False).get("resources") or []
+    except RefusalError as error:
+        if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE):
+            raise
+        return []
+    except KdistError:  # the connection was cut
+        return _ask(transport, path).get("resources") or []
 
 
 def _of_group(name: str, group: dict[str, Any]) -> set[tuple[str, str]]:
@@ -38,5 +54,5 @@ def _of_group(name: str, group: dict[str, Any]) -> set[tuple[str, str]]:
     return found
 
 
-def _ask(transport: Transport, path: str, *, accept: str = "application/json") -> dict[str, Any]:
-    return transport.send(Request("GET", path, f"get {path}", accept=accept)).document()
+def _ask(transport: Transport, path: str, *, accept: str = "application/json", again: bool = True) -> dict[str, Any]:
+    return transport.send(Request("GET", path, f"get {path}", accept=accept, again=again)).document()

@@ -24,6 +24,8 @@ def find_lost_node(case: Case) -> Diagnosis | None:
         "Kubernetes does not replace a pod on a node that may come back: bring the node back, delete it if it is gone for good, "
     )
     fix += "or taint it out of service if it is surely off"
+    if not enough and (most := case.status.nodes.max) > 1:
+        fix += f"; with nodes {{min: {left or 1}, max: {most}}} the others would go on"
     return Diagnosis(
         "node-lost",
         f"{named}{f' since {seconds(case.now - since)}' if since else ''}; {name_pods(lost)} {_are(lost)} on it, {consequence}",

@@ -143,9 +143,20 @@ def test_what_is_lost_with_a_pod_or_a_node_is_said(name: str) -> None:
     assert find(name, "a lost pod loses all", checkpoints={"path": "here"})
     assert find(name, "ReadWriteMany", checkpoints={"size": "1Gi", "accessMode": "ReadWriteOnce"})
     assert not find(name, "ReadWriteMany", checkpoints={"size": "1Gi", "accessMode": "ReadWriteOnce"}, nodes=1)
-    assert find(name, "a dead node's pod is not replaced", nodes=2)
-    assert not find(name, "a dead node's pod is not replaced")
     assert find(name, "losing it restarts all pods", "c10d")
+
+
+@KINDS
+def test_a_job_whose_pods_nothing_admits_together_is_told_of_queues(name: str) -> None:
+    assert find(name, "spec.queue (Kueue) admits a job whole", nodes=2)
+    assert not find(name, "admits a job whole", nodes={"min": 1, "max": 2})
+    assert not find(name, "admits a job whole", nodes=2, queue="q")
+    assert not find(name, "admits a job whole", nodes=2, podTemplate={"spec": {"schedulerName": "volcano"}})
+
+
+@KINDS
+def test_what_to_do_about_a_dead_node_is_left_to_why(name: str) -> None:
+    assert not find(name, "node.kubernetes.io", nodes=2)
 
 
 def test_what_a_kind_alone_cannot_do_is_said() -> None:

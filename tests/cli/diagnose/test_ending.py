@@ -141,6 +141,7 @@ def test_a_lost_node_that_the_job_needs_is_named_with_the_two_commands_that_help
     found = diagnose(scene(LOST, reports={FIRST: report("rendezvous")}, nodes=SILENT))
     assert (found.cause, found.severity) == ("node-lost", "blocked")
     assert found.sentence == "node worker-2 does not answer since 3:00; digits-1-abcde is on it, it needs 2 nodes and has 1"
+    assert found.fix.endswith("with nodes {min: 1, max: 2} the others would go on")
     assert found.commands == (
         "kubectl delete node worker-2",
         "kubectl taint nodes worker-2 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",

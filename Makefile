@@ -18,7 +18,7 @@ KDIST_SEEDS ?= 20
 
 # Not empty: a test that kills processes and failed is tried once more, alone; .ci/run asks for it and names those tests.
 AGAIN ?=
-# Not empty: what is marked `wide` is left out, as .ci/run does.
+# Not empty: what is marked `wide` is left out, and of what stops machines one test is drawn, as .ci/run does.
 NARROW ?=
 
 # $(call pytest,TIER): run one tier and leave its counts where .ci/summary.py finds them.
@@ -74,7 +74,7 @@ chaos: setup system ## Kill, crash and fill disks, for long; started again, it g
 e2e: setup system ## Meet a real Kubernetes: kind, started and kept here, or with KDIST_E2E=kubeconfig your kubeconfig's cluster
 	@[[ "$${KDIST_E2E:-}" == kubeconfig ]] || tests/cluster/cluster all
 	$(call patiently,e2e,-m "e2e and not disruptive$(if $(NARROW), and not wide)" --dist=worksteal -n $(JOBS) $(ARGS))
-	$(if $(NARROW)$(filter kubeconfig,$(KDIST_E2E)),,$(call patiently,disruptive,-m "e2e and disruptive" -n 0 $(ARGS)))
+	$(if $(filter kubeconfig,$(KDIST_E2E)),,$(call patiently,disruptive,-m "e2e and disruptive$(if $(NARROW), and not wide" -p tests.draw --draw,") -n 0 $(ARGS)))
 
 stranger: setup system ## Meet the project as a stranger does: a fresh clone, the built wheels, the README's commands
 	$(call patiently,stranger,-m stranger $(ARGS))

@@ -49,7 +49,8 @@ def alerts() -> dict[str, dict[str, Any]]:
 def promtool_test(name: str) -> dict[str, Any]:
     """What promtool is to try for the alert `name`, as the document it reads."""
     scenario = SCENARIOS[name]
-    jobs = {kind: {**scenario.get("steady", {}), **scenario[kind]} for kind in ("sick", "well")}
+    kinds = [kind for kind in ("sick", "well", "unknown") if kind in scenario]
+    jobs: dict[str, dict[str, Any]] = {kind: {**scenario.get("steady", {}), **scenario[kind]} for kind in kinds}
     jobs["bare"] = {key: values for key, values in jobs["sick"].items() if key.partition("{")[0] not in scenario["lacks"]}
     series = [
         {"series": _labelled(key, job), "values": str(values)} for job, known in jobs.items() for key, values in known.items()

@@ -74,6 +74,7 @@ def test_a_pod_that_runs_and_is_scraped_no_more_is_told(tmp_path: Path) -> None:
 
 def test_recording_rules_say_what_their_names_promise(tmp_path: Path) -> None:
     job, other = 'namespace="a",kdist_job="x"', 'namespace="a",kdist_job="of hsdp"'
+    script = 'namespace="a",kdist_job="of a script"'
     series = {
         f'kdist_wall_seconds_total{{{job},category="productive_step"}}': "0+45x120",
         f'kdist_wall_seconds_total{{{job},category="data_wait"}}': "0+15x120",
@@ -86,6 +87,8 @@ def test_recording_rules_say_what_their_names_promise(tmp_path: Path) -> None:
         f'kdist_collective_seconds_total{{{other},rank="0",op="all_reduce"}}': "0+1x120",
         f"kdist_world_size{{{other}}}": "4x120",
         f'kdist_job_info{{{other},framework="hsdp"}}': "1x120",
+        f'kdist_wall_seconds_total{{{script},category="productive_step"}}': "0x120",
+        f'kdist_wall_seconds_total{{{script},category="unobserved"}}': "0+60x120",
         f"kdist_step_duration_seconds_sum{{{job}}}": "0+30x120",
         f"kdist_step_duration_seconds_count{{{job}}}": "0+60x120",
     }

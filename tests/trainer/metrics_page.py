@@ -22,7 +22,9 @@ taken. The table is made from the declarations in `trainer/kdist_trainer/stats`:
   What a scrape shows is kept beside the checkpoints first, and the next agent of the same place goes on from it. When a new
   group gives this node other ranks, what the old ones had counted goes on under the labels of the new ones, so the sum over
   `rank` is right at any time; for one rank's behaviour take rates within a group.
-- A metric is absent while its value is unknown, and a series of *failures*, *fallbacks* and *collectives* while it is zero. A
+- A metric is absent while its value is unknown, so a script that reports no steps has none of steps. Its all-reduces are
+  there, counted as it makes them, and `unobserved` is the time in which nobody knows what it does. A series of *failures*,
+  *fallbacks* and *collectives* is absent while it is zero. A
   loss that is NaN is shown as NaN.
 - `kdist_wall_seconds_total` always sums to the time that the agents of its place have lived. A step's time is put into its
   category when the step is over; until then the category is a guess by the rank's heartbeat, and a wrong guess is made up for
@@ -31,6 +33,9 @@ taken. The table is made from the declarations in `trainer/kdist_trainer/stats`:
   model; `fsdp` gathers each block's weights in both passes, scatters its gradients in the last backward pass, and `hsdp`
   reduces each rank's part over the nodes besides; `tensor` reduces activations. Bytes are what a rank holds whole: all of what
   is gathered or scattered. What a pipeline's stages send each other is not among them, only in `comm_exposed`.
+- All-reduces overlap, so `kdist_allreduce_duration_seconds_sum` may exceed the time that has passed: take quantiles of it,
+  and `kdist_collective_seconds_total` for time, which counts overlaps once. Of scripts all collectives of the training's
+  threads are counted; `KDIST_COMM_HOOK=none` in the environment, or `spec.script.commHook: none`, measures nothing.
 - `comm_exposed` is waiting that no computation hid: the tail of `ddp`'s all-reduces, and on a CPU all that a rank of the other
   strategies waited for its peers in these passes. On a GPU that is not known of `fsdp`, `hsdp` and `tensor`: there it stays in
   `forward` and `backward`.

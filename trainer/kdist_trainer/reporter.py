@@ -47,6 +47,20 @@ def reachable(path: Path) -> Iterator[str]:
         yield str(link / path.name)
 
 
+_shared: list[tuple[int, StepStats]] = []  # of which process, which sums
+
+
+def share() -> StepStats:
+    """The sums that every `Reporter()` of this process sends from now on, whoever makes it: an agent knows one record a rank."""
+    if not _shared or _shared[0][0] != os.getpid():
+        _shared[:] = [(os.getpid(), _make_stats())]
+    return _shared[0][1]
+
+
+def _make_stats() -> StepStats:
+    return StepStats(rank=int(os.environ.get("RANK", "0")), generation=int(os.environ.get("KDIST_GENERATION", "0")))
+
+
 class Reporter:
     """Sends a rank's `StepStats` to its agent. Outside kdist (no $KDIST_METRICS_SOCKET) it does nothing.
 
@@ -60,11 +74,10 @@ class Reporter:
 
     def __init__(self, stats: StepStats | None = None, *, min_interval_seconds: float = MIN_INTERVAL_SECONDS) -> None:
         environment = os.environ
-        self.stats = stats or StepStats(
-            rank=int(environment.get("RANK", "0")), generation=int(environment.get("KDIST_GENERATION", "0"))
-        )
+        self.stats = stats or (share() if _shared else _make_stats())
         path = environment.get("KDIST_METRICS_SOCKET")
         self._path = Path(path) if path else None
+        self._owner = os.getpid()
         self._min_interval = min_interval_seconds
         self._made_at = time.perf_counter()
         self._socket: socket.socket | None = None
@@ -91,7 +104,7 @@ class Reporter:
 
     def close(self) -> None:
         """Send the last record, waiting at most `CLOSE_SECONDS` for room, and close the socket."""
-        if self._path is None:
+        if self._path is None or os.getpid() != self._owner:  # a fork's records would make its parent's look old
             return
         self._next_connect = 0.0
         deadline = time.monotonic() + CLOSE_SECONDS
@@ -118,6 +131,7 @@ class Reporter:
         """Report one finished step of a script: its time is the time since the last call. `step` counts from 1 if not given.
 
         It is also the rank's heartbeat: a script that has reported once is held to be stuck when it reports no more.
+        The job shows rank 0's `loss`: reduce it before where the mean over all ranks is wanted.
         `loss`, `learning_rate` and `grad_norm` are numbers; a tensor is accepted and costs a device synchronisation.
         """
         if self._path is None:

@@ -1,8 +1,9 @@
 """Runs a torchrun script as it is: `python -u -m kdist_trainer.script train.py --lr 0.1`, in a fresh interpreter.
 
 The script sees what torchrun would show it: environment, working directory, arguments, itself as `__main__`. Added are only
-what the agent needs: the rank dies with its agent, shows its stacks when asked, leaves its failure, and ends by `os._exit`
-once everything that Python does at an end is done, so that gloo's destructors cannot turn a success into SIGABRT.
+what the agent needs: the rank dies with its agent, shows its stacks when asked, leaves its failure, has its collectives timed
+(unless KDIST_COMM_HOOK=none), and ends by `os._exit` once everything that Python does at an end is done, so that gloo's
+destructors cannot turn a success into SIGABRT.
 SIGTERM is left to the script.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
@@ -18,10 +20,11 @@ import signal
 import sys
 import threading
 import types
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from kdist_trainer import failure, lifeline, result
+from kdist_trainer import failure, lifeline, log, result
 
 _END_SECONDS = 10.0
 """What a failed script's threads and exit handlers may take: its peers wait for the news."""
@@ -97,6 +100,49 @@ def _prepare() -> None:
             faulthandler.register(signal.SIGUSR2, file=stacks.open("w"), all_threads=True)
         except OSError:  # no room for another file: to stderr
             faulthandler.register(signal.SIGUSR2, all_threads=True)
+    told = "KDIST_METRICS_SOCKET" in os.environ and os.environ.get("KDIST_COMM_HOOK", "timing") == "timing"
+    if told and os.environ.get("WORLD_SIZE", "1") != "1":
+        _after_import("torch", _time_collectives)
+
+
+def _time_collectives() -> None:
+    try:
+        from kdist_trainer import script_traffic
+
+        script_traffic.install()
+    except Exception as error:  # noqa: BLE001 - a number that cannot be had must never end a training
+        log.warn("timing-failed", message=f"collectives are not timed: {type(error).__name__}: {error}")
+
+
+def _after_import(name: str, call: Callable[[], None]) -> None:
+    """Call `call` once the script has imported the module `name`: when, and whether, it does so is the script's affair."""
+
+    class Finder(importlib.abc.MetaPathFinder):
+        asked = False
+
+        def find_spec(self, wanted: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
+            if wanted != name or self.asked:
+                return None
+            self.asked = True
+            try:
+                spec = importlib.util.find_spec(wanted)  # which may be all that the script wants to know
+            finally:
+                self.asked = False
+            loader: Any = spec.loader if spec is not None else None
+            if loader is not None:
+                execute = loader.exec_module
+
+                def exec_module(module: types.ModuleType) -> None:
+                    with contextlib.suppress(ValueError):
+                        sys.meta_path.remove(self)
+                    del loader.exec_module
+                    execute(module)
+                    call()
+
+                loader.exec_module = exec_module
+            return spec
+
+    sys.meta_path.insert(0, Finder())
 
 
 def _exit_code(error: SystemExit) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -23,7 +22,8 @@ from kdist_trainer.collectives import Follow
 from kdist_trainer.stats import Op, StepPhase, StepStats
 from kdist_trainer.timing import Laps
 
-_KINDS: dict[str, Op] = {f"{op.name.lower()}{form}": op for op in Op for form in ("", "_single", "_coalesced", "_uneven")}
+KINDS: dict[str, Op] = {f"{op.name.lower()}{form}": op for op in Op for form in ("", "_single", "_coalesced", "_uneven")}
+"""Which of the timed collectives a launched one is."""
 
 
 def payload(kind: Op, tensors: Sequence[Tensor], group: ProcessGroup) -> int:
@@ -31,10 +31,14 @@ def payload(kind: Op, tensors: Sequence[Tensor], group: ProcessGroup) -> int:
     return sum(tensor.nbytes for tensor in tensors) * (1 if kind is Op.ALL_REDUCE else group.size())
 
 
-def when_done(work: Work, call: Callable[[object], object]) -> None:
-    """Call `call` at the end of `work`, if it has a future: gloo's reduce_scatter is finished by who waits for it."""
-    with suppress(RuntimeError):
-        work.get_future().then(call)
+def when_done(work: Work, call: Callable[[object], object]) -> bool:
+    """Call `call` at the end of `work`; False if it has no future: gloo's reduce_scatter is finished by who waits for it."""
+    try:
+        future = work.get_future()
+    except RuntimeError:
+        return False
+    future.then(call)
+    return True
 
 
 def storage(tensor: Tensor) -> int:
@@ -84,7 +88,7 @@ class HostTraffic:
 
     def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
         """A collective is about to be launched; those of threads beside the training are not counted."""
-        passes, kind = self._passes, _KINDS.get(op)
+        passes, kind = self._passes, KINDS.get(op)
         if passes is None or kind is None or threading.get_ident() != self._main or group.size() == 1:
             return None
         flight = _Flight(kind, frozenset(map(storage, tensors)))
@@ -170,7 +174,7 @@ class DeviceTraffic:
 
     def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
         """A collective is about to be enqueued on the present stream."""
-        step, kind = self._open, _KINDS.get(op)
+        step, kind = self._open, KINDS.get(op)
         if step is None or kind is None or group.size() == 1 or not tensors or not tensors[0].is_cuda:
             return None
         step.count[kind] += 1

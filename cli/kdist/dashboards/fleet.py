@@ -9,6 +9,7 @@ _BUSY_OF_RANK = (
     f" / sum by (namespace, kdist_job, rank) (rate(kdist_steps_total{{}}[{RATE}]))"
 )
 _WALL = "increase(kdist_wall_seconds_total{}[$__range])"
+_OBSERVED = 'increase(kdist_wall_seconds_total{category!="unobserved"}[$__range])'
 _PRODUCTIVE = 'increase(kdist_wall_seconds_total{category="productive_step"}[$__range])'
 
 NOW = Row(
@@ -36,7 +37,7 @@ NOW = Row(
         stat(
             "Goodput",
             "Share of all agents' shown time that went into steps",
-            f"sum({_PRODUCTIVE}) / sum({_WALL})",
+            f"sum({_PRODUCTIVE}) / sum({_OBSERVED})",
             "percentunit",
             width=4,
             height=3,
@@ -63,7 +64,7 @@ NOW = Row(
                 "Loss": f"max {_BY_JOB} (kdist_loss{{}})",
                 "Samples/s": f"sum {_BY_JOB} (rate(kdist_samples_total{{}}[{RATE}]))",
                 "FLOP/s": f"sum {_BY_JOB} (rate(kdist_model_flops_total{{}}[{RATE}]))",
-                "Goodput": f"sum {_BY_JOB} ({_PRODUCTIVE}) / sum {_BY_JOB} ({_WALL})",
+                "Goodput": f"(sum {_BY_JOB} ({_PRODUCTIVE}) > 0) / sum {_BY_JOB} ({_OBSERVED})",
                 "Restarts": f"max {_BY_JOB} (sum by (namespace, kdist_job, instance) (kdist_worker_group_restarts_total{{}}))"
                 f" or 0 * max {_BY_JOB} (kdist_generation{{}})",
                 "Skew": f"round(max {_BY_JOB} ({_BUSY_OF_RANK}) / quantile {_BY_JOB} (0.5, {_BUSY_OF_RANK}), 0.01)",

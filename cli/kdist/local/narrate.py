@@ -104,7 +104,7 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "checkpoint-failed": lambda e: f"a checkpoint could not be saved ({e['cause']}): {e.get('error', '')}; the training goes on",
     "checkpoint-fell-back": lambda e: f"a checkpoint is damaged, took the one before: step {e['step']} ({e['reason']})",
     "worker-failed": _worker_failed,
-    "restarting": lambda e: f"starts again, restart {e['restarts']} of {e['budget']} ({e['cause']})",
+    "restarting": lambda e: f"starts again, restart {e['restarts']} of {e['budget']} ({e['cause']}){_said(e)}",
     "joining": lambda e: f"{_count(e['waiting'], 'node')} waiting to join: saves, then forms the larger group",
     "stopping": lambda e: f"saves and stops ({e['reason']})",
     "stopped": lambda e: f"stopped after step {e['step']}, state saved",

@@ -22,6 +22,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "outcome", str(report["outcome"])
     if steps["reached"]:  # a script may tell no steps
         yield "steps", f"{steps['reached']:,}"
+    if steps["reached"] and steps["lost"] is not None:
         yield "lost steps", f"{steps['lost']:,}"
     if steps["samples"] is not None:
         yield "samples", number(steps["samples"])

@@ -43,7 +43,7 @@ def parse_lines(data: bytes) -> Iterator[Record]:
 _KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("generation", "step", "from_step", "last", "bytes", "rank"), int),
     **dict.fromkeys(("time", "seconds", "visible_seconds", "wait_seconds"), (int, float)),
-    **dict.fromkeys(("event", "cause", "reason", "loss", "node", "message"), str),
+    **dict.fromkeys(("event", "cause", "reason", "loss", "node", "message", "entrypoint"), str),
     "metrics": dict,
 }
 
@@ -69,6 +69,8 @@ class Generation:
     reached: int
     productive: Mapping[int, float]
     failure: Record | None
+    observed: bool = True
+    """Whether its ranks tell their steps; a script's own are not known."""
 
     def kept(self, limit: float) -> float:
         """Seconds of the steps up to `limit`, the ones that no later generation did again."""
@@ -93,7 +95,8 @@ def read_generations(events: Sequence[Record], steps: Sequence[Record]) -> list[
         from_step = event.get("from_step", 0)
         reached = max([from_step, *done, failure.get("step", 0) if failure else 0])
         reason, began = event.get("reason", "start"), event.get("time", 0.0)
-        generations.append(Generation(number, reason, began, from_step, reached, done, failure))
+        observed = event.get("entrypoint") != "script" or bool(done)
+        generations.append(Generation(number, reason, began, from_step, reached, done, failure, observed))
     return generations
 
 
@@ -104,7 +107,7 @@ def _named(events: Iterable[Record], name: str) -> Iterator[Record]:
 def build_report(
     events: Sequence[Record], steps: Sequence[Record], *, invocations: Sequence[tuple[float, float | None]]
 ) -> dict[str, Any]:
-    """The part of the end report that the ledger tells.
+    """The part of the end report that the ledger tells; None stands for what nobody told, as the steps of a script.
 
     Args:
         events: lines of events.jsonl, in their order.
@@ -117,15 +120,16 @@ def build_report(
     for index in range(len(ends) - 2, -1, -1):
         ends[index] = min(ends[index], ends[index + 1])  # an even later generation may have gone further back
     productive = sum(generation.kept(limit) for generation, limit in zip(generations, ends, strict=True))
+    known = all(generation.observed for generation in generations)
     elapsed = _elapsed([*_times(events), *last_signs(generations, events)], invocations)
     commits = list(_named(events, "commit"))
     return {
         "steps": _count_steps(generations, commits, steps),
         "restarts": _count_restarts(generations),
         "recoverySeconds": [round(seconds, 3) for seconds in _recoveries(generations, events)],
-        "productiveSeconds": round(productive, 3),
+        "productiveSeconds": round(productive, 3) if known else None,
         "elapsedSeconds": round(elapsed, 3),
-        "goodput": round(min(productive / elapsed, 1.0), 4) if elapsed > 0 else None,
+        "goodput": round(min(productive / elapsed, 1.0), 4) if elapsed > 0 and known else None,
         "checkpoints": _sum_checkpoints(commits, events),
         "loss": _last_loss(steps),
         "metrics": dict(next((event["metrics"] for event in reversed([*_named(events, "done")]) if event.get("metrics")), {})),
@@ -134,11 +138,13 @@ def build_report(
 
 def _count_steps(generations: Sequence[Generation], commits: Sequence[Record], steps: Sequence[Record]) -> dict[str, Any]:
     lost = sum(max(0, before.reached - after.from_step) for before, after in pairwise(generations))
+    known = all(generation.observed for generation in generations)
+    reached = generations[-1].reached if generations else 0
     samples = steps[-1]["last"] + 1 if steps and "last" in steps[-1] else None  # positions count from 0
     return {
-        "reached": generations[-1].reached if generations else 0,
+        "reached": reached if known else reached or None,
         "committed": max((commit.get("step", 0) for commit in commits), default=0),
-        "lost": lost,
+        "lost": lost if known else None,
         "samples": samples,
     }
 

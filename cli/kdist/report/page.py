@@ -12,7 +12,8 @@ from kdist.report.style import STYLE
 
 COLORS = {
     "queue": "#8d99ae", "imagePull": "#6c8ebf", "rendezvous": "#b39ddb", "start": "#64b5f6", "productive": "#2e9e5b",
-    "allReduceWait": "#f2b134", "checkpoint": "#26a69a", "lost": "#e4572e", "down": "#a4161a", "other": "#bdbdbd",
+    "allReduceWait": "#f2b134", "checkpoint": "#26a69a", "lost": "#e4572e", "down": "#a4161a",
+    "unobserved": "#dedede", "other": "#bdbdbd",
 }  # fmt: skip
 
 _STYLE = """

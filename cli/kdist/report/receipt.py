@@ -16,7 +16,8 @@ from typing import Any
 from kdist.report.ledger import Generation, Record, build_report, clean, last_signs, read_generations
 
 CATEGORIES = (
-    "queue", "imagePull", "rendezvous", "start", "productive", "allReduceWait", "checkpoint", "lost", "down", "other",
+    "queue", "imagePull", "rendezvous", "start", "productive", "allReduceWait", "checkpoint", "lost", "down",
+    "unobserved", "other",
 )  # fmt: skip
 _MOST_POINTS = 600
 
@@ -154,6 +155,9 @@ def _fill(attempt: Attempt, events: Sequence[Record], waits: Mapping[int, float]
         start = max(0.0, first - attempt.began - next(iter(one.productive.values()), 0.0))
     left = max(0.0, length - start - total - saving)
     broken = one.failure is not None
+    if not one.observed:
+        attempt.add("unobserved", attempt.began, attempt.ended)
+        return
     parts = [
         ("start", start),
         ("productive", max(0.0, one.kept(limit) - wait)),

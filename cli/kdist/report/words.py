@@ -17,6 +17,7 @@ LABELS = {
     "checkpoint": "checkpoint",
     "lost": "lost and redone",
     "down": "down",
+    "unobserved": "unobserved",
     "other": "other",
 }
 ATTEMPTS = ("ATTEMPT", "WHY", "FROM", "STEPS", "KEPT", "LOST", "TIME", "GOODPUT", "ENDED BY")
@@ -47,6 +48,9 @@ def attempts(report: Report) -> list[tuple[str, ...]]:
 def _attempt(one: Mapping[str, Any]) -> tuple[str, ...]:
     spent = one["secondsByCategory"]
     whole = sum(spent.values())
+    if spent.get("unobserved"):  # a script that tells no steps
+        unknown = ("-",) * 4
+        return str(one["generation"]), str(one["reason"]), *unknown, seconds(whole), "-", _end(one)
     return (
         str(one["generation"]),
         str(one["reason"]),
@@ -80,8 +84,9 @@ def headline(report: Report) -> str:
 def course(report: Report) -> str:
     """What the run came to, its goodput left out."""
     steps, restarts = report["steps"], report["restarts"]
+    reached = "steps unknown" if steps["reached"] is None else f"{number(steps['reached'])} steps"
     parts = [
-        f"{number(steps['reached'])} steps, {number(steps['lost'])} lost",
+        reached + ("" if steps["lost"] is None else f", {number(steps['lost'])} lost"),
         f"{restarts['total']} restart{'' if restarts['total'] == 1 else 's'}",
     ]
     if report.get("loss") is not None:

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kdist.report import words
 from kdist.report.ledger import build_report, parse_lines, read_ledger
+from kdist.report.receipt import build_receipt
 
 Record = dict[str, Any]
 
@@ -202,3 +204,17 @@ _VALUES = st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | _NAMES 
 def test_no_nonsense_in_a_ledger_breaks_the_report(lines: list[Record]) -> None:
     report = build_report(lines, lines, invocations=[(0.0, 10.0)])
     assert set(report) >= {"steps", "restarts", "goodput"}
+
+
+def test_of_a_script_that_tells_no_steps_nothing_is_claimed() -> None:
+    began = {"time": 1.0, "event": "generation", "generation": 1, "reason": "start", "from_step": 0, "entrypoint": "script"}
+    report = build_report([began], [], invocations=[(0.0, 10.0)])
+    assert (report["goodput"], report["productiveSeconds"], report["elapsedSeconds"]) == (None, None, 10.0)
+    assert report["steps"] == {"reached": None, "committed": 0, "lost": None, "samples": None}
+    receipt = build_receipt([began], [], lives=[(0.0, 10.0)])
+    assert {name: spent for name, spent in receipt["secondsByCategory"].items() if spent} == {
+        "rendezvous": 1.0,
+        "unobserved": 9.0,
+    }
+    assert words.headline(receipt) == "goodput unknown · steps unknown · 0 restarts"
+    assert words.attempts(receipt)[0][3:6] == ("-", "-", "-")

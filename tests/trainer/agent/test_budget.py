@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from torch._C._distributed_c10d import HashStore
 
+from kdist_trainer.agent import repeats
 from kdist_trainer.agent.budget import Book, Generation, count_restarts
 from kdist_trainer.agent.exchange import Exchange
 from kdist_trainer.checkpoint.ledger import RunLedger
@@ -175,3 +177,51 @@ def commit(step: int) -> dict[str, object]:
 )
 def test_progress_and_new_starts_refill_the_budget_and_joins_do_not(events: list[dict[str, object]], count: int) -> None:
     assert count_restarts(events) == count
+
+
+def crashed(generation: int, *, step: int | None, rank: int = 1, lived: float = 5.0) -> Failure:
+    message = f"rank {rank} was killed by SIGSEGV"
+    return Failure(Cause.SIGNAL, Exit.PEERS_LOST, True, message, rank, "node-0", generation, step, time.time() + lived)
+
+
+def test_a_crash_that_comes_back_at_the_same_step_ends_the_job_before_its_budget(job: Job) -> None:
+    job.max_restarts = 10
+    job.open()
+    job.exchange.post_failures(1, [crashed(1, step=5)])
+    assert (job.open().same, job.book().repeat_seconds()) == (1, 0)
+    job.exchange.post_failures(2, [crashed(2, step=5, rank=0)])  # whichever rank it befalls first
+    assert job.book().repeat_seconds() == 1
+    assert job.open().spent is False
+    job.exchange.post_failures(3, [crashed(3, step=5)])
+    last = job.open()
+    assert (last.spent, last.same, last.restarts) == (True, 3, 3)
+
+
+def test_failures_that_differ_or_come_from_outside_are_chance(job: Job) -> None:
+    job.max_restarts = 10
+    job.open()
+    for number, failure in enumerate([killed(1), killed(2), killed(3), crashed(4, step=5), crashed(5, step=6), lost_peer(6)], 1):
+        job.exchange.post_failures(number, [failure])
+        generation = job.open()
+        assert generation.spent is False
+        assert generation.same == (failure.message != "rank 1 was killed by SIGKILL" and failure.primary)
+
+
+def test_where_no_step_is_known_the_same_crash_is_one_after_about_the_same_time() -> None:
+    def history(*lives: float) -> list[dict[str, object]]:
+        events: list[dict[str, object]] = []
+        for number, lived in enumerate(lives, 1):
+            fields = {"generation": number, "time": 1000.0 * number}
+            events.append({**fields, "event": "generation", "reason": "start" if number == 1 else "failure"})
+            message = f"rank {number} was killed by SIGSEGV"
+            ended = {"time": 1000.0 * number + lived, "cause": "signal", "step": None, "message": message}
+            events.append({**fields, **ended, "event": "failure"})
+        return events
+
+    def last(lived: float) -> Failure:
+        return replace(crashed(3, step=None), time=3000.0 + lived)
+
+    assert repeats.count(history(4, 5, 6), last(6)) == 3
+    assert repeats.count(history(4, 5, 600), last(600)) == 1, "it got further: it may have checkpoints of its own"
+    saved = {"event": "commit", "step": 3}
+    assert repeats.count([*history(4, 5), saved, *history(4, 5, 6)[4:]], last(6)) == 1

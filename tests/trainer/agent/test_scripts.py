@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from kdist_trainer import result
 from tests.patience import soon
 from tests.trainer.agent.lab import ROOT, Lab, descendants, is_alive, kill
 
+WALL = ("unobserved", "init", "productive_step", "idle")
 SCRIPT = "tests/trainer/agent/torchrun_script.py"
 
 
@@ -55,6 +57,63 @@ def test_a_script_sees_and_computes_the_same_as_under_torchrun(tmp_path: Path) -
         assert {name: our["environment"][name] for name in stable} == {name: their["environment"][name] for name in stable}
 
 
+UNCHANGED = """
+import os, pathlib, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model, enough = DistributedDataParallel(torch.nn.Linear(64, 64)), torch.zeros(1)
+while not enough:
+    model(torch.ones(8, 64)).sum().backward()
+    enough += dist.get_rank() == 0 and pathlib.Path(os.environ["LAB"], "enough").exists()
+    dist.broadcast(enough, 0)
+dist.destroy_process_group()
+"""
+
+
+def read_metrics(lab: Lab, node: str) -> str:
+    port = json.loads((lab.folder / node / "agent.json").read_bytes())["port"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+@pytest.mark.processes
+def test_an_unchanged_script_shows_its_all_reduces_and_nothing_that_nobody_knows(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(UNCHANGED)
+    with Lab(tmp_path, procsPerNode=2, script={"path": str(script)}) as lab:
+        lab.start("node-0")
+        told = 'kdist_collectives_total{kdist_job="lab",op="all_reduce",rank="1"}'
+        lab.wait(lambda: (tmp_path / "node-0" / "agent.json").exists(), "the start of the agent")
+        lab.wait(lambda: told in read_metrics(lab, "node-0"), "the count of all-reduces")
+        text = read_metrics(lab, "node-0")
+        lab.tell("enough")
+        assert lab.end("node-0") == 0
+    shown = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    names = {series.partition("{")[0] for series in shown}
+    assert {"kdist_collective_seconds_total", "kdist_allreduce_duration_seconds_bucket"} <= names
+    unknown = ("kdist_step", "kdist_samples", "kdist_loss", "kdist_lost", "kdist_nonfinite", "kdist_last", "kdist_checkpoint")
+    assert not [name for name in names if name.startswith(unknown)], "absent, for nobody knows"
+    wall = {category: float(shown[f'kdist_wall_seconds_total{{category="{category}",kdist_job="lab"}}']) for category in WALL}
+    assert wall["unobserved"] > 0
+    assert wall["init"] == wall["productive_step"] == wall["idle"] == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "times"), [({}, True), ({"KDIST_COMM_HOOK": "none"}, False), ({"WORLD_SIZE": "1"}, False)]
+)
+def test_collectives_are_timed_where_there_are_any_and_nobody_says_no(
+    tmp_path: Path, environment: dict[str, str], times: bool
+) -> None:
+    code = """
+        import importlib.util, sys
+        assert importlib.util.find_spec("torch").origin and "kdist_trainer.collectives" not in sys.modules
+        import torch
+        print("kdist_trainer.collectives" in sys.modules)
+    """
+    around = {"KDIST_METRICS_SOCKET": str(tmp_path / "nobody.sock"), "WORLD_SIZE": "2", **environment}
+    assert run_script(tmp_path / "script.py", code=code, **around).stdout == f"{times}\n"
+
+
 @pytest.mark.processes
 def test_an_exception_in_a_script_is_the_users_and_keeps_its_traceback(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
@@ -84,6 +143,19 @@ def test_a_script_that_leaves_by_os_exit_with_code_0_is_done_as_under_torchrun_a
 def test_a_script_leaves_a_result_when_it_has_come_to_its_end(tmp_path: Path, end: str, left: str | None) -> None:
     run_script(tmp_path / "script.py", code=f"import os, sys\n{end}", KDIST_SCRATCH=str(tmp_path), LOCAL_RANK="1")
     assert result.read(tmp_path, 1) == left
+
+
+@pytest.mark.processes
+def test_a_script_that_crashes_alike_each_time_is_told_so_and_ended(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    with Lab(tmp_path, script={"path": str(script)}) as lab:
+        lab.start("node-0")
+        assert lab.end("node-0") == 75
+        record, told = lab.record("node-0"), lab.events("node-0", "restarting")
+    assert record["message"] == "the same failure 3 times in a row without progress: rank 0 was killed by SIGSEGV"
+    assert len(told) == 2
+    assert all(event["message"].startswith("the script starts again from the beginning") for event in told)
 
 
 @pytest.mark.processes

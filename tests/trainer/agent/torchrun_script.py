@@ -1,4 +1,4 @@
-"""A plain torchrun script that knows nothing of kdist: trains a little with DDP and writes down all that it can see."""
+"""A plain torchrun script that knows nothing of kdist: trains a little in several ways and writes down all that it can see."""
 
 import json
 import os
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 if __name__ == "__main__":
@@ -22,7 +24,19 @@ if __name__ == "__main__":
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    weights = [value for parameter in model.parameters() for value in parameter.detach().flatten().tolist()]
+    mean = next(model.parameters()).detach().mean()
+    dist.all_reduce(mean)
+    shard = nn.Linear(16, 8)
+    fully_shard(shard)
+    fixed = DistributedDataParallel(nn.Linear(8, 4), static_graph=True)
+    compiled = torch.compile(fixed, backend="aot_eager")
+    for _ in range(3):
+        total = functional.all_reduce(compiled(shard(torch.ones(2, 16))), "sum", list(range(dist.get_world_size())))
+        (total.square().mean() + mean).backward()
+    assert isinstance(shard, FSDPModule)
+    shard.unshard()
+    learned = [*model.parameters(), *(one.grad for one in fixed.parameters() if one.grad is not None), *shard.parameters()]
+    weights = [value for parameter in learned for value in parameter.detach().flatten().tolist()]
     seen = {"environment": dict(os.environ), "argv": sys.argv, "cwd": str(Path.cwd()), "file": __file__, "path": sys.path[0]}
     (folder / f"{rank}.json").write_text(json.dumps({**seen, "weights": weights}))
     dist.destroy_process_group()

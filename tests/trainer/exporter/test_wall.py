@@ -10,18 +10,19 @@ from kdist_trainer.exporter.wall import WallClock
 from kdist_trainer.heartbeat import Phase
 from kdist_trainer.stats import STATES, WALL_CATEGORIES, Wall
 
+COUNT = len(WALL_CATEGORIES)
 PRODUCTIVE = WALL_CATEGORIES.index(Wall.PRODUCTIVE_STEP)
 
 moves = st.one_of(
     st.tuples(st.just("enter"), st.sampled_from(STATES)),
-    st.tuples(st.just("report"), st.lists(st.floats(0, 5), min_size=11, max_size=11)),
+    st.tuples(st.just("report"), st.lists(st.floats(0, 5), min_size=COUNT, max_size=COUNT)),
     st.tuples(st.just("read"), st.none()),
 )
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), moves), max_size=40))
 def test_categories_sum_to_elapsed_and_none_shrinks_whatever_is_said(history: list[tuple[float, tuple[str, object]]]) -> None:
-    now, reported = 1000.0, [0.0] * 11
+    now, reported = 1000.0, [0.0] * COUNT
     clock = WallClock(now)
     before = clock.read(now)
     for seconds, (move, argument) in history:
@@ -90,7 +91,7 @@ def test_a_run_with_a_restart_is_shown_as_it_was() -> None:
         life.work(Wall.PRODUCTIVE_STEP, 9)
     life.enter("succeeded", 0)
     truth = {"startup": 2, "rendezvous": 10, "init": 6, "data_wait": 10, "productive_step": 160, "checkpoint_save": 20}
-    truth |= {"idle": 13, "restart": 3, "checkpoint_restore": 8, "evaluation": 0, "stalled": 0}
+    truth |= {"idle": 13, "restart": 3, "checkpoint_restore": 8, "evaluation": 0, "stalled": 0, "unobserved": 0}
     assert sum(truth.values()) == life.now
     shown = life.clock.read(life.now)
     assert {name: round(seconds, 6) for name, seconds in shown.items()} == pytest.approx(truth, abs=1.0)
@@ -126,3 +127,18 @@ def test_a_script_that_reports_nothing_spends_its_time_starting() -> None:
     clock.read(50.0)
     clock.enter("succeeded", now=100.0)
     assert clock.read(100.0) == pytest.approx({**dict.fromkeys(WALL_CATEGORIES, 0.0), "startup": 1.0, "init": 99.0})
+
+
+def test_what_a_script_does_is_unobserved_until_it_tells_of_a_step() -> None:
+    silent, telling = WallClock(0.0, observed=False), WallClock(0.0, observed=False)
+    for clock in (silent, telling):
+        for state, now in (("rendezvous", 2.0), ("initializing", 5.0), ("running", 6.0)):
+            clock.enter(state, now=now)
+    nothing = [0.0] * COUNT
+    silent.report(nothing, has_stepped=False, now=50.0)
+    assert silent.read(100.0) == {**dict.fromkeys(WALL_CATEGORIES, 0.0), "startup": 2, "rendezvous": 3, "unobserved": 95}
+    stepped = [10.0 if index == PRODUCTIVE else 0.0 for index in range(COUNT)]
+    telling.report(nothing, has_stepped=False, now=90.0)
+    telling.report(stepped, has_stepped=True, now=100.0)
+    shown = telling.read(100.0)
+    assert (shown["unobserved"], shown["productive_step"]) == pytest.approx((85.0, 10.0))

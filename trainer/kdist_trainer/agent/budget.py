@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kdist_trainer import log
+from kdist_trainer.agent import repeats
 from kdist_trainer.agent.exchange import Document, Exchange, failures_of
 from kdist_trainer.agent.outcome import deciding
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
@@ -66,6 +67,10 @@ class Generation:
     bounds: tuple[int, int] = (0, 0)
     """The fewest and the most nodes, as the leader's train.json says: all ranks shall go by the same."""
     message: str = ""
+    from_step: int = 0
+    """The committed step that it goes on from; 0 where there is none."""
+    same: int = 0
+    """How often in a row the same failure ended a group, if it is no chance."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -86,14 +91,20 @@ def count_restarts(events: Iterable[dict[str, Any]]) -> int:
     return failures
 
 
+def _pause(times: int) -> int:
+    """Seconds to wait after something happened so often: 0 after the first time, then longer each time."""
+    return min(2 ** (times - 2), _LONGEST_PAUSE) if times >= 2 else 0
+
+
 class Book:
     """The events of one run, as its leader reads and writes them."""
 
-    def __init__(self, exchange: Exchange, *, checkpoints: Path | None, max_restarts: int) -> None:
+    def __init__(self, exchange: Exchange, *, checkpoints: Path | None, max_restarts: int, is_script: bool = False) -> None:
         self._exchange = exchange
         self._checkpoints = checkpoints
         self._events: Events = SharedEvents(exchange) if checkpoints is None else RunLedger(checkpoints)
         self._max_restarts = max_restarts
+        self._is_script = is_script
 
     def note(self, event: str, **fields: Any) -> bool:
         """Write an event; a disk that refuses it is warned of and ends nothing. Returns whether it was written."""
@@ -124,7 +135,8 @@ class Book:
         reached = max((one.step or 0 for one in failures_of(document)), default=0)
         if failure:
             self.note_failure(failure)
-        spent = failure is not None and restarts > self._max_restarts
+        same = repeats.count(events, failure) if failure else 0
+        spent = failure is not None and (restarts > self._max_restarts or same >= repeats.MOST)
         generation = Generation(
             number=last + 1,
             reason=reason,
@@ -135,9 +147,13 @@ class Book:
             spent=spent,
             bounds=bounds,
             message=failure.message if failure else "",
+            from_step=step,
+            same=same,
         )
         if not spent:
-            fields = {"world_size": world_size, "nodes": sorted(agents), "from_step": step}
+            fields: dict[str, Any] = {"world_size": world_size, "nodes": sorted(agents), "from_step": step}
+            if self._is_script:
+                fields["entrypoint"] = "script"
             if not self.note("generation", generation=last + 1, reason=reason, **fields) and reason == FAILURE:
                 self._count_unwritten(step)
             self._exchange.open_generation(last + 1, agents)
@@ -145,8 +161,13 @@ class Book:
 
     def pause_seconds(self) -> int:
         """How long to wait before the next group: 0, or longer each time once the disk has refused two restarts' lines."""
-        refused = self._unwritten(self.committed_step())
-        return min(2 ** (refused - 2), _LONGEST_PAUSE) if refused >= 2 else 0
+        return _pause(self._unwritten(self.committed_step()))
+
+    def repeat_seconds(self) -> int:
+        """The same, where the last groups ended by the same failure."""
+        last = self._exchange.last_generation()
+        failure = deciding(failures_of(self._exchange.generation(last))) if last else None
+        return _pause(repeats.count(self._read(), failure)) if failure else 0
 
     def _unwritten(self, step: int) -> int:
         """Restarts since `step` was committed that stand in the rendezvous's store, because the ledger did not take them."""

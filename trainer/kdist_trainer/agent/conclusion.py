@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from kdist_trainer import log
+from kdist_trainer.agent import repeats
 from kdist_trainer.agent.attendance import STOP
 from kdist_trainer.agent.autopsy import End
 from kdist_trainer.agent.budget import Book, Generation
@@ -129,6 +130,8 @@ class Conclusion:
         """The budget is spent: end all agents."""
         budget = self._settings.config.max_restarts
         message = f"{budget} restarts without progress are spent; the last failure: {generation.message}"
+        if generation.same >= repeats.MOST:
+            message = f"the same failure {generation.same} times in a row without progress: {generation.message}"
         document = self._exchange.generation(generation.number - 1)
         last = deciding(failures_of(document))
         failure = Failure(Cause.BUDGET, Exit.BUDGET, True, message, generation=generation.number - 1, time=time.time())

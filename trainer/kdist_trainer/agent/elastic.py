@@ -71,7 +71,12 @@ class Agent(LocalElasticAgent):
         self._hasty = hasty
         self._teller = teller
         self._stop = stop
-        self._book = Book(exchange, checkpoints=settings.checkpoints, max_restarts=settings.config.max_restarts)
+        self._book = Book(
+            exchange,
+            checkpoints=settings.checkpoints,
+            max_restarts=settings.config.max_restarts,
+            is_script=settings.config.script is not None,
+        )
         self._conclusion = Conclusion(settings, exchange, self._rendezvous_handler, teller, self._book, stop)
         self._incarnation = f"{os.getpid()}-{time.time_ns()}"
         self._generation: Generation | None = None
@@ -133,6 +138,9 @@ class Agent(LocalElasticAgent):
         """Give a disk that refuses time to be cleared, for otherwise the restarts are spent in seconds; True once done."""
         if seconds := self._book.pause_seconds():
             log.warn("disk-refuses", message=f"the checkpoints' disk takes nothing: the next attempt is in {seconds} s")
+            time.sleep(seconds)
+        elif seconds := self._book.repeat_seconds():
+            log.warn("backing-off", message=f"the same failure again: the next attempt is in {seconds} s")
             time.sleep(seconds)
         return True
 

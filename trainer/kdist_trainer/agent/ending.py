@@ -13,7 +13,7 @@ from kdist_trainer.agent.outcome import write_record
 from kdist_trainer.agent.settings import PARK, Settings
 from kdist_trainer.agent.stopping import StopSignals, stop_margin
 from kdist_trainer.config import Exit, TrainConfig
-from kdist_trainer.exporter import Exporter
+from kdist_trainer.exporter import SCRIPT, Exporter
 from kdist_trainer.exporter.kept import place
 from kdist_trainer.rendezvous.place import FILE
 
@@ -28,8 +28,8 @@ def start_exporter(
     config = settings.config
     info = {
         "node": settings.node,
-        "framework": config.train.strategy if config.train else "script",
-        "workload_kind": config.train.workload if config.train else "script",
+        "framework": config.train.strategy if config.train else SCRIPT,
+        "workload_kind": config.train.workload if config.train else SCRIPT,
         "world_size_min": str(config.nodes.min * procs),
         "world_size_max": str(config.max_world_size(procs)),
     }

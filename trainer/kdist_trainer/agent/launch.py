@@ -45,7 +45,7 @@ def launch(settings: Settings) -> int:
     procs = count_procs(settings.config)
     health: list[Any] = []
     exporter = start_exporter(settings, procs, healthy=lambda: not health or health[0].is_healthy(), since=began)
-    teller = Teller(exporter, max_restarts=settings.config.max_restarts)
+    teller = Teller(exporter, max_restarts=settings.config.max_restarts, managed=settings.config.train is not None)
     try:
         record = _work(settings, procs, teller, stop, predecessor, health)
     except KdistTrainerError as error:
@@ -76,6 +76,8 @@ def _arrange_life(settings: Settings) -> lifeline.Lifeline:
     own = lifeline.Lifeline.create(settings.own_lifeline)
     os.environ.update(settings.environment())
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.config.threads_per_rank))
+    if settings.config.script is not None:
+        os.environ.setdefault("KDIST_COMM_HOOK", settings.config.script.comm_hook)
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP"  # SIGTERM and SIGINT are taken by StopSignals
     clear_litter(settings.scratch)
     (settings.scratch / "torchelastic").mkdir()

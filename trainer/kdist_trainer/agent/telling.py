@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 
 class Teller:
-    """Says what happens, once. `max_restarts` is the job's budget."""
+    """Says what happens, once. `max_restarts` is the job's budget, `managed` tells a training from a script."""
 
-    def __init__(self, exporter: Exporter, *, max_restarts: int) -> None:
+    def __init__(self, exporter: Exporter, *, max_restarts: int, managed: bool = True) -> None:
         self._exporter = exporter
         self._max_restarts = max_restarts
+        self._managed = managed
         self._waiting_since = time.monotonic()
 
     def state(self, word: str) -> None:
@@ -44,7 +45,10 @@ class Teller:
             self._exporter.add_lost_steps(generation.lost_steps)
         log.bind(generation=generation.number)
         if generation.reason == FAILURE:
-            log.warn("restarting", restarts=generation.restarts, budget=self._max_restarts, cause=generation.cause)
+            fields = {"restarts": generation.restarts, "budget": self._max_restarts, "cause": generation.cause}
+            if not generation.from_step and not self._managed:
+                fields["message"] = "the script starts again from the beginning: kdist knows of no checkpoint that it saves"
+            log.warn("restarting", **fields)
         log.event("group-formed", world_size=world_size, nodes=len(generation.nodes), reason=generation.reason)
 
     def rank_started(self, rank: int, pid: int) -> None:

@@ -57,6 +57,9 @@ class Script(Model):
         None, description="module to run instead of a path, as `python -m` and `torchrun -m` do."
     )
     args: list[Annotated[str, Field(max_length=32_768)]] = Field([], max_length=1024, description="args of the script.")
+    comm_hook: Literal["timing", "none"] = Field(
+        "timing", description="commHook: timing measures what the ranks exchange; none measures nothing."
+    )
 
     @model_validator(mode="after")
     def _one_form(self) -> Script:

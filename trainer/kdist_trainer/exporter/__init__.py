@@ -1,5 +1,5 @@
 """The agent's metrics: receives the records of its ranks, answers Prometheus, probes and `kdist status`."""
 
-from kdist_trainer.exporter.exporter import Exporter
+from kdist_trainer.exporter.exporter import SCRIPT, Exporter
 
-__all__ = ["Exporter"]
+__all__ = ["SCRIPT", "Exporter"]

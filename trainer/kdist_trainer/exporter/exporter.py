@@ -16,7 +16,7 @@ from prometheus_client.exposition import choose_encoder, generate_latest
 from kdist_trainer import log
 from kdist_trainer.config import Nodes
 from kdist_trainer.exporter import status
-from kdist_trainer.exporter.exposition import Exposition, Series, own_series, reported_series
+from kdist_trainer.exporter.exposition import Exposition, Series, known_series, own_series, reported_series
 from kdist_trainer.exporter.kept import Keeper, Sums, read, sums_of
 from kdist_trainer.exporter.receiver import Receiver
 from kdist_trainer.exporter.server import Answer, Server, say
@@ -26,6 +26,8 @@ from kdist_trainer.exporter.wall import WallClock
 from kdist_trainer.heartbeat import Phase
 from kdist_trainer.stats import GAUGES, SLOTS, STATES, MalformedRecordError, agent, unpack
 
+SCRIPT = "script"
+"""What `kdist_job_info` calls the framework of a job that is a script."""
 _READY_STATES = {"running", "checkpointing"}
 _SAMPLES = SLOTS["kdist_samples_total"].start
 _COMMITTED = GAUGES["kdist_checkpoint_last_success_step"]
@@ -71,7 +73,8 @@ class Exporter:
         self._kept = kept
         self._keeper: Keeper | None = None
         self._throughput = status.Throughput()
-        self._clock = WallClock(time.monotonic() if since is None else since, before.wall)
+        self._managed = info.get("framework") != SCRIPT
+        self._clock = WallClock(time.monotonic() if since is None else since, before.wall, observed=self._managed)
         self._failed_at: float | None = None
         self._record: dict[str, Any] | None = None
         self._scrape_seconds = 0.0
@@ -223,7 +226,8 @@ class Exporter:
     def _read(self) -> dict[str, Series]:
         """All series as of now."""
         snapshot, told, wall = self._look()
-        return {**told, **reported_series(snapshot, wall), **own_series(snapshot, self._state, self._scrape_seconds)}
+        series = {**told, **reported_series(snapshot, wall), **own_series(snapshot, self._state, self._scrape_seconds)}
+        return series if self._managed else known_series(series)
 
     def _doing(self) -> Phase | None:
         """What the first local rank is at in this generation."""

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from kdist_trainer.exporter.totals import ACCEPTED, Snapshot, add
-from kdist_trainer.stats import AGENT_METRICS, COUNTER_SLOTS, GAUGES, RECORDED, SLOTS, STATES, Kind, Metric, Scope, agent
+from kdist_trainer.stats import AGENT_METRICS, COUNTER_SLOTS, GAUGES, RECORDED, SLOTS, STATES, Kind, Metric, Scope, Wall, agent
 
 Labels = tuple[str, ...]
 Series = dict[Labels, list[float]]
@@ -56,7 +56,9 @@ def reported_series(snapshot: Snapshot, wall: Mapping[str, float]) -> dict[str, 
     found: dict[str, Series] = {}
     for metric in RECORDED:
         if metric.scope is Scope.WITNESS:
-            found[metric.name] = {(category,): [seconds] for category, seconds in wall.items()}
+            found[metric.name] = {
+                (category,): [seconds] for category, seconds in wall.items() if seconds or category != Wall.UNOBSERVED
+            }
         elif metric.kind is Kind.GAUGE and metric.scope is Scope.RANK:
             known = {rank: record.gauges[GAUGES[metric.name]] for rank, record in sorted(snapshot.current.items())}
             found[metric.name] = {(str(rank),): [value] for rank, value in known.items() if value is not None}
@@ -82,6 +84,24 @@ def own_series(snapshot: Snapshot, state: str, scrape_seconds: float) -> dict[st
         agent.JOB_STATE.name: {(word,): [float(word == state)] for word in STATES},
         agent.HEARTBEAT.name: {(str(rank),): [heard] for rank, heard in snapshot.heard.items()},
         agent.RECORDS.name: {(word,): [float(count)] for word, count in snapshot.received.items() if count or word == ACCEPTED},
+    }
+
+
+_COUNTED = frozenset(
+    metric.name for metric in (*RECORDED, agent.LOST_STEPS, agent.LOST_PROGRESS) if metric.kind is not Kind.GAUGE
+)
+
+
+def known_series(series: Mapping[str, Series]) -> dict[str, Series]:
+    """Of a script's series those that something was told of.
+
+    Where it reports no steps and no saves, nobody knows that there were none.
+    """
+    has_loss = bool(series.get("kdist_loss"))
+    return {
+        name: found
+        for name, found in series.items()
+        if name not in _COUNTED or any(map(any, found.values())) or (name == "kdist_nonfinite_total" and has_loss)
     }
 
 

@@ -37,17 +37,21 @@ _OF_PHASE = {
     Phase.EVALUATE: Wall.EVALUATION,
     Phase.EXIT: Wall.IDLE,
 }
-_GUESSED = (Wall.IDLE, Wall.INIT)
+_GUESSED = (Wall.IDLE, Wall.INIT, Wall.UNOBSERVED)
 _ZERO = [0.0] * len(WALL_CATEGORIES)
 
 
 class WallClock:
-    """The partition since `now`, a monotonic time in seconds, on top of an earlier agent's. The caller holds a lock."""
+    """The partition since `now`, a monotonic time in seconds, on top of an earlier agent's. The caller holds a lock.
 
-    def __init__(self, now: float, before: Mapping[str, float] | None = None) -> None:
+    `observed` says that the ranks tell what they do from their start, as the managed loop's do; a script may tell nothing ever.
+    """
+
+    def __init__(self, now: float, before: Mapping[str, float] | None = None, *, observed: bool = True) -> None:
         known = [before[category] for category in WALL_CATEGORIES] if before else _ZERO
         self._start = now - sum(known)
         self._state = "pending"
+        self._before_steps = Wall.INIT if observed else Wall.UNOBSERVED
         self._reported: Sequence[float] = _ZERO
         self._has_stepped = False
         self._settled, self._kept = list(known), known
@@ -59,7 +63,10 @@ class WallClock:
         self._state = state
 
     def report(self, reported: Sequence[float], *, has_stepped: bool, now: float) -> None:
-        """The ranks' sums as of now; time before now that they do not account for was idle (before the first step: init)."""
+        """The ranks' sums as of now.
+
+        Time before now that they do not account for was idle; before the first step it was init, or unobserved.
+        """
         leftover = self._leftover()  # what precedes the first step was no idling
         self._reported, self._has_stepped = reported, has_stepped
         if self._state in _RANKS_AT_WORK:
@@ -74,7 +81,10 @@ class WallClock:
         exact = self._exact()
         going_on = _OF_STATE[self._state]
         if self._state in _RANKS_AT_WORK:
-            going_on = _OF_PHASE[doing] if doing else Wall.PRODUCTIVE_STEP if self._has_stepped else Wall.INIT
+            if self._before_steps is Wall.UNOBSERVED and not self._has_stepped:
+                going_on = Wall.UNOBSERVED
+            else:
+                going_on = _OF_PHASE[doing] if doing else Wall.PRODUCTIVE_STEP if self._has_stepped else Wall.INIT
         exact[WALL_CATEGORIES.index(going_on)] += self._unaccounted(now)
         lags = [max(0.0, known - shown) for known, shown in zip(exact, self._shown, strict=True)]
         room = max(0.0, now - self._start - sum(self._shown))
@@ -85,7 +95,7 @@ class WallClock:
     def _leftover(self) -> str:
         """Where time goes that is over and that nobody accounted for."""
         at_work = self._state in _RANKS_AT_WORK
-        return Wall.INIT if at_work and not self._has_stepped else _OF_STATE[self._state]
+        return self._before_steps if at_work and not self._has_stepped else _OF_STATE[self._state]
 
     def _exact(self) -> list[float]:
         return [reported + settled for reported, settled in zip(self._reported, self._settled, strict=True)]

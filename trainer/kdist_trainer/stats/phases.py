@@ -30,6 +30,8 @@ class Wall(StrEnum):
     STALLED = "stalled"
     RESTART = "restart"
     IDLE = "idle"
+    UNOBSERVED = "unobserved"
+    """A script is at work that reports no steps: nobody knows what it does."""
 
 
 WALL_CATEGORIES = tuple(str(category) for category in Wall)

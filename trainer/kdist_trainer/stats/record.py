@@ -16,9 +16,9 @@ from kdist_trainer.stats.metric import Scope, counter, gauge, histogram
 from kdist_trainer.stats.phases import WALL_CATEGORIES, Op, StepPhase
 from kdist_trainer.stats.usage import Usage
 
-STEP_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
+STEP_BUCKETS = (0.01, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 300.0)
 ALL_REDUCE_BUCKETS = (0.001, 0.005, 0.02, 0.1, 1.0)
-SAVE_BUCKETS = (0.1, 1.0, 10.0)
+SAVE_BUCKETS = (0.5, 10.0, 120.0)
 _SAVE_SERIES = len(SAVE_BUCKETS) + 2
 _EWMA_WEIGHT = 0.1
 
@@ -88,7 +88,7 @@ class StepStats(Usage):
     )
     all_reduce_duration: list[float] = histogram(
         "kdist_allreduce_duration_seconds",
-        "Time of one gradient bucket's all-reduce, waiting for peers included (ddp only)",
+        "Time of one all-reduce, launch to end, waiting for peers included (ddp, scripts); they overlap, so the sum is no time",
         scope=Scope.NODE,
         unit="seconds",
         buckets=ALL_REDUCE_BUCKETS,
@@ -141,7 +141,9 @@ class StepStats(Usage):
         series=_FALLBACKS,
         quiet=True,
     )
-    loss: float | None = gauge("kdist_loss", "Last global mean training loss", scope=Scope.LEADER)
+    loss: float | None = gauge(
+        "kdist_loss", "Last training loss: the mean over all ranks, of a script what its rank 0 reports", scope=Scope.LEADER
+    )
     grad_norm: float | None = gauge("kdist_grad_norm", "Last global gradient norm", scope=Scope.LEADER)
     learning_rate: float | None = gauge("kdist_learning_rate", "Learning rate of parameter group 0", scope=Scope.LEADER)
     last_step: float | None = gauge("kdist_last_step", "Highest step completed", scope=Scope.NODE)
@@ -190,8 +192,12 @@ class StepStats(Usage):
         self.add_collectives(Op.ALL_REDUCE, busy=busy, nbytes=nbytes, count=len(durations))
         self.phase[StepPhase.COMM_EXPOSED] += exposed
         for seconds in durations:
-            self.all_reduce_duration[bisect_left(ALL_REDUCE_BUCKETS, seconds)] += 1
-            self.all_reduce_duration[-1] += seconds
+            self.observe_all_reduce(seconds)
+
+    def observe_all_reduce(self, seconds: float) -> None:
+        """Count one all-reduce's time, from its launch to its end, in the histogram."""
+        self.all_reduce_duration[bisect_left(ALL_REDUCE_BUCKETS, seconds)] += 1
+        self.all_reduce_duration[-1] += seconds
 
     def add_collectives(self, op: Op, *, busy: float, nbytes: float, count: int) -> None:
         """Count a step's collectives of one kind: seconds with one in flight, payload, how many."""

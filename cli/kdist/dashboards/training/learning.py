@@ -17,7 +17,14 @@ def _quantiles(metric: str) -> dict[str, str]:
 LEARNING = Row(
     "Learning",
     (
-        lines("Loss", "Global mean training loss", "none", {"loss": "max(kdist_loss{})"}, width=12, height=9),
+        lines(
+            "Loss",
+            "Training loss: the mean over all ranks, of a script what its rank 0 reports",
+            "none",
+            {"loss": "max(kdist_loss{})"},
+            width=12,
+            height=9,
+        ),
         lines(
             "Gradient norm",
             "Before clipping, where it is clipped",

@@ -8,6 +8,7 @@ _BUSY = f'sum by (rank) (rate(kdist_step_phase_seconds_total{{phase=~"data_wait|
 _BUSY_OF_STEP = f"{_BUSY} / sum by (rank) (rate(kdist_steps_total{{}}[{RATE}]))"
 _WALL = "increase(kdist_wall_seconds_total{}[$__range])"
 _PRODUCTIVE = 'increase(kdist_wall_seconds_total{category="productive_step"}[$__range])'
+_UNOBSERVED = 'increase(kdist_wall_seconds_total{category="unobserved"}[$__range])'
 _LOST = "increase(kdist_lost_progress_seconds_total{}[$__range])"
 
 OVERVIEW = Row(
@@ -36,7 +37,13 @@ OVERVIEW = Row(
             decimals=1,
             steps=at_most(60, 120),
         ),
-        stat("Loss", "Mean training loss of the last step that was told", "max(kdist_loss{})", "none", decimals=4),
+        stat(
+            "Loss",
+            "Training loss of the last step that was told: the mean over all ranks, of a script what its rank 0 reports",
+            "max(kdist_loss{})",
+            "none",
+            decimals=4,
+        ),
         stat(
             "Samples",
             "Samples per second, all ranks together",
@@ -49,7 +56,8 @@ OVERVIEW = Row(
         stat(
             "Goodput",
             "Share of the shown time that went into steps that count, their waiting for data left out",
-            f"clamp_min((sum({_PRODUCTIVE}) - sum({_LOST})) / sum({_WALL}), 0)",
+            f"clamp_min((sum({_PRODUCTIVE}) - sum({_LOST})) / sum({_WALL}), 0)"
+            f" unless (sum({_UNOBSERVED}) > 0 unless sum({_PRODUCTIVE}) > 0)",
             "percentunit",
             width=4,
             decimals=1,

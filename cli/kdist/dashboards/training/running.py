@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kdist.dashboards.panels import RATE, Row, at_least, at_most, bars, lines, stack, stat
 
-_UNPRODUCTIVE = 'increase(kdist_wall_seconds_total{category!="productive_step"}[$__range])'
+_UNPRODUCTIVE = 'increase(kdist_wall_seconds_total{category!~"productive_step|unobserved"}[$__range])'
 _WALL = f"sum(rate(kdist_wall_seconds_total{{}}[{RATE}]))"
 _EXITS = 'label_replace(kdist_worker_exits_total{}, "signal", "", "signal", "none")'
 

@@ -55,11 +55,11 @@ class Switch:
         run.timer, run.report, run.beat = self._measuring if kind == 2 else (Untimed(), _nothing, _no_beat)
 
 
-def order(steps: int) -> list[int]:
+def order(steps: int, number: int = len(KINDS)) -> list[int]:
     """The kind of each block of so many steps: in every group all of them, as it is drawn. The same on all ranks."""
     draw = random.Random(0)
-    kinds = range(len(KINDS))
-    return [kind for _ in range(steps // (BLOCK * len(KINDS)) + 1) for kind in draw.sample(kinds, len(KINDS))]
+    kinds = range(number)
+    return [kind for _ in range(steps // (BLOCK * number) + 1) for kind in draw.sample(kinds, number)]
 
 
 def main() -> None:
@@ -71,13 +71,13 @@ def main() -> None:
         compare(what, seconds)
 
 
-def compare(what: str, seconds: Sequence[float]) -> None:
+def compare(what: str, seconds: Sequence[float], names: Sequence[str] = KINDS) -> None:
     """Print each kind's median, and its mean difference to the one before, with the standard error, and to the first."""
     blocks = [statistics.fmean(seconds[at + 1 : at + BLOCK]) for at in range(0, len(seconds) - BLOCK + 1, BLOCK)]
-    kinds = order(len(seconds) + WARM)[len(KINDS) :]
-    taken = [[block for block, its in zip(blocks, kinds, strict=False) if its == kind] for kind in range(len(KINDS))]
+    kinds = order(len(seconds) + WARM, len(names))[len(names) :]
+    taken = [[block for block, its in zip(blocks, kinds, strict=False) if its == kind] for kind in range(len(names))]
     lines = []
-    for kind, name in enumerate(KINDS):
+    for kind, name in enumerate(names):
         more, total = (difference(taken[base], taken[kind]) for base in (max(0, kind - 1), 0))
         lines.append((name, f"{statistics.median(taken[kind]) * 1e3:.2f} ms", more, total))
     columns((what, "a step", "more than above, of 20 ms", "more than nothing, of 20 ms"), lines)

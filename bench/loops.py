@@ -87,7 +87,7 @@ def kdist(size: Size, *, timing: Any, **variables: str | None) -> None:
         procs_per_node=size["ranks"],
         train=Training(
             workload="bench.work:Work",
-            options={"width": size["width"], "depth": size["depth"]},
+            options={"width": size["width"], "depth": size["depth"], "norms": size.get("norms", 0)},
             steps=size["steps"],
             global_batch=size["batch"],
             evaluate="never",

@@ -22,6 +22,8 @@ class Options(Model):
 
     width: int = 32
     depth: int = 1
+    norms: int = 0
+    """1: a batch norm after every hidden layer."""
 
 
 class Work(Workload):
@@ -37,7 +39,10 @@ class Work(Workload):
     def model(self) -> nn.Module:
         """Input [n, width], output [n, 10]."""
         width = self.options.width
-        layers = [layer for _ in range(self.options.depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+        layers: list[nn.Module] = []
+        for _ in range(self.options.depth):
+            norms = [nn.BatchNorm1d(width) for _ in range(self.options.norms)]
+            layers += [nn.Linear(width, width), *norms, nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(width, 10))
 
     def dataset(self, split: Split) -> TensorDataset:  # noqa: ARG002

@@ -22,6 +22,7 @@ import yaml
 
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.heartbeat import Beat, Heartbeat
+from tests.trainer.checkpoint.exported import assert_done_tells_what_is_kept
 
 PATIENCE = 180.0  # seconds; a condition on a loaded machine of two cores
 
@@ -88,11 +89,14 @@ class TrainingRun:
         return self.kdist
 
     def wait(self, seconds: float = PATIENCE) -> int:
-        """Exit code of `kdist run`."""
+        """Exit code of `kdist run`; of a run that is done, DONE must be about the weights that were kept."""
         try:
-            return self.process.wait(seconds)
+            code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} did not end in {seconds} s\n{self.output()[-6000:]}") from None
+        if code == 0 and (self.checkpoints / "DONE").exists():
+            assert_done_tells_what_is_kept(self.checkpoints, self.done())
+        return code
 
     def wait_until(self, condition: Callable[[], Any], what: str, *, seconds: float = PATIENCE, every: float = 0.01) -> Any:
         """The first true value of `condition`; fails with the run's output when the run ends or time is up before."""

@@ -26,7 +26,7 @@ from kdist_trainer.guard import Guard
 from kdist_trainer.heartbeat import Heartbeat, Phase
 from kdist_trainer.passes import in_turn, through_stages
 from kdist_trainer.pretrained import Pretrained
-from kdist_trainer.randomness import WEIGHTS, derive, generators
+from kdist_trainer.randomness import WEIGHTS, Setter, derive, generators
 from kdist_trainer.resources import Resources
 from kdist_trainer.run import Run
 from kdist_trainer.saves import Savable, Saves, Stateful
@@ -62,16 +62,15 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
     Raises `ConfigProblem` or `DataProblem` for what cannot be trained, and what the workload's own code raises.
     """
     world, stats = around.world, around.stats
-    set_generators = generators(world.device)
-    set_generators(derive(train.seed, WEIGHTS))
+    set_generators = seed_generators(train, world)
     built = model.build(train, workload, world)
     planned = course.plan(config, train, workload, world, even=built.strategy.sharded)
     steps, optimizer = planned.steps, make_optimizer(train, workload, built)
     scheduler = workload.scheduler(optimizer, train.schedule, steps=steps.count())
     guard, patience = make_judges(train)
-    small = there_are(scheduler=scheduler, precision=built.precision, guard=guard, early_stop=patience)
+    small = there_are(precision=built.precision, guard=guard, early_stop=patience, buffers=built.buffers)
     state = TrainState(train.seed, planned.fingerprint, world.size, describe_surroundings(train, world))
-    parts = Savable(world, built.strategy, built.module, optimizer, built.averages, small, state)
+    parts = Savable(world, built.strategy, built.module, optimizer, scheduler, built.averages, small, state)
     laps, loader = Laps(stats), Loader(steps, workload, planned.samples, settings=train.loader, seed=train.seed)
     run = Run(
         settings=train,
@@ -80,6 +79,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         module=built.module,
         model=built.wrapped,
         strategy=built.strategy,
+        buffers=built.buffers,
         optimizer=optimizer,
         move_rate=scheduler.step if scheduler is not None else _stay,
         curve=scheduler if isinstance(scheduler, Curve) else None,
@@ -110,6 +110,13 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
     )
     run.admit = partial(admit, run) if guard is not None else None
     return run
+
+
+def seed_generators(train: Training, world: World) -> Setter:
+    """Set every generator as the model's weights ask for; returns what sets them to something else."""
+    set_generators = generators(world.device)
+    set_generators(derive(train.seed, WEIGHTS))
+    return set_generators
 
 
 def make_optimizer(train: Training, workload: Workload, built: model.Model) -> Optimizer:

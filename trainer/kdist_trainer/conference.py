@@ -104,7 +104,7 @@ def admit(run: Run, norm: Tensor) -> bool:
 
 
 def drain(run: Run) -> None:
-    """Learn every loss up to this step, and make sure that the state is worth keeping. Raises `NonFinite`."""
+    """Learn every loss up to this step, and make sure that the state is one and worth keeping. Raises `NonFinite`."""
     if run.records:
         run.exchange.post(Row(tuple(run.records), tuple(run.losses), run.norm))
         run.records.clear()
@@ -112,5 +112,6 @@ def drain(run: Run) -> None:
     while run.exchange.pending:
         note(run, run.exchange.collect())
     run.flush()
+    run.buffers.agree_on_late()
     if not run.must_go_back and not run.saves.weights_are_finite():
         refuse(run, f"a weight is NaN or infinite after step {run.state.step}")

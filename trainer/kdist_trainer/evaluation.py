@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
+from torch import nn
 
 from kdist_trainer import log
 from kdist_trainer.data.loader import fetcher
@@ -21,6 +23,7 @@ def measure(run: Run) -> dict[str, float]:
     """Evaluate, with the moving average of the weights where there is one, and tell. Collective."""
     run.beat(Phase.EVALUATE, run.state.step)
     run.flush()
+    run.buffers.agree_on_late()
     with run.averages.in_place() if run.averages is not None else nullcontext():
         metrics = evaluate(run)
     run.stats.add_wall(Wall.EVALUATION, run.laps.skip())
@@ -33,6 +36,7 @@ def measure(run: Run) -> dict[str, float]:
 
 def gets_no_better(run: Run) -> bool:
     """Evaluate on the way; whether it is time to end early. Collective. Raises `ConfigProblem`."""
+    run.state.evaluated = run.state.step
     metrics = measure(run)
     if run.patience is None or not run.patience.observe(metrics):
         return False
@@ -55,8 +59,7 @@ def evaluate(run: Run) -> dict[str, float]:
     fetch = fetcher(run.workload, samples)
     sums: dict[str, tuple[float, int]] = {}
     set_generators = generators(world.device)
-    run.module.eval()
-    with torch.no_grad():
+    with in_eval_mode(run.module), torch.no_grad():
         for offset in range(0, rounds if run.strategy.sharded else len(own), run.evaluation_batch):
             run.beat(Phase.EVALUATE, run.state.step)
             # A rank whose share is used up still joins the forward passes of a sharded model, with a sample that counts nothing.
@@ -70,9 +73,20 @@ def evaluate(run: Run) -> dict[str, float]:
             for name, (total, count) in measured.items() if start < own.stop else ():
                 before = sums.get(name, (0.0, 0))
                 sums[name] = (before[0] + float(total), before[1] + count)
-    run.module.train()
     run.strategy.let_go()
     return run.workload.summarize(_means(world.all_gather_object(sums if run.strategy.counts else {})))
+
+
+@contextmanager
+def in_eval_mode(module: nn.Module) -> Iterator[None]:
+    """A block after which each part of the module is in the mode that it was in: a user may have frozen some."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def _means(parts: list[dict[str, tuple[float, int]]]) -> dict[str, float]:

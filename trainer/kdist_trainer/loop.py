@@ -64,8 +64,15 @@ def begin(run: Run) -> None:
         welcome(run, saved)
     probe(run, Wall.INIT)
     open_stream(run)
+    catch_up(run)
     if run.state.step < run.target:
         run.saves.reopen()
+
+
+def catch_up(run: Run) -> None:
+    """Make up for the evaluation that a stop at this very step has put off: its grace is for saving."""
+    if run.evaluates_at(run.state.step) and run.state.evaluated != run.state.step and gets_no_better(run):
+        run.target = run.state.step
 
 
 def probe(run: Run, category: Wall) -> None:
@@ -80,6 +87,7 @@ def open_stream(run: Run) -> None:
     run.target = run.stats.target_steps = run.loader.go_on(step=state.step, position=state.samples_seen)
     if run.curve is not None:
         run.curve.place(state.step, steps=run.target)
+    run.buffers.begin()
     run.first_step = run.boundary = run.state.step + 1
     run.curves.begin(run.state.step)
     run.batches = run.loader.batches(step=run.state.step, position=run.state.samples_seen)
@@ -121,6 +129,8 @@ def step(run: Run) -> bool:
     run.after_update()
     run.move_rate()
     lap(StepPhase.OPTIMIZER)
+    if run.buffers.agree():
+        lap(StepPhase.COMM_EXPOSED)
 
     state, seconds = run.state, run.laps.end()
     state.step += 1
@@ -148,6 +158,7 @@ def go_back(run: Run) -> None:
         )
     run.saves.diary.add_event("rolled_back", step=run.state.step, refused=refused)
     open_stream(run)
+    catch_up(run)
 
 
 def save(run: Run, *, required: bool = False, done: dict[str, Any] | None = None) -> None:

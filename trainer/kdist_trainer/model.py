@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kdist_trainer import parallel, precision
 from kdist_trainer.averages import Averages
+from kdist_trainer.buffers import Buffers
 from kdist_trainer.config import Training
 from kdist_trainer.failure import ConfigProblem
 from kdist_trainer.parallel import Strategy
@@ -29,6 +30,7 @@ class Model:
     strategy: Strategy
     precision: Precision
     averages: Averages | None
+    buffers: Buffers
 
 
 def build(train: Training, workload: Workload, world: World) -> Model:
@@ -47,7 +49,7 @@ def build(train: Training, workload: Workload, world: World) -> Model:
         compile_(module.to(world.device), train)
         wrapped = strategy.wrap(module, blocks)
     averages = None if train.ema_decay is None else Averages(module, train.ema_decay)
-    return Model(module, wrapped, strategy, arithmetic, averages)
+    return Model(module, wrapped, strategy, arithmetic, averages, Buffers(module, strategy.copies))
 
 
 def compile_(module: nn.Module, train: Training) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Final
 
@@ -36,12 +37,13 @@ def in_turn(run: Run, pieces: Sequence[Piece], scale: float) -> Tensor:
 def accumulate(run: Run, piece: Piece, scale: float) -> Tensor:
     """Forward and backward over one chunk of a shard; returns its share of the step's loss, detached."""
     run.set_generators(derive(run.state.seed, STEP, run.state.step, piece.shard, piece.chunk))
-    with run.precision.autocast():
-        loss, _ = run.workload.loss(run.model, piece.batch)
-        share = loss * (scale * piece.weight)
-    run.laps.lap(StepPhase.FORWARD)
-    run.precision.backward(share)
-    run.laps.lap(StepPhase.BACKWARD)
+    with run.buffers.at_rest() if piece.scant else nullcontext():  # the backward pass may compute parts of it again
+        with run.precision.autocast():
+            loss, _ = run.workload.loss(run.model, piece.batch)
+            share = loss * (scale * piece.weight)
+        run.laps.lap(StepPhase.FORWARD)
+        run.precision.backward(share)
+        run.laps.lap(StepPhase.BACKWARD)
     return share.detach()
 
 
@@ -60,7 +62,10 @@ def flow(run: Run, pieces: Sequence[Piece], scale: float, watch: Watch) -> Tenso
     """Forward and backward over the pieces as microbatches, told to `watch`."""
     assert isinstance(run.strategy, Pipeline)  # noqa: S101 - nothing else has stages
     tasks = [Task(_loss_of(run, piece, scale), _generators_of(run, piece)) for piece in pieces]
-    return run.strategy.learn(tasks, run.precision, watch)
+    try:
+        return run.strategy.learn(tasks, run.precision, watch)
+    finally:
+        run.buffers.rest(False)
 
 
 def _loss_of(run: Run, piece: Piece, scale: float) -> Callable[[nn.Module], Tensor]:
@@ -73,9 +78,14 @@ def _loss_of(run: Run, piece: Piece, scale: float) -> Callable[[nn.Module], Tens
 
 
 def _generators_of(run: Run, piece: Piece) -> Callable[[int], object]:
-    """Sets the generators as for one rank on the first stage, and to something else on each of the others."""
+    """Sets the generators as for one rank on the first stage, and to something else on each of the others; and batch norms."""
     seed = derive(run.state.seed, STEP, run.state.step, piece.shard, piece.chunk)
-    return lambda stage: run.set_generators(derive(seed, STEP, stage) if stage else seed)
+
+    def prepare(stage: int) -> None:
+        run.buffers.rest(piece.scant)
+        run.set_generators(derive(seed, STEP, stage) if stage else seed)
+
+    return prepare
 
 
 def check_loss(workload: Workload, loss: torch.Tensor, count: int, samples: int) -> None:

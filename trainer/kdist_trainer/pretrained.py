@@ -100,6 +100,7 @@ class Pretrained:
         """
         parts, peers = self.parts, Peers(self.parts.world)
         source = open_source(self.settings.path, self.mounts)
+        fresh = not parts.optimizer.state
         tensors = parts.strategy.tensors(parts.optimizer)
         own = {name: value for name, value in tensors["model"].items() if isinstance(value, Tensor)}
         there = peers.on_leader(lambda: dict(source.shapes()))
@@ -109,7 +110,8 @@ class Pretrained:
         else:
             peers.everywhere(partial(_read, wanted, source.fetch))
         parts.strategy.put(tensors, parts.optimizer)
-        parts.optimizer.state.clear()  # making `tensors` took a step there, if one that moves nothing
+        if fresh:
+            parts.optimizer.state.clear()  # making `tensors` took a step there, if one that moves nothing
         if parts.averages is not None:
             parts.averages.begin_anew()
         if parts.world.is_leader:

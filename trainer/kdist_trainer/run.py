@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kdist_trainer.averages import Averages
+from kdist_trainer.buffers import Buffers
 from kdist_trainer.config import Training
 from kdist_trainer.data.loader import Batch, Loader, Piece
 from kdist_trainer.early_stop import Patience
@@ -42,6 +43,7 @@ class Run:
     model: nn.Module
     """The same, wrapped by the strategy: what is trained."""
     strategy: Strategy
+    buffers: Buffers
     optimizer: Optimizer
     move_rate: Callable[[], object]
     """Moves the learning rate after a step."""

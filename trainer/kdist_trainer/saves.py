@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from kdist_trainer.averages import Averages
 from kdist_trainer.checkpoint.checkpointer import CheckpointStore, SaveResult
@@ -38,15 +39,20 @@ class Savable:
     strategy: Strategy
     module: nn.Module
     optimizer: Optimizer
+    scheduler: LRScheduler | None
     averages: Averages | None
     extras: Mapping[str, Stateful]
-    """What is small and kept as JSON: scheduler, loss scaler and the like, by name."""
+    """What is small and kept as JSON: loss scaler and the like, by name."""
     state: TrainState
 
     def tensors(self) -> dict[str, Any]:
-        """Everything large, by full names."""
+        """Everything large, by full names, and the scheduler's state."""
         tensors = self.strategy.tensors(self.optimizer)
-        return tensors if self.averages is None else {**tensors, "average": self.averages.tensors}
+        if self.averages is not None:
+            tensors["average"] = self.averages.tensors
+        moved = None if self.scheduler is None else self.scheduler.state_dict()
+        tensors["scheduler"] = (moved,)  # a tuple is kept whole: its keys need not be texts
+        return tensors
 
 
 class Saves:
@@ -83,22 +89,27 @@ class Saves:
         if self.store is None:
             return None
         parts = self.parts
+        fresh = not parts.optimizer.state
         tensors = parts.tensors()
         found = self.store.load(tensors, fingerprint=parts.state.fingerprint, judge=self._judge)
         for one in self.store.fallbacks:
             self._stats.add_fallback(one.cause)
         if found is None:
-            parts.optimizer.state.clear()  # making `tensors` took a step there, if one that moves nothing
+            if fresh:
+                parts.optimizer.state.clear()  # making `tensors` took a step there, if one that moves nothing
             return None
         parts.strategy.put(tensors, parts.optimizer)
+        if parts.scheduler is not None and tensors["scheduler"][0] is not None:
+            parts.scheduler.load_state_dict(tensors["scheduler"][0])
         saved = TrainState.from_json(found)
-        parts.state.step, parts.state.samples_seen = saved.step, saved.samples_seen
+        state = parts.state
+        state.step, state.samples_seen, state.evaluated = saved.step, saved.samples_seen, saved.evaluated
         edited = {change.field for change in self.changes}
         for name, part in parts.extras.items():
             # What the job asks for since then begins anew, and so do evaluations of another kind.
             if name in saved.extras and not (name == "early_stop" and any(field.startswith("earlyStop") for field in edited)):
                 part.load_state_dict(saved.extras[name])
-        take_over(parts.optimizer, self._asked, edited, parts.extras.get("scheduler"))
+        take_over(parts.optimizer, self._asked, edited, parts.scheduler)
         self._begun_step = self.kept_step = saved.step
         self._stats.add_checkpoint("restore")
         return saved

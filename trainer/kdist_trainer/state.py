@@ -18,6 +18,8 @@ class TrainState:
     """What besides the world size must be the same for equal bits: versions, threads, device."""
     step: int = 0
     samples_seen: int = 0
+    evaluated: int = 0
+    """The step after which the model was measured last, on the way."""
     extras: dict[str, Any] = field(default_factory=dict)
     """States of scheduler and loss scaler; JSON-able."""
 

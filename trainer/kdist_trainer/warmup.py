@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-import torch
-
 from kdist_trainer.heartbeat import Phase
 from kdist_trainer.passes import UNWATCHED, check_loss, flow
 from kdist_trainer.randomness import WEIGHTS, derive, generators_of
@@ -21,7 +19,6 @@ def warm_up(run: Run) -> None:
     """
     run.beat(Phase.INIT, run.state.step)
     piece = run.loader.sample()
-    buffers = {name: buffer.clone() for name, buffer in run.module.named_buffers()}
     run.set_generators(derive(run.state.seed, WEIGHTS))
 
     def backward(counting: AbstractContextManager[None] | None = None) -> None:
@@ -33,14 +30,14 @@ def warm_up(run: Run) -> None:
         check_loss(run.workload, loss, count, piece.samples)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    try:
-        backward(run.resources.counting(piece.samples))
-    except Exception as error:
-        if not was_counting(error):
-            raise
-        backward()
-    run.set_generators = generators_of(backward, run.world.device)
+    with run.buffers.observed():
+        try:
+            backward(run.resources.counting(piece.samples))
+        except Exception as error:
+            if not was_counting(error):
+                raise
+            backward()
+        drawing = generators_of(backward, run.world.device)
+    if ":" not in run.settings.workload:  # of a user's loss nobody knows what it draws from later
+        run.set_generators = drawing
     run.optimizer.zero_grad()
-    with torch.no_grad():
-        for name, buffer in run.module.named_buffers():
-            buffer.copy_(buffers[name])

@@ -18,6 +18,7 @@ from kdist_trainer import Checkpointer
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.failure import Mismatch
+from tests.trainer.checkpoint.exported import digest_of, digest_of_export
 from tests.trainer.checkpoint.ranks import Rank, prepared_context, run_ranks
 
 pytestmark = pytest.mark.processes
@@ -31,8 +32,8 @@ def enter_kdist(root: Path, generation: int) -> None:
     os.environ |= {"KDIST_CHECKPOINTS": str(root), "KDIST_RUN_ID": "run-1", "KDIST_GENERATION": str(generation)}
 
 
-def train(rank: Rank, root: Path | None, stop_at: int = -1, crash_at: int = -1) -> tuple[str, int, int, float, str]:
-    """A user's loop. Returns how it ended, its first and last step, the learning rate and a digest of model and optimizer."""
+def train(rank: Rank, root: Path | None, stop_at: int = -1, crash_at: int = -1) -> tuple[str, int, int, float, str, str]:
+    """A user's loop. Returns how it ended, its first and last step, the learning rate, digests of all state and of the model."""
     if root is not None:
         enter_kdist(root, rank.generation)
     torch.manual_seed(0)
@@ -54,7 +55,7 @@ def train(rank: Rank, root: Path | None, stop_at: int = -1, crash_at: int = -1) 
             if step == stop_at and rank.rank == 1:
                 signal.raise_signal(signal.SIGTERM)
             if step == crash_at:
-                return "crashed", first, step, 0.0, ""
+                return "crashed", first, step, 0.0, "", ""
             checkpointer.maybe_save(step)
         if not checkpointer.stop_requested:
             checkpointer.finish(step, accuracy=0.5)
@@ -62,7 +63,7 @@ def train(rank: Rank, root: Path | None, stop_at: int = -1, crash_at: int = -1) 
     digest = hashlib.sha256()
     for tensor in (*model.state_dict().values(), *optimizer.state_dict()["state"][0].values()):
         digest.update(tensor.numpy().tobytes())
-    return word, first, step, float(scheduler.get_last_lr()[0]), digest.hexdigest()
+    return word, first, step, float(scheduler.get_last_lr()[0]), digest.hexdigest(), digest_of(model.module.state_dict())
 
 
 def test_a_script_that_is_asked_to_stop_on_one_rank_saves_on_all_and_resumes_to_the_bit(tmp_path: Path) -> None:
@@ -70,12 +71,13 @@ def test_a_script_that_is_asked_to_stop_on_one_rank_saves_on_all_and_resumes_to_
     assert [one[:3] for one in undisturbed] == [("done", 0, STEPS)] * 2
     root = tmp_path / "checkpoints"
     stopped = run_ranks(2, train, tmp_path, root, 5)
-    word, first, last, _, _ = stopped[0]
+    word, first, last, *_, weights = stopped[0]
     assert (word, first) == ("stopped", 0)
     assert 5 <= last < STEPS
     assert stopped[1][:3] == stopped[0][:3], "all ranks stop at the same step"
     directory = CheckpointDirectory(root)
     assert directory.committed()[0].step == last, "what had been done is saved"
+    assert digest_of_export(root, step=last) == weights != stopped[1][-1], "running means differ, and all are rank 0's"
     claim = Lock(root).last()
     assert claim is not None
     assert claim.released

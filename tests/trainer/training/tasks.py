@@ -15,15 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.nn import functional
+from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
-from kdist_trainer import loop, worker
+from kdist_trainer import config, loop, worker
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.heartbeat import Heartbeat
 from kdist_trainer.run import Run
 from kdist_trainer.workload import Split, Workload, WorkloadContext
+from tests.trainer.checkpoint.exported import assert_done_tells_what_is_kept
 from tests.trainer.training.group import PATIENCE, run_group
 
 FEATURES = 16
@@ -126,6 +128,13 @@ class Whimsical(Small):
         return loss * float(0.5 + np.random.rand() + random.random()), count
 
 
+class Adaptive(Small):
+    """Trains by Adagrad, whose state is there before its first step."""
+
+    def optimizer(self, model: nn.Module, settings: config.Optimizer) -> Optimizer:
+        return torch.optim.Adagrad(model.parameters(), lr=settings.learning_rate)
+
+
 class Padded(Small):
     """Counts only some of its samples, which ones depends on the data."""
 
@@ -200,9 +209,10 @@ def train_here(document: dict[str, Any], folder: Path, size: int, *, generation:
 
 
 def done(folder: Path) -> dict[str, Any]:
-    """The DONE document of a training in `folder`."""
+    """The DONE document of a training in `folder`, which is about the weights that were kept."""
     document = CheckpointDirectory(folder / "checkpoints").done()
     assert document is not None, "the training has not ended"
+    assert_done_tells_what_is_kept(folder / "checkpoints", document)
     return document
 
 

@@ -48,6 +48,22 @@ def test_a_resume_goes_on_waiting_where_patience_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_stop_at_the_step_of_an_evaluation_puts_it_off_to_the_resume(tmp_path: Path, size: int) -> None:
+    section: dict[str, Any] = {"epochs": 8, "evaluateEverySteps": 3, "syncEverySteps": 1, "workload": f"{TASKS}:Interrupted"}
+    section["virtualShards"] = size
+    still = {"optimizer": {"name": "sgd", "learningRate": 1e-9}, "earlyStop": {"patience": 2, "minDelta": 0.1}}
+    losses = 2 + 3 + 2 + 2  # of the warm-up, of three steps, of the evaluation after them, and of two steps
+    told = {"at_loss": losses, "on_rank": 0}
+    assert train_here(describe(**section, **still, options=told), tmp_path, size) == ["stopped"] * size
+    assert [event["step"] for event in events(tmp_path, "stopped")] == [6]
+    assert [event["step"] for event in events(tmp_path, "evaluated")] == [3]
+    train_here(describe(**section, **still, options={**told, "at_loss": 0}), tmp_path, size, generation=2)
+    assert [event["step"] for event in events(tmp_path, "evaluated")] == [3, 6, 9]
+    assert done(tmp_path)["step"] == 9
+
+
+@pytest.mark.processes
 @pytest.mark.chaos
 def test_evaluations_on_the_way_change_no_bit(tmp_path: Path) -> None:
     train_here(describe(), tmp_path / "plain", 2)
@@ -100,6 +116,23 @@ def test_an_average_follows_the_weights_by_its_share() -> None:
     with averages.in_place():
         assert module.weight.item() == 1.25
     assert (module.weight.item(), averages.tensors["weight"].item()) == (2.0, 1.25)
+
+
+def test_averages_of_narrow_weights_are_wide() -> None:
+    module = torch.nn.Linear(1, 1).to(torch.bfloat16)
+    with torch.no_grad():
+        module.weight.fill_(0.0)
+    averages = Averages(module, 0.999)
+    with torch.no_grad():
+        module.weight.fill_(1.0)
+    for _ in range(57):
+        averages.update()
+    assert averages.tensors["weight"].item() == pytest.approx(1 - 0.999**57, rel=1e-5)
+    kept = averages.tensors["weight"].clone()
+    with averages.in_place():
+        assert module.weight.item() == pytest.approx(1 - 0.999**57, rel=1e-2)
+    assert module.weight.item() == 1.0
+    assert torch.equal(averages.tensors["weight"], kept)
 
 
 @pytest.mark.processes

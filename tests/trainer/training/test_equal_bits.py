@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kdist_trainer import loop
+from kdist_trainer.checkpoint.export import prepare
+from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.run import Run
+from tests.faults.code.stateful import Stateful
 from tests.trainer.training.group import run_group
-from tests.trainer.training.tasks import WIDE, Whimsical, describe, done, losses, train, train_here
+from tests.trainer.training.tasks import WIDE, Adaptive, Whimsical, describe, done, losses, train, train_here
 
 pytestmark = pytest.mark.processes
+STATEFUL = f"{Stateful.__module__}:Stateful"
 PRECISIONS = ("fp32", "bf16", "fp16")
 STEPS = 9
 """50 samples twice over in batches of 12."""
@@ -56,6 +61,35 @@ def test_an_optimizer_without_a_state_of_its_own_resumes_exactly(tmp_path: Path)
 
 def test_draws_from_numpy_and_python_in_the_loss_are_repeated(tmp_path: Path) -> None:
     assert_resumes_are_exact(tmp_path, 1, [3], workload=f"{Whimsical.__module__}:Whimsical")
+
+
+@pytest.mark.parametrize(("size", "strategy"), [(2, "ddp"), (3, "fsdp")])
+def test_state_that_is_no_parameter_is_carried_over_and_the_same_on_all_ranks(tmp_path: Path, size: int, strategy: str) -> None:
+    section = {"workload": STATEFUL, "strategy": strategy, "virtualShards": 3, "emaDecay": 0.9, "evaluateEverySteps": 4}
+    assert_resumes_are_exact(tmp_path, size, [4], **section, evaluate="end")
+    before, after = (folder / "checkpoints" for folder in (tmp_path / "whole", tmp_path / "from-4"))
+    assert metrics_of(before)[-2:] == metrics_of(after)
+    frozen = prepare(after).fetch(["frozen.1.running_mean", "frozen.1.num_batches_tracked"])
+    assert not any(one.any() for one in frozen.values()), "evaluations leave a frozen module frozen"
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.chaos), "fsdp"])
+def test_an_optimizer_that_is_made_with_its_state_trains_and_resumes_exactly(tmp_path: Path, strategy: str) -> None:
+    assert_resumes_are_exact(tmp_path, 2, [3], workload=f"{Adaptive.__module__}:Adaptive", strategy=strategy)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_wide_averages_of_narrow_weights_resume_exactly_and_are_exported_wide(tmp_path: Path, strategy: str) -> None:
+    assert_resumes_are_exact(tmp_path, 2, [4], workload=STATEFUL, strategy=strategy, precision="bf16-params", emaDecay=0.99)
+    both = [prepare(tmp_path / name / "checkpoints", average=True).fetch(["head.0.weight"]) for name in ("whole", "from-4")]
+    assert both[0]["head.0.weight"].dtype is torch.float32
+    assert torch.equal(*[one["head.0.weight"] for one in both])
+
+
+def metrics_of(root: Path) -> list[Any]:
+    """What each evaluation measured."""
+    return [event["metrics"] for event in RunLedger(root).events() if event["event"] == "evaluated"]
 
 
 CELLS = [(size, optimizer, precision) for precision in PRECISIONS for optimizer in ("adamw", "sgd") for size in (1, 2, 3)]

@@ -109,6 +109,15 @@ def test_going_back_to_an_epoch_gives_the_same_order() -> None:
     assert order.epoch(0).tolist() == first
 
 
+def test_a_lone_sample_of_a_short_step_and_a_stand_in_are_scant_but_no_usual_part() -> None:
+    deals = [Deal(12, 4, rank, 2, even=True) for rank in range(2)]
+    assert not any(part.scant for deal in deals for part in deal.parts(12))
+    assert [(part.samples, part.scant) for part in deals[0].parts(5)] == [(2, False), (1, True)]
+    assert [(part.samples, part.scant) for part in deals[1].parts(2)] == [(0, True)] * 2
+    assert [part.scant for part in Deal(12, 4, 0, 2, micro_batch=2).parts(8)] == [False, False], "a usual part has one sample"
+    assert [part.scant for part in Deal(4, 4, 0, 1).parts(3)] == [False] * 3
+
+
 def test_shares_cover_everything_once() -> None:
     assert [list(share_of(7, 3, holder)) for holder in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
 

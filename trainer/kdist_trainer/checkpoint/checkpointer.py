@@ -7,7 +7,7 @@ import json
 import platform
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -120,18 +120,20 @@ class CheckpointStore:
         before_commit: Callable[[], None] | None = None,
         final: dict[str, Any] | None = None,
         required: bool = False,
+        first: Collection[str] = (),
     ) -> Save:
         """Save `tensors` (model and optimizer) and `state` (JSON) as of `step`.
 
         When this returns, the tensors may change again; with mode `async` they are written meanwhile. A failure is told to
         `on_result` and the training goes on. `before_commit` runs on rank 0, on the writing thread, before the commit.
         `required`: wait until it is committed, try a second time, then raise `StorageProblem`. `final`: the same, and then
-        write this document to DONE: the run has ended.
+        write this document to DONE: the run has ended. `first`: flat names of tensors in which ranks may differ, and of which
+        rank 0's are saved.
         """
         started = time.monotonic()
         waited = self._background.busy
         self.wait()
-        staged, paths = self._stager.stage(tensors)
+        staged, paths = self._stager.stage(tensors, first=first)
         insist = required or final is not None
         request = Request(
             manifest=self._describe(step, state),

@@ -8,7 +8,7 @@
                 break
 
 Every rank calls the same methods in the same order, after `init_process_group`. Outside kdist nothing is saved, and one line
-says so.
+says so. Of buffers, such as running means, rank 0's are saved: DDP sends them to all ranks before each forward pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import _get_fqns, get_state_dict, set_state_dict
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -108,7 +108,8 @@ class Checkpointer:
         if self._store is None:
             return
         self._saved_time = time.monotonic()
-        self._store.save(self._tensors(), {"step": step, "state": self.state}, step=step, required=required)
+        state = {"step": step, "state": self.state}
+        self._store.save(self._tensors(), state, step=step, required=required, first=_buffers(self._model))
 
     def maybe_save(self, step: int) -> bool:
         """Save if it is time to, or if a stop was requested on any rank. Call it after every step; returns whether it saved."""
@@ -127,7 +128,8 @@ class Checkpointer:
         """Save for the last time and note that the run has ended: whoever starts it again finds it done."""
         if self._store is not None:
             document = {"outcome": "done", **outcome}
-            self._store.save(self._tensors(), {"step": step, "state": self.state}, step=step, final=document)
+            state = {"step": step, "state": self.state}
+            self._store.save(self._tensors(), state, step=step, final=document, first=_buffers(self._model))
 
     def close(self) -> None:
         """Wait for the save under way and release the folder; before `destroy_process_group`."""
@@ -163,6 +165,11 @@ class Checkpointer:
         if self._stop:
             os._exit(128 + number)
         self._stop = True
+
+
+def _buffers(model: nn.Module) -> set[str]:
+    """Flat names of the buffers in the state. Each rank's are of its own samples, and DDP goes on with rank 0's."""
+    return {f"model.{full}" for name, _ in model.named_buffers() for full in _get_fqns(model, name)}
 
 
 def _world() -> _World:

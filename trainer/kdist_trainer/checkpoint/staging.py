@@ -1,14 +1,14 @@
 """The copy of the state that is saved while the training goes on, and who of the ranks saves what.
 
 With `ddp` every rank holds the same tensors, so each stages and writes only its share: the training stands still for 1/N of
-the time that one rank would need for all. The buffers are kept from one save to the next.
+the time that one rank would need for all. The memory of the copies is kept from one save to the next.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -30,8 +30,10 @@ class Stager:
         self._buffers: dict[str, Any] = {}
         self._layout: dict[str, Any] = {}
 
-    def stage(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], Paths]:
+    def stage(self, state: Mapping[str, Any], *, first: Collection[str] = ()) -> tuple[dict[str, Any], Paths]:
         """Copy the share now; when this returns the state may change again.
+
+        `first`: flat names of whole tensors in which ranks may differ: rank 0's are saved, all of one rank.
 
         Returns the copies by flat name (`model.fc.weight`), and for each the path of keys that leads to it. They stay valid
         until the next call. Raises `ValueError` for values that a checkpoint cannot hold.
@@ -39,7 +41,7 @@ class Stager:
         if self._size == 0:
             return {}, {}
         flat, paths = flatten_state_dict(dict(state))
-        share = {name: flat[name] for name in _share(flat, self._rank, self._size)}
+        share = {name: flat[name] for name in _share(flat, self._rank, self._size, first)}
         tensors = {name: value for name, value in share.items() if isinstance(value, Tensor)}
         layout = {name: (value.shape, value.dtype, value.device) for name, value in tensors.items()}
         on_gpu = any(value.is_cuda for value in tensors.values())
@@ -54,15 +56,16 @@ class Stager:
         return copies, {name: tuple(paths[name]) for name in share}
 
 
-def _share(flat: Mapping[str, Any], rank: int, size: int) -> list[str]:
+def _share(flat: Mapping[str, Any], rank: int, size: int, first: Collection[str] = ()) -> list[str]:
     """Names that this rank saves, in the state's order; every rank comes to the same division without asking.
 
     Whole tensors are dealt by size, the largest first, each to the rank that has least. Shards of a sharded tensor stay where
-    they are; what is no tensor goes to rank 0.
+    they are; what is no tensor goes to rank 0, and so do those named in `first`.
     """
     load = [(0, one) for one in range(size)]
     owner = {name: 0 if not isinstance(value, DTensor) else rank for name, value in flat.items()}
-    whole = [(value.nbytes, name) for name, value in flat.items() if isinstance(value, Tensor) and not isinstance(value, DTensor)]
+    dealt = [name for name, value in flat.items() if isinstance(value, Tensor) and not isinstance(value, DTensor)]
+    whole = [(flat[name].nbytes, name) for name in dealt if name not in first]
     for nbytes, name in sorted(whole, key=lambda one: (-one[0], one[1])):
         taken, lightest = heapq.heappop(load)
         owner[name] = lightest

@@ -33,6 +33,8 @@ class Piece(NamedTuple):
     """0 for the stand-in of a rank without a sample, whose weight is 0 too."""
     weight: float
     batch: Any
+    scant: bool = False
+    """Too few samples for a batch norm."""
 
 
 class Batch(NamedTuple):
@@ -156,7 +158,7 @@ def _request(steps: Steps, part: Part, step: int, position: int, seed: int) -> _
 
 def _fetched(request: _Request, fetch: Fetch) -> Piece:
     part, indices, seed = request
-    return Piece(part.shard, part.chunk, part.samples, part.weight, fetch(indices, seed))
+    return Piece(part.shard, part.chunk, part.samples, part.weight, fetch(indices, seed), part.scant)
 
 
 class _Requests:

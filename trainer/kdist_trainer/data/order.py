@@ -96,6 +96,8 @@ class Part(NamedTuple):
     samples: int
     weight: float
     """1, or 0 (with 0 samples) for the stand-in of a rank that has none in a short last step but must join its all-reduce."""
+    scant: bool = False
+    """Too few samples for statistics of their own: a stand-in, or a single sample in a short step whose like is larger."""
 
 
 @dataclass(frozen=True)
@@ -124,17 +126,24 @@ class Deal:
         """This rank's forward passes in a step of `samples` samples; never empty."""
         parts = self._parts_of(self.rank, samples)
         wanted = max(len(self._parts_of(rank, samples)) for rank in range(self.world_size)) if self.even else 1
-        stand_in = Part(self.own_shards().start, 0, 0, 1, 0, 0.0)
+        stand_in = Part(self.own_shards().start, 0, 0, 1, 0, 0.0, scant=True)
         return [*parts, *[stand_in] * (max(1, wanted) - len(parts))]
 
     def _parts_of(self, rank: int, samples: int) -> list[Part]:
         parts = []
+        lone = 1 if samples < self.batch and self._least() > 1 else 0
         for shard in share_of(self.shards, self.world_size, rank):
             own = share_of(samples, self.shards, shard)
             size = self.micro_batch or max(1, len(own))
             for chunk, start in enumerate(range(own.start, own.stop, size)):
-                parts.append(Part(shard, chunk, start, min(start + size, own.stop), min(size, own.stop - start), 1.0))
+                count = min(size, own.stop - start)
+                parts.append(Part(shard, chunk, start, start + count, count, 1.0, scant=count <= lone))
         return parts
+
+    def _least(self) -> int:
+        """Samples of the smallest part of a full step, over all ranks."""
+        sizes = {len(share_of(self.batch, self.shards, shard)) for shard in (0, self.shards - 1)}
+        return min((size % self.micro_batch or self.micro_batch) if self.micro_batch else size for size in sizes)
 
 
 def share_of(total: int, holders: int, holder: int) -> range:

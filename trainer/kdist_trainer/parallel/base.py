@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -21,6 +22,9 @@ class Strategy(Protocol):
 
     counts: bool
     """Whether this rank's losses and samples are counted: of the ranks that share a copy of the model, one has its say."""
+
+    copies: dist.ProcessGroup | None
+    """After `wrap`: the ranks that hold the same buffers, the first copy's rank first; None for a process alone."""
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         """The model as the loop calls it: a backward pass leaves the gradients' mean over the ranks. Collective.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from kdist_trainer import log
@@ -20,6 +21,8 @@ from kdist_trainer.world import World
 
 class DataParallel(Replicated):
     """torch's DataParallel over all GPUs of the one process."""
+
+    copies: dist.ProcessGroup | None = None  # the first GPU's replica works on the module's own buffers
 
     def __init__(self, world: World) -> None:
         """Raises `ConfigProblem` in a group of several ranks, whose gradients nobody would average."""

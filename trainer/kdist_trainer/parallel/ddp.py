@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,10 +22,15 @@ class Ddp(Replicated):
         self._wrapped: DistributedDataParallel
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:  # noqa: ARG002 - DDP buckets by size
-        """Wrap the model; rank 0's weights and buffers are sent to all."""
-        self.module = model
+        """Wrap the model; rank 0's weights are sent to all."""
+        self.module, self.copies = model, dist.group.WORLD
         devices = [self._world.device] if self._world.device.type == "cuda" else None
-        self._wrapped = DistributedDataParallel(model, device_ids=devices, bucket_cap_mb=self._bucket_mib)
+        # The loop sends buffers after a step; DDP would before the next one, and not at all after the last.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # the word that torch 2.13 has for it is unknown to 2.10
+            self._wrapped = DistributedDataParallel(
+                model, device_ids=devices, bucket_cap_mb=self._bucket_mib, broadcast_buffers=False
+            )
         return self._wrapped
 
     def no_sync(self) -> AbstractContextManager[None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy
@@ -32,6 +33,7 @@ class Fsdp(Sharded):
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         """Shard each block, then the rest of the model, in place."""
+        self.copies = dist.group.WORLD  # buffers are not sharded
         return self.shard(model, blocks, self._mesh(), offload=self._offload)
 
     def _mesh(self) -> DeviceMesh:

@@ -58,7 +58,7 @@ class Pipeline(Replicated):
         self._names = [name for name, _ in model.named_parameters()]
         keep(model, own, pieces)
         self.module, self.stage = model.to(world.device), own.to(world.device)
-        self._copies = mesh["data"].get_group()
+        self.copies = mesh["data"].get_group()
         self.stages = mesh["model"].get_group()
         self._line = Line(own, self.stages, world.device)
         self._weights = [weight for weight in own.parameters() if weight.requires_grad]
@@ -79,7 +79,6 @@ class Pipeline(Replicated):
         for group in self._alike([self._microbatch(task, precision, shares) for task in tasks]):
             self._line.train(self._schedule, group, precision.autocast, watch)
         self._average()
-        self._agree()
         watch.waited()
         nothing = torch.zeros((), device=self._world.device)
         precision.scaled(nothing)  # so that stages without a loss have a scale too
@@ -141,15 +140,9 @@ class Pipeline(Replicated):
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
         for bucket in buckets([weight.grad for weight in self._weights if weight.grad is not None]):
             flat = torch.cat([one.reshape(-1) for one in bucket]).mul_(share)
-            dist.all_reduce(flat, group=self._copies)
+            dist.all_reduce(flat, group=self.copies)
             for one, mean in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
                 one.copy_(mean.view_as(one))
-
-    def _agree(self) -> None:
-        """Let the copies of this stage have the buffers (such as running means) of the first one, as with `ddp`."""
-        first = dist.get_global_rank(self._copies, 0)
-        for buffer in self.stage.buffers() if self._world.data_size > 1 else ():
-            dist.broadcast(buffer, src=first, group=self._copies)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """`learn` adds up by itself."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_state_dict
 from torch.optim import Optimizer
@@ -15,6 +16,7 @@ class Replicated:
     sharded = False
     counts = True
     module: nn.Module
+    copies: dist.ProcessGroup | None
 
     def let_go(self) -> None:
         """Nothing was gathered."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -24,6 +25,7 @@ class Sharded:
     sharded = True
     counts = True
     module: nn.Module
+    copies: dist.ProcessGroup | None
 
     def shard(
         self, model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, *, offload: OffloadPolicy | None = None

@@ -48,6 +48,7 @@ class Tensor(Sharded):
         # What a plan's last part gives is a view, which torch warns of: it must not be changed in place.
         warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(.*\) returned a view tensor")
         mesh = self._world.mesh()
+        self.copies = mesh["data"].get_group()
         split(model, mesh["model"], plan, who=name)
         for path, module in model.named_modules():
             spread(module, mesh["model"], path=f"{name}.model: {path or type(module).__name__}")

@@ -1,0 +1,39 @@
+"""What a run's last checkpoint holds, as whoever exports it gets it: hashed by what the file says, not by kdist."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from kdist_trainer.checkpoint import export
+
+
+def digest_of_export(root: Path, *, step: int | None = None) -> str:
+    """SHA-256 of all tensors of the exported file, in the order of their names."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.safetensors")
+        export.write_file(export.prepare(root, step=step), path)
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return digest_of({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - no mapping
+
+
+def digest_of(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors in the order of their names."""
+    sha = hashlib.sha256()
+    for name in sorted(state):
+        sha.update(name.encode())
+        sha.update(state[name].contiguous().flatten().view(torch.uint8).numpy().data)
+    return sha.hexdigest()
+
+
+def assert_done_tells_what_is_kept(root: Path, done: dict[str, Any]) -> None:
+    """The weights that DONE names, if it names some, are those of the checkpoint that the run ended with."""
+    if done.get("weights") is not None:
+        assert digest_of_export(root, step=done["step"]) == done["weights"], "DONE is about another model than the checkpoint"

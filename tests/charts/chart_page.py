@@ -24,7 +24,7 @@ helm test kdist --namespace ml          # the rights of the trainings' account, 
 ```
 
 It takes no rights of the whole cluster unless `rbac.scope` is `cluster`, and makes nothing that a cluster does not know: without
-the Prometheus operator there is no PodMonitor, without Kueue no queue. Helm 3 and 4; Kubernetes 1.29 or newer.
+the Prometheus operator there is no PodMonitor, without Kueue no queue. Helm 3 and 4; Kubernetes 1.31 or newer.
 
 - **Prometheus of kube-prometheus-stack** takes only what carries its release's label:
   `--set monitoring.podMonitor.labels.release=STACK --set monitoring.prometheusRule.labels.release=STACK`.

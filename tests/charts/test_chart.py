@@ -8,8 +8,20 @@ from typing import Any
 
 import yaml
 
+from kdist.doctor import examine
 from tests.charts.chart_page import PAGE, leaves, render
 from tests.charts.rules import CHART
+from tests.house.tree import ROOT
+
+OLDEST = ".".join(map(str, examine.OLDEST))
+
+
+def test_chart_doctor_and_docs_name_one_oldest_kubernetes() -> None:
+    said = {
+        name: re.findall(r"Kubernetes (1\.\d+)", (ROOT / name).read_text())
+        for name in ("charts/kdist/README.md", "docs/kubernetes.md", "README.md")
+    }
+    assert {version for versions in said.values() for version in versions} == {OLDEST}
 
 
 def test_every_value_is_described_and_every_description_has_a_value() -> None:
@@ -18,7 +30,7 @@ def test_every_value_is_described_and_every_description_has_a_value() -> None:
 
     def compare(part: dict[str, Any], known: dict[str, Any], path: str) -> None:
         assert set(part["properties"]) == set(known), path
-        assert part["additionalProperties"] is False, path
+        assert part["additionalProperties"] is (path == "global."), path  # which holds what is the parent chart's too
         for name, inner in part["properties"].items():
             assert inner["description"].endswith("."), f"{path}{name}"
             if "properties" in inner:
@@ -34,7 +46,7 @@ def test_the_page_of_the_chart_is_the_one_that_its_values_make() -> None:
 
 def test_the_chart_says_what_artifact_hub_asks_for() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["kubeVersion"] == ">=1.29.0-0"
+    assert chart["kubeVersion"] == f">={OLDEST}.0-0"
     assert chart["icon"].startswith("data:image/svg+xml;base64,")
     assert {"artifacthub.io/category", "artifacthub.io/license", "artifacthub.io/changes"} <= set(chart["annotations"])
     version = re.search(r'__version__ = "([^"]+)"', (CHART.parents[1] / "cli/kdist/__init__.py").read_text())

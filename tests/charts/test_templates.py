@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from kdist.render import find_pods
 from kdist_trainer.config import TrainConfig
 from tests.charts.rules import CHART, alerts, read_rules
+from tests.manifests.jobs import make, place
 
 VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
 OPERATOR = ("--api-versions", "monitoring.coreos.com/v1")
@@ -69,6 +71,8 @@ def test_every_object_is_labelled_and_stays_in_its_namespace(template: Helm, val
     names = [(each["kind"], each["metadata"]["name"]) for each in objects]
     assert len(set(names)) == len(names)
     for each in objects:
+        if each["metadata"]["name"] == "kdist-note":
+            continue  # the user's own
         labels = each["metadata"]["labels"]
         assert labels["app.kubernetes.io/part-of"] == "kdist"
         assert labels["app.kubernetes.io/instance"] == "kdist"
@@ -188,6 +192,48 @@ def test_the_training_of_helm_test_is_one_that_the_trainer_reads(template: Helm)
     assert read.procs_per_node == 2
 
 
+def test_labels_for_all_objects_repeat_no_key_and_change_none_that_policies_select_by(template: Helm) -> None:
+    labels = r"commonLabels.app\.kubernetes\.io/component=mine,commonLabels.team=ml,monitoring.podMonitor.labels.team=vision"
+    objects = template("--set", f"{labels},monitoring.podMonitor.enabled=always")
+    assert {each["metadata"]["labels"]["app.kubernetes.io/component"] for each in objects} == {"platform"}
+    teams = {each["kind"]: each["metadata"]["labels"]["team"] for each in objects}
+    assert teams.pop("PodMonitor") == "vision"
+    assert set(teams.values()) == {"ml"}
+
+
+def test_the_chart_can_be_part_of_another(helm: str, tmp_path: Path) -> None:
+    parent = tmp_path / "parent"
+    shutil.copytree(CHART, parent / "charts" / "kdist")
+    dependency = {"name": "kdist", "version": "0.1.0", "condition": "kdist.enabled"}
+    chart = {"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": [dependency]}
+    (parent / "Chart.yaml").write_text(yaml.safe_dump(chart))
+    shared = {"imageRegistry": "r:5000/", "imagePullSecrets": ["pull", {"name": "other"}], "storageClass": "fast"}
+    (parent / "values.yaml").write_text(yaml.safe_dump({"global": shared, "kdist": {"enabled": True}}))
+    done = call(helm, "template", "release", str(parent))
+    assert done.returncode == 0, done.stderr
+    pods = of_kind([each for each in yaml.safe_load_all(done.stdout) if each], "Pod")
+    assert {pod["spec"]["containers"][0]["image"] for pod in pods} == {"r:5000/kdist-trainer:0.1.0"}
+    assert [pod["spec"]["imagePullSecrets"] for pod in pods] == [[{"name": "pull"}, {"name": "other"}]] * 2
+    done = call(helm, "template", "release", str(parent), "--set", "kdist.enabled=false")
+    assert (done.returncode, done.stdout.strip()) == (0, "")
+
+
+def test_further_objects_are_sent_as_documents_or_as_text(template: Helm, tmp_path: Path) -> None:
+    note = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-note"}}
+    text = "apiVersion: v1\nkind: Secret\nmetadata:\n  name: {{ .Release.Namespace }}-text\n"
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump({"extraObjects": [note, text]}))
+    names = {each["metadata"]["name"] for each in template("--values", str(tmp_path / "values.yaml"))}
+    assert {"kdist-note", "ml-text"} <= names
+
+
+def test_the_test_pods_are_judged_as_the_pods_of_trainings(template: Helm) -> None:
+    (training,) = [pod for each in place(make(), "job") for pod in find_pods(each.document)]
+    for pod in of_kind(template(), "Pod"):
+        assert pod["spec"]["securityContext"] == training["spec"]["securityContext"]
+        (container,) = pod["spec"]["containers"]
+        assert container["securityContext"] == training["spec"]["containers"][0]["securityContext"]
+
+
 def test_default_deny_closes_all_but_names(template: Helm) -> None:
     objects = template("--set", "networkPolicy.defaultDeny=true")
     (policy,) = [each for each in of_kind(objects, "NetworkPolicy") if each["metadata"]["name"].endswith("default-deny")]
@@ -198,7 +244,7 @@ def test_default_deny_closes_all_but_names(template: Helm) -> None:
 
 
 def test_a_digest_and_a_registry_make_the_image(template: Helm) -> None:
-    images = {pod["spec"]["containers"][0]["image"] for pod in of_kind(template("--set", "global.imageRegistry=r:5000"), "Pod")}
+    images = {pod["spec"]["containers"][0]["image"] for pod in of_kind(template("--set", "global.imageRegistry=r:5000/"), "Pod")}
     assert images == {"r:5000/kdist-trainer:0.1.0"}
 
 

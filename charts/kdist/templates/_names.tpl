@@ -12,17 +12,23 @@
 {{- end }}
 {{- end }}
 
-{{- define "kdist.labels" -}}
-app.kubernetes.io/name: {{ include "kdist.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+{{- define "kdist.ownLabels" -}}
+app.kubernetes.io/name: {{ include "kdist.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/component: platform
 app.kubernetes.io/part-of: kdist
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
+
+{{/* An object's labels, each key once: the chart's own, by which its policies select, then the object's, then those of all. */}}
+{{- define "kdist.labels" -}}
+{{- include "kdist.labelsWith" (dict "root" . "more" (dict)) }}
+{{- end }}
+
+{{- define "kdist.labelsWith" -}}
+{{- toYaml (mergeOverwrite (dict) .root.Values.commonLabels .more (include "kdist.ownLabels" .root | fromYaml)) }}
 {{- end }}
 
 {{/* What the pods of every training carry; kdist itself gives them these labels. */}}
@@ -36,9 +42,20 @@ app.kubernetes.io/component: training
 {{- end }}
 
 {{- define "kdist.image" -}}
-{{- $registry := ternary (printf "%s/" .Values.global.imageRegistry) "" (ne .Values.global.imageRegistry "") }}
+{{- $registry := ternary (printf "%s/" (trimSuffix "/" .Values.global.imageRegistry)) "" (ne .Values.global.imageRegistry "") }}
 {{- $version := ternary (printf "@%s" .Values.image.digest) (printf ":%s" (default .Chart.AppVersion .Values.image.tag)) (ne .Values.image.digest "") }}
 {{- printf "%s%s%s" $registry .Values.image.repository $version }}
+{{- end }}
+
+{{/* Secrets to pull images with: the parent chart's, then the chart's own, each once. */}}
+{{- define "kdist.imagePullSecrets" -}}
+{{- $names := list }}
+{{- range concat .Values.global.imagePullSecrets .Values.imagePullSecrets }}
+{{- $names = append $names (dict "name" (ternary . (get (ternary dict . (kindIs "string" .)) "name") (kindIs "string" .))) }}
+{{- end }}
+{{- with uniq $names }}
+imagePullSecrets: {{ toJson . }}
+{{- end }}
 {{- end }}
 
 {{/* "true" where a thing is wanted: always, or with `auto` where the cluster knows its API. */}}

@@ -57,7 +57,11 @@ def _check_version(cluster: Cluster, version: dict[str, str]) -> Finding:
     number = tuple(int(each) for each in digits if each)
     detail = f"Kubernetes {found} at {cluster.server} (context {cluster.context})"
     if number < OLDEST:
-        return missing("cluster", detail, f"kdist needs Kubernetes {OLDEST[0]}.{OLDEST[1]}: podFailurePolicy came with it")
+        return missing(
+            "cluster",
+            detail,
+            f"kdist needs Kubernetes {OLDEST[0]}.{OLDEST[1]}, whose Jobs have podFailurePolicy and successPolicy",
+        )
     return ok("cluster", detail)
 
 

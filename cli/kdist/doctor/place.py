@@ -33,21 +33,9 @@ def check_namespace(cluster: Cluster) -> Iterator[Finding]:
 
 
 def check_pod_is_admitted(cluster: Cluster) -> Iterator[Finding]:
-    """A pod like those of jobs is rehearsed: policies, quota and webhooks answer as they will."""
-    container = {
-        "name": "trainer",
-        "image": "kdist-doctor",
-        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "100m", "memory": "64Mi"}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True},
-    }
-    spec = {
-        "containers": [container],
-        "automountServiceAccountToken": False,
-        "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
-    }
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kdist-doctor"}, "spec": spec}
+    """The pod of a small job is rehearsed: policies, quota and webhooks answer as they will."""
     try:
-        cluster.create(pod, dry_run=True)
+        cluster.create(make_pod(), dry_run=True)
     except MissingError:
         return  # the namespace is missing, which another check says
     except RefusalError as error:
@@ -57,6 +45,27 @@ def check_pod_is_admitted(cluster: Cluster) -> Iterator[Finding]:
             yield missing("pods", f"a pod as kdist makes them is refused: {error}", error.hint or "ask who runs the cluster")
         return
     yield ok("pods", "a restricted pod is admitted (rehearsed)")
+
+
+def make_pod() -> dict[str, Any]:
+    """The pod of a small job as it is rendered, but for its account, which only a job that is sent brings along."""
+    from kdist.render import Placement, find_pods, render
+    from kdist.spec import TrainingJob
+
+    document = {
+        "apiVersion": "kdist.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "kdist-doctor"},
+        "spec": {
+            "image": "kdist-doctor:rehearsal",
+            "resources": {"cpu": "0.1", "memory": "64Mi"},
+            "train": {"workload": "digits", "epochs": 1},
+        },
+    }
+    job = TrainingJob.model_validate(document, by_alias=True, by_name=False)
+    pod = next(pod for each in render(job, Placement("job", "c10d", "doctor")) for pod in find_pods(each.document))
+    spec = {key: value for key, value in pod["spec"].items() if key != "serviceAccountName"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kdist-doctor", **pod["metadata"]}, "spec": spec}
 
 
 def check_quota(cluster: Cluster) -> Iterator[Finding]:

@@ -5,14 +5,13 @@ serviceAccountName: {{ include "kdist.serviceAccount" . }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 activeDeadlineSeconds: 600
+{{- /* As the pods of trainings have it, so that what judges these (Pod Security, OpenShift's SCCs) judges those the same. */}}
 securityContext:
   runAsNonRoot: true
-  runAsUser: 65532
+  fsGroup: 65532
+  fsGroupChangePolicy: OnRootMismatch
   seccompProfile: {type: RuntimeDefault}
-{{- with .Values.imagePullSecrets }}
-imagePullSecrets:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+{{- include "kdist.imagePullSecrets" . }}
 {{- end }}
 
 {{- define "kdist.testContainer" -}}
@@ -24,5 +23,8 @@ resources:
 securityContext:
   allowPrivilegeEscalation: false
   capabilities: {drop: [ALL]}
+  privileged: false
   readOnlyRootFilesystem: true
+  runAsNonRoot: true
+  seccompProfile: {type: RuntimeDefault}
 {{- end }}

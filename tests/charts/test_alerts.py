@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kdist import backends
+from kdist.steer.anatomy import SLOW_BY
 from kdist_trainer.exporter.exposition import CATALOGUE
 from kdist_trainer.stats import Kind
 from tests.charts.rules import FILES, SCENARIOS, alerts, promtool_test, read_rules, run_promtool
@@ -50,14 +52,20 @@ def test_dead_exporters_are_told_and_read_as_nothing_else(tmp_path: Path) -> Non
     assert run_promtool(tmp_path, tried).returncode != 0
 
 
-def test_a_pod_that_runs_and_is_scraped_no_more_is_told(tmp_path: Path) -> None:
+def test_the_straggler_of_the_alert_is_the_slow_rank_of_kdist_top() -> None:
+    assert alerts()["KdistStraggler"]["expr"] == f"job:kdist_straggler_skew:ratio > {SLOW_BY}"
+    assert f"busy {SLOW_BY} times as long" in RUNBOOKS.read_text()
+
+
+@pytest.mark.parametrize("container", sorted({backends.get(name).container for name in backends.NAMES}))
+def test_a_pod_that_runs_and_is_scraped_no_more_is_told(tmp_path: Path, container: str) -> None:
     series = {
         'up{job="kdist",namespace="ml",kdist_job="digits",pod="p-0"}': "1x10 stale",
         'kdist_job_state{namespace="ml",kdist_job="digits",pod="p-0",state="running"}': "1x10 stale",
-        'kube_pod_container_status_running{namespace="ml",pod="p-0",container="trainer"}': "1x60",
-        'kube_pod_container_status_running{namespace="ml",pod="other-0",container="trainer"}': "1x60",
+        'kube_pod_container_status_running{namespace="ml",pod="p-0",container="CONTAINER"}': "1x60",
+        'kube_pod_container_status_running{namespace="ml",pod="other-0",container="CONTAINER"}': "1x60",
     }
-    inputs = [{"series": key, "values": values} for key, values in series.items()]
+    inputs = [{"series": key.replace("CONTAINER", container), "values": values} for key, values in series.items()]
     expr = 'sum by (pod) (ALERTS{alertname="KdistExporterDown",alertstate="firing"})'
     sample = {"labels": '{pod="p-0"}', "value": 1}
     tried = {

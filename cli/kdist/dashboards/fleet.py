@@ -1,6 +1,7 @@
 """The dashboard of all trainings: who runs, who stands, and where the time of the machines goes."""
 
 from kdist.dashboards.panels import RATE, Dashboard, Kind, Panel, Row, Step, Variable, at_least, bars, lines, stack, stat
+from kdist.steer.anatomy import SLOW_BY
 
 _BY_JOB = "by (namespace, kdist_job)"
 _BUSY = 'kdist_step_phase_seconds_total{phase=~"data_wait|forward|backward|optimizer"}'
@@ -75,7 +76,7 @@ NOW = Row(
             column_steps={
                 "Goodput": at_least(0.5, 0.8),
                 "Restarts": (Step(None, "neutral"), Step(1, "warning"), Step(4, "bad")),
-                "Skew": (Step(None, "neutral"), Step(1.2, "warning"), Step(1.3, "bad")),
+                "Skew": (Step(None, "neutral"), Step(1.2, "warning"), Step(SLOW_BY, "bad")),
                 "Last step": (Step(None, "neutral"), Step(60, "warning"), Step(120, "bad")),
             },
             width=24,

@@ -15,8 +15,8 @@ from kdist.steer.exposition import Sample
 
 PHASES = ("data_wait", "forward", "backward", "comm_exposed", "optimizer", "other")
 _BUSY = ("data_wait", "forward", "backward", "optimizer")
-SLOW_BY = 1 / 0.7
-"""A rank is slow when its busy time is so many times that of the ranks in the middle."""
+SLOW_BY = 1.3
+"""A rank is slow when its busy time is so many times that of the ranks in the middle, as the alert KdistStraggler has it."""
 _LEAST_SECONDS = 0.0005  # below this a difference is noise
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kdist.dashboards.panels import RATE, Row, at_least, at_most, stat
+from kdist.steer.anatomy import SLOW_BY
 
 _BUSY = f'sum by (rank) (rate(kdist_step_phase_seconds_total{{phase=~"data_wait|forward|backward|optimizer"}}[{RATE}]))'
 _BUSY_OF_STEP = f"{_BUSY} / sum by (rank) (rate(kdist_steps_total{{}}[{RATE}]))"
@@ -93,7 +94,7 @@ OVERVIEW = Row(
             "none",
             width=4,
             decimals=2,
-            steps=at_most(1.2, 1.3),
+            steps=at_most(1.2, SLOW_BY),
         ),
     ),
 )

@@ -6,12 +6,19 @@ import re
 
 import pytest
 
-from kdist import backends
+from kdist import backends, rights
+from tests.charts import rights_files
 from tests.house.tree import ROOT
 from tests.manifests.jobs import FULL, load, place
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("|")]
+
+
+def test_what_each_command_may_need_is_the_table_of_rights() -> None:
+    how = "run: python -m tests.charts.rights_files"
+    assert rights_files.page() == PAGE, how
+    assert rights_files.TEMPLATE.read_text() == rights.chart_templates(), how
 
 
 @pytest.mark.parametrize("name", backends.NAMES)

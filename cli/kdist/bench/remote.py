@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kdist import deploy, follow
+from kdist import deploy, follow, rights
 from kdist.bench.result import Result, read_events
 from kdist.errors import Code, KdistError, UsageError
 from kdist.follow import logs
@@ -29,6 +29,8 @@ def measure(
         raise UsageError(f"{name} is on the cluster already", next_command=f"kdist delete {name} -n {cluster.namespace}")
     for text in plan.warnings:
         tell(f"Warning: {text}")
+    if not keep:  # what is sent has to be taken away again
+        rights.require(cluster, [*rights.to_send(plan.manifests), *rights.to_delete(plan.manifests)])
     for _ in deploy.send(cluster, plan):
         pass
     tell(f"sent {name} to namespace {cluster.namespace} as {plan.placement.backend}")

@@ -9,7 +9,7 @@ from typing import Any
 from kdist.cluster import discovery, kubeconfig, logs, resources, session, streams
 from kdist.cluster.access import Impersonation
 from kdist.cluster.objects import Objects
-from kdist.cluster.refusal import MissingError
+from kdist.cluster.refusal import MissingError, RefusalError
 from kdist.cluster.transport import READ_SECONDS, Request, Transport
 
 
@@ -45,6 +45,7 @@ class Cluster(Objects):
         super().__init__(transport, namespace)
         self.context = transport.access.context
         self.server = transport.access.server
+        self._rules: list[dict[str, Any]] | None = None
 
     def logs(
         self,
@@ -145,6 +146,21 @@ class Cluster(Objects):
             "spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}},
         }
         return bool((self.create(review).get("status") or {}).get("allowed"))
+
+    def rules(self) -> list[dict[str, Any]]:
+        """The rules of our rights in the namespace, as far as the server can list them: what is not in them may still be so."""
+        if self._rules is None:
+            review = {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SelfSubjectRulesReview",
+                "spec": {"namespace": self.namespace},
+            }
+            try:
+                found = self.create(review)
+            except RefusalError:
+                found = {}
+            self._rules = list((found.get("status") or {}).get("resourceRules") or [])
+        return self._rules
 
     def whoami(self) -> str:
         """The name that the server knows us by; empty where it does not tell (before 1.28)."""

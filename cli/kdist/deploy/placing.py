@@ -8,18 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kdist import backends, render
+from kdist import backends, render, rights
 from kdist.backends import Placement
 from kdist.deploy.code import read_code
 from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import Manifest
+from kdist.rights import Right
 from kdist.spec import TrainingJob
 from kdist.status import ASKED, BACKEND, RENDEZVOUS, RUN_ID, WorkloadState
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-
-_RBAC = "rbac.authorization.k8s.io/v1"
 
 
 @dataclass(frozen=True)
@@ -162,5 +161,7 @@ def _choose_rendezvous(cluster: Cluster, job: TrainingJob, decided: dict[str, st
         return decided[RENDEZVOUS]
     if job.spec.rendezvous != "auto":
         return backends.choose_rendezvous(job)
-    may = all(cluster.can_i(verb, _RBAC, kind) for kind in ("Role", "RoleBinding") for verb in ("create", "patch"))
-    return backends.choose_rendezvous(job, may_create_role=may)
+    wanted = [Right(verb, rights.RBAC, kind) for kind in ("Role", "RoleBinding") for verb in ("get", "create", "patch")]
+    # Nobody may grant what he does not hold, and the Role lets its account get and update a ConfigMap.
+    wanted += [Right(verb, "v1", "ConfigMap") for verb in ("get", "update")]
+    return backends.choose_rendezvous(job, may_create_role=not rights.find_missing(cluster, wanted))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from kdist import rights
 from kdist.deploy.placing import Plan
 from kdist.deploy.removing import BESIDE, CLAIM
 from kdist.manifest import Manifest, find_owner, sort
@@ -41,7 +42,10 @@ def find_leftovers(cluster: Cluster, plan: Plan) -> list[Manifest]:
 
 def prune(cluster: Cluster, plan: Plan, *, dry_run: bool = False) -> Iterator[Manifest]:
     """Delete the leftovers, each given back as it goes. Raises `RefusalError` where we may not."""
-    for each in find_leftovers(cluster, plan):
+    leftovers = find_leftovers(cluster, plan)
+    if leftovers and not dry_run:
+        rights.require(cluster, rights.to_delete(leftovers))
+    for each in leftovers:
         if cluster.remove(each.api_version, each.kind, each.name, job=plan.job.metadata.name, dry_run=dry_run):
             yield each
 

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from kdist import backends
+from kdist import backends, rights
 from kdist.backends import is_made_for
 from kdist.errors import Code, KdistError, NotFoundError
 from kdist.manifest import Manifest, find_owner, sort
+from kdist.status import BACKEND
+from kdist.status.fields import annotation
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -30,7 +32,6 @@ BESIDE = (
     ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime"),
 )
 _POLL_SECONDS = 0.5
-OPTIONAL = frozenset({"Role", "RoleBinding"})
 # Names that a job gives beside its own.
 _DERIVED = (("ConfigMap", "-rendezvous"), (CLAIM, "-checkpoints"))
 
@@ -45,8 +46,9 @@ def find_objects(cluster: Cluster, name: str) -> tuple[list[Manifest], list[Mani
 
     What belongs to another of the job's objects goes with that one, and is left out.
     """
+    own = _find_backend(cluster, name)
     with ThreadPoolExecutor(8) as pool:
-        found = pool.map(lambda kind: list(_look(cluster, kind[0], kind[1], name)), (*BESIDE, *workload_kinds()))
+        found = pool.map(lambda kind: list(_look(cluster, kind[0], kind[1], name, own)), (*BESIDE, *workload_kinds()))
         seen = [Manifest(each) for listed in found for each in listed]
     ours = [each for each in seen if find_owner(each.document) == name]
     foreign = [each for each in seen if each not in ours and not _is_owned(each)]
@@ -57,7 +59,7 @@ def _is_owned(manifest: Manifest) -> bool:
     return bool(manifest.document["metadata"].get("ownerReferences"))
 
 
-def _look(cluster: Cluster, api_version: str, kind: str, name: str) -> Iterator[dict[str, Any]]:
+def _look(cluster: Cluster, api_version: str, kind: str, name: str, own: str) -> Iterator[dict[str, Any]]:
     """The objects of a kind that bear the job's label, and those of the names that it gives."""
     from kdist.cluster import RefusalError
 
@@ -66,8 +68,8 @@ def _look(cluster: Cluster, api_version: str, kind: str, name: str) -> Iterator[
     except NotFoundError:
         return  # the cluster has no such kind
     except RefusalError as error:
-        if error.status == 403 and kind in OPTIONAL:
-            return  # who may not see roles has not made any
+        if error.status == 403 and kind not in ("ConfigMap", own):
+            return  # who may not see what there is of a kind has not made any
         raise
     yield from listed
     names = {each["metadata"]["name"] for each in listed}
@@ -81,6 +83,15 @@ def _look(cluster: Cluster, api_version: str, kind: str, name: str) -> Iterator[
         except RefusalError as error:
             if error.status != 403:
                 raise
+
+
+def _find_backend(cluster: Cluster, name: str) -> str:
+    """The kind of the job's workload; empty where its ConfigMap does not tell."""
+    try:
+        found = annotation(cluster.get("v1", "ConfigMap", name), BACKEND)
+    except NotFoundError:
+        return ""
+    return backends.get(found).kind if found in backends.NAMES else ""
 
 
 def split(objects: Iterable[Manifest]) -> tuple[list[Manifest], list[Manifest]]:
@@ -107,6 +118,9 @@ def remove(
     Pods that end save what they know, and need the rendezvous for it. Raises `KdistError` with code TIMEOUT if they stay.
     """
     workloads, others = split(objects)
+    if not dry_run:
+        wanted = [*rights.to_delete([*workloads, *others]), *rights.on_pods("delete" if grace is not None else "")]
+        rights.require(cluster, wanted)
     for each in workloads:
         cluster.remove(each.api_version, each.kind, each.name, job=name, dry_run=dry_run)
         yield each

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kdist import rights
 from kdist.deploy.placing import Plan
 from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import Manifest
@@ -32,6 +33,8 @@ def send(cluster: Cluster, plan: Plan, *, dry_run: bool = False, force: bool = F
     where one object is somebody else's. Raises `KdistError` with everything that was refused.
     """
     if not dry_run:
+        if not plan.exists:
+            rights.require(cluster, rights.to_send(plan.manifests))
         for _ in _apply(cluster, plan, dry_run=True, force=force):
             pass
     yield from _apply(cluster, plan, dry_run=dry_run, force=force)

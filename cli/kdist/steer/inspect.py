@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from kdist import rights
 from kdist.errors import Code, KdistError
 from kdist.manifest import Manifest
 from kdist.status.fields import at, items, text
@@ -21,6 +22,8 @@ from kdist.steer.waiting import Tell
 
 MODULE = "kdist_trainer.checkpoint"
 PURPOSE = "kdist.dev/viewer"
+RIGHTS = (*rights.on_pods("get create delete"), *rights.on_pods("get", part="log"))
+"""What it takes to look with a pod of its own."""
 _START_SECONDS = 180.0
 _ANSWER_SECONDS = 600
 _MOUNT = "/checkpoints"
@@ -78,6 +81,7 @@ def looking(
         terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
         document["spec"]["affinity"] = {"nodeAffinity": required}
+    rights.require(target.cluster, RIGHTS)
     target.cluster.create(document, namespace=target.namespace)
     try:
         yield name

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Literal
 
+from kdist import rights
 from kdist.errors import KdistError, NotFoundError
 from kdist.status import ASKED, Pod
 from kdist.status.fields import annotation
@@ -40,6 +41,7 @@ def suspend(
     if state.suspended and not leaving and not queue.is_queued(target):
         target.ask(word, dry_run=dry_run)
         return f"{target.name} is {word}" if before != word else f"{target.name} is {word} already"
+    _require(target, dry_run=dry_run)
     _hold(target, dry_run=dry_run)
     target.ask(word, dry_run=dry_run)
     if dry_run:
@@ -85,6 +87,7 @@ def resume(target: Target, *, wait: bool, timeout: float | None, tell: Tell, dry
     asked = annotation(target.config_map, ASKED)
     if not state.suspended and not asked:
         return f"{target.name} is not suspended"
+    _require(target, dry_run=dry_run)
     target.ask(None, dry_run=dry_run)
     release(target, dry_run=dry_run)
     if dry_run:
@@ -92,6 +95,13 @@ def resume(target: Target, *, wait: bool, timeout: float | None, tell: Tell, dry
     if not wait:
         return f"{target.name} is being resumed. Next: kdist status -w {target.name}"
     return f"{target.name} resumed{await_start(target, timeout=timeout, tell=tell)}"
+
+
+def _require(target: Target, *, dry_run: bool) -> None:
+    """Both changes or none; a rehearsal hears it from the server itself."""
+    if not dry_run:
+        wanted = target.patch_rights()
+        rights.require(target.cluster, wanted[:1] if queue.is_queued(target) else wanted)
 
 
 def _hold(target: Target, *, dry_run: bool) -> None:

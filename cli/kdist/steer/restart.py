@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
-from kdist import deploy
+from kdist import deploy, rights
 from kdist.errors import NotFoundError
 from kdist.manifest import Manifest
+from kdist.rights import Right
 from kdist.steer import inspect, pause, sending, waiting
 from kdist.steer.target import Document, Target
 from kdist.steer.waiting import Tell
@@ -27,6 +28,7 @@ def restart(target: Target, *, fresh: bool, wait: bool, timeout: float | None, t
     if fresh:
         target = replace(target, placement=replace(target.placement, run_id=secrets.token_hex(4)))
     manifests = sending.render_anew(target, workload=workload) if anew else []  # first of all: it may not be possible
+    _require(target, workload, manifests, fresh=fresh)
     leaving = [pod for pod in target.pods() if not pod.over]
     if workload and state and not state.finished and not state.suspended:
         pause.hold(target)
@@ -45,6 +47,16 @@ def restart(target: Target, *, fresh: bool, wait: bool, timeout: float | None, t
     if not wait:
         return f"{done}. Next: kdist status -w {target.name}"
     return f"{done}{pause.await_start(target, timeout=timeout, tell=tell)}"
+
+
+def _require(target: Target, workload: Document | None, manifests: list[Manifest], *, fresh: bool) -> None:
+    """All steps or none: to end the pods, to look into the checkpoints, to make the workload anew."""
+    wanted = [*target.patch_rights(), *rights.to_send(manifests)]
+    if manifests and workload is not None:
+        wanted.append(Right("delete", target.backend.api_version, target.backend.kind, name=target.name))
+    if fresh:
+        wanted += inspect.RIGHTS
+    rights.require(target.cluster, wanted)
 
 
 def _workload(target: Target) -> Document | None:

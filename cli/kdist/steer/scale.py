@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from kdist import rights
 from kdist.errors import KdistError, UsageError
 from kdist.status import Pod
 from kdist.steer import agents, pause, queue, sending, waiting
@@ -55,6 +56,8 @@ def scale(target: Target, least: int, most: int, *, wait: bool, timeout: float |
     pods = [pod for pod in target.pods() if not pod.over]
     if dry_run:
         return f"{target.name} has {shown(least, most)} (server dry run)"
+    if any(pod.working for pod in pods):
+        rights.require(target.cluster, rights.on_pods("patch"))
     sending.send(wanted, [one for one in manifests if not sending.is_workload(wanted, one)])
     if state.suspended:
         sending.send(wanted, [one for one in manifests if sending.is_workload(wanted, one)])

@@ -10,6 +10,7 @@ from kdist import backends, render
 from kdist.backends import Backend, Placement, WorkloadState
 from kdist.cluster import Cluster, check_owner
 from kdist.errors import KdistError, NotFoundError
+from kdist.rights import Right
 from kdist.spec import TrainingJob
 from kdist.status import ASKED, BACKEND, RENDEZVOUS, RUN_ID, Pod, read_pod
 from kdist.status.fields import annotation
@@ -71,6 +72,11 @@ class Target:
         """Change fields of the workload."""
         kind = self.backend
         return self.cluster.change(kind.api_version, kind.kind, self.name, body, job=self.name, dry_run=dry_run)
+
+    def patch_rights(self) -> list[Right]:
+        """What it takes to change the workload and what was asked for it."""
+        kinds = (("v1", "ConfigMap"), (self.backend.api_version, self.backend.kind))
+        return [Right("patch", api_version, kind, name=self.name) for api_version, kind in kinds]
 
     def with_nodes(self, least: int, most: int) -> Target:
         """The same job with other nodes. Raises `KdistError` where its own rules forbid them."""

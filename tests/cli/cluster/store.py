@@ -17,12 +17,14 @@ KINDS = {
 
 
 class Store:
-    """Answers an `Api` with objects by their path. `may` says what reviews of rights answer, `deaf` how often Trainer has
+    """Answers an `Api` with objects by their path. `may` says what reviews of rights answer but for those
+    in `may_not` (`patch pods`), `deaf` how often Trainer has
     yet to refuse a TrainJob because it has not heard of its runtime.
     """
 
     def __init__(self, *, may: bool = True) -> None:
         self.may = may
+        self.may_not: set[str] = set()
         self.objects: dict[str, dict[str, Any]] = {}
         self.deleted: list[str] = []
         self.deaf = 0
@@ -32,7 +34,12 @@ class Store:
         if asked.path in ("/api", "/apis"):
             return Reply(document={"items": _groups() if asked.path == "/apis" else []})
         if asked.path.endswith("selfsubjectaccessreviews"):
-            return Reply(201, {"status": {"allowed": self.may}})
+            asked_for = asked.body["spec"]["resourceAttributes"]
+            return Reply(201, {"status": {"allowed": self.may and _name(asked_for) not in self.may_not}})
+        if asked.path.endswith("selfsubjectrulesreviews"):
+            return Reply(201, {"status": {"resourceRules": []}})
+        if asked.path.endswith("selfsubjectreviews"):
+            return Reply(201, {"status": {"userInfo": {"username": "jane"}}})
         if "watch" in asked.query:
             time.sleep(0.1)
             return Reply(lines=[])
@@ -110,6 +117,10 @@ def _merge(before: Any, body: Any) -> Any:
         else:
             found[key] = _merge(found.get(key), value)
     return found
+
+
+def _name(attributes: dict[str, str]) -> str:
+    return f"{attributes['verb']} {attributes['resource']}"
 
 
 def _groups() -> list[dict[str, Any]]:

@@ -100,7 +100,7 @@ def test_somebody_elses_object_of_that_name_is_left_alone(api: Api, store: Store
 
 
 def test_who_may_not_make_roles_gets_the_rendezvous_that_needs_none(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
-    store.may = False
+    store.may_not = {"create roles"}
     result = kdist("apply", str(file))
     assert "rendezvous c10d" in result.stderr
     assert not any("/roles/" in path for path in store.objects)

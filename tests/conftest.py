@@ -37,3 +37,10 @@ def program() -> Callable[[str], str]:
         return path
 
     return find
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how long runs under faults stood still, which decides nothing."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
+    for said in sorted(said for report in reports for name, said in report.user_properties if name == "standstill"):
+        terminalreporter.write_line(str(said))

@@ -13,6 +13,7 @@ from kdist.local.poll import Answer
 
 SLOW = 3.0  # seconds without an answer after which an agent's numbers are marked as old
 QUIET = 1.0  # seconds of a job that says nothing, after which it says what it waits for
+_RETRYABLE = 128  # exit codes of agents from here on are no end of the job
 _HISTORY = 240
 _PACE = 60
 _JOINT = ("resumed", "started-fresh", "first-step", "progress")  # said by rank 0 of what all ranks do
@@ -83,7 +84,8 @@ class Progress:
     def observe(self, name: str, event: Mapping[str, Any]) -> None:
         """Take in one event of the node `name`."""
         node, kind = self.nodes.get(name) or Node(name), event["event"]  # kdist itself speaks too and is no node
-        node.phase = _PHASES.get(kind, node.phase)
+        if kind != "failed" or (_integer(event.get("code")) or 0) < _RETRYABLE:  # else what follows says what becomes of it
+            node.phase = _PHASES.get(kind, node.phase)
         self.rewound |= kind in ("group-formed", "resumed")
         if kind in _JOINT:
             for each in self.nodes.values():

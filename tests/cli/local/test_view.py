@@ -100,6 +100,14 @@ def test_a_job_that_is_quiet_for_a_second_says_what_it_waits_for(
     assert f"… {sentence}" in drawn(draw(progress))
 
 
+def test_an_agent_that_failed_and_starts_again_has_nobody_told_to_stop(progress: Progress, clock: Clock) -> None:
+    clock.now += 2
+    progress.observe("node-0", {"event": "failed", "cause": "storage", "code": 203})
+    assert progress.waiting_for() == "starting: 2 of 2 agents load torch"
+    progress.observe("node-0", {"event": "failed", "cause": "user_code", "code": 70})
+    assert progress.waiting_for() == "the other agents are told to stop"
+
+
 def test_a_training_that_moves_waits_for_nothing(progress: Progress, clock: Clock) -> None:
     observe(progress, "first-step", step=1)
     clock.now += 10

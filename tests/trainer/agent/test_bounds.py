@@ -58,8 +58,13 @@ def test_nodes_join_beyond_the_old_bounds_and_leave_below_them_without_a_failure
         lab.wait(lambda: lab.ledger("generation")[-1]["nodes"] == ["node-0"], "that node-0 goes on alone")
         last = lab.ledger("generation")[-1]["generation"]
         lab.stepping(last, world=1)
+        rewrite(lab, 1, 1)
+        before = len(lab.events("node-1", "rendezvous-started"))
+        lab.start("node-1")
+        lab.wait(lambda: len(lab.events("node-1", "rendezvous-started")) > before, "a node above the new maximum")
         lab.tell("finish")
-        assert lab.end("node-0") == 0
+        assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]
+        assert not lab.events("node-1", "rendezvous-retried")
         reasons = [one["reason"] for one in lab.ledger("generation")]
         assert reasons[:2] == ["start", "join"]
         assert "failure" not in reasons

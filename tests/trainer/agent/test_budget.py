@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch._C._distributed_c10d import HashStore
@@ -87,6 +88,32 @@ def test_echoes_of_a_planned_end_cost_nothing(job: Job) -> None:
     job.exchange.plan(1, "join")
     job.exchange.post_failures(1, [lost_peer(1)])
     assert (job.open().reason, job.open().restarts) == ("join", 1)
+
+
+def test_a_node_that_is_lost_while_others_join_is_a_failure(job: Job) -> None:
+    job.open()
+    job.exchange.plan(1, "join")
+    job.exchange.post_failures(1, [lost_peer(1)])
+    second = job.open({"node-0": "a", "node-1": "c"})
+    assert (second.reason, second.cause, second.restarts) == ("failure", "node_lost", 1)
+
+
+def test_a_leader_that_dies_while_it_opens_a_generation_starts_nothing_anew(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.open()
+    job.exchange.post_failures(1, [killed(1)])
+    book = job.book()
+    note = book.note
+
+    def die(event: str, **fields: Any) -> bool:
+        if event == "generation":
+            raise SystemExit  # as SIGKILL before the ledger was written
+        return note(event, **fields)
+
+    monkeypatch.setattr(book, "note", die)
+    with pytest.raises(SystemExit):
+        book.open_generation(AGENTS, world_size=2)
+    again = job.open({"node-0": "c", "node-1": "b"})
+    assert (again.number, again.reason, again.restarts) == (3, "failure", 1)
 
 
 def test_one_restart_too_many_is_refused_and_begins_no_generation(job: Job) -> None:

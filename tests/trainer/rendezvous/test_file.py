@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import resource
 import threading
@@ -49,6 +50,16 @@ def test_waiting_for_what_never_comes_ends_in_torchs_own_error(store: FileStore)
         store.get("missing")
     with pytest.raises(dist.DistStoreError, match="missing"):
         store.wait(["missing"], timedelta(milliseconds=100))
+
+
+def test_a_writer_does_not_wait_for_ever_for_one_that_was_stopped_in_the_middle(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, timeout_seconds=0.3)
+    with (tmp_path / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(dist.DistStoreError, match=str(tmp_path / "lock")):
+            store.set("key", "value")
+    store.set("key", "value")
+    assert store.get("key") == b"value"
 
 
 def test_a_reader_gets_the_value_as_soon_as_somebody_writes_it(tmp_path: Path) -> None:

@@ -151,12 +151,13 @@ class Book:
             same=same,
         )
         if not spent:
+            # First: an agent that dies between the two must not be taken for one that starts the run anew.
+            self._exchange.open_generation(last + 1, agents)
             fields: dict[str, Any] = {"world_size": world_size, "nodes": sorted(agents), "from_step": step}
             if self._is_script:
                 fields["entrypoint"] = "script"
             if not self.note("generation", generation=last + 1, reason=reason, **fields) and reason == FAILURE:
                 self._count_unwritten(step)
-            self._exchange.open_generation(last + 1, agents)
         return generation
 
     def pause_seconds(self) -> int:

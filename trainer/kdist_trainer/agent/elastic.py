@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
+    RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
 
@@ -116,7 +117,7 @@ class Agent(LocalElasticAgent):
                     self._rendezvous(self._worker_group)
                     generation = self._agree()
                 break
-            except RendezvousClosedError:
+            except (RendezvousClosedError, RendezvousGracefulExitError):  # torch's word for it to a node above the maximum
                 raise Ended(self._conclusion.final_record()) from None
             except (StopRequested, RendezvousError, dist.DistError, RuntimeError) as error:
                 if self._stop.requested:

@@ -27,7 +27,8 @@ _LOCK = "lock"
 class FileStore(Store):
     """`torch.distributed.Store` in `folder`, which is made if missing. Keys and values are str or bytes, `get` gives bytes.
 
-    `get` and `wait` raise `DistStoreError` when the key does not come within `timeout_seconds`, writers when the disk refuses.
+    `get` and `wait` raise `DistStoreError` when the key does not come within `timeout_seconds`, writers when they do not get
+    their turn within it, or the disk refuses.
     """
 
     def __init__(self, folder: Path, *, timeout_seconds: float = 30.0) -> None:
@@ -121,10 +122,23 @@ class FileStore(Store):
         """Hold the lock: one writer at a time, among threads too, as each opens the file anew."""
         handle = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            self._lock(handle)
             yield
         finally:
             os.close(handle)
+
+    def _lock(self, handle: int) -> None:
+        """Take the lock. A holder that is stopped keeps it: raises `DistStoreError` when the time-out is over."""
+        deadline, pause = time.monotonic() + self._timeout_seconds, 0.0
+        while True:
+            try:
+                return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    message = f"wait timeout after {self._timeout_seconds * 1000:.0f}ms: another process holds"
+                    raise dist.DistStoreError(f"{message} the lock {self.folder / _LOCK}") from None
+            time.sleep(pause)
+            pause = min(POLL_SECONDS, pause + POLL_SECONDS / 10)
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -55,6 +55,7 @@ ELSEWHERE = {
     "spec.data[].path": "it is for kdist run",
     "spec.checkpoints.path": "it is for kdist run, and excludes size",
     "spec.checkpoints.claim": "it excludes size; test_pods has it",
+    "spec.serviceAccountName": "without it the job makes one; test_permissions has it",
     "spec.tolerations[].operator": "Exists excludes a value",
     "spec.script": "it excludes train",
 }

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kdist import backends
+from kdist.steer.inspect import pod_specs
 from tests.manifests.jobs import make, place
 
 KINDS = pytest.mark.parametrize("backend", backends.NAMES)
@@ -28,6 +29,19 @@ def test_the_account_may_read_and_write_one_config_map_and_nothing_else(backend:
     assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "digits"}
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "digits"}]
     assert find("ClusterRole", backend) == find("ClusterRoleBinding", backend) == []
+
+
+@KINDS
+def test_an_account_of_the_users_is_used_as_it_is_and_may_meet_its_peers(backend: str) -> None:
+    assert find("ServiceAccount", backend, serviceAccountName="cloud") == []
+    (binding,) = find("RoleBinding", backend, serviceAccountName="cloud")
+    assert [each["name"] for each in binding["subjects"]] == ["cloud"]
+    workload = [each.document for each in place(make(serviceAccountName="cloud"), backend) if each.kind not in RIGHTS]
+    (pod,) = [spec for each in workload for spec in pod_specs(each)]
+    assert pod["serviceAccountName"] == "cloud"
+    assert "automountServiceAccountToken" not in pod, "that is for the account to say"
+    assert [volume["name"] for volume in pod["volumes"] if "projected" in volume] == ["token"]
+    assert find("ServiceAccount", backend, "c10d", serviceAccountName="cloud") == []
 
 
 @KINDS

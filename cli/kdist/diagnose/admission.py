@@ -133,14 +133,9 @@ def _policy(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
 
 def _service_account(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
     sentence = f"the service account {found[1]} does not exist"
-    return _say(
-        case,
-        event,
-        "no-service-account",
-        sentence,
-        "send the job again: it makes its own",
-        f"kdist apply JOB.yaml -n {case.namespace}",
-    )
+    own = found[1].rpartition("/")[2] == case.name
+    fix = "send the job again: it makes its own" if own else "make it, or name one that exists in spec.serviceAccountName"
+    return _say(case, event, "no-service-account", sentence, fix, f"kdist apply JOB.yaml -n {case.namespace}")
 
 
 def _priority_class(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:

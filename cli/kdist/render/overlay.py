@@ -29,7 +29,7 @@ _MERGE_KEYS: Final = {
 }
 _OWN_FIELDS: Final = {
     "restartPolicy": "belongs to the workload kind",
-    "serviceAccountName": "is the account that the rendezvous' Role is bound to",
+    "serviceAccountName": "is spec.serviceAccountName",
     "terminationGracePeriodSeconds": "is spec.graceSeconds",
 }
 _OWN_VOLUMES: Final = ("config", "token", "checkpoints", "code")

@@ -73,6 +73,10 @@ class Spec(Model):
     tolerations: list[Toleration] = Field([], max_length=64, description="tolerations: taints of nodes that the pods accept.")
     image_pull_secrets: list[ObjectName] = Field([], max_length=16, description="imagePullSecrets: names of registry Secrets.")
     priority_class: ObjectName | None = Field(None, description="priorityClass of the pods.")
+    service_account_name: ObjectName | None = Field(
+        None,
+        description="serviceAccountName: an account that is there, for cloud identities; without it one that may do nothing.",
+    )
     grace_seconds: PositiveSeconds = Field(60, description="graceSeconds from the request to stop to the end by force.")
     ttl_seconds: Seconds = Field(86_400, description="ttlSeconds that the objects of an ended job stay.")
     rendezvous_timeout_seconds: PositiveSeconds = Field(600, description="rendezvousTimeoutSeconds to wait for enough nodes.")

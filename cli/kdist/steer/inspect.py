@@ -138,6 +138,8 @@ def viewer(
         "volumeMounts": mounts,
     }
     spec = {key: pod[key] for key in _KEPT if key in pod}
+    if target.job.spec.service_account_name is not None:  # a volume may be mounted by its cloud identity
+        spec["serviceAccountName"] = target.job.spec.service_account_name
     return {
         "apiVersion": "v1",
         "kind": "Pod",

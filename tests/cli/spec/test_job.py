@@ -43,6 +43,7 @@ def test_defaults_are_explicit_in_the_document(smallest: TrainingJob) -> None:
         "tolerations": [],
         "imagePullSecrets": [],
         "priorityClass": None,
+        "serviceAccountName": None,
         "graceSeconds": 60,
         "ttlSeconds": 86_400,
         "rendezvousTimeoutSeconds": 600,

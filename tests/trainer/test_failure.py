@@ -6,10 +6,11 @@ import errno
 from pathlib import Path
 
 import pytest
+import torch
 
 from kdist_trainer import failure
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import ConfigProblem, Failure, StorageProblem, classify
+from kdist_trainer.failure import ConfigProblem, Failure, StorageProblem, classify, describe, find_place
 
 GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
 
@@ -42,6 +43,8 @@ SAID = [
     (of_torch("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 MiB"), Cause.OOM_DEVICE, 71, True),
     (RuntimeError("CUDA error: out of memory"), Cause.OOM_DEVICE, 71, True),
     (MemoryError(), Cause.OOM_HOST, 72, True),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), Cause.OOM_HOST, 72, True),
+    (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 8e15 bytes"), Cause.OOM_HOST, 72, True),
     (OSError(errno.ENOSPC, "No space left on device"), Cause.STORAGE, 203, True),
     (FileNotFoundError(errno.ENOENT, "No such file"), Cause.USER_CODE, 70, True),
     (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), Cause.NODE_LOST, 201, False),
@@ -93,3 +96,19 @@ def test_a_failure_survives_its_json_and_anything_else_is_refused() -> None:
 
 def test_recording_into_a_folder_that_is_gone_raises_nothing(tmp_path: Path) -> None:
     failure.record(ValueError("odd"), scratch=tmp_path / "gone", local_rank=0)
+
+
+def test_the_place_of_a_failure_is_the_innermost_line_that_the_user_wrote(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import json\ndef load():\n    json.loads('{')\nload()\n")
+    code = compile(script.read_text(), str(script), "exec")
+    with pytest.raises(ValueError, match="Expecting") as raised:
+        exec(code, {})  # noqa: S102 - as the runner of scripts does
+    assert describe(raised.value).place == f'File "{script}", line 3, in load'
+    assert find_place(ValueError("raised nowhere")) is None
+
+
+def test_torch_that_finds_no_memory_of_the_host_says_so_and_is_understood() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(1 << 55, dtype=torch.uint8)
+    assert classify(raised.value) == (Cause.OOM_HOST, Exit.HOST_OOM, True)

@@ -14,6 +14,7 @@ import errno
 import json
 import os
 import re
+import sysconfig
 import time
 import traceback as tracebacks
 from dataclasses import asdict, dataclass, replace
@@ -74,6 +75,7 @@ class StorageProblem(KdistTrainerError):
 class Failure:
     """One rank's failure. `time` is Unix time, `traceback` its last lines, `collective` what the rank was in.
 
+    `place` is the innermost line of the user's own code that was at work, in a traceback's form.
     `collectives` says what each rank of the group was in, in words, where this is the failure that decided.
     """
 
@@ -89,6 +91,7 @@ class Failure:
     traceback: tuple[str, ...] = ()
     collective: str | None = None
     collectives: tuple[str, ...] = ()
+    place: str | None = None
 
     @property
     def permanent(self) -> bool:
@@ -113,6 +116,7 @@ class Failure:
 
 # Tried in this order on the type's name and the message of every error in the chain: (pattern, cause, code, primary).
 _DEVICE_OOM = re.compile(r"^(torch\.)?(cuda\.)?OutOfMemoryError\b|CUDA out of memory|CUDA error: out of memory|HIP out of memory")
+_HOST_OOM = re.compile(r"DefaultCPUAllocator: (can't allocate memory|not enough memory)")
 _ADDRESS_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _TIMEOUT = re.compile(
     r"Timed out waiting \d+\s*ms for (recv|send) operation|Watchdog caught collective operation timeout"
@@ -155,7 +159,7 @@ def _classify_one(error: BaseException) -> tuple[Cause, Exit, bool] | None:
     said = f"{name}: {error}"
     if isinstance(error, KeyboardInterrupt):  # SIGINT: its forkserver died, or somebody at a terminal
         return Cause.SIGNAL, Exit.PEERS_LOST, True
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM) or _HOST_OOM.search(said):
         return Cause.OOM_HOST, Exit.HOST_OOM, True
     if _DEVICE_OOM.search(said):
         return Cause.OOM_DEVICE, Exit.DEVICE_OOM, True
@@ -175,6 +179,25 @@ def _classify_one(error: BaseException) -> tuple[Cause, Exit, bool] | None:
     return None
 
 
+_NOT_THE_USERS = tuple(
+    f"{folder}{os.sep}"
+    for folder in (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), Path(__file__).parent)
+)
+
+
+def find_place(error: BaseException) -> str | None:
+    """The innermost line of the user's code in `error`'s traceback, else in those it comes from; None where there is none."""
+    seen: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in seen:
+        for frame in reversed(tracebacks.extract_tb(link.__traceback__)):
+            if not (frame.filename.startswith(("<", *_NOT_THE_USERS)) or "site-packages" in frame.filename):
+                return f'File "{frame.filename}", line {frame.lineno}, in {frame.name}'
+        seen.append(link)
+        link = link.__cause__ or link.__context__
+    return None
+
+
 def describe(error: BaseException, **known: Any) -> Failure:
     """A `Failure` of `error` now, with the fields given in `known`."""
     cause, code, primary = classify(error)
@@ -187,6 +210,7 @@ def describe(error: BaseException, **known: Any) -> Failure:
             message=f"{type(error).__name__}: {error}"[:_MESSAGE_LENGTH],
             time=time.time(),
             traceback=tuple(line[:500] for line in lines[-TRACEBACK_LINES:]),
+            place=find_place(error),
         ),
         **known,
     )

@@ -119,8 +119,9 @@ def _read_job(
 
 def _job_of_script(file: str, args: tuple[str, ...]) -> dict[str, Any]:
     """The job that a script alone stands for."""
-    name = re.sub(r"[^a-z0-9]+", "-", Path(file).stem.lower()).strip("-")
-    name = (name if name[:1].isalpha() else f"script-{name}")[:50].strip("-")
+    path = Path(file)  # many a script is called main.py: its folder tells it from the others
+    name = re.sub(r"[^a-z0-9]+", "-", f"{path.parent.name}-{path.stem}".lower()).strip("-")
+    name = (name if name[:1].isalpha() else f"script-{name}")[-50:].lstrip("-0123456789").strip("-")
     spec = {"script": {"path": file, "args": list(args)}}
     return {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
 

@@ -55,15 +55,17 @@ class RunFolder:
     moved: list[Path] = field(default_factory=list)
 
     @classmethod
-    def open(cls, name: str, *, fresh: bool = False, checkpoints: Path | None = None) -> RunFolder:
+    def open(cls, name: str, *, fresh: bool = False, checkpoints: Path | None = None, script: str | None = None) -> RunFolder:
         """Lock the folder of the job `name` and begin the next invocation.
 
         Args:
             name: name of the job.
             fresh: put the old folder aside and begin a new run. The folder of checkpoints goes with it where it lies elsewhere.
             checkpoints: the job's own folder of checkpoints, or None for the one in the run folder.
+            script: the script that is to run, an absolute path or `-m MODULE`; None for a managed training.
 
-        Raises `KdistError` if another `kdist run` is at work there or if the folder cannot be used.
+        Raises `KdistError` if another `kdist run` is at work there, if the run is another script's, or if the folder cannot be
+        used.
         """
         root = home() / name
         try:
@@ -77,7 +79,21 @@ class RunFolder:
             raise KdistError(f"the run folder {root} cannot be used: {error.strerror}") from error
         folder = cls(root, lock, _read_run(root), moved)
         folder.run["checkpoints"] = str(checkpoints or root / "checkpoints")
+        if script is not None:
+            folder._belong_to(script)
         return folder
+
+    def _belong_to(self, script: str) -> None:
+        """Note whose run it is; raises `KdistError` where it is another script's. Both may have been moved together."""
+        own = os.path.relpath(script, self.root) if Path(script).is_absolute() else script
+        known = self.run.setdefault("script", own)
+        if known != own:
+            self.close()
+            other = known if known.startswith("-m ") else os.path.normpath(self.root / known)
+            raise KdistError(
+                f"the run in {self.root} is that of another script, {other}: this one would go on from its state",
+                hint="--fresh puts that run aside; a job file with its own metadata.name keeps both",
+            )
 
     @property
     def run_id(self) -> str:

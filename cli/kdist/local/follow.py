@@ -17,6 +17,7 @@ _EVENT_START = b'{"time"'
 _LONGEST_READ = 1 << 17  # bytes taken at once, so that a flood of prints cannot hold up the loop that reads
 _LONGEST_LINE = 1 << 16
 _PATIENCE = 1.0  # seconds an unfinished line waits for its end
+_BAR_SECONDS = 5.0  # between two looks at a line that is drawn over and over, as progress bars are
 
 
 class Entry(NamedTuple):
@@ -37,6 +38,7 @@ class LogTail:
         self._offset = path.stat().st_size if path.exists() else 0
         self._rest = b""
         self._grown_at = clock()
+        self._bar_at = clock()  # when a line without an end was shown last
         self.behind = False  # whether the last look left something for the next
 
     def read(self, *, last: bool = False) -> Iterator[Entry]:
@@ -47,9 +49,18 @@ class LogTail:
             if not last and len(chunk) == _LONGEST_READ:
                 self.behind = True
                 return
+        if not last and self._clock() - self._bar_at > _BAR_SECONDS:
+            yield from self._drawn_over()
         if self._rest and (last or self._clock() - self._grown_at > _PATIENCE or len(self._rest) > _LONGEST_LINE):
             rest, self._rest = self._rest, b""
             yield from self._entries(rest)
+
+    def _drawn_over(self) -> Iterator[Entry]:
+        """What a progress bar shows now, though its line has no end yet."""
+        drawn, again, rest = self._rest.rpartition(b"\r")
+        if again and drawn.strip(b"\r"):
+            self._rest, self._bar_at = rest, self._clock()
+            yield from self._entries(drawn)
 
     def _take(self) -> bytes:
         try:

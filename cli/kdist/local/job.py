@@ -15,7 +15,7 @@ from kdist.local import folder as folders
 from kdist.local.folder import RunFolder
 from kdist.local.follow import last_words
 from kdist.local.kubelet import Kubelet, Outcome
-from kdist.local.launch import checkpoint_folder, list_devices, plan_agents
+from kdist.local.launch import checkpoint_folder, list_devices, plan_agents, script_of
 from kdist.local.lifeline import Lifeline
 from kdist.local.narrate import Narrator
 from kdist.local.poll import StatusPoller
@@ -55,7 +55,8 @@ def run_job(job: TrainingJob, train_json: str, *, base: Path, fresh: bool, scree
 
     Raises `KdistError` for what keeps the job from starting.
     """
-    folder = RunFolder.open(job.metadata.name, fresh=fresh, checkpoints=checkpoint_folder(job, base))
+    checkpoints, script = checkpoint_folder(job, base), script_of(job, base)
+    folder = RunFolder.open(job.metadata.name, fresh=fresh, checkpoints=checkpoints, script=script)
     try:
         done = folder.done()
         if done is not None and _is_over(job, done, train_json):

@@ -65,6 +65,14 @@ def checkpoint_folder(job: TrainingJob, base: Path) -> Path | None:
     return resolve(base, checkpoints.path) if checkpoints and checkpoints.path else None
 
 
+def script_of(job: TrainingJob, base: Path) -> str | None:
+    """The job's script as an absolute path, or `-m MODULE`; None for a managed training."""
+    script = job.spec.script
+    if script is None or script.path is None:
+        return None if script is None else f"-m {script.module}"
+    return str(resolve(base if job.spec.code is None else resolve(base, job.spec.code), script.path))
+
+
 def resolve(base: Path, path: str) -> Path:
     """A path of the job file as a path of this machine: relative to `base`, `~` is the caller's home."""
     return (base / Path(path).expanduser()).absolute()

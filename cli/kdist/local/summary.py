@@ -86,7 +86,8 @@ def _failed(ended: Ended, again: str) -> KdistError:
         if part
     )
     cause = failure.get("cause") or f"exit code {ended.outcome.code}"
-    place = [line.strip() for line in failure.get("traceback") or () if line.strip().startswith('File "')]
+    own = failure.get("place")
+    place = [own] if own else [line.strip() for line in failure.get("traceback") or () if line.strip().startswith('File "')]
     return KdistError(
         f"{ended.report['job']} failed ({cause}), {where}: {failure.get('message') or 'see its log'}",
         hint="; ".join([*(failure.get("collectives") or ())[:8], *place[-1:], f"everything it said is in {failure.get('log')}"]),

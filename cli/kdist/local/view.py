@@ -57,7 +57,11 @@ def _bar(progress: Progress) -> RenderableType:
     row.add_row(
         Text(progress.job, style="bold"),
         ProgressBar(total=target or 1, completed=min(progress.step, target) if target else 0, width=40),
-        Text(f"step {progress.step:,}" + (f"/{target:,}  {progress.step / target:.0%}" if target else "")),
+        Text(
+            ""
+            if not (progress.managed or progress.step)
+            else f"step {progress.step:,}" + (f"/{target:,}  {progress.step / target:.0%}" if target else "")
+        ),
         Text("" if left is None else f"{seconds(left)} left", style="cyan"),
         Text(f"{seconds(max(0.0, progress.clock() - progress.began))} so far", style="dim"),
     )

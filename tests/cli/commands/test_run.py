@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist.commands.run import exit_code, is_script
+from kdist.commands.run import _job_of_script, exit_code, is_script
 from kdist.local import Ended
 from kdist.local.kubelet import Kind, Outcome
 from tests.cli.conftest import Kdist
@@ -36,14 +36,14 @@ def test_a_script_runs_as_under_torchrun_with_its_arguments_untouched(start: Sta
     assert sorted(each[2] for each in told) == [[str(rank), str(rank % 2), "4", str(rank // 2)] for rank in range(4)]
     assert re.search(r"kdist waiting +starting: \d of 2 agents load torch", run.errors()), "a quiet job says what it waits for"
     assert sorted(node for node, _ in hellos) == ["node-0", "node-0", "node-1", "node-1"]
-    old = json.loads((run.folder("my-script") / "run.json").read_text())["run_id"]
+    old = json.loads((run.folder("sub-my-script") / "run.json").read_text())["run_id"]
 
     fresh = start("--fresh", script)
     fresh.wait(0)
-    assert re.search(r"moved-aside +the old run is in .*/runs/my-script\.\d{8}-\d{6}", fresh.errors())
-    (aside,) = (tmp_path / "runs").glob("my-script.*")
+    assert re.search(r"moved-aside +the old run is in .*/runs/sub-my-script\.\d{8}-\d{6}", fresh.errors())
+    (aside,) = (tmp_path / "runs").glob("sub-my-script.*")
     assert json.loads((aside / "run.json").read_text())["run_id"] == old
-    assert json.loads((run.folder("my-script") / "run.json").read_text())["run_id"] != old
+    assert json.loads((run.folder("sub-my-script") / "run.json").read_text())["run_id"] != old
 
 
 BOOM = """
@@ -182,3 +182,16 @@ def test_a_secret_that_is_not_in_the_environment_is_asked_for(kdist: Kdist, here
 def test_a_script_is_told_from_a_job_by_its_name_or_its_first_line(here: Path, name: str, text: str, script: bool) -> None:
     (here / name).write_text(text)
     assert is_script(name) is script
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("train.py", "train"),
+        ("mnist/main.py", "mnist-main"),
+        ("/srv/minGPT/main.py", "mingpt-main"),
+        ("../3d/fit.py", "script-3d-fit"),
+    ],
+)
+def test_a_script_alone_is_named_after_its_folder_and_itself(file: str, name: str) -> None:
+    assert _job_of_script(file, ())["metadata"]["name"] == name

@@ -132,3 +132,18 @@ def test_scratch_is_for_its_owner_alone() -> None:
     folder = RunFolder.open("job")
     assert folder.node("node-0").stat().st_mode & 0o777 == 0o700
     folder.close()
+
+
+def test_a_run_is_one_scripts_and_refused_to_another_until_it_is_put_aside(home: Path, tmp_path: Path) -> None:
+    first, second = str(tmp_path / "mnist" / "main.py"), str(tmp_path / "minGPT" / "main.py")
+    for script in (None, first, first):  # a run of before scripts were noted becomes the first one's
+        folder = RunFolder.open("main", script=script)
+        folder.begin()
+        folder.close()
+    for other in (second, "-m minGPT.main"):
+        with pytest.raises(KdistError, match=f"another script, {first}") as told:
+            RunFolder.open("main", script=other)
+        assert "--fresh" in str(told.value.hint)
+    fresh = RunFolder.open("main", script=second, fresh=True)
+    assert fresh.run["script"] == os.path.relpath(second, home / "main")
+    fresh.close()

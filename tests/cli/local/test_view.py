@@ -118,6 +118,7 @@ def test_a_training_that_moves_waits_for_nothing(progress: Progress, clock: Cloc
 
 def test_a_script_that_tells_no_steps_is_not_called_stuck(clock: Clock) -> None:
     progress = Progress("script", {"node-0": Node("node-0")}, needed=1, managed=False, clock=clock)
+    assert "step 0" not in drawn(draw(progress))
     observe(progress, "group-formed", world_size=1)
     clock.now += 60
     assert progress.waiting_for() is None

@@ -133,3 +133,7 @@ def test_what_is_seen_once_may_be_half_written() -> None:
     comparison = Comparison()
     assert comparison.look(lambda: odd) is None
     assert comparison.look(lambda: odd) is not None
+
+
+def test_where_nobody_noted_a_collective_nothing_is_said_of_them() -> None:
+    assert tell([note(0), note(1)]) == ()

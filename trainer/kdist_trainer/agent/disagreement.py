@@ -121,8 +121,11 @@ def find_missing(notes: Sequence[Note]) -> Odd | None:
 
 def tell(notes: Iterable[Note]) -> tuple[str, ...]:
     """What each rank was in, ranks that were in the same together: `ranks 0,2-7 in all_reduce(float32[8]) #3`."""
+    notes = sorted(notes, key=lambda note: int(note["rank"]))
+    if not any(note["inside"] or note["stopped"] or note.get("calls") for note in notes):
+        return ()  # nobody noted any, as of a script
     said: dict[str, list[int]] = defaultdict(list)
-    for note in sorted(notes, key=lambda note: int(note["rank"])):
+    for note in notes:
         last = next((str(call) for call in reversed(list(_read(note)))), None)
         out = f"in no collective, after {last}" if last else "in no collective"
         doing = f"in {note['collective']}" if note["inside"] else out

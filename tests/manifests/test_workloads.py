@@ -130,7 +130,8 @@ def test_a_trainjob_has_a_runtime_of_its_own_that_trainer_accepts() -> None:
 def test_a_statefulset_starts_all_at_once_and_changes_nothing_by_itself() -> None:
     spec = find_spec("statefulset")
     assert spec["podManagementPolicy"] == "Parallel"
-    assert spec["updateStrategy"] == {"type": "OnDelete"}
+    update = spec["updateStrategy"]
+    assert update == {"type": "RollingUpdate", "rollingUpdate": {"partition": 2**31 - 1}}, "a lost pod comes back as it was"
     assert spec["serviceName"] == "digits"
     assert spec["template"]["spec"]["restartPolicy"] == "Always"
 

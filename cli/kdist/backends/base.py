@@ -37,9 +37,10 @@ class Backend(ABC):
     """A workload kind.
 
     `container` is the name that the kind wants for the training's container, `parts` are the templates that its own one is put
-    together from, innermost first. `parks` says that an agent which has ended stays
-    until it is told to go, because the kind would start its pod again. `scalable` is empty where the number of nodes can be
-    changed while the job runs, else the reason why not.
+    together from, innermost first. `parks` says that an agent which has ended stays until it is told to go, because the kind
+    would start its pod again. `scalable` is empty where the number of nodes can be changed while the job runs, else the reason
+    why not. `keeps_template` says that the template of a workload at work stays as it was, because its controller would start
+    single pods from another one; a restart makes it anew.
     """
 
     name: ClassVar[str]
@@ -51,6 +52,7 @@ class Backend(ABC):
     restart_policy: ClassVar[Literal["Never", "Always", ""]] = "Never"
     parks: ClassVar[bool] = False
     scalable: ClassVar[str] = ""
+    keeps_template: ClassVar[bool] = False
 
     @abstractmethod
     def first_host(self, name: str) -> str:

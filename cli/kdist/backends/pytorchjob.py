@@ -22,6 +22,7 @@ class PyTorchJob(Backend):
     template = "pytorchjob.yaml.j2"
     container = "pytorch"
     restart_policy = ""
+    keeps_template = True
 
     def first_host(self, name: str) -> str:
         """The operator's own Service for worker 0."""
@@ -33,6 +34,14 @@ class PyTorchJob(Backend):
             "agents keep to maxRestarts; and it never removes a job that failed; backend: job does both"
         )
         yield from super()._limits(job)
+
+    def keep(self, rendered: dict[str, Any], workload: Mapping[str, Any]) -> dict[str, Any]:
+        """The template of pods that are at work: the operator would start a lost one from another."""
+        worker = (((workload.get("spec") or {}).get("pytorchReplicaSpecs") or {}).get("Worker")) or {}
+        if "template" not in worker or self.read(workload).suspended:
+            return rendered
+        replicas = {"Worker": {**rendered["spec"]["pytorchReplicaSpecs"]["Worker"], "template": worker["template"]}}
+        return {**rendered, "spec": {**rendered["spec"], "pytorchReplicaSpecs": replicas}}
 
     def scale_patch(self, nodes: int) -> dict[str, Any]:
         """Workers; the operator removes those with the highest numbers."""

@@ -5,7 +5,7 @@ from kdist.deploy.difference import Difference, compare
 from kdist.deploy.placing import Plan, plan
 from kdist.deploy.pruning import prune
 from kdist.deploy.removing import find_objects, remove
-from kdist.deploy.sending import Sent, keep_runtime, send
+from kdist.deploy.sending import Sent, forget_end, keep_runtime, send
 
 __all__ = [
     "Difference",
@@ -13,6 +13,7 @@ __all__ = [
     "Sent",
     "compare",
     "find_objects",
+    "forget_end",
     "keep_runtime",
     "plan",
     "prune",

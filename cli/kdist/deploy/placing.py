@@ -14,8 +14,8 @@ from kdist.deploy.code import read_code
 from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import Manifest
 from kdist.rights import Right
-from kdist.spec import TrainingJob
-from kdist.status import ASKED, BACKEND, RENDEZVOUS, RUN_ID, WorkloadState
+from kdist.spec import RUN, TrainingJob
+from kdist.status import ASKED, BACKEND, NAMESPACE_VARIABLE, RENDEZVOUS, RUN_ID, WorkloadState
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Plan:
     """A job as it would be sent: its objects, and what its user should know first.
 
-    `config_map` is the job's ConfigMap as the cluster has it, None for a job that is not there.
+    `config_map` is the job's ConfigMap as the cluster has it, None for a job that is not there. `revived`: the job is there, and
+    its workload is gone, by its TTL for instance.
     """
 
     job: TrainingJob
@@ -33,6 +34,7 @@ class Plan:
     manifests: list[Manifest]
     warnings: list[str]
     config_map: dict[str, Any] | None = None
+    revived: bool = False
 
     @property
     def exists(self) -> bool:
@@ -48,7 +50,8 @@ def plan(cluster: Cluster | None, job: TrainingJob, *, base: Path, take_over: bo
     code = read_code(job, base)
     if cluster is None:
         kind = backends.choose(set(), job) if job.spec.backend == "auto" else job.spec.backend
-        placement = Placement(kind, backends.choose_rendezvous(job), render.digest(job), take_over=take_over, code=code)
+        run_id = f"{job.metadata.namespace or f'$({NAMESPACE_VARIABLE})'}/{job.run or job.metadata.name}"
+        placement = Placement(kind, backends.choose_rendezvous(job), run_id, take_over=take_over, code=code)
         return Plan(job, placement, render.render(job, placement), render.warn(job, placement))
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": cluster.namespace})})
     config_map = find_config_map(cluster, job.metadata.name)
@@ -60,14 +63,24 @@ def plan(cluster: Cluster | None, job: TrainingJob, *, base: Path, take_over: bo
     placement = Placement(
         backend=backend,
         rendezvous=_choose_rendezvous(cluster, job, decided),
-        run_id=decided.get(RUN_ID) or secrets.token_hex(4),
+        run_id=_choose_run(cluster, job, decided),
         suspended=_is_suspended(job, backend, state),
         take_over=take_over,
         code=code,
     )
     warnings = [*render.warn(job, placement), *_say_state(job.metadata.name, state, decided)]
     manifests = [_keep(each, backend, workload) for each in render.render(job, placement)]
-    return Plan(job, placement, manifests, warnings, config_map)
+    if state is not None and state.finished:  # what it ran stays to be looked at, until it is made anew
+        manifests = [each for each in manifests if each.kind not in (backends.get(backend).kind, "TrainingRuntime")]
+    return Plan(job, placement, manifests, warnings, config_map, revived=config_map is not None and workload is None)
+
+
+def _choose_run(cluster: Cluster, job: TrainingJob, decided: dict[str, str]) -> str:
+    """The run that the job names, else the one that was begun, else a new one."""
+    if job.run is not None:
+        return f"{cluster.namespace}/{job.run}"
+    begun = decided.get(RUN_ID) if RUN not in decided else None  # that one went by a name which the job does not give now
+    return begun or secrets.token_hex(4)
 
 
 def _keep(manifest: Manifest, backend: str, workload: dict[str, Any] | None) -> Manifest:
@@ -102,7 +115,7 @@ def _say_state(name: str, state: WorkloadState | None, decided: dict[str, str]) 
     if state is None:
         return
     if state.finished:
-        yield f"{name} has {state.finished} already and is not started again by this: first `kdist delete {name}`"
+        yield f"{name} has {state.finished}: what is sent now takes effect with `kdist restart {name}`, from its last checkpoint"
     elif state.suspended and ASKED in decided:
         yield f"{name} was {decided[ASKED]} and stays so: `kdist resume {name}` starts it"
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kdist.cluster import Applied, Cluster, RefusalError
 
 _RUNTIME_SECONDS = 20.0
+_VERDICT = "_2fverdict"  # end of the key under which agents keep how their run ended, as the trainer writes keys
 _IMMUTABLE = ("immutable", "updates to statefulset spec", "cannot be changed", "cannot be updated")
 
 
@@ -37,7 +38,20 @@ def send(cluster: Cluster, plan: Plan, *, dry_run: bool = False, force: bool = F
             rights.require(cluster, rights.to_send(plan.manifests))
         for _ in _apply(cluster, plan, dry_run=True, force=force):
             pass
+    if plan.revived and not dry_run:
+        forget_end(cluster, plan.job.metadata.name)
     yield from _apply(cluster, plan, dry_run=dry_run, force=force)
+
+
+def forget_end(cluster: Cluster, name: str) -> None:
+    """Let the job's agents meet anew where their run has ended before: none may be at work. The ledger keeps its generations."""
+    store = f"{name}-rendezvous"
+    try:
+        found = cluster.get("v1", "ConfigMap", store)
+    except NotFoundError:
+        return
+    if any(key.endswith(_VERDICT) for key in found.get("binaryData") or {}):
+        cluster.change("v1", "ConfigMap", store, {"binaryData": None}, job=name)
 
 
 def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Iterator[Sent]:

@@ -74,14 +74,14 @@ Tell = Callable[[Case, ExitRecord], tuple[str, str]]
 
 # cause of an exit record -> (what it means, the way out); `{where}` and `{said}` are filled in.
 _CAUSES: dict[str, tuple[str, str]] = {
-    "user_code": ("{where} raised {said}", "mend the code, then send the job again: it resumes from its last checkpoint"),
-    "config": ("the job cannot be trained as it is: {said}", "change job.yaml, then send it again"),
+    "user_code": ("{where} raised {said}", "mend the code, then apply and restart: it goes on from its last checkpoint"),
+    "config": ("the job cannot be trained as it is: {said}", "change job.yaml, then apply and restart"),
     "preflight": (
         "the network between the ranks is slower than the job demands: {said}",
         "give it other nodes (nodeSelector, tolerations), or lower spec.preflight.allReduce.minBusBandwidth; "
         "`kdist bench all_reduce -f JOB.yaml` measures by itself",
     ),
-    "data": ("the data cannot be used: {said}", "mend the data or spec.data, then send the job again"),
+    "data": ("the data cannot be used: {said}", "mend the data or spec.data, then apply and restart"),
     "mismatch": (
         "the checkpoint or the data does not fit this job: {said}",
         "do what the message says, or use another checkpoint folder",
@@ -133,7 +133,8 @@ def find_failure(case: Case) -> Diagnosis | None:
     if record.cause == "mismatch" and (found := re.search(r"; ([^;]+)$", record.message)):
         fix = found[1]
     commands = [case.kdist("logs", *_rank(record), *([] if _is_there(case, record) else ["--previous"]))]
-    commands += ["kdist apply JOB.yaml" + (f" -n {case.namespace}" if case.namespace else "")] if severity == "failed" else []
+    if severity == "failed":
+        commands += ["kdist apply JOB.yaml" + (f" -n {case.namespace}" if case.namespace else ""), case.kdist("restart")]
     return Diagnosis(_stable(record), sentence, severity, _evidence(record), fix, tuple(commands))
 
 
@@ -224,7 +225,7 @@ def find_eviction(case: Case) -> Diagnosis | None:
 
 
 _LIMITS = {
-    "DeadlineExceeded": ("its time was up (activeDeadlineSeconds)", "raise the deadline, then send the job again"),
+    "DeadlineExceeded": ("its time was up (activeDeadlineSeconds)", "raise the deadline, then apply and restart"),
     "BackoffLimitExceeded": ("its pods failed too often", "see the first failure in the logs"),
     "PodFailurePolicy": ("a container ended with a code that another try cannot help", "see its log"),
     "MaxFailedIndexesExceeded": ("too many of its pods failed for good", "see the first failure in the logs"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from hashlib import sha256
 from typing import Any
 
 from kdist import backends, manifest
@@ -22,7 +21,6 @@ __all__ = [
     "TEMPLATES",
     "Placement",
     "as_json",
-    "digest",
     "find_pods",
     "read_job",
     "read_train_json",
@@ -42,7 +40,11 @@ def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifes
     backend = backends.get(placement.backend)
     check(job, placement)
     values = collect(job, placement)
-    values["code"] = pack(placement.code) if placement.code is not None else None
+    code = pack(placement.code) if placement.code is not None else None
+    values["code"] = code
+    if code is not None:  # where the commands find it again, whatever the workload mounts
+        where = {"name": f"{job.metadata.name}-code-{code['digest']}", "items": code["items"]}
+        values["code_json"] = json.dumps(where, ensure_ascii=False) + "\n"
     values |= backend.values(job, placement)
     values["pod"] = Part("pod", read_pod(job, values))
     for part in backend.parts:
@@ -76,11 +78,6 @@ def find_pods(document: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(document, list):
         for each in document:
             yield from find_pods(each)
-
-
-def digest(job: TrainingJob) -> str:
-    """Eight hexadecimal digits of the job's content: a run id for objects that are shown and not sent."""
-    return sha256(job.model_dump_json(by_alias=True).encode()).hexdigest()[:8]
 
 
 def read_train_json(manifests: Iterable[Manifest]) -> str:

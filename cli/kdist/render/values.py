@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from typing import Any, Final
 
 from kdist import backends
@@ -25,17 +26,23 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "name": Sourced(job.metadata.name, "metadata.name"),
         "metadata": _metadata(job),
         "placement": placement,
-        "train_json": spread(job.to_train_config().to_json() + "\n", "spec"),
+        "train_json": spread(_write(job.to_train_config().to_document()), "spec"),
         "notes": "\n".join(_notes(job)) + "\n",
     }
     if placement is None:
         return values
     backend, written = backends.get(placement.backend), rewrite(document)
+    told = job.to_train_config().to_document()
+    nodes = told.pop("nodes")
     return values | {
+        "train_json": spread(_write(told), "spec"),
+        "train_digest": sha256(_write(told).encode()).hexdigest()[:10],
+        "nodes_json": spread(_write(nodes), "spec.nodes"),
+        "checkpoint_folder": job.checkpoint_folder,
         "backend": backend,
         "field": _field(written),
         "spec": written["spec"],
-        "job_json": spread(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "spec"),
+        "job_json": spread(_write(document), "spec"),
         "elastic": backends.is_elastic(job),
         "procs": Sourced(str(job.spec.procs_per_node), "spec.procsPerNode"),
         "backstop": Sourced(backends.backstop(job), "spec.maxRestarts"),
@@ -50,6 +57,10 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "run_id": placement.run_id,
         "guarded": min(job.spec.nodes.min, job.spec.nodes.max - 1),
     }
+
+
+def _write(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 def _metadata(job: TrainingJob) -> Callable[..., dict[str, Any]]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from kdist.spec.job import API_VERSION, KIND, Metadata, Spec, TrainingJob
 from kdist.spec.parts import Checkpoints, Data, EnvVar, Resources, SecretKey, Toleration
+from kdist.spec.rules import RUN
 from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig, Training, judge_done
 
 __all__ = [
     "API_VERSION",
     "KIND",
+    "RUN",
     "Cause",
     "Checkpoints",
     "Data",

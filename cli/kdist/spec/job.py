@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from kdist.spec.parts import Checkpoints, Data, EnvVar, Resources, Toleration
-from kdist.spec.rules import check, check_job, refuse
+from kdist.spec.rules import RUN, check, check_job, refuse
 from kdist.spec.words import FolderPath, ImageReference, JobName, Label, LabelKey, LabelValue, ObjectName
 from kdist_trainer.config import Model, Nodes, PositiveSeconds, Preflight, Script, Seconds, TrainConfig, Training
 
@@ -113,6 +113,16 @@ class TrainingJob(Model):
     def _rules(self) -> TrainingJob:
         refuse(check_job(self))
         return self
+
+    @property
+    def run(self) -> str | None:
+        """What the job calls its run, None where it leaves that to kdist."""
+        return self.metadata.annotations.get(RUN)
+
+    @property
+    def checkpoint_folder(self) -> str:
+        """Name of its folder of checkpoints on a cluster: a run that has a name begins with none of another run's."""
+        return self.metadata.name if self.run is None else f"{self.metadata.name}@{self.run}"
 
     def to_train_config(self) -> TrainConfig:
         """What the trainer is told (`train.json`): the part of the job that does not depend on where it runs."""

@@ -2,7 +2,7 @@
 
 from kdist.status.job import JobStatus, Nodes, Phase
 from kdist.status.pod import Ended, Pod, container_of, read_pod
-from kdist.status.read import ASKED, BACKEND, OUTCOME, RENDEZVOUS, RUN_ID, read, read_job
+from kdist.status.read import ASKED, BACKEND, NAMESPACE_VARIABLE, OUTCOME, RENDEZVOUS, RUN_ID, read, read_job
 from kdist.status.record import ExitRecord
 from kdist.status.report import Rank, Report
 from kdist.status.snapshot import Snapshot
@@ -11,6 +11,7 @@ from kdist.status.workload import WorkloadState
 __all__ = [
     "ASKED",
     "BACKEND",
+    "NAMESPACE_VARIABLE",
     "OUTCOME",
     "RENDEZVOUS",
     "RUN_ID",

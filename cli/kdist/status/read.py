@@ -17,6 +17,8 @@ from kdist.status.report import Report, latest, read_all
 from kdist.status.workload import WorkloadState
 
 RUN_ID, BACKEND, RENDEZVOUS = "kdist.dev/run-id", "kdist.dev/backend", "kdist.dev/rendezvous"
+NAMESPACE_VARIABLE = "KDIST_NAMESPACE"
+"""Stands as `$(KDIST_NAMESPACE)` in the run id of objects that were rendered for any namespace."""
 ASKED = "kdist.dev/asked"
 """Annotation of the job's ConfigMap: `suspended` or `stopped`, what the user asked for last."""
 OUTCOME = "kdist.dev/outcome"
@@ -51,7 +53,8 @@ def read(
         namespace: of the job.
     """
     now = time.time() if now is None else now
-    run_id = fields.annotation(config_map, RUN_ID)
+    place = namespace or fields.text(config_map, "metadata", "namespace")
+    run_id = fields.annotation(config_map, RUN_ID).replace(f"$({NAMESPACE_VARIABLE})", place)
     seen = sorted((read_pod(pod, lost_nodes=lost_nodes) for pod in pods), key=_order)
     known = read_all({pod.name: reports[pod.name] for pod in seen if pod.name in reports and not pod.over}, run_id=run_id)
     current = latest(known)

@@ -7,13 +7,13 @@ stopped one is over, as far as `kdist wait` and `kdist status` are concerned.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from kdist import rights
 from kdist.errors import KdistError, NotFoundError
 from kdist.status import ASKED, Pod
-from kdist.status.fields import annotation
+from kdist.status.fields import annotation, integer
 from kdist.steer import agents, queue, waiting
 from kdist.steer.target import Target
 from kdist.steer.waiting import Farewell, Tell
@@ -21,6 +21,7 @@ from kdist.steer.waiting import Farewell, Tell
 SPARE_SECONDS = 60.0
 """What the cluster gets to end pods beside the grace that they have themselves."""
 STARTING_SECONDS = 600.0
+_RENEWAL_SECONDS = 60.0
 _RUNNING = ("running", "checkpointing")
 
 
@@ -116,7 +117,21 @@ def release(target: Target, *, dry_run: bool = False) -> None:
     if queue.is_queued(target):
         queue.set_active(target, active=True, dry_run=dry_run)
     else:
+        if not dry_run and target.backend.parks:
+            waiting.until(
+                lambda: True if _is_renewed(target.workload()) else None,
+                timeout=_RENEWAL_SECONDS,
+                what=f"the controller of {target.name} to take note that it has no pods",
+                tell=lambda _: None,
+            )
         target.patch_workload(target.backend.suspend_patch(False, nodes=target.job.spec.nodes.max), dry_run=dry_run)
+
+
+def _is_renewed(workload: Mapping[str, Any]) -> bool:
+    """Whether a StatefulSet without pods will make the next ones from its newest template, as its status says."""
+    status = workload.get("status") or {}
+    seen = integer(status, "observedGeneration"), integer(workload, "metadata", "generation")
+    return status.get("currentRevision") == status.get("updateRevision") and seen[0] == seen[1]
 
 
 def hold(target: Target) -> None:

@@ -24,10 +24,10 @@ def restart(target: Target, *, fresh: bool, wait: bool, timeout: float | None, t
     """
     workload = _workload(target)
     state = target.backend.read(workload) if workload else None
-    anew = fresh or workload is None or state is None or state.finished is not None
+    anew = fresh or workload is None or state is None or state.finished is not None or target.backend.keeps_template
     if fresh:
         target = replace(target, placement=replace(target.placement, run_id=secrets.token_hex(4)))
-    manifests = sending.render_anew(target, workload=workload) if anew else []  # first of all: it may not be possible
+    manifests = sending.render_anew(target) if anew else []  # first of all: it may not be possible
     _require(target, workload, manifests, fresh=fresh)
     leaving = [pod for pod in target.pods() if not pod.over]
     if workload and state and not state.finished and not state.suspended:
@@ -41,6 +41,7 @@ def restart(target: Target, *, fresh: bool, wait: bool, timeout: float | None, t
     if anew:
         _make_anew(target, workload, manifests)
     else:
+        deploy.forget_end(target.cluster, target.name)
         pause.release(target)
     target.ask(None)
     done = f"{target.name} restarted" + (f"; its old checkpoints are in {moved}" if moved else "")
@@ -79,4 +80,5 @@ def _make_anew(target: Target, workload: Document | None, manifests: list[Manife
             tell=lambda _: None,
             next_command=f"kdist status {target.name}",
         )
+    deploy.forget_end(target.cluster, target.name)
     sending.send(target, manifests)

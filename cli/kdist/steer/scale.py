@@ -51,7 +51,7 @@ def scale(target: Target, least: int, most: int, *, wait: bool, timeout: float |
         raise KdistError(f"{target.name} is over ({state.finished})", next_command=f"kdist restart {target.name}")
     _refuse(target)
     wanted = target.with_nodes(least, most)
-    manifests = sending.fit(wanted, sending.render_anew(wanted, suspended=state.suspended, workload=workload), workload)
+    manifests = sending.fit(wanted, sending.render_anew(wanted, suspended=state.suspended), workload)
     sending.send(wanted, manifests, dry_run=True)  # all of it, before any of it
     pods = [pod for pod in target.pods() if not pod.over]
     if dry_run:

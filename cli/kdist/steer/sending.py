@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -14,9 +15,9 @@ from kdist.manifest import Manifest
 from kdist.steer.target import Target
 
 
-def render_anew(target: Target, *, suspended: bool = False, workload: Mapping[str, Any] | None = None) -> list[Manifest]:
-    """All objects of the target's job; the files of `spec.code` are those that the `workload` mounts."""
-    code = read_code(target, workload or {}) if target.job.spec.code is not None else None
+def render_anew(target: Target, *, suspended: bool = False) -> list[Manifest]:
+    """All objects of the target's job; the files of `spec.code` are those that it was sent with last."""
+    code = read_code(target) if target.job.spec.code is not None else None
     rendered = render.render(target.job, replace(target.placement, suspended=suspended, code=code))
     # The code that was read back is there already, and its ConfigMap is immutable.
     return [one for one in rendered if not (one.kind == "ConfigMap" and one.name.startswith(f"{target.name}-code-"))]
@@ -25,51 +26,42 @@ def render_anew(target: Target, *, suspended: bool = False, workload: Mapping[st
 def fit(target: Target, manifests: Iterable[Manifest], workload: Mapping[str, Any]) -> list[Manifest]:
     """The same objects for a job that is at work: what its workload cannot change, and what its agents were told, stays.
 
-    Of `train.json` only the nodes change: the image may be of another version than this kdist, and know other fields.
+    The ConfigMap with its `train.json` is the one that it has: this kdist may be of another version, and know other fields.
     """
+    told = f"{target.name}-train-"
+    has = {str(each["name"]) for each in _find_all(workload, "configMap") if str(each.get("name")).startswith(told)}
     found = []
     for one in manifests:
         document = one.document
         if is_workload(target, one):
             document = target.backend.keep(document, workload)
-        elif one.kind == "ConfigMap" and one.name == target.name:
-            document = {**document, "data": {**document["data"], "train.json": _other_nodes(target)}}
+            if len(has) == 1:
+                document = json.loads(re.sub(rf'"{told}[0-9a-f]+"', f'"{has.copy().pop()}"', json.dumps(document)))
+        elif one.kind == "ConfigMap" and one.name.startswith(told):
+            continue
         found.append(Manifest(document))
     return found
 
 
-def _other_nodes(target: Target) -> str:
-    told = json.loads(target.config_map["data"]["train.json"])
-    nodes = target.job.spec.nodes
-    return json.dumps({**told, "nodes": {"min": nodes.min, "max": nodes.max}}, indent=2, ensure_ascii=False) + "\n"
-
-
-def read_code(target: Target, workload: Mapping[str, Any]) -> dict[str, bytes]:
+def read_code(target: Target) -> dict[str, bytes]:
     """The files of `spec.code` by their path, from the ConfigMap that holds them. Raises `KdistError` where it is gone."""
-    prefix = f"{target.name}-code-"
-    for volume in _find_all([workload, _runtime(target)], "configMap"):
-        if str(volume.get("name", "")).startswith(prefix):
-            return _read_files(target, volume)
-    raise KdistError(
-        f"the code of {target.name} is not in the cluster any more", next_command="kdist apply with the job file sends it again"
-    )
-
-
-def _runtime(target: Target) -> Mapping[str, Any]:
-    """What a TrainJob is made from, which holds its pods' template; empty for other kinds."""
-    if target.backend.kind != "TrainJob":
-        return {}
     try:
-        return target.cluster.get(target.backend.api_version, "TrainingRuntime", target.name)
-    except NotFoundError:
-        return {}
+        return _read_files(target, json.loads(target.config_map["data"]["code.json"]))
+    except (KeyError, ValueError) as error:
+        raise KdistError(
+            f"ConfigMap {target.name} does not say where the code of {target.name} is",
+            next_command="kdist apply with the job file sends it again",
+        ) from error
 
 
 def _read_files(target: Target, volume: Mapping[str, Any]) -> dict[str, bytes]:
     try:
         found = target.cluster.get("v1", "ConfigMap", volume["name"])
     except NotFoundError as error:
-        raise KdistError(f"ConfigMap {volume['name']} with the code of {target.name} is gone") from error
+        raise KdistError(
+            f"ConfigMap {volume['name']} with the code of {target.name} is gone",
+            next_command="kdist apply with the job file sends it again",
+        ) from error
     text, binary = found.get("data") or {}, found.get("binaryData") or {}
     files = {}
     for item in volume.get("items") or []:

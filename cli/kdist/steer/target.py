@@ -39,7 +39,7 @@ class Target:
     @property
     def checkpoints(self) -> str:
         """Folder of the run's checkpoints in its pods."""
-        return f"/checkpoints/{self.name}"
+        return f"/checkpoints/{self.job.checkpoint_folder}"
 
     def workload(self) -> Document:
         """The object that makes the pods. Raises `NotFoundError` where it is gone, by its TTL for instance, and

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -39,13 +40,14 @@ def test_bounds_that_no_job_may_have_are_refused_in_the_jobs_own_words() -> None
 @pytest.mark.parametrize("backend", ["job", "statefulset", "pytorchjob"])
 def test_the_agents_of_another_version_are_told_the_new_nodes_and_nothing_else(backend: str) -> None:
     before = jobs.target(backend=backend)
-    told = json.loads(before.config_map["data"]["train.json"]) | {"aFieldOfAnotherVersion": 7}
-    before.config_map["data"]["train.json"] = json.dumps(told)
     wanted = before.with_nodes(1, 5)
     workload = next(one.document for one in jobs.objects(before) if sending.is_workload(before, one))
+    workload = json.loads(re.sub("digits-train-[0-9a-f]+", "digits-train-0123456789", json.dumps(workload)))
     fitted = sending.fit(wanted, jobs.objects(wanted), workload)
     config = next(one.document for one in fitted if one.kind == "ConfigMap" and one.name == "digits")
-    assert json.loads(config["data"]["train.json"]) == told | {"nodes": {"min": 1, "max": 5}}
+    assert json.loads(config["data"]["nodes.json"]) == {"min": 1, "max": 5}
+    assert not [one for one in fitted if "-train-" in one.name], "what they were started with stays"
+    assert "digits-train-0123456789" in json.dumps(next(one.document for one in fitted if sending.is_workload(wanted, one)))
     assert json.loads(config["data"]["job.json"])["spec"]["nodes"] == {"min": 1, "max": 5}
     assert "5" in json.dumps(next(one.document for one in fitted if sending.is_workload(wanted, one))["spec"])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.agent.bounds import Bounds
-from kdist_trainer.config import Nodes
+from kdist_trainer.config import Nodes, TrainConfig
 from tests.trainer.agent.lab import Lab
 
 
@@ -40,6 +40,17 @@ def test_bounds_follow_the_file_and_outlast_one_that_cannot_be_read(tmp_path: Pa
     assert bounds.now() == Nodes(min=2, max=30)
     path.unlink()
     assert bounds.now() == Nodes(min=2, max=30)
+
+
+def test_in_a_cluster_the_nodes_stand_beside_a_train_json_that_never_changes(tmp_path: Path) -> None:
+    path, nodes = tmp_path / "train.json", tmp_path / "nodes.json"
+    path.write_text(json.dumps({"name": "job", "script": {"path": "train.py"}}))
+    nodes.write_text(json.dumps({"min": 1, "max": 2}))
+    config = TrainConfig.read(path)
+    assert config.nodes == Nodes(min=1, max=2)
+    bounds = Bounds(path, config.nodes)
+    nodes.write_text(json.dumps({"min": 2, "max": 30}))
+    assert bounds.now() == TrainConfig.read(path).nodes == Nodes(min=2, max=30)
 
 
 @pytest.mark.processes

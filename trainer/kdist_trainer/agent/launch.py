@@ -22,6 +22,7 @@ from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure, KdistTrainerError, Mismatch, classify, describe
 
 _MONITOR_SECONDS = 0.1
+RUN = "kdist.dev/run"
 
 
 def launch(settings: Settings) -> int:
@@ -36,8 +37,11 @@ def launch(settings: Settings) -> int:
     except Mismatch as error:
         return end(settings, failed(describe(error, node=settings.node)), stop=stop)
     if done is not None:
-        log.event("done", step=done.get("step"), message="the run has ended before")
-        return end(settings, success(step=done.get("step")), stop=stop)
+        message = (
+            f"run {settings.run_id} has ended before: nothing is left to do; on a cluster the annotation {RUN} begins another"
+        )
+        log.warn("done", step=done.get("step"), message=message)
+        return end(settings, {**success(step=done.get("step")), "message": message}, stop=stop)
     # Closed by the kernel when this process ends: held to the last, so that nothing of it outlives it.
     held = _arrange_life(settings)
     if settings.config.train is not None:

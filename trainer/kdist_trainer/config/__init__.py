@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
+from pydantic_core import from_json, to_json
 
 from kdist_trainer.config.changes import Change, Fate, Finished, compare, judge_done, refuse
 from kdist_trainer.config.codes import Cause, Exit
@@ -73,6 +74,10 @@ class Script(Model):
         return (*(("-m", self.module) if self.module is not None else (str(self.path),)), *self.args)
 
 
+NODES = "nodes.json"
+"""The file beside a cluster's `train.json` that holds the job's `nodes`: all else is as it was when the run was started."""
+
+
 class TrainConfig(Model):
     """The whole of `train.json`: what the agents and ranks of one job are told, the same bytes everywhere."""
 
@@ -103,8 +108,17 @@ class TrainConfig(Model):
 
     @classmethod
     def read(cls, path: Path) -> TrainConfig:
-        """Read `train.json`. Raises `OSError`, or `pydantic.ValidationError` with every problem."""
-        return cls.model_validate_json(path.read_bytes())
+        """Read `train.json`, and `nodes.json` beside it where that has the nodes, which may change while the job runs.
+
+        Raises `OSError`, or `pydantic.ValidationError` with every problem.
+        """
+        text, nodes = path.read_bytes(), path.with_name(NODES)
+        if not nodes.exists():
+            return cls.model_validate_json(text)
+        document = from_json(text)
+        if isinstance(document, dict):
+            document["nodes"] = from_json(nodes.read_bytes())
+        return cls.model_validate_json(to_json(document))
 
     def to_json(self) -> str:
         """Text of `train.json`, every default written out, keys in the order of this file."""

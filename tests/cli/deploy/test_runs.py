@@ -1,0 +1,145 @@
+"""A run reads what it was started with; after a failure it goes on with what was mended, and another name begins another run."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kdist.errors import Code
+from tests.cli.cluster.api import Api, write_kubeconfig
+from tests.cli.cluster.conftest import Serve, serve
+from tests.cli.cluster.store import Store
+from tests.cli.conftest import Kdist
+
+__all__ = ["serve"]
+
+CORE = "/api/v1/namespaces/ml/configmaps"
+RENDEZVOUS = f"{CORE}/digits-rendezvous"
+PLACES = {
+    "job": "/apis/batch/v1/namespaces/ml/jobs/digits",
+    "jobset": "/apis/jobset.x-k8s.io/v1alpha2/namespaces/ml/jobsets/digits",
+    "trainjob": "/apis/trainer.kubeflow.org/v1alpha1/namespaces/ml/trainjobs/digits",
+    "pytorchjob": "/apis/kubeflow.org/v1/namespaces/ml/pytorchjobs/digits",
+    "statefulset": "/apis/apps/v1/namespaces/ml/statefulsets/digits",
+}
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def api(store: Store, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Api:
+    """A server that the kubeconfig leads to."""
+    served = serve(store)
+    write_kubeconfig(tmp_path / "config", served.url)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    return served
+
+
+@pytest.fixture
+def file(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job.yaml with code of its own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "mine.py").write_text("answer = 41\n")
+    document = yaml.safe_load(job)
+    document["spec"] |= {"image": "registry.example.com/trainer:1", "nodes": {"min": 1, "max": 2}, "code": "./src"}
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def told(store: Store) -> dict[str, dict[str, Any]]:
+    """Every train.json in the cluster, by the name of the ConfigMap that holds it."""
+    maps = [each for path, each in store.objects.items() if path.startswith(f"{CORE}/digits-train-")]
+    assert all(each["immutable"] is True for each in maps)
+    return {each["metadata"]["name"]: json.loads(each["data"]["train.json"]) for each in maps}
+
+
+def fail(store: Store, backend: str) -> None:
+    """Let the workload be over, and its agents' verdict be in their store, as after a failure for good."""
+    workload = store.objects[PLACES[backend]]
+    if backend == "statefulset":
+        workload["spec"]["replicas"] = 0
+        workload["metadata"].setdefault("annotations", {})["kdist.dev/outcome"] = json.dumps({"code": 70, "cause": "user_code"})
+    else:
+        workload["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    verdict = b64encode(b"{}").decode()
+    store.objects[RENDEZVOUS]["binaryData"] = {"kdist_2fr_2fverdict": verdict, "torch.rendezvous.r": verdict}
+
+
+def test_other_nodes_are_told_at_once_and_all_else_stands_under_another_name(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
+    sent = ("apply", str(file), "--set", "spec.backend=statefulset")
+    kdist(*sent)
+    ((first, config),) = told(store).items()
+    assert "nodes" not in config
+    assert json.loads(store.objects[f"{CORE}/digits"]["data"]["nodes.json"]) == {"min": 1, "max": 2}
+    kdist(*sent, "--set", "spec.nodes={min: 1, max: 3}")
+    assert list(told(store)) == [first]
+    assert json.loads(store.objects[f"{CORE}/digits"]["data"]["nodes.json"]) == {"min": 1, "max": 3}
+    pod = {"metadata": {"name": "digits-0", "labels": {"kdist.dev/job": "digits"}}}
+    mounts = [{"projected": {"sources": [{"configMap": {"name": first}}]}}]
+    store.put("/api/v1/namespaces/ml/pods/digits-0", {"apiVersion": "v1", "kind": "Pod", **pod, "spec": {"volumes": mounts}})
+    changed = kdist(*sent, "--set", "spec.train.globalBatch=24")
+    assert "stays until `kdist restart digits`" in changed.stderr
+    assert told(store)[first] == config, "what the pods were started with"
+    assert len(told(store)) == 2
+
+
+@pytest.mark.parametrize("backend", PLACES)
+def test_after_a_failure_what_was_mended_goes_on_as_the_same_run(
+    api: Api, store: Store, file: Path, kdist: Kdist, backend: str
+) -> None:
+    sent = ("apply", str(file), "--set", f"spec.backend={backend}")
+    assert kdist(*sent).exit_code == Code.OK
+    run = store.objects[f"{CORE}/digits"]["metadata"]["annotations"]["kdist.dev/run-id"]
+    fail(store, backend)
+    (file.parent / "src" / "mine.py").write_text("answer = 42\n")
+    mended = kdist(*sent, "--set", "spec.train.globalBatch=24")
+    assert mended.exit_code == Code.OK, mended.stderr
+    assert "digits has failed: what is sent now takes effect with `kdist restart digits`" in mended.stderr
+    restarted = kdist("restart", "digits", "--no-wait")
+    assert restarted.exit_code == Code.OK, restarted.stderr
+    workload = json.dumps([store.objects[PLACES[backend]], *(each for path, each in store.objects.items() if "runtimes" in path)])
+    (config,) = told(store).values()
+    assert config["train"]["globalBatch"] == 24
+    (code,) = [path.rpartition("/")[2] for path in store.objects if "/digits-code-" in path]
+    assert "42" in json.dumps(store.objects[f"{CORE}/{code}"])
+    assert all(f'"{name}"' in workload for name in (*told(store), code))
+    assert f"--run-id={run}" in workload
+    assert "conditions" not in workload
+    assert "binaryData" not in store.objects[RENDEZVOUS], "the old verdict would end the new pods"
+
+
+def test_a_job_whose_workload_is_gone_is_sent_again_as_the_same_run(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+    sent = ("apply", str(file), "--set", "spec.backend=job")
+    kdist(*sent)
+    run = store.objects[f"{CORE}/digits"]["metadata"]["annotations"]["kdist.dev/run-id"]
+    fail(store, "job")
+    del store.objects[PLACES["job"]]
+    assert kdist(*sent).exit_code == Code.OK
+    assert f"--run-id={run}" in json.dumps(store.objects[PLACES["job"]])
+    assert "binaryData" not in store.objects[RENDEZVOUS]
+
+
+def test_a_rendered_job_is_one_run_however_it_is_edited_until_it_gives_it_another_name(file: Path, kdist: Kdist) -> None:
+    def find(*sets: str) -> list[str]:
+        words = [word for each in sets for word in ("--set", each)]
+        text = kdist("render", str(file), "--set", "spec.checkpoints={claim: c}", *words).stdout
+        return re.findall(r"^ +- \W??(--(?:run-id|checkpoints)=[^'\"\n]+)", text, re.MULTILINE)
+
+    plain = ["--run-id=$(KDIST_NAMESPACE)/digits", "--checkpoints=/checkpoints/digits"]
+    assert find() == find("spec.maxRestarts=3") == plain
+    assert find("metadata.namespace=ml")[0] == "--run-id=ml/digits"
+    named = find("metadata.namespace=ml", 'metadata.annotations={kdist.dev/run: "2"}')
+    assert named == ["--run-id=ml/2", "--checkpoints=/checkpoints/digits@2"]

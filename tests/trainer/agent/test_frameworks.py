@@ -1,0 +1,99 @@
+"""Training scripts of Hugging Face and Lightning, as they are: their all-reduces are shown, and nothing that nobody knows.
+
+Their libraries come from the package index into an environment of the test; models are made of configs, with random weights.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.agent.lab import Lab
+from tests.trainer.agent.test_scripts import check_that_nothing_is_claimed, read_metrics
+
+HUGGING_FACE = """
+import os, pathlib, torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+class Enough(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        flag = torch.tensor(float(pathlib.Path(os.environ["LAB"], "enough").exists()))
+        torch.distributed.broadcast(flag, 0)
+        control.should_training_stop = bool(flag)
+
+class Words(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1 << 16
+    def __getitem__(self, index):
+        ids = torch.randint(0, 64, (16,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": ids, "labels": ids}
+
+model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2))
+arguments = TrainingArguments(
+    output_dir=os.environ["LAB"] + "/output", per_device_train_batch_size=4, max_steps=1 << 18, use_cpu=True,
+    report_to=[], save_strategy="no", logging_steps=50,
+)
+Trainer(model, arguments, train_dataset=Words(), callbacks=[Enough()]).train()
+print("trained to its end", flush=True)
+"""
+
+LIGHTNING = """
+import os, pathlib, lightning, torch
+from torch import nn
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 2))
+    def training_step(self, batch, _):
+        flag = torch.tensor(float(pathlib.Path(os.environ["LAB"], "enough").exists()))
+        torch.distributed.broadcast(flag, 0)
+        self.trainer.should_stop = bool(flag)
+        return self.layers(batch[0]).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+trainer = lightning.Trainer(
+    accelerator="cpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]), strategy="ddp", max_epochs=1 << 10, logger=False,
+    enable_checkpointing=False, enable_progress_bar=False, default_root_dir=os.environ["LAB"] + "/output",
+)
+data = torch.utils.data.TensorDataset(torch.randn(1 << 14, 32))
+trainer.fit(Model(), torch.utils.data.DataLoader(data, batch_size=8))
+print("trained to its end", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of packages with both frameworks, which use the torch of this environment."""
+    folder = tmp_path_factory.mktemp("frameworks")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=300)
+    (packages,) = (folder / "lib").glob("python*/site-packages")
+    (packages / "shared.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "transformers", "accelerate", "lightning"]
+    subprocess.run(install, check=True, timeout=900)
+    return packages
+
+
+@pytest.mark.chaos
+@pytest.mark.wide
+@pytest.mark.parametrize("code", [HUGGING_FACE, LIGHTNING], ids=["hugging-face", "lightning"])
+def test_a_frameworks_script_shows_its_all_reduces_and_nothing_that_nobody_knows(
+    tmp_path: Path, libraries: Path, code: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    with Lab(tmp_path, procsPerNode=2, script={"path": str(script)}) as lab:
+        lab.start("node-0", PYTHONPATH=str(libraries), HF_HUB_OFFLINE="1")
+        told = 'kdist_collectives_total{kdist_job="lab",op="all_reduce",rank="1"}'
+        lab.wait(lambda: (tmp_path / "node-0" / "agent.json").exists(), "the start of the agent")
+        lab.wait(lambda: told in read_metrics(lab, "node-0"), "the count of all-reduces")
+        text = read_metrics(lab, "node-0")
+        lab.tell("enough")
+        assert lab.end("node-0") == 0
+        assert lab.logs().count("trained to its end") == 2
+    check_that_nothing_is_claimed(text)

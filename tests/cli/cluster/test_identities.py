@@ -21,6 +21,8 @@ from tests.cli.cluster.api import write_kubeconfig
 from tests.cli.conftest import JOB, Kdist
 from tests.trainer.rendezvous.control_plane import BINARIES, ControlPlane
 
+pytestmark = pytest.mark.e2e  # where the API server is built
+
 NAMESPACE = "ml"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 ROLES = ("chart-view", "chart-edit", "builtin-view", "builtin-edit")

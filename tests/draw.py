@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--draw"):
-        config.pluginmanager.register(Draw(os.environ.get("KDIST_SEED") or read_commit(config)), "draw")
+        config.pluginmanager.register(Draw(os.environ.get("KDIST_SEED") or read_commit(config.rootpath)), "draw")
 
 
 class Draw:
@@ -42,8 +43,8 @@ class Draw:
         return self.said
 
 
-def read_commit(config: pytest.Config) -> str:
+def read_commit(root: Path) -> str:
     """The commit that is tested, in short; "0" outside of git."""
-    command = ["git", "-C", str(config.rootpath), "rev-parse", "--short=12", "HEAD"]
+    command = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "0"

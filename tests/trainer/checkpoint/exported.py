@@ -15,11 +15,11 @@ from torch import Tensor
 from kdist_trainer.checkpoint import export
 
 
-def digest_of_export(root: Path, *, step: int | None = None) -> str:
-    """SHA-256 of all tensors of the exported file, in the order of their names."""
+def digest_of_export(root: Path, *, step: int | None = None, average: bool = False) -> str:
+    """SHA-256 of all tensors of the exported file, in the order of their names; with `average` of the moving average."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.safetensors")
-        export.write_file(export.prepare(root, step=step), path)
+        export.write_file(export.prepare(root, step=step, average=average), path)
         with safe_open(path, framework="pt", device="cpu") as file:
             return digest_of({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - no mapping
 

@@ -17,10 +17,17 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 
 from kdist_trainer.checkpoint.files import Digest
-from kdist_trainer.checkpoint.manifest import read_manifest
+from kdist_trainer.checkpoint.manifest import Damaged, read_manifest
+from kdist_trainer.checkpoint.reader import inspect
 from kdist_trainer.checkpoint.unpickler import METADATA
 from tests.trainer.checkpoint.states import load, open_store
 
@@ -148,6 +155,56 @@ def test_an_index_that_asks_for_any_other_attribute_is_refused(root: Path, owner
     store = open_store(root, generation=2)
     assert load(store) == 1
     assert "attribute" in store.fallbacks[0].reason
+
+
+class Slots:
+    """Pickled as a class of the allow-list and a state for it that sets attributes, as BUILD does for `__slots__`."""
+
+    def __init__(self, owner: Any, state: dict[str, Any]) -> None:
+        self.owner, self.state = owner, state
+
+    def packed(self) -> bytes:
+        """The pickle: GLOBAL, the pair (None, state), BUILD."""
+        inner = pickle.dumps((None, self.state), protocol=2)[2:-1]
+        return b"\x80\x02" + pickle.dumps(self.owner, protocol=2)[2:-1] + inner + pickle.BUILD + pickle.STOP
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Metadata, "__init__"), (MetadataIndex, "__eq__"), (torch.serialization._get_layout, "__defaults__")],
+)
+def test_an_index_that_sets_a_method_of_a_record_type_is_refused_and_changes_nothing(root: Path, owner: Any, name: str) -> None:
+    before = getattr(owner, name)
+    forge(newest(root), **{METADATA: Slots(owner, {name: ("text",)}).packed()})
+    store = open_store(root, generation=2)
+    assert load(store) == 1
+    assert "sets a state" in store.fallbacks[0].reason
+    assert getattr(owner, name) is before
+
+
+def be_vast(value: TensorStorageMetadata) -> None:
+    value.size = torch.Size([2**60])
+
+
+def be_negative(value: TensorStorageMetadata) -> None:
+    value.size = torch.Size([-1])
+
+
+def reach_out(value: TensorStorageMetadata) -> None:
+    value.chunks = [ChunkStorageMetadata(torch.Size([1]), value.size)]
+
+
+@pytest.mark.parametrize("twist", [be_vast, be_negative, reach_out])
+def test_a_tensor_that_its_files_cannot_hold_is_refused_before_memory_is_asked_for(
+    root: Path, twist: Callable[[TensorStorageMetadata], None]
+) -> None:
+    index = index_of(newest(root))
+    value = next(value for value in index.state_dict_metadata.values() if isinstance(value, TensorStorageMetadata))
+    twist(value)
+    forge(newest(root), **{METADATA: pickle.dumps(index)})
+    with pytest.raises(Damaged, match=METADATA):
+        inspect(newest(root))
+    assert load(open_store(root, generation=2)) == 1
 
 
 NO_TENSOR: Any = {"a": 5}

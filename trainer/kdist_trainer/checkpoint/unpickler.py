@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -20,6 +21,8 @@ from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
+    StorageMeta,
+    TensorProperties,
     TensorStorageMetadata,
 )
 
@@ -44,7 +47,42 @@ _ALLOWED = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+_RECORD_TYPES = (
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+    ChunkStorageMetadata,
+    BytesStorageMetadata,
+    _StorageInfo,
+)
+
+
+class _Unpickler(pickle._Unpickler):
+    """Python's own, whose BUILD can be kept to records: the one in C lets a state set any attribute of whatever it is given.
+
+    It reads an index of 20,000 tensors in some three seconds instead of one and a half.
+    """
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
+    stack: list[Any]
+
+    def load_build(self) -> None:
+        """Give a record its fields, and nothing else to nothing else: no class, no function, no method."""
+        state, target = self.stack.pop(), self.stack[-1]
+        if type(target) is TensorProperties and isinstance(state, tuple):
+            target.__setstate__(state)  # type: ignore[no-untyped-call]
+            return
+        if (
+            type(target) not in _RECORD_TYPES
+            or type(state) is not dict
+            or not state.keys() <= type(target).__dataclass_fields__.keys()
+        ):
+            raise pickle.UnpicklingError(f"{METADATA} sets a state of {target!r:.100}")
+        target.__dict__.update(state)
+
+    dispatch[pickle.BUILD[0]] = load_build
+
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if (module_name, global_name) == ("builtins", "getattr"):
             return _find_member
@@ -77,6 +115,7 @@ def _check(metadata: Any, files: Mapping[str, Digest]) -> None:
         raise Damaged(f"{METADATA} is no index")
     if not isinstance(metadata.storage_data, dict) or not all(map(_is_value, metadata.state_dict_metadata.items())):
         raise Damaged(f"{METADATA} is no index of tensors and values")
+    held: Counter[str] = Counter()
     for index, info in metadata.storage_data.items():
         if not isinstance(index, MetadataIndex) or not isinstance(info, _StorageInfo):
             raise Damaged(f"{METADATA} is no index of files")
@@ -88,10 +127,30 @@ def _check(metadata: Any, files: Mapping[str, Digest]) -> None:
             raise Damaged(f"{METADATA} leads beyond the end of {info.relative_path}")
         if info.transform_descriptors:
             raise Damaged(f"{METADATA} asks for transformations, which kdist never writes")
+        held[index.fqn] += info.length
+    for name, value in metadata.state_dict_metadata.items():
+        if isinstance(value, TensorStorageMetadata) and value.size.numel() * value.properties.dtype.itemsize > held[name]:
+            raise Damaged(f"{METADATA} says that {name} is {tuple(value.size)}, more than its files hold")
 
 
 def _is_value(item: tuple[Any, Any]) -> bool:
     name, value = item
     if isinstance(value, TensorStorageMetadata):
-        return isinstance(name, str) and all(isinstance(chunk, ChunkStorageMetadata) for chunk in value.chunks)
+        return (
+            isinstance(name, str)
+            and _is_size(value.size)
+            and isinstance(value.properties, TensorProperties)
+            and all(isinstance(chunk, ChunkStorageMetadata) and _is_part(chunk, value.size) for chunk in value.chunks)
+        )
     return isinstance(name, str) and isinstance(value, BytesStorageMetadata)
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, torch.Size) and all(type(length) is int and length >= 0 for length in size)
+
+
+def _is_part(chunk: ChunkStorageMetadata, whole: torch.Size) -> bool:
+    """Whether a chunk lies inside of its tensor."""
+    if not (_is_size(chunk.offsets) and _is_size(chunk.sizes) and len(chunk.offsets) == len(chunk.sizes) == len(whole)):
+        return False
+    return all(start + size <= length for start, size, length in zip(chunk.offsets, chunk.sizes, whole, strict=True))

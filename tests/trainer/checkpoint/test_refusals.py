@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -141,3 +142,27 @@ def test_a_folder_that_vanishes_is_like_a_lost_lock(root: Path) -> None:
     shutil.rmtree(root)
     with pytest.raises(Superseded):
         save(store, 1)
+
+
+@pytest.mark.parametrize(
+    ("operation", "told"),
+    [("rename", "rename a folder"), ("replace", "replace a file"), ("fsync", "write and fsync")],
+)
+def test_storage_that_lacks_what_saves_need_is_refused_before_the_first_step(root: Path, operation: str, told: str) -> None:
+    def refuse(one: Operation) -> None:
+        if one.name == operation and ".tmp-probe" in str(one.path):
+            raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    with files.observed(refuse), pytest.raises(Mismatch, match=rf"cannot {told}.*Operation not supported.*use a volume"):
+        open_store(root)
+    assert list(root.iterdir()) == [], "nothing is left behind"
+
+
+def test_storage_that_is_full_at_the_start_may_have_room_at_the_next_try(root: Path) -> None:
+    def refuse(one: Operation) -> None:
+        if one.name == "write" and "probe" in str(one.path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with files.observed(refuse), pytest.raises(StorageProblem, match="No space left"):
+        open_store(root)
+    assert load(open_store(root)) is None

@@ -77,6 +77,7 @@ class Saves:
         """Step of the newest checkpoint that is committed."""
         self.changes: list[Change] = []
         """What was edited in the job since the checkpoint that was restored last."""
+        self._counted_fallbacks = 0
         self._ask = judge
         self._asked = [dict(group) for group in parts.optimizer.param_groups] if store is not None else []
         self._every, self._stats = every, stats
@@ -92,8 +93,9 @@ class Saves:
         fresh = not parts.optimizer.state
         tensors = parts.tensors()
         found = self.store.load(tensors, fingerprint=parts.state.fingerprint, judge=self._judge)
-        for one in self.store.fallbacks:
+        for one in self.store.fallbacks[self._counted_fallbacks :]:
             self._stats.add_fallback(one.cause)
+        self._counted_fallbacks = len(self.store.fallbacks)
         if found is None:
             if fresh:
                 parts.optimizer.state.clear()  # making `tensors` took a step there, if one that moves nothing

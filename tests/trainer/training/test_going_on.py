@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.state import TrainState
 from tests.faults.check_ledger import assert_every_sample_once
 from tests.trainer.training.group import RankFailed, run_group
-from tests.trainer.training.tasks import Interrupted, describe, done, losses, train, train_here
+from tests.trainer.training.tasks import Interrupted, describe, done, losses, train, train_here, train_watched
 
 pytestmark = pytest.mark.processes
 
@@ -98,3 +99,20 @@ def test_a_run_that_is_past_the_steps_it_is_asked_for_by_now_only_ends(tmp_path:
     assert train_here(describe(virtualShards=4, epochs=1), tmp_path, 2, generation=2) == ["done"] * 2
     assert done(tmp_path)["step"] == before > 5
     assert losses(tmp_path, generation=2) == {}
+
+
+def count_fallbacks(document: dict[str, Any], folder: Path) -> float:
+    return sum(train_watched(document, folder).stats.checkpoint_fallbacks)
+
+
+def test_a_checkpoint_that_was_passed_over_is_counted_once_however_often_the_training_goes_back(tmp_path: Path) -> None:
+    every = {"every": {"steps": 2}, "mode": "blocking", "keep": 1000}
+    section = {"options": {"at_sample": 7}, "workload": f"{Interrupted.__module__}:Wild", "checkpoint": every}
+    train_here(describe(**section, epochs=None, steps=4, onNonfinite="skip"), tmp_path, 1)
+    newest, *_ = CheckpointDirectory(tmp_path / "checkpoints").committed()
+    (newest.path / "manifest.json").write_text("{}")
+    environment = {"KDIST_CHECKPOINTS": str(tmp_path / "checkpoints"), "KDIST_GENERATION": "2"}
+    document = describe(**section, epochs=None, steps=16, onNonfinite="rollback")
+    (counted,) = run_group(count_fallbacks, 1, document, tmp_path, environment=environment)
+    assert counted == 1
+    assert "rolled_back" in [event["event"] for event in RunLedger(tmp_path / "checkpoints").events()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import export
@@ -23,6 +24,7 @@ from kdist_trainer.failure import DataProblem, Mismatch
 from kdist_trainer.saves import Savable
 
 _TOLD = 3
+_WHOLE, _INDEX = "model.safetensors", ".index.json"  # Hugging Face's names
 
 
 class Source(Protocol):
@@ -55,6 +57,39 @@ class SafetensorsFile:
         """Weights of the file; their memory is the file's until they are copied."""
         with safe_open(self._path, framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name) for name in names}
+
+
+class SafetensorsShards:
+    """A model in several safetensors files, as Hugging Face writes large ones: an index says which file has which weight."""
+
+    def __init__(self, index: Path) -> None:
+        self._index = index
+        self._files: dict[str, SafetensorsFile] = {}
+
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Every weight of the files that the index names. Raises `DataProblem` where one of them is missing or damaged."""
+        return {name: size for file in self._found().values() for name, size in file.shapes().items()}
+
+    def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
+        """Weights of the files; their memory is the files' until they are copied."""
+        places, found = self._places(), dict[str, Tensor]()
+        for file in sorted({places[name] for name in names}):
+            found |= self._found()[file].fetch([name for name in names if places[name] == file])
+        return found
+
+    def _places(self) -> dict[str, str]:
+        try:
+            places = json.loads(self._index.read_bytes())["weight_map"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataProblem(f"train.init: {self._index}: no index of safetensors files: {error}") from error
+        if not isinstance(places, dict) or not all(isinstance(file, str) and Path(file).name == file for file in places.values()):
+            raise DataProblem(f"train.init: {self._index}: weight_map must name files beside the index")
+        return places
+
+    def _found(self) -> dict[str, SafetensorsFile]:
+        if not self._files:
+            self._files = {file: SafetensorsFile(self._index.parent / file) for file in sorted(set(self._places().values()))}
+        return self._files
 
 
 class CheckpointFolder:
@@ -119,7 +154,9 @@ class Pretrained:
 
     def _fitting(self, own: Mapping[str, Tensor], there: Mapping[str, torch.Size]) -> dict[str, Tensor]:
         """Those of the model's weights that are there. Raises `Mismatch` for others, unless the job says to keep them."""
-        problems = [f"{name} is not there" for name in own if name not in there]
+        same = tied_names(self.parts.module)
+        held = {same.get(name, name) for name in there}
+        problems = [f"{name} is not there" for name in own if name not in there and same.get(name, name) not in held]
         problems += [
             f"{name} is {tuple(there[name])} there and {tuple(value.shape)} in the model"
             for name, value in own.items()
@@ -133,6 +170,12 @@ class Pretrained:
         return {name: value for name, value in own.items() if there.get(name) == value.shape}
 
 
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Each name of a parameter to the first name that the same parameter has: files often hold a tied one once."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(one), name) for name, one in module.named_parameters(remove_duplicate=False)}
+
+
 def open_source(path: str, mounts: Mapping[str, Path]) -> Source:
     """What `path` names: below a mount path of job.yaml it is that folder of this machine. Raises `DataProblem`."""
     found = Path(path)
@@ -140,7 +183,12 @@ def open_source(path: str, mounts: Mapping[str, Path]) -> Source:
         if found.is_relative_to(mount):
             found = folder / found.relative_to(mount)
             break
-    return CheckpointFolder(found) if found.is_dir() else SafetensorsFile(found)
+    if found.is_dir():
+        for name, kind in ((f"{_WHOLE}{_INDEX}", SafetensorsShards), (_WHOLE, SafetensorsFile)):
+            if (found / name).is_file():
+                return kind(found / name)
+        return CheckpointFolder(found)
+    return SafetensorsShards(found) if found.name.endswith(_INDEX) else SafetensorsFile(found)
 
 
 def _read(wanted: Mapping[str, Tensor], fetch: Fetch) -> None:

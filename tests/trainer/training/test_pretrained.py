@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from kdist_trainer.checkpoint import export
+from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.failure import DataProblem
 from kdist_trainer.pretrained import CheckpointFolder, SafetensorsFile, open_source
 from kdist_trainer.workload import WorkloadContext
 from tests.trainer.training.cells import document
 from tests.trainer.training.group import RankFailed
-from tests.trainer.training.tasks import Small, describe, done, losses, train_here, weights
+from tests.trainer.training.tasks import FEATURES, Small, describe, done, losses, train_here, weights
 
 
 def begin_with(path: Path, *, load: str = "each", misfits: str = "refuse", **section: Any) -> dict[str, Any]:
@@ -98,6 +101,53 @@ def test_weights_of_another_model_are_refused_or_only_those_that_fit_are_taken(t
     train_here(begin_with(tmp_path / "model.safetensors", misfits="keep"), tmp_path / "kept", 1)
     found = weights(tmp_path / "kept")
     assert torch.allclose(found[next(iter(state))], state[next(iter(state))], atol=1e-6)
+
+
+class Tied(Small):
+    """Its last layer's weight is its first one's, as language models tie their head to their embedding."""
+
+    def model(self) -> nn.Module:
+        first, last = nn.Linear(FEATURES, FEATURES, bias=False), nn.Linear(FEATURES, FEATURES, bias=False)
+        last.weight = first.weight
+        return nn.Sequential(first, nn.Tanh(), last)
+
+
+def shards(folder: Path, *files: dict[str, torch.Tensor]) -> Path:
+    """A model as Hugging Face writes it: several files, and the index of them."""
+    folder.mkdir(exist_ok=True)
+    places: dict[str, str] = {}
+    for number, weights_ in enumerate(files, 1):
+        name = f"model-{number:05}-of-{len(files):05}.safetensors"
+        save_file(weights_, folder / name, metadata={"format": "pt"})
+        places |= dict.fromkeys(weights_, name)
+    index = {"metadata": {"total_size": 0}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("path", ["", "model.safetensors.index.json"])
+def test_a_training_begins_with_tied_weights_in_several_files(tmp_path: Path, path: str) -> None:
+    torch.manual_seed(99)
+    tied = torch.randn(FEATURES, FEATURES)
+    where = shards(tmp_path / "hub", {"0.weight": tied}, {"of.another.part": torch.zeros(3)}) / path
+    document_ = begin_with(where)
+    document_["train"]["workload"] = f"{Tied.__module__}:Tied"
+    train_here(document_, tmp_path / "run", 1)
+    (newest,) = CheckpointDirectory(tmp_path / "run/checkpoints").committed()
+    found = export.prepare(newest.path.parent, step=newest.step).fetch(["0.weight", "2.weight"])
+    assert all(torch.allclose(found[name], tied, atol=1e-6) for name in ("0.weight", "2.weight"))
+
+
+def test_an_index_that_leads_elsewhere_or_to_nothing_is_refused(tmp_path: Path) -> None:
+    folder = shards(tmp_path / "hub", {"a": torch.zeros(1)})
+    (folder / "model-00001-of-00001.safetensors").unlink()
+    with pytest.raises(DataProblem, match=r"model-00001-of-00001\.safetensors"):
+        open_source(str(folder), {}).shapes()
+    for content in ('{"weight_map": {"a": "../b.safetensors"}}', "{}", "no json"):
+        (folder / "model.safetensors.index.json").write_text(content)
+        with pytest.raises(DataProblem, match=r"model\.safetensors\.index\.json"):
+            open_source(str(folder), {}).shapes()
 
 
 def test_a_path_below_a_mount_is_looked_for_where_the_mount_is(tmp_path: Path) -> None:

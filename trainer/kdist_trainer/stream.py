@@ -94,7 +94,7 @@ class StreamSamples:
 
 
 class _Reader:
-    """One shard's samples in their order, by number; going on is a read, going elsewhere a search from the beginning."""
+    """One shard's samples in their order, by number; going on is a read, going back a search from the beginning."""
 
     def __init__(self, stream: Stream, files: Sequence[str], *, seed: int) -> None:
         self._stream, self._own, self._seed = stream, files, seed
@@ -114,24 +114,33 @@ class _Reader:
         return sample
 
     def _seek(self, number: int) -> None:
-        self._next, self._pass, self._queue, self._samples = number, -1, iter(()), iter(())
-        self._seen_any = True
-        left = number
+        """Be before sample `number`: what lies between is passed over from here, and only a way back begins anew."""
+        if number < self._next:
+            self._next, self._pass, self._queue, self._samples = 0, -1, iter(()), iter(())
+            self._seen_any = True
+        left = self._drop(number - self._next)
         while left:
             file = self._following()
             count = self._stream.count(file)
-            if count is not None and count <= left:
+            if count is None:
+                self._open(file)
+                left = self._drop(left)
+            elif count > left:
+                self._samples, left = self._stream.skip(file, left), 0
+                self._seen_any = True
+            else:
                 left -= count
                 self._seen_any = self._seen_any or count > 0
-                continue
-            samples = self._stream.read(file) if count is None else self._stream.skip(file, left)
-            if count is not None:
-                self._samples, left = samples, 0
-                return
-            while left and next(samples, _END) is not _END:
-                left -= 1
-                self._seen_any = True
-            self._samples = samples
+        self._next = number
+
+    def _drop(self, count: int) -> int:
+        """Pass over at most `count` samples of the open file; returns how many are left to pass over."""
+        while count and next(self._samples, _END) is not _END:
+            count -= 1
+            self._seen_any = True
+        if count:
+            self._samples = iter(())
+        return count
 
     def _open(self, file: str) -> None:
         self._samples = self._stream.read(file)

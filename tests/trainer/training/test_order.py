@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdist_trainer.data.order import Deal, Order, Steps, share_of
+from kdist_trainer.data.order import LARGE, Deal, Keyed, Order, Steps, order_of, share_of
 from kdist_trainer.failure import ConfigProblem, DataProblem
 
 
@@ -116,6 +119,62 @@ def test_a_lone_sample_of_a_short_step_and_a_stand_in_are_scant_but_no_usual_par
     assert [(part.samples, part.scant) for part in deals[1].parts(2)] == [(0, True)] * 2
     assert [part.scant for part in Deal(12, 4, 0, 2, micro_batch=2).parts(8)] == [False, False], "a usual part has one sample"
     assert [part.scant for part in Deal(4, 4, 0, 1).parts(3)] == [False] * 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(length=st.integers(1, 3000), seed=st.integers(0, 2**63 - 1), data=st.data())
+def test_the_keyed_order_uses_every_sample_once_an_epoch_wherever_it_is_entered(
+    length: int, seed: int, data: st.DataObject
+) -> None:
+    whole = Keyed(length=length, seed=seed).between(0, 2 * length).tolist()
+    assert sorted(whole[:length]) == sorted(whole[length:]) == list(range(length))
+    first = data.draw(st.integers(0, 2 * length - 1))
+    last = data.draw(st.integers(first + 1, 2 * length))
+    assert Keyed(length=length, seed=seed).between(first, last).tolist() == whole[first:last]
+
+
+def test_the_keyed_order_stays_what_it_was() -> None:
+    assert Keyed(length=8, seed=2**40 + 1).between(0, 16).tolist() == KEYED
+    assert Keyed(length=10**8, seed=7).between(10**9 + 5, 10**9 + 9).tolist() == VAST
+
+
+KEYED = [5, 3, 1, 2, 7, 0, 6, 4, 3, 5, 7, 4, 0, 6, 1, 2]
+VAST = [43414665, 22015241, 66384805, 44359768]
+
+
+def test_the_keyed_order_is_as_even_as_chance() -> None:
+    """Over many keys each sample comes equally often to each place, and next to each other: chi-squared, 63 degrees."""
+    length, draws = 8, 4_000
+    places = np.zeros((length, length))
+    neighbours = np.zeros((length, length))
+    for epoch in range(draws):
+        drawn = Keyed(length=length, seed=1)._permuted(epoch, np.arange(length, dtype=np.uint64)).astype(int)
+        places[np.arange(length), drawn] += 1
+        neighbours[drawn[:-1], drawn[1:]] += 1
+    apart = ~np.eye(length, dtype=bool)
+    assert chi_squared(places, draws / length) < 49 + 6 * math.sqrt(2 * 49)
+    assert chi_squared(neighbours[apart], draws / length) < 55 + 6 * math.sqrt(2 * 55)
+
+
+def chi_squared(found: Any, expected: float) -> float:
+    return float(((found - expected) ** 2 / expected).sum())
+
+
+def test_a_large_sets_order_follows_no_line() -> None:
+    """Indices are spread evenly over the set, and what comes next tells nothing of what comes after."""
+    length, taken = 10**8, 2**18
+    drawn = Keyed(length=length, seed=3).between(7 * length + 12_345, 7 * length + 12_345 + taken).numpy()
+    counts = np.bincount(drawn * 256 // length, minlength=256)
+    assert chi_squared(counts, taken / 256) < 255 + 6 * math.sqrt(2 * 255)
+    for lag in (1, 2, 256, 4096):
+        assert abs(np.corrcoef(drawn[:-lag], drawn[lag:])[0, 1]) < 6 / math.sqrt(taken)
+    assert len(np.unique(drawn)) == taken
+    first, second = (Keyed(length=length, seed=3).between(epoch * length, epoch * length + taken).numpy() for epoch in (0, 1))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 6 / math.sqrt(taken)
+
+
+def test_only_a_large_set_has_the_keyed_order() -> None:
+    assert [type(order_of(length, seed=0)) for length in (1, LARGE - 1, LARGE)] == [Order, Order, Keyed]
 
 
 def test_shares_cover_everything_once() -> None:

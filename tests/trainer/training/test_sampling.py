@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from kdist_trainer import config
+from kdist_trainer.data.loader import Loader
 from kdist_trainer.data.order import Deal, Positions, Steps, Weighted
 from kdist_trainer.failure import ConfigProblem, DataProblem
 from kdist_trainer.stream import Stream, StreamSamples
-from kdist_trainer.workload import Samples, Split
+from kdist_trainer.workload import Samples, Split, WorkloadContext
 from tests.trainer.training.group import RankFailed
 from tests.trainer.training.tasks import FEATURES, Small, describe, done, losses, train_here
 
@@ -158,6 +160,25 @@ def test_a_resume_passes_over_files_of_known_length_unread() -> None:
     fresh = StreamSamples(Numbered([1000] * 4, known=False), batch=10, shards=2, seed=0)
     assert samples[3500] == fresh[3500]
     assert stream.reads <= 1000
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_whoever_reads_every_other_step_of_a_stream_reads_each_sample_once(known: bool) -> None:
+    """What one of two loader processes does where a rank has one shard."""
+    stream = Numbered([50] * 8, known=known)
+    samples = StreamSamples(stream, batch=2, shards=1, seed=5)
+    expected = StreamSamples(Numbered([50] * 8, known=known), batch=2, shards=1, seed=5)
+    for step in range(0, 200, 2):
+        assert samples[2 * step] == expected[2 * step]
+    assert stream.reads <= 400
+
+
+@pytest.mark.parametrize(("workers", "shards", "expected"), [(4, 1, 1), (2, 4, 2), (3, 4, 2), (4, 4, 4), (8, 6, 6)])
+def test_a_shard_is_always_read_by_the_same_loader_process(workers: int, shards: int, expected: int) -> None:
+    samples = StreamSamples(Numbered([50] * 8, known=True), batch=12, shards=shards, seed=5)
+    steps = Steps(Positions(length=len(samples), seed=5), Deal(12, shards, 0, 1), total=120)
+    loader = Loader(steps, Streamed(WorkloadContext()), samples, settings=config.Loader(workers=workers), seed=5)
+    assert loader._processes_of_use() == expected
 
 
 def test_a_stream_travels_to_loader_processes_without_its_open_files() -> None:

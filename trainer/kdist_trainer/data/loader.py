@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from kdist_trainer import config
 from kdist_trainer.data.order import Part, Steps
 from kdist_trainer.randomness import FETCH, derive, generators
+from kdist_trainer.stream import StreamSamples
 from kdist_trainer.workload import Samples, Workload
 
 
@@ -128,13 +129,23 @@ class Loader:
             _Pieces(self._workload, self._samples),
             batch_size=None,
             sampler=requests,  # torch speaks of indices, and passes on whatever it is given
-            num_workers=self._settings.workers,
+            num_workers=self._processes_of_use(),
             prefetch_factor=self._settings.prefetch,
             collate_fn=_unchanged,  # type: ignore[arg-type]  # without a batch size it is handed single items
             pin_memory=self._move is not None,
             multiprocessing_context="forkserver",
             worker_init_fn=end_with_the_rank,
         )
+
+    def _processes_of_use(self) -> int:
+        """So many processes that each piece of a step comes from the same one every time, where a shard is read in its order.
+
+        Requests go to them in turn: otherwise every process would read all that the others read, to pass it over.
+        """
+        most, pieces = self._settings.workers, len(self._steps.parts(0))
+        if not isinstance(self._samples, StreamSamples):
+            return most
+        return max(count for count in range(1, most + 1) if pieces % count == 0)
 
     def _fetcher(self) -> Fetch:
         return fetcher(self._workload, self._samples)

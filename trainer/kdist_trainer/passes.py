@@ -7,17 +7,15 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Final
 
-import torch
 from torch import Tensor, nn
 
+from kdist_trainer.contract import check_loss, split
 from kdist_trainer.data.loader import Piece
-from kdist_trainer.failure import ConfigProblem
 from kdist_trainer.parallel.microbatches import Watch
 from kdist_trainer.parallel.pipeline import Pipeline, Task
 from kdist_trainer.randomness import STEP, derive
 from kdist_trainer.run import Run
 from kdist_trainer.stats import StepPhase
-from kdist_trainer.workload import Workload
 
 UNWATCHED: Final = Watch(*[lambda: None] * 3)
 
@@ -70,7 +68,7 @@ def flow(run: Run, pieces: Sequence[Piece], scale: float, watch: Watch) -> Tenso
 
 def _loss_of(run: Run, piece: Piece, scale: float) -> Callable[[nn.Module], Tensor]:
     def loss(model: nn.Module) -> Tensor:
-        value, count = run.workload.loss(model, piece.batch)
+        value, count = split(run.workload, run.workload.loss(model, piece.batch))
         check_loss(run.workload, value, count, piece.samples)
         return value * (scale * piece.weight)
 
@@ -86,15 +84,3 @@ def _generators_of(run: Run, piece: Piece) -> Callable[[int], object]:
         run.set_generators(derive(seed, STEP, stage) if stage else seed)
 
     return prepare
-
-
-def check_loss(workload: Workload, loss: torch.Tensor, count: int, samples: int) -> None:
-    """Refuse a loss that the loop would weigh wrongly. Raises `ConfigProblem`."""
-    name, units = type(workload).__name__, workload.units_per_sample
-    if loss.ndim != 0:
-        raise ConfigProblem(f"{name}.loss must return the sum over the batch, a scalar; its shape is {tuple(loss.shape)}")
-    if units is not None and samples and count != units * samples:
-        raise ConfigProblem(
-            f"{name}.loss counted {count} terms in {samples} samples, where units_per_sample says {units * samples}: "
-            "set units_per_sample, or to None where the count depends on the data"
-        )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
+from kdist_trainer.contract import check_loss, refuse_mean, split
 from kdist_trainer.heartbeat import Phase
-from kdist_trainer.passes import UNWATCHED, check_loss, flow
+from kdist_trainer.passes import UNWATCHED, flow
 from kdist_trainer.randomness import WEIGHTS, derive, generators_of
 from kdist_trainer.resources import was_counting
 from kdist_trainer.run import Run
@@ -26,7 +27,7 @@ def warm_up(run: Run) -> None:
             flow(run, [piece], 1.0, UNWATCHED)
             return
         with run.precision.autocast(), counting or nullcontext():
-            loss, count = run.workload.loss(run.model, piece.batch)
+            loss, count = split(run.workload, run.workload.loss(run.model, piece.batch))
         check_loss(run.workload, loss, count, piece.samples)
         loss.backward()  # type: ignore[no-untyped-call]
 
@@ -38,6 +39,8 @@ def warm_up(run: Run) -> None:
                 raise
             backward()
         drawing = generators_of(backward, run.world.device)
+        if run.world.generation == 1 and not run.strategy.sharded and piece.samples:
+            refuse_mean(run.workload, run.module, piece.batch, piece.samples)
     if ":" not in run.settings.workload:  # of a user's loss nobody knows what it draws from later
         run.set_generators = drawing
     run.optimizer.zero_grad()

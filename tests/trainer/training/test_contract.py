@@ -1,0 +1,105 @@
+"""What a loss must return is checked before the first step: a mean is told from a sum, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kdist_trainer.contract import refuse_mean, split
+from kdist_trainer.failure import ConfigProblem
+from kdist_trainer.workload import Workload, WorkloadContext
+from tests.trainer.training.group import RankFailed
+from tests.trainer.training.tasks import Exploding, Padded, Small, Whimsical, describe, train_here
+
+
+class Mean(Small):
+    """The mistake that most examples on the web lead to."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        inputs, labels, _ = batch
+        return functional.cross_entropy(model(inputs), labels), len(labels)
+
+
+class Regularised(Small):
+    """A sum with a large term that no sample changes."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        loss, count = super().loss(model, batch)
+        return loss + 1000 * sum(weight.square().sum() for weight in model.parameters()), count
+
+
+class Silent(Small):
+    """Nothing to learn from the first samples."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        loss, count = super().loss(model, batch)
+        return loss * 0, count
+
+
+class Bare(Small):
+    """Returns the loss alone."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return super().loss(model, batch)[0]
+
+
+class Normalised(Small):
+    """Its normalisation is frozen in one part and learns in another."""
+
+    def model(self) -> nn.Module:
+        module = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3), nn.BatchNorm1d(3))
+        module[1].eval()
+        return module
+
+
+def judge(kind: type[Workload], batch: Any = None) -> nn.Module:
+    torch.manual_seed(1)
+    workload = kind(WorkloadContext())
+    module = workload.model()
+    dataset: Any = workload.dataset("train")
+    refuse_mean(workload, module, dataset[:12] if batch is None else batch, 12)
+    return module
+
+
+def test_a_mean_is_refused_with_what_to_return() -> None:
+    with pytest.raises(ConfigProblem, match=r"Mean\.loss returns a mean.*for 4 terms.*return the loss summed over the batch"):
+        judge(Mean)
+
+
+@pytest.mark.parametrize("kind", [Small, Padded, Whimsical, Regularised, Silent, Normalised])
+def test_a_sum_is_not_taken_for_a_mean(kind: type[Workload]) -> None:
+    assert judge(kind).training
+
+
+@pytest.mark.parametrize("batch", [["a"] * 12, (torch.zeros(12, 16), torch.zeros(3)), {"text": "whole"}])
+def test_a_batch_that_cannot_be_doubled_is_not_judged(batch: Any) -> None:
+    assert judge(Mean, batch).training
+
+
+def test_a_loss_that_fails_where_nothing_is_learned_is_not_judged() -> None:
+    assert judge(Exploding).training, "its option is missing"
+
+
+def test_the_check_leaves_modes_and_statistics_as_they_were() -> None:
+    module = judge(Normalised)
+    assert [part.training for part in module] == [True, False, True, True, True]  # type: ignore[attr-defined]
+    assert torch.equal(module.get_buffer("4.running_mean"), torch.zeros(3))
+
+
+@pytest.mark.parametrize(("returned", "told"), [(torch.zeros(()), "a Tensor"), ((torch.zeros(()), 1.5), "(Tensor, float)")])
+def test_what_is_no_pair_of_sum_and_count_is_refused(returned: Any, told: str) -> None:
+    with pytest.raises(ConfigProblem) as caught:
+        split(Small(WorkloadContext()), returned)
+    assert f"Small.loss must return (Tensor, int), and returned {told}: return the loss summed" in str(caught.value)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("kind", "told"), [("Mean", "returns a mean"), ("Bare", r"returned a Tensor")])
+def test_a_training_with_such_a_loss_ends_before_its_first_step(tmp_path: Path, kind: str, told: str) -> None:
+    with pytest.raises(RankFailed, match=f"ConfigProblem.*{kind}.loss.*{told}"):
+        train_here(describe(workload=f"{__name__}:{kind}"), tmp_path, 1)

@@ -48,12 +48,12 @@ def test_a_job_that_is_sent_twice_is_unchanged_and_one_that_differs_is_configure
     run = namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"]
     assert verbs(namespace.kdist("apply", str(file), "--error-unchanged", code=Code.UNCHANGED)) == {"unchanged"}
     assert namespace.kdist("diff", str(file)) == ""
-    shown = namespace.kdist("diff", str(file), "--set", "spec.train.epochs=9", code=1)
-    assert re.search(r'^\+ .*"epochs": 9', shown, re.MULTILINE)
+    shown = namespace.kdist("diff", str(file), "--set", "spec.ttlSeconds=99", code=1)
+    assert re.search(r'^\+ .*"ttlSeconds": 99', shown, re.MULTILINE)
     assert "managedFields" not in shown
-    changed = namespace.kdist("apply", str(file), "--set", "spec.train.epochs=9")
+    changed = namespace.kdist("apply", str(file), "--set", "spec.ttlSeconds=99")
     assert "configmap/digits configured" in changed
-    assert "job.batch/digits unchanged" in changed
+    assert "serviceaccount/digits unchanged" in changed
     assert namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"] == run, "it is the same run"
 
 
@@ -114,7 +114,7 @@ def test_what_a_job_asks_for_no_longer_is_pruned_once_no_pod_needs_it(namespace:
     namespace.until("pods that mount the code", lambda: len(namespace.pods("digits")) == 3)
     (namespace.home / "src" / "calm.py").write_text("")
     assert "pruned" not in namespace.kdist("apply", file), "pods wait that were made with it"
-    namespace.kubectl("delete", "pods", "--all", "--force")
+    namespace.kdist("restart", "digits", "--no-wait")
     namespace.until("pods that mount the new code", lambda: len(namespace.pods("digits")) == 3)
     one = ("--set", "spec.nodes=1")
     shown = namespace.kdist("diff", file, *one, code=1)

@@ -93,6 +93,8 @@ def _delete(
     objects, foreign = removing.find_objects(cluster, name)
     for each in foreign:
         console.warning(f"{each.title} stays: it is not of job {name}: {describe_owner(each.document)}")
+    if removing.split(foreign)[0]:  # then the pods are somebody else's too
+        wait, grace_period = False, None
     kept = [] if purge else [each for each in objects if each.kind == removing.CLAIM]
     going = [each for each in objects if each not in kept]
     if not going:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kdist import backends
-from kdist.cluster import Cluster, RefusalError, resources
 from kdist.errors import Code, KdistError
 from kdist.manifest import Manifest
+
+if TYPE_CHECKING:
+    from kdist.cluster import Cluster
 
 RBAC = "rbac.authorization.k8s.io/v1"
 RUNTIME = ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime")
@@ -33,11 +35,20 @@ class Right(NamedTuple):
     name: str = ""
 
     @property
+    def group(self) -> str:
+        """The API group; the core's is ""."""
+        return self.api_version.rpartition("/")[0]
+
+    @property
     def resource(self) -> str:
         """As a rule of RBAC calls it: `pods/log`."""
+        from kdist.cluster import resources  # a client is more than a table needs where nobody is asked
+
         return resources.plural(self.kind) + (f"/{self.subresource}" if self.subresource else "")
 
     def __str__(self) -> str:
+        from kdist.cluster import resources
+
         part = f"/{self.subresource}" if self.subresource else ""
         return f"{self.verb} {resources.named(self.api_version, self.kind)}{part}"
 
@@ -144,6 +155,8 @@ def require(cluster: Cluster, wanted: Iterable[Right]) -> None:
 
 
 def _may(cluster: Cluster, right: Right) -> bool:
+    from kdist.cluster import RefusalError
+
     try:
         return cluster.can_i(right.verb, right.api_version, right.kind, name=right.name, subresource=right.subresource)
     except RefusalError:
@@ -151,8 +164,8 @@ def _may(cluster: Cluster, right: Right) -> bool:
 
 
 def _covers(rule: dict[str, list[str]], right: Right) -> bool:
-    group, names = resources.group(right.api_version), rule.get("resourceNames")
-    found = (("verbs", right.verb), ("apiGroups", group), ("resources", right.resource))
+    names = rule.get("resourceNames")
+    found = (("verbs", right.verb), ("apiGroups", right.group), ("resources", right.resource))
     return all({value, "*"} & set(rule.get(key) or ()) for key, value in found) and (not names or right.name in names)
 
 
@@ -163,7 +176,7 @@ def rules(role: Literal["view", "edit"], *, workloads: bool) -> list[dict[str, l
         held = {each for need in NEEDS for each in _rights(need, workloads=workloads)} - held
     verbs: dict[tuple[str, str], set[str]] = {}
     for each in held:
-        verbs.setdefault((resources.group(each.api_version), each.resource), set()).add(each.verb)
+        verbs.setdefault((each.group, each.resource), set()).add(each.verb)
     together: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (group, resource), found in sorted(verbs.items()):
         together.setdefault((group, tuple(sorted(found, key=_ORDER.index))), []).append(resource)

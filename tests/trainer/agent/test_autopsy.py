@@ -12,7 +12,7 @@ from kdist_trainer import failure, result
 from kdist_trainer.agent import autopsy
 from kdist_trainer.agent.autopsy import Circumstances
 from kdist_trainer.agent.entry import stacks_path
-from kdist_trainer.agent.memory import count_oom_kills, read_count
+from kdist_trainer.agent.memory import RECENT_SECONDS, OomKills, count_oom_kills, read_count
 from kdist_trainer.config import Cause, Exit
 
 
@@ -128,3 +128,26 @@ def test_the_kernels_count_of_oom_kills_is_read_in_its_three_forms(tmp_path: Pat
         assert read_count(path) == count
     assert read_count(tmp_path / "missing") is None
     assert count_oom_kills() >= 0
+
+
+def test_an_oom_kill_of_long_ago_explains_no_sigkill_of_today() -> None:
+    now, count = [1000.0], [5]
+    kills = OomKills(lambda: count[0], lambda: now[0])
+
+    def pass_seconds(seconds: float) -> None:
+        for _ in range(round(seconds * 10)):
+            now[0] += 0.1
+            kills.look()
+
+    assert not kills.recent(), "what was counted before the group began"
+    pass_seconds(30)
+    count[0] += 1
+    assert kills.recent()
+    pass_seconds(RECENT_SECONDS / 2)
+    assert kills.recent(), "a process with much memory takes its time to end"
+    pass_seconds(RECENT_SECONDS)
+    assert not kills.recent()
+    count[0] += 1
+    assert kills.recent()
+    now[0] += 3600
+    assert kills.recent(), "an agent that was stopped itself has seen nothing since"

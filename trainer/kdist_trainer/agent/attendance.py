@@ -61,7 +61,8 @@ class Attendance:
     """Called at every look: the agent's own pulse."""
 
     def __post_init__(self) -> None:
-        self._oom_kills = memory.count_oom_kills()
+        self._oom_kills = memory.OomKills()
+        self._out_of_memory: bool | None = None  # not known before a rank was killed
         self._terminated_at: float | None = None
         self._joining_since: float | None = None
         self._left_since: float | None = None
@@ -80,6 +81,7 @@ class Attendance:
             self.ranks.wait(TICK_SECONDS)
             self.alive()
             stalled = self.watchdog.look()
+            self._oom_kills.look()
             exits = self.ranks.exits()
             if self._failures(exits):
                 return self._end_badly()
@@ -245,10 +247,16 @@ class Attendance:
             exits=exits,
             managed=self.config.train is not None,
             terminated=self._terminated_at is not None,
-            out_of_memory=memory.count_oom_kills() > self._oom_kills if -signal.SIGKILL in exits.values() else False,
+            out_of_memory=self._is_out_of_memory(exits),
             steps={number: self.watchdog.step(number) for number in range(len(beats))},
             collectives={number: beat.collective for number, beat in enumerate(beats)},
         )
+
+    def _is_out_of_memory(self, exits: dict[int, int]) -> bool:
+        """Whether the kernel had killed for want of memory when the first rank was seen to be killed."""
+        if self._out_of_memory is None and -signal.SIGKILL in exits.values():
+            self._out_of_memory = self._oom_kills.recent()
+        return bool(self._out_of_memory)
 
     def _notes(self) -> list[Note]:
         """What this node's ranks are in, or were in when they ended."""

@@ -47,7 +47,7 @@ class Circumstances:
     terminated: bool = False
     """Whether the agent had sent SIGTERM, so that dying of it is no failure."""
     out_of_memory: bool = False
-    """Whether the kernel has killed for want of memory since the group began."""
+    """Whether the kernel has killed for want of memory just before the first rank was seen to be killed."""
     steps: dict[int, int | None] = field(default_factory=dict)
     collectives: dict[int, str | None] = field(default_factory=dict)
 

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _SELF = Path("/proc/self/cgroup")
 _MACHINE = Path("/proc/vmstat")
+
+
+RECENT_SECONDS = 10.0
+"""How long a process may take to end that the kernel has killed: it counts first, and large memory is not freed at once."""
+_LOOK_SECONDS = 1.0
+
+
+class OomKills:
+    """Watches the kernel's count. A kill of long ago explains no SIGKILL of today, so what counts is its growth of late."""
+
+    def __init__(self, count: Callable[[], int] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._count, self._clock = count or count_oom_kills, clock
+        self._seen: deque[tuple[float, int]] = deque([(clock(), self._count())])
+
+    def look(self) -> None:
+        """Note the count, once a second however often it is called."""
+        now = self._clock()
+        if now - self._seen[-1][0] >= _LOOK_SECONDS:
+            self._seen.append((now, self._count()))
+            while len(self._seen) > 1 and self._seen[1][0] <= now - RECENT_SECONDS:
+                self._seen.popleft()
+
+    def recent(self) -> bool:
+        """Whether the kernel has killed within the last seconds: since the newest look that is at least so long ago."""
+        self.look()
+        return self._count() > self._seen[0][1]
 
 
 def count_oom_kills() -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from kdist_trainer import failure
 from kdist_trainer.config import Cause, Exit
@@ -19,6 +20,13 @@ def of_torch(name: str, message: str) -> BaseException:
     """An error with the name of one of torch's own, which are RuntimeErrors."""
     error: BaseException = type(name, (RuntimeError,), {})(message)
     return error
+
+
+def of_spawn(last: str) -> BaseException:
+    """What `torch.multiprocessing.spawn` raises for a child that ended by an error of these last words."""
+    told = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\n    step()\n'
+    first = f"{told}ValueError: first\n\nThe above exception was the direct cause of the following exception:\n\n"
+    return ProcessRaisedException(f"\n\n-- Process 0 terminated with the following error:\n{first}{told}{last}\n", 0, 71)
 
 
 # What torch 2.13 raises, copied from real runs.
@@ -51,6 +59,16 @@ SAID = [
     (RuntimeError("the database said: Connection refused"), Cause.USER_CODE, 70, True),
     (ValueError("gloo: Connection closed by peer"), Cause.USER_CODE, 70, True),
     (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), Cause.USER_CODE, 70, True),
+    (RuntimeError("DataLoader worker (pid 71) is killed by signal: Killed. "), Cause.SIGNAL, 201, True),
+    (of_spawn("RuntimeError: Connection closed by peer\nin gloo"), Cause.NODE_LOST, 201, False),
+    (of_spawn("torch.distributed.DistStoreError: Timed out after 61 seconds"), Cause.NODE_LOST, 201, False),
+    (of_spawn("OSError: [Errno 28] No space left on device: 'x'"), Cause.STORAGE, 203, True),
+    (of_spawn("MemoryError"), Cause.OOM_HOST, 72, True),
+    (of_spawn("KeyError: 'label'"), Cause.USER_CODE, 70, True),
+    (of_spawn("own.Odd: gloo Connection closed by peer"), Cause.USER_CODE, 70, True),
+    (ProcessRaisedException("odd", 0, 1), Cause.USER_CODE, 70, True),
+    (ProcessExitedException("process 0 terminated with signal SIGABRT", 0, 1, -6, "SIGABRT"), Cause.SIGNAL, 201, True),
+    (ProcessExitedException("process 0 terminated with exit code 3", 0, 1, 3), Cause.USER_CODE, 70, True),
     (ConfigProblem("no such workload"), Cause.CONFIG, 64, True),
 ]
 

@@ -9,6 +9,7 @@ readers of failures need not import it.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import json
@@ -126,6 +127,7 @@ _PEER = re.compile(
     r"Connection (closed|reset) by peer|Connection refused|Broken pipe|connectFullMesh|[Ff]ailed to (recv|send|connect)"
     r"|remote process (exited|has terminated)|communicator was aborted|nccl\w*Error|NCCL error"
 )
+_LOADER_KILLED = re.compile(r"^RuntimeError: DataLoader worker \(pid [^)]*\) is killed by signal")
 # What torch itself says of a collective names one of these; a user's own RuntimeError hardly does.
 _ORIGIN = re.compile(r"gloo|NCCL|nccl|c10d|TCPStore|ProcessGroup|process group|monitoredBarrier")
 _WORLD = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistQueueEmptyError"}
@@ -154,9 +156,32 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain
 
 
+def _raised_by_child(told: str) -> BaseException | None:
+    """The error that torch's `spawn` tells of in the words of a child's traceback; None for one of no kind that matters here."""
+    lines = told.rpartition("Traceback (most recent call last):")[2].splitlines()
+    start = next((number for number, line in enumerate(lines) if line and not line[0].isspace()), None)
+    if start is None:
+        return None
+    qualified, _, message = "\n".join(lines[start:]).partition(": ")
+    name = qualified.rpartition(".")[2]
+    if name in _WORLD or name == "OutOfMemoryError":
+        error: BaseException = type(name, (RuntimeError,), {})(message)
+        return error
+    kind = getattr(builtins, name, None)
+    if not isinstance(kind, type) or not issubclass(kind, RuntimeError | MemoryError | OSError | KeyboardInterrupt):
+        return None
+    number = re.match(r"\[Errno (\d+)\]", message)
+    return kind(int(number[1]), message) if number else kind(message)
+
+
 def _classify_one(error: BaseException) -> tuple[Cause, Exit, bool] | None:
     name = type(error).__name__
     said = f"{name}: {error}"
+    if name == "ProcessRaisedException":  # a process that a script had started by torch.multiprocessing
+        child = _raised_by_child(str(error))
+        return None if child is None else _classify_one(child)
+    if (name == "ProcessExitedException" and getattr(error, "signal_name", None)) or _LOADER_KILLED.search(said):
+        return Cause.SIGNAL, Exit.PEERS_LOST, True
     if isinstance(error, KeyboardInterrupt):  # SIGINT: its forkserver died, or somebody at a terminal
         return Cause.SIGNAL, Exit.PEERS_LOST, True
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM) or _HOST_OOM.search(said):

@@ -119,6 +119,36 @@ def test_collectives_are_timed_where_there_are_any_and_nobody_says_no(
     assert run_script(tmp_path / "script.py", code=code, **around).stdout == f"{times}\n"
 
 
+SPAWNING = """
+import os, socket, sys
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+def train(number):
+    dist.init_process_group("gloo", init_method="env://", world_size=1, rank=0)
+    raise KeyError("label")
+
+if __name__ == "__main__":
+    taken = socket.socket()
+    if os.environ["KDIST_GENERATION"] == "1":
+        taken.bind(("", int(os.environ["MASTER_PORT"])))
+        taken.listen()
+    spawn(train, nprocs=1)
+"""
+
+
+@pytest.mark.processes
+def test_what_ends_a_process_that_a_script_has_started_is_told_from_an_exception_in_it(tmp_path: Path) -> None:
+    script = tmp_path / "classic.py"
+    script.write_text(SPAWNING)
+    with Lab(tmp_path, script={"path": str(script)}) as lab:
+        lab.start("node-0")
+        assert lab.end("node-0") == 70
+        failures = lab.ledger("failure")
+        assert [one["cause"] for one in failures] == ["rendezvous", "user_code"], "a port that was taken, then a KeyError"
+        assert "KeyError: 'label'" in lab.record("node-0")["message"]
+
+
 @pytest.mark.processes
 def test_an_exception_in_a_script_is_the_users_and_keeps_its_traceback(tmp_path: Path) -> None:
     script = tmp_path / "train.py"

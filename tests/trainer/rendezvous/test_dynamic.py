@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.rendezvous import api as torch_api
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torch_dynamic
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousInfo
 
@@ -44,6 +46,8 @@ def meet_all(nodes: list[Rendezvous]) -> list[RendezvousInfo]:
 
 
 def test_torch_has_the_names_that_we_replace_and_use(tmp_path: Path) -> None:
+    assert callable(vars(torch_api)["get_free_port"])
+    assert "get_free_port()" in inspect.getsource(torch_api.RendezvousStoreInfo.build)
     assert all(callable(vars(torch_dynamic)[name]) for name in ("_delay", "get_method_name", "_RendezvousExitOp"))
     assert {"_heartbeat_lock", "_state_holder", "_op_executor", "_this_node"} <= set(vars(meet(tmp_path)))
 

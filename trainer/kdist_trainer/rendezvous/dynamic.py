@@ -17,6 +17,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 from torch.distributed.elastic.rendezvous import RendezvousInfo
+from torch.distributed.elastic.rendezvous import api as torch_api
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torch_dynamic
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
@@ -27,6 +28,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from kdist_trainer.rendezvous.pace import Pace
+from kdist_trainer.rendezvous.ports import pick_port
 
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
@@ -206,6 +208,7 @@ def open_rendezvous(
     """
     pace = Pace.for_nodes(max_nodes, remote=remote)
     _quicken(pace.poll)
+    vars(torch_api).update(get_free_port=pick_port)
     settings = RendezvousSettings(
         run_id,
         min_nodes,

@@ -140,7 +140,7 @@ def report(error: Exception) -> int:
         console.message("Interrupted.")
         return Code.INTERRUPTED
     if isinstance(error, BrokenPipeError):  # the reader (`| head`) has gone: nobody is left to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        console.drop_results()
         return Code.ERROR
     if isinstance(error, OSError):
         console.error(KdistError(f"{error.strerror or error}: {error.filename}" if error.filename else str(error)))

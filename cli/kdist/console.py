@@ -42,6 +42,13 @@ def result_bytes(data: bytes) -> None:
     click.echo(data, nl=False)
 
 
+def drop_results() -> None:
+    """Lose what stdout did not take, and all that follows, so that the end of this process does not fail of it."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
 def emit(value: Any, *, output: str, name: str = "") -> None:
     """Print an answer in a machine's format: `json`, `yaml`, `name` (the name alone, for pipes), or `jsonpath=TEMPLATE`.
 

@@ -155,3 +155,24 @@ def test_a_reader_that_stops_reading_stops_neither_healing_nor_ctrl_c(start: Sta
     os.close(reader)
     run.wait(130)
     assert soon(lambda: not processes_of(folder)), processes_of(folder)
+
+
+@pytest.mark.processes
+def test_a_disk_that_is_full_when_the_job_is_stopped_ends_it_with_10_and_words(start: Start, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    (tmp_path / "runs").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "kdist-test", str(tmp_path / "runs")], check=True)
+    try:
+        run = start(write_job(tmp_path, nodes=1, steps=100_000, checkpoint=100_000), "-o", "json")
+        run.wait_until(lambda: len(read_ledger(run.folder("digits"), "steps")) > 5, "first steps")
+        with (tmp_path / "runs" / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+            while ballast.write(bytes(4096)):
+                pass
+        run.process.send_signal(signal.SIGINT)
+        report = json.loads(run.wait(10))
+        assert (report["outcome"], report["trainerExitCode"]) == ("stopped", 203)
+        assert re.search(r"report-not-kept +the end report cannot be written to \S+: No space left on device", run.errors())
+        assert "Error:" in run.errors()
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path / "runs")], check=True)

@@ -165,10 +165,13 @@ def _finish(ended: Ended, again: str, *, output: str, propagate: bool) -> int:
     """Print the report and what to know after it; the exit code."""
     from kdist.local import summary
 
-    if output == "json":
-        console.emit(dict(ended.report), output="json")
-    else:
-        console.table(summary.rows(ended.report), header=("RUN", ended.report["job"]))
+    try:
+        if output == "json":
+            console.emit(dict(ended.report), output="json")
+        else:
+            console.table(summary.rows(ended.report), header=("RUN", ended.report["job"]))
+    except OSError:  # nobody may be there to read it, or no room; how the training ended is said by the exit code all the same
+        console.drop_results()
     told = summary.conclude(ended, again)
     with suppress(OSError):  # nobody may be there to read it, which changes nothing about how the training ended
         if isinstance(told, KdistError):

@@ -8,6 +8,7 @@ lock              held by the one `kdist run` at work     lifeline     its end o
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -22,6 +23,7 @@ from typing import Any
 from kdist.errors import KdistError
 
 HOME_VARIABLE = "KDIST_HOME"
+_GLANCE_SECONDS = 1.0
 
 
 def home() -> Path:
@@ -32,8 +34,13 @@ def home() -> Path:
 def write_json(path: Path, document: object) -> None:
     """Replace `path` in one move, so that a reader never sees half of it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    draft.replace(path)
+    try:
+        draft.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -53,6 +60,10 @@ class RunFolder:
     lock: int
     run: dict[str, Any]
     moved: list[Path] = field(default_factory=list)
+    number: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.number = len(self.run["invocations"]) + 1
 
     @classmethod
     def open(cls, name: str, *, fresh: bool = False, checkpoints: Path | None = None, script: str | None = None) -> RunFolder:
@@ -114,8 +125,8 @@ class RunFolder:
 
     @property
     def store(self) -> Path:
-        """File of this invocation's rendezvous."""
-        return self.root / f"rendezvous-{self.invocation}" / "store"
+        """File of the rendezvous of the invocation that `open` was for, whether it has begun or not."""
+        return self.root / f"rendezvous-{self.number}" / "store"
 
     def node(self, name: str) -> Path:
         """Scratch folder of a node's agent, for its owner only."""
@@ -127,8 +138,17 @@ class RunFolder:
         """Everything that a node's agent and ranks print, of all invocations."""
         return self.node(name) / "log"
 
-    def begin(self) -> None:
-        """Note the new invocation; what only an earlier one needed goes."""
+    def begin(self, train_json: str | None = None) -> None:
+        """Note the new invocation, and what its agents are told; what only an earlier one needed goes.
+
+        Raises `KdistError` where the disk does not take it.
+        """
+        try:
+            self._begin(train_json)
+        except OSError as error:
+            raise KdistError(f"the run folder {self.root} cannot be written: {error.strerror}") from error
+
+    def _begin(self, train_json: str | None) -> None:
         self.run["invocations"].append({"started": time.time(), "ended": None, "outcome": None})
         write_json(self.root / "run.json", self.run)
         for old in self.root.glob("rendezvous-*"):
@@ -138,9 +158,11 @@ class RunFolder:
                 left.unlink(missing_ok=True)
         self.store.parent.mkdir()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
+        if train_json is not None:
+            (self.root / "train.json").write_text(train_json, encoding="utf-8")
 
     def end(self, outcome: str) -> None:
-        """Note how the invocation ended."""
+        """Note how the invocation ended. Raises `OSError` where the disk does not take it; it is noted in memory all the same."""
         self.run["invocations"][-1] |= {"ended": time.time(), "outcome": outcome}
         write_json(self.root / "run.json", self.run)
 
@@ -157,11 +179,16 @@ def _lock(root: Path) -> int:
     """Lock `root`, made where it is missing, and tell who holds it if somebody else does."""
     root.mkdir(parents=True, exist_ok=True)
     path = root / "lock"
+    patient_until = time.monotonic() + _GLANCE_SECONDS
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if time.monotonic() < patient_until:  # somebody who only asks whether a run is at work holds it for a moment
+                os.close(lock)
+                time.sleep(_GLANCE_SECONDS / 20)
+                continue
             owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
             os.close(lock)
             hint = "stop it first (Ctrl-C there), or give this job another metadata.name"

@@ -63,10 +63,10 @@ def run_job(job: TrainingJob, train_json: str, *, base: Path, fresh: bool, scree
             return Ended(Outcome("done", 0), _report(job, folder, Outcome("done", 0)), already=True)
         devices = list_devices(os.environ)
         commands = plan_agents(job, folder, base=base, environment=os.environ, devices=devices or None)
-        folder.begin()
-        (folder.root / "train.json").write_text(train_json, encoding="utf-8")
+        folder.begin(train_json)
         outcome = Outcome("killed", 0)
         stopped_by = None
+        session: Session | None = None
         try:
             session = _make_session(job, folder, commands, screen, lines_only)
             which = f"{job.metadata.name}, run {folder.run_id}, invocation {folder.invocation}"
@@ -76,12 +76,24 @@ def run_job(job: TrainingJob, train_json: str, *, base: Path, fresh: bool, scree
             outcome = session.run()
             stopped_by = session.stopped_by
         finally:
-            folder.end(outcome.kind)
-            report = _report(job, folder, outcome)
-            folders.write_json(folder.root / "report.json", report)
+            report = _note_end(job, folder, outcome, session)
         return Ended(outcome, report, stopped_by)
     finally:
         folder.close()
+
+
+def _note_end(job: TrainingJob, folder: RunFolder, outcome: Outcome, session: Session | None) -> dict[str, Any]:
+    """Leave the end report in the run folder; a disk that refuses it changes nothing about how the job ended."""
+    try:
+        folder.end(outcome.kind)
+        report = _report(job, folder, outcome)
+        folders.write_json(folder.root / "report.json", report)
+    except OSError as error:
+        report = _report(job, folder, outcome)
+        if session is not None:
+            message = f"the end report cannot be written to {folder.root}: {error.strerror}"
+            session.tell("kdist", "report-not-kept", message=message)
+    return report
 
 
 def _is_over(job: TrainingJob, done: Mapping[str, Any], train_json: str) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,36 @@ def test_a_second_invocation_is_the_same_run_with_a_new_rendezvous(home: Path) -
     assert (first.invocation, second.invocation) == (1, 2)
     assert first.store != second.store
     assert [path.name for path in home.glob("job/rendezvous-*")] == ["rendezvous-2"]
+
+
+def test_the_rendezvous_that_agents_are_planned_for_is_that_of_the_invocation_which_then_begins() -> None:
+    invoke()
+    folder = RunFolder.open("job")
+    planned = folder.store
+    folder.begin()
+    assert folder.store == planned
+    assert planned.parent.is_dir()
+    folder.close()
+
+
+def test_who_only_asks_whether_a_run_is_at_work_keeps_none_from_starting(home: Path) -> None:
+    invoke()
+    with (home / "job" / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        asking = threading.Timer(0.2, fcntl.flock, (lock, fcntl.LOCK_UN))
+        asking.start()
+        folder = RunFolder.open("job")
+        asking.join()
+    assert folder.number == 2, "it waited for the moment that the look took"
+    folder.close()
+
+
+def test_a_run_folder_on_a_full_disk_is_refused_in_words(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.open("job")
+    monkeypatch.setattr(folders, "write_json", lambda *_: Path("/dev/full").write_text("x"))
+    with pytest.raises(KdistError, match=f"the run folder {home / 'job'} cannot be written: No space left on device"):
+        folder.begin()
+    folder.close()
 
 
 def test_notes_of_agents_that_are_gone_do_not_outlive_their_invocation(home: Path) -> None:

@@ -63,6 +63,8 @@ class Conclusion:
                 self._finish_now(None)
         if self._stop.requested:
             self.leave()
+            if decisive is not None and decisive.code is Exit.STORAGE:  # asked to save, which the disk refused
+                raise Ended(failed(decisive))
             saved = bool(end.outcomes) and not end.forced and not end.failures
             step = self._book.committed_step() if saved else 0
             raise Ended(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 OWNER: Final = "kdist.dev/owner"
 """Annotation that says which job an object was made for, and as which object: a copy under another name does not bear it."""
+
+# Characters that JSON leaves bare and YAML does not take inside a quoted string, or folds as line breaks.
+_BARE_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 
 # What others lean on goes first: a pod that starts before its ConfigMap or Role exists waits for a retry of the kubelet.
 _FIRST = (
@@ -23,6 +28,15 @@ _FIRST = (
     "PodDisruptionBudget",
     "TrainingRuntime",
 )
+
+
+def to_json(value: object) -> str:
+    """`value` as JSON that is YAML too, which is how an API server reads an apply.
+
+    With ASCII alone 😀 would be two surrogates, which YAML refuses. Raises `ValueError` for NaN and infinity.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return _BARE_IN_JSON.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 @dataclass(frozen=True)

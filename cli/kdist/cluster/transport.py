@@ -16,6 +16,7 @@ from kdist.cluster.credentials import Credential
 from kdist.cluster.outage import PASSING, WEBHOOK_PATIENCE, Patience, Tries, is_wrong_certificate
 from kdist.cluster.refusal import explain, read_status
 from kdist.errors import Code, KdistError
+from kdist.manifest import to_json
 
 READ_SECONDS = 30.0
 AT_ONCE = 40  # connections that are kept: more are made and thrown away, each with its handshake
@@ -132,7 +133,7 @@ class Transport:
         body = None
         if request.body is not None:
             headers["content-type"] = request.content_type
-            body = json.dumps(request.body).encode()
+            body = to_json(request.body).encode()
         query = f"?{urlencode(request.query)}" if request.query else ""
         silence = self._request_timeout if request.timeout is None else request.timeout
         try:

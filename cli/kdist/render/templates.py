@@ -8,8 +8,6 @@ that each leaf of the parsed document knows which field of job.yaml it comes fro
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -20,12 +18,10 @@ import jinja2
 import yaml
 
 from kdist.errors import KdistError
-from kdist.manifest import Manifest
+from kdist.manifest import Manifest, to_json
 
 TEMPLATES = Path(__file__).parent.parent / "manifests"
 
-# Characters that JSON leaves bare and YAML does not take inside a quoted string, or folds as line breaks.
-_BARE_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 _BASE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -61,12 +57,10 @@ def as_json(value: object) -> str:
         return "{" + ", ".join(f"{as_json(str(key))}: {as_json(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(as_json(item) for item in value) + "]"
-    text = json.dumps(
-        value, ensure_ascii=False, allow_nan=False
-    )  # with ASCII only, 😀 would be two surrogates, which YAML refuses
+    text = to_json(value)
     if isinstance(value, float) and "e" in text and "." not in text:
         return text.replace("e", ".0e")  # to YAML 1.1, 1e-05 is a word
-    return _BARE_IN_JSON.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+    return text
 
 
 def spread(value: Any, source: str) -> Any:

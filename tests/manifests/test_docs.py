@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
+import yaml
 
 from kdist import backends, rights
+from kdist.render import find_pods
+from kdist.render.restricted import violations
 from tests.charts import rights_files
 from tests.house.tree import ROOT
-from tests.manifests.jobs import FULL, load, place
+from tests.manifests.jobs import FULL, load, make, place
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("|")]
@@ -38,3 +41,16 @@ def test_every_object_that_is_rendered_is_in_the_table_of_objects() -> None:
     workloads = {backends.get(name).kind for name in backends.NAMES} | {"TrainingRuntime"}
     rendered = {each.kind for name in backends.NAMES for each in place(load(FULL), name)}
     assert rendered - workloads <= told
+
+
+def test_every_setting_of_the_page_on_networks_is_one_that_a_restricted_namespace_takes() -> None:
+    page = (ROOT / "docs" / "networks.md").read_text()
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    jobs = [block["spec"] for block in blocks if set(block) == {"spec"}]
+    assert len(jobs) == 4
+    for spec in jobs:
+        document = make().model_dump(mode="json", by_alias=True)
+        train = {**document["spec"]["train"], **spec.get("train", {})}
+        document["spec"] = {**document["spec"], **spec, "train": train}
+        (pod,) = [pod for each in place(load(document), "job") for pod in find_pods(each.document)]
+        assert violations(pod) == []

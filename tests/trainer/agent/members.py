@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +22,8 @@ import torch.distributed as dist
 
 from kdist_trainer import recorder
 from kdist_trainer.heartbeat import Heartbeat, Phase
+
+_open: list[Listener] = []
 
 
 def train() -> str:
@@ -58,6 +61,7 @@ def train() -> str:
 
 def bear(folder: Path, rank: int) -> None:
     """Fork a child, a child with a session of its own, and a daemon: each leaves its pid in `child-RANK-KIND`, and stays."""
+    _open.append(Listener(family="AF_UNIX"))  # as a rank with loader processes does
     for kind in ("child", "session", "daemon"):
         if os.fork() == 0:
             if kind != "child":

@@ -196,6 +196,9 @@ def test_what_a_rank_started_ends_with_it_and_its_peer_goes_on_at_once(tmp_path:
         assert soon(lambda: not any(map(is_alive, offspring))), "a child of its own session and a daemon included"
         second = lab.stepping(2, world=2)
         everybody = [second[0]["pid"], second[1]["pid"], *read_children(lab, 0), *read_children(lab, 1)]
+        for node in ("node-0", "node-1"):
+            assert len(list((tmp_path / node / "tmp").glob("pymp-*/listener-*"))) == 2, "the forkserver's and the rank's"
+            assert len(list((tmp_path / node / "torchelastic").glob("*/attempt_*"))) == 1
         lab.tell("finish")
         assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]
         assert not any(map(is_alive, everybody)), "nor does anything outlive ranks that end well"

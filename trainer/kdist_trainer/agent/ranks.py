@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import time
 from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import MultiprocessContext, PContext, SubprocessContext
@@ -130,8 +132,11 @@ class Ranks:
             return -1
 
     def close(self) -> None:
-        """Close the descriptors that were opened here, and drop what torch keeps for the ranks."""
+        """Close the descriptors that were opened here, and drop what torch keeps for the ranks, on the disk as well."""
         self.release()
+        for path in self._context.error_files.values():
+            shutil.rmtree(Path(path).parent.parent, ignore_errors=True)  # the attempt's folder
+        _remove_sockets()
         if self._scripts:
             for descriptor in self._watched:
                 if descriptor >= 0:
@@ -142,6 +147,14 @@ class Ranks:
 def _kill_group(leader: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def _remove_sockets() -> None:
+    """Remove the addresses at which ranks that have ended gave tensors and files to their loader processes."""
+    own = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
+    for left in Path(own).parent.glob("listener-*") if own else ():
+        if left != Path(own):
+            left.unlink(missing_ok=True)
 
 
 def _servers() -> set[int]:

@@ -20,7 +20,13 @@ IDLE: dict[str, Any] = {"nodeSelector": {"kdist.dev/none": "such"}}
 OURS = {"kdist.dev/job": "digits", "app.kubernetes.io/managed-by": "kdist"}
 WHOSE = ("of that name", "with our labels", "of another job")
 KINDS = "serviceaccount,role,rolebinding,pvc,configmap,service,networkpolicy,pdb"
-WORKLOADS = {"job": "job", "statefulset": "statefulset", "jobset": "jobset", "pytorchjob": "pytorchjob", "trainjob": "trainjob"}
+WORKLOADS = {
+    "job": "job",
+    "statefulset": "statefulset",
+    "jobset": "jobset",
+    "pytorchjob": "pytorchjob",
+    "trainjob": "trainingruntime",
+}
 
 
 def make_foreign(document: dict[str, Any], whose: str) -> dict[str, Any]:
@@ -98,7 +104,7 @@ def test_no_command_touches_a_workload_or_a_job_of_somebody_else(
 ) -> None:
     file = namespace.write(job(backend=backend, **IDLE))
     namespace.kdist("apply", file)
-    kinds = f"{WORKLOADS[backend]},configmap" + (",trainingruntime" if backend == "trainjob" else "")
+    kinds = f"{WORKLOADS[backend]},configmap"
     foreign = [each for each in all_of(namespace, kinds) if each["metadata"]["name"] == "digits"]
     theirs = replace(namespace, [(each, whose) for each in foreign])
     for command in (("apply", file), ("scale", "digits", "--nodes", "1", "--no-wait"), ("restart", "digits"), ("stop", "digits")):

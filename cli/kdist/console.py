@@ -7,6 +7,7 @@ it on.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -110,7 +111,11 @@ def warning(text: str) -> None:
 def unwaiting() -> Iterator[None]:
     """Messages and views in this block never wait for whoever reads stderr; its end does, until Ctrl-C."""
     sys.stderr.flush()
-    outlet = Outlet(sys.stderr.fileno())
+    try:
+        outlet = Outlet(sys.stderr.fileno())
+    except io.UnsupportedOperation:  # a stream in memory, which nobody has to read
+        yield
+        return
     _outlets.append(outlet)
     try:
         yield

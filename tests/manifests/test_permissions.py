@@ -40,7 +40,8 @@ def test_an_account_of_the_users_is_used_as_it_is_and_may_meet_its_peers(backend
     (pod,) = [spec for each in workload for spec in pod_specs(each)]
     assert pod["serviceAccountName"] == "cloud"
     assert "automountServiceAccountToken" not in pod, "that is for the account to say"
-    assert [volume["name"] for volume in pod["volumes"] if "projected" in volume] == ["token"]
+    sources = [(volume["name"], each) for volume in pod["volumes"] for each in volume.get("projected", {}).get("sources", [])]
+    assert [name for name, each in sources if "serviceAccountToken" in each] == ["token"]
     assert find("ServiceAccount", backend, "c10d", serviceAccountName="cloud") == []
 
 

@@ -12,7 +12,7 @@ from kdist.errors import UsageError
 from kdist.quantity import size
 from kdist.spec import TrainingJob
 
-_LONGEST_NAME = 50
+_LONGEST_NAME = 45  # what 4096 nodes leave of the 63 characters of a pod of a JobSet
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _NOT_NEEDED = ("train", "script", "code", "data", "checkpoints", "preflight")  # of a job whose machines are measured
 

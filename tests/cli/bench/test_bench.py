@@ -40,7 +40,7 @@ def test_a_bench_of_a_job_takes_its_machines_and_nothing_of_its_training() -> No
         {
             "apiVersion": "kdist.dev/v1alpha1",
             "kind": "TrainingJob",
-            "metadata": {"name": "a" * 50, "namespace": "ml"},
+            "metadata": {"name": "a" * 46, "namespace": "ml"},
             "spec": {
                 "image": "registry/trainer:1",
                 "nodes": 4,

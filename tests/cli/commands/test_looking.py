@@ -79,7 +79,11 @@ def test_why_prints_cause_evidence_fix_and_next_command(kdist: Kdist, world: Wor
     shown = kdist("why", "digits").stdout.splitlines()
     assert shown[0] == "failed user-code: rank 1 on digits-1-abcde at step 42 raised ValueError: bad"
     assert "  | line 7" in shown
-    assert shown[-2:] == ["Next: kdist logs digits -n ml --rank 1", "  or: kdist apply JOB.yaml -n ml"]
+    assert shown[-3:] == [
+        "Next: kdist logs digits -n ml --rank 1",
+        "  or: kdist apply JOB.yaml -n ml",
+        "  or: kdist restart digits -n ml",
+    ]
     document = json.loads(kdist("why", "digits", "-o", "json").stdout)
     assert (document["kind"], document["cause"], document["phase"]) == ("Diagnosis", "user-code", "Failed")
     assert kdist("wait", "digits").exit_code == 10

@@ -12,6 +12,7 @@ from kdist.errors import Code
 from tests.cli.cluster.api import Api, Asked, Reply, refusal, write_kubeconfig
 from tests.cli.cluster.conftest import Serve, _hurry, serve
 from tests.cli.conftest import Kdist
+from tests.cli.follow.test_wait import DONE
 from tests.cli.follow.world import World
 
 __all__ = ["_hurry", "serve"]
@@ -101,6 +102,7 @@ def test_whoever_acts_as_another_does_so_in_every_request(
     kdist: Kdist, point: Point, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     world = World()
+    world.workload = DONE if verb == "status -w" else world.workload  # which only its end ends
     api = serve(lambda asked: world(asked) if asked.method == "GET" and asked.path != "/apis" else refusal(403, "not you"))
     point(api.url)
     monkeypatch.delenv("KUBECONFIG")

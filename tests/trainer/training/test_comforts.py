@@ -53,7 +53,7 @@ def test_a_stop_at_the_step_of_an_evaluation_puts_it_off_to_the_resume(tmp_path:
     section: dict[str, Any] = {"epochs": 8, "evaluateEverySteps": 3, "syncEverySteps": 1, "workload": f"{TASKS}:Interrupted"}
     section["virtualShards"] = size
     still = {"optimizer": {"name": "sgd", "learningRate": 1e-9}, "earlyStop": {"patience": 2, "minDelta": 0.1}}
-    losses = 2 + 3 + 2 + 2  # of the warm-up, of three steps, of the evaluation after them, and of two steps
+    losses = 2 + 3 + 2  # of the warm-up, of three steps, and of the two that follow the evaluation
     told = {"at_loss": losses, "on_rank": 0}
     assert train_here(describe(**section, **still, options=told), tmp_path, size) == ["stopped"] * size
     assert [event["step"] for event in events(tmp_path, "stopped")] == [6]

@@ -13,6 +13,7 @@ from typing import Any
 Document = dict[str, Any]
 Check = Callable[[list[Document]], Iterator[str]]
 
+_MAY_CREATE_PODS = "ignore-check.kube-linter.io/access-to-create-pods"
 _WORKLOAD_KINDS = {"Job", "StatefulSet", "Pod", "PyTorchJob", "JobSet", "TrainingRuntime"}
 _SENSITIVE = ("PASSWORD", "SECRET", "TOKEN", "API_KEY")
 _LARGEST_SAFE_PORT = 1024
@@ -135,17 +136,19 @@ def dangling_selectors(objects: list[Document]) -> Iterator[str]:
 
 
 def wildcard_in_rules(objects: list[Document]) -> Iterator[str]:
-    """A role with a `*`, or one that reads secrets, makes pods, or is bound to cluster-admin."""
+    """A role with a `*`, or one that reads secrets; a binding to cluster-admin, or to one that makes pods and no reason why."""
+    makers = set()
     for document in objects:
         for rule in document.get("rules", []) if document["kind"] in ("Role", "ClusterRole") else []:
             verbs, resources = set(rule["verbs"]), set(rule["resources"])
-            if (
-                "*" in verbs | resources | set(rule["apiGroups"])
-                or "secrets" in resources
-                or ("pods" in resources and "create" in verbs)
-            ):
+            if "*" in verbs | resources | set(rule["apiGroups"]) or "secrets" in resources:
                 yield name(document)
-        if document.get("roleRef", {}).get("name") == "cluster-admin":
+            if "pods" in resources and "create" in verbs:
+                makers.add((document["kind"], document["metadata"]["name"]))
+    for document in objects:
+        role = document.get("roleRef", {})
+        why = document["metadata"].get("annotations", {}).get(_MAY_CREATE_PODS)
+        if role.get("name") == "cluster-admin" or ((role.get("kind"), role.get("name")) in makers and not why):
             yield name(document)
 
 

@@ -53,6 +53,8 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
+    disable_nagle_algorithm = True  # or the body waits 40 ms for the acknowledgement of the headers
+
     def setup(self) -> None:
         """Remember the connection, so that the server can cut it."""
         super().setup()

@@ -11,9 +11,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # More arguments for pytest, as in `make test ARGS="-k lock -x"`.
 ARGS ?=
-# How many tests run side by side. Those that kill processes wait more than they compute, and run after those that compute.
+# How many tests run side by side: those that kill processes wait more than they compute, and run after those that compute.
 JOBS ?= 2
-WAITING_JOBS ?= 3
 # How many seeds the random kills of `make chaos` draw from.
 KDIST_SEEDS ?= 20
 
@@ -66,11 +65,11 @@ unit: setup
 	$(call pytest,unit) -m "not (processes or chaos or e2e or stranger)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS)
 
 processes: setup
-	$(call patiently,processes,-m "processes and not (chaos or e2e or stranger)" --ignore=tests/house -n $(WAITING_JOBS) --dist=worksteal $(ARGS))
+	$(call patiently,processes,-m "processes and not (chaos or e2e or stranger)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS))
 
 chaos: setup system ## Kill, crash and fill disks, for long; started again, it goes on where it was stopped
 	export KDIST_SEEDS=$(KDIST_SEEDS); \
-	$(call patiently,chaos,-p tests.resume --resume-file=.kdist/chaos-passed -m "chaos$(if $(NARROW), and not wide)" -n $(WAITING_JOBS) --dist=worksteal $(ARGS))
+	$(call patiently,chaos,-p tests.resume --resume-file=.kdist/chaos-passed -m "chaos$(if $(NARROW), and not wide)" -n $(JOBS) --dist=worksteal $(ARGS))
 
 e2e: setup system ## Meet a real Kubernetes: kind, started and kept here, or with KDIST_E2E=kubeconfig your kubeconfig's cluster
 	@[[ "$${KDIST_E2E:-}" == kubeconfig ]] || tests/cluster/cluster all

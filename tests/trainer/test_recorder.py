@@ -15,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kdist_trainer import recorder
 from kdist_trainer.heartbeat import Heartbeat
+from kdist_trainer.script_traffic import ScriptRecorder
 from kdist_trainer.world import World
+from tests.patience import soon
 from tests.trainer.training.group import run_group
 
 
@@ -59,7 +61,22 @@ def call_everything(folder: Path) -> dict[str, list[str]]:
         thread.start()
         thread.join()
         told["outside"] = [str(heartbeat.read().collective), str(heartbeat.calls(1)[0])]
+        told["script"] = see_as_script(world.rank, heartbeat, folder / "seen")
         return told
+
+
+def see_as_script(rank: int, heartbeat: Heartbeat, seen: Path) -> list[str]:
+    """What rank 0 is in while rank 1 keeps it waiting, and once the collective has ended and nobody has waited for it."""
+    recorder.install(heartbeat, ScriptRecorder)
+    if rank == 1:
+        assert soon(seen.exists, 60)
+    work = dist.all_reduce(torch.ones(6), async_op=True)
+    under_way = str(heartbeat.read().collective)
+    seen.touch()
+    assert soon(lambda: heartbeat.read().collective is None, 60)
+    assert work is not None
+    work.wait()
+    return [under_way] if rank == 0 else []
 
 
 @pytest.mark.processes
@@ -76,6 +93,8 @@ def test_every_collective_is_noted_whoever_calls_it(tmp_path: Path) -> None:
     assert second["groups"][-1] == "recv(float32[4,2]) #1 of group p2p"
     assert any(call.startswith("all_reduce(float32[4,2])") for call in first["functional"])
     assert first["waited"] == ["None"], "an operator waited for it"
+    script = first.pop("script") + second.pop("script")
+    assert [call.partition(" ")[0] for call in script] == ["all_reduce(float32[6])"], "only who waits"
     assert any(call.startswith("all_reduce(float32[20])") for call in first["ddp"]), "DDP's reducer is C++"
     assert any("all_gather" in call for call in first["fsdp"])
     assert any("reduce_scatter" in call for call in first["fsdp"])

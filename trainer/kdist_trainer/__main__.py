@@ -46,6 +46,7 @@ def _settings(given: argparse.Namespace, config: TrainConfig) -> Settings:
         termination_message=given.termination_message and given.termination_message.absolute(),
         on_end=given.on_end,
         take_over=given.take_over,
+        rendezvous_id=given.rendezvous_id,
         lifeline=given.lifeline and given.lifeline.absolute(),
         entrypoint=given.entrypoint,
     )
@@ -81,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
         "--on-end", choices=ON_END, default=EXIT, help="park: after a success or a failure for good, stay until SIGTERM"
     )
     parser.add_argument("--take-over", action="store_true", help="take the folder of checkpoints from another run that holds it")
+    parser.add_argument(
+        "--rendezvous-id", default="", help="tells agents that meet from others of their run, whose end is not theirs"
+    )
     parser.add_argument("--lifeline", type=Path, help="pipe whose end of file ends this agent")
     parser.add_argument("--entrypoint", default=WORKER, metavar="MODULE:FUNCTION", help="what each rank of a training runs")
     return parser

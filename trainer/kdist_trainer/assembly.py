@@ -86,7 +86,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         precision=built.precision,
         set_generators=set_generators,
         learn=through_stages if train.strategy == "pipeline" else in_turn,
-        weigh=make_weigh(workload, world),
+        weigh=make_weigh(workload, world, laps),
         loader=loader,
         evaluation_batch=train.micro_batch or max(1, train.global_batch // steps.deal.shards),
         state=state,
@@ -129,7 +129,7 @@ def make_optimizer(train: Training, workload: Workload, built: model.Model) -> O
 
 def make_judges(train: Training) -> tuple[Guard | None, Patience | None]:
     """What judges each update, and what ends a training that gets no better, where the job asks for them."""
-    guard = Guard(train) if train.on_nonfinite in ("skip", "rollback") else None
+    guard = Guard(train) if train.leaves_out else None
     return guard, Patience(train.early_stop) if train.early_stop is not None else None
 
 
@@ -191,7 +191,7 @@ def make_probe(train: Training, around: Surroundings) -> Probe:
     return Probe(around.stats, group, around.world.device, enabled=train.comm_hook == "timing")
 
 
-def make_weigh(workload: Workload, world: World) -> Callable[[Batch], float]:
+def make_weigh(workload: Workload, world: World, laps: Laps) -> Callable[[Batch], float]:
     """How a step's losses are weighted. A strategy takes the mean over copies of what has to be summed."""
     units, copies = workload.units_per_sample, world.data_size
     if units is not None:
@@ -200,7 +200,9 @@ def make_weigh(workload: Workload, world: World) -> Callable[[Batch], float]:
     def count_together(batch: Batch) -> float:
         own = sum(workload.count(piece.batch) for piece in batch.pieces if piece.samples)
         total = torch.tensor(own, dtype=torch.int64, device=world.device)
+        laps.lap(StepPhase.FORWARD)
         dist.all_reduce(total)  # in which every rank of a copy counts the same samples
+        laps.lap(StepPhase.COMM_EXPOSED)  # for all ranks wait here for the slowest
         return world.size / max(1, int(total))
 
     return count_together

@@ -32,17 +32,39 @@ class _Slot(NamedTuple):
         return self.owner._buffers[self.key]
 
 
+class _Together(NamedTuple):
+    """Buffers of all types on one device, with their bytes side by side."""
+
+    slots: list[_Slot]
+    tensors: list[Tensor]
+    """What was in these slots: the tensor may be replaced, and belongs there again when the bytes do."""
+    flat: Tensor
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Have the tensors be what the bytes say."""
+        for tensor, part in zip(self.tensors, torch.split(self.flat, [local(one).nbytes for one in self.tensors]), strict=True):
+            own = local(tensor)
+            own.copy_(part.view(own.dtype).view(own.shape))
+
+
 class Buffers:
     """The buffers of one rank's module, and the ranks that hold the same ones."""
 
-    def __init__(self, module: nn.Module, group: dist.ProcessGroup | None) -> None:
-        """`group`: the ranks of the same place in each copy of the model, the first copy first; None for a rank alone."""
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup | None, *, keep: bool = False) -> None:
+        """`group`: the ranks of the same place in each copy of the model, the first copy first; None for a rank alone.
+
+        `keep`: a step may be left out, so that those of the step before are wanted again.
+        """
         self._module = module
         self._group = group if group is not None and group.size() > 1 else None
         self._source = dist.get_global_rank(group, 0) if self._group is not None and group is not None else 0
         self._known: set[str] = set()
         """Names of those that training was seen to change."""
         self._sent: list[_Slot] = []
+        self._keep = keep
+        self._before: list[_Together] = []
+        """What was agreed on last."""
         self._kept: list[tuple[_Slot, int, int]] = []
         """The others, each with its tensor's identity and version: constants, as far as is known."""
         self._modes: list[tuple[nn.Module, bool]] = []
@@ -72,10 +94,17 @@ class Buffers:
 
     def agree(self) -> bool:
         """Give every rank the first copy's; whether anything was sent. Collective: all ranks of the group or none."""
-        if self._group is None or not self._sent:
+        if not self._sent or (self._group is None and not self._keep):
             return False
-        self._agree_on(self._sent)
-        return True
+        self._before = self._agree_on(self._sent)
+        return self._group is not None
+
+    def put_back(self) -> None:
+        """Have what all ranks agreed on after the step before: this one is left out, and a NaN in it would stay in a mean."""
+        for together in self._before:
+            for slot, tensor in zip(together.slots, together.tensors, strict=True):
+                slot.owner._buffers[slot.key] = tensor
+            together.put_back()
 
     def agree_on_late(self) -> None:
         """Before the model is saved or measured: agree on buffers that seemed constant until now. Collective."""
@@ -131,7 +160,7 @@ class Buffers:
         self._known |= changed
         sent = [slot for slot in self._slots() if slot.name in self._known or isinstance(slot.owner, _NormBase)]
         names = {slot.name for slot in sent}
-        self._sent = sent
+        self._sent, self._before = sent, _lay_together(sent) if self._keep else []
         self._kept = [(slot, *_trace(slot.tensor)) for slot in self._slots() if slot.name not in names]
 
     def _together(self, names: set[str]) -> set[str]:
@@ -142,22 +171,31 @@ class Buffers:
         dist.all_gather_object(parts, names)
         return set().union(*parts)
 
-    def _agree_on(self, slots: Sequence[_Slot]) -> None:
-        tensors = [local(slot.tensor) for slot in slots if slot.tensor is not None and slot.tensor.numel()]
-        for device in dict.fromkeys(tensor.device for tensor in tensors if self._group is not None):
-            self._send([tensor for tensor in tensors if tensor.device == device])
+    def _agree_on(self, slots: Sequence[_Slot]) -> list[_Together]:
+        """Send them, with one broadcast for those on a device; what they are then, where that is kept."""
+        if self._group is None and not self._keep:
+            return []
+        parts = _lay_together(slots)
+        for part in parts if self._group is not None else ():
+            dist.broadcast(part.flat, src=self._source, group=self._group)
+            if dist.get_rank() != self._source:
+                part.put_back()
+        return parts if self._keep else []
 
-    def _send(self, tensors: Sequence[Tensor]) -> None:
-        """One broadcast for tensors of all types; the widest first, so that each part of it is aligned."""
-        tensors = sorted(tensors, key=lambda one: -one.element_size())
-        flat = torch.cat([one.reshape(-1).view(torch.uint8) for one in tensors])
-        dist.broadcast(flat, src=self._source, group=self._group)
-        if dist.get_rank() == self._source:
-            return
-        parts = torch.split(flat, [one.nbytes for one in tensors])
-        with torch.no_grad():
-            for one, part in zip(tensors, parts, strict=True):
-                one.copy_(part.view(one.dtype).view(one.shape))
+
+def _lay_together(slots: Sequence[_Slot]) -> list[_Together]:
+    """One for each device; the widest types first, so that each part of the bytes is aligned."""
+    devices: dict[torch.device, list[tuple[_Slot, Tensor]]] = {}
+    for slot in slots:
+        tensor = slot.tensor
+        if tensor is not None and local(tensor).numel():
+            devices.setdefault(tensor.device, []).append((slot, tensor))
+    together = []
+    for same in devices.values():
+        same.sort(key=lambda one: -one[1].element_size())
+        flat = torch.cat([local(tensor).reshape(-1).view(torch.uint8) for _, tensor in same])
+        together.append(_Together([slot for slot, _ in same], [tensor for _, tensor in same], flat))
+    return together
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -47,20 +47,26 @@ def check_loss(workload: Workload, loss: Tensor, count: int, samples: int) -> No
 
 
 @torch.no_grad()
-def refuse_mean(workload: Workload, module: nn.Module, batch: Any, samples: int) -> None:
+def refuse_mean(
+    workload: Workload, module: nn.Module, batch: Any, samples: int, *, everywhere: Callable[[bool], bool] = lambda own: own
+) -> None:
     """Compare the loss of a few samples with that of the same samples twice: a sum doubles, a mean stays.
 
     Says nothing where that cannot be told: batches that cannot be doubled, a loss of 0, a model that draws in eval mode, code
     that only works in train mode. Raises `ConfigProblem` for a mean.
+
+    `everywhere`: whether something holds on all ranks. Where a model's parts are on several of them its forward pass is
+    collective, so a rank whose batch cannot be doubled keeps the others from it.
     """
     few = min(samples, _SAMPLES)
-    try:
-        once, twice = _taken(batch, samples, list(range(few))), _taken(batch, samples, [*range(few)] * 2)
-    except _Indivisible:
+    pair: tuple[Any, Any] | None = None
+    with suppress(_Indivisible):
+        pair = _taken(batch, samples, list(range(few))), _taken(batch, samples, [*range(few)] * 2)
+    if not everywhere(samples > 0 and pair is not None) or pair is None:
         return
     with _evaluating(module):
         try:
-            single, double = (split(workload, workload.loss(module, one)) for one in (once, twice))
+            single, double = (split(workload, workload.loss(module, one)) for one in pair)
         except Exception:  # noqa: BLE001 - a loss that cannot be computed so is not judged: training is what it is for
             return
     (one, count), (two, doubled) = (float(single[0]), single[1]), (float(double[0]), double[1])

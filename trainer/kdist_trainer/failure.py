@@ -34,6 +34,7 @@ class KdistTrainerError(Exception):
 
     cause = Cause.UNKNOWN
     code = Exit.USER
+    primary = True
 
 
 class ConfigProblem(KdistTrainerError):
@@ -70,6 +71,12 @@ class StorageProblem(KdistTrainerError):
     """The storage of checkpoints refused what must be kept; another try may find it healthy."""
 
     cause, code = Cause.STORAGE, Exit.STORAGE
+
+
+class PeersLost(KdistTrainerError):
+    """Other ranks are gone in the middle of what all do together; why they are gone is told where they were."""
+
+    cause, code, primary = Cause.NODE_LOST, Exit.PEERS_LOST, False
 
 
 @dataclass(frozen=True)
@@ -138,7 +145,7 @@ def classify(error: BaseException) -> tuple[Cause, Exit, bool]:
     chain = _chain(error)
     for link in chain:
         if isinstance(link, KdistTrainerError):
-            return link.cause, link.code, True
+            return link.cause, link.code, link.primary
     for link in chain:
         found = _classify_one(link)
         if found is not None:
@@ -210,13 +217,18 @@ _NOT_THE_USERS = tuple(
 )
 
 
+def is_user_code(filename: str) -> bool:
+    """Whether a file belongs to the user, and not to Python, a library or kdist."""
+    return not (filename.startswith(("<", *_NOT_THE_USERS)) or "site-packages" in filename)
+
+
 def find_place(error: BaseException) -> str | None:
     """The innermost line of the user's code in `error`'s traceback, else in those it comes from; None where there is none."""
     seen: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in seen:
         for frame in reversed(tracebacks.extract_tb(link.__traceback__)):
-            if not (frame.filename.startswith(("<", *_NOT_THE_USERS)) or "site-packages" in frame.filename):
+            if is_user_code(frame.filename):
                 return f'File "{frame.filename}", line {frame.lineno}, in {frame.name}'
         seen.append(link)
         link = link.__cause__ or link.__context__

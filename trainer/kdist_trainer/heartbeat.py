@@ -151,9 +151,15 @@ class Heartbeat:
         """Say that the rank waits for a collective that it has entered before."""
         _FLAG.pack_into(self._map, _INSIDE_AT, 1)
 
-    def leave(self) -> None:
-        """Say that the collective returned."""
-        _FLAG.pack_into(self._map, _INSIDE_AT, 0)
+    def leave(self, number: int | None = None) -> None:
+        """Say that the collective returned; with the `number` of one, nothing where another has begun since."""
+        if number is None or number == self._number:
+            _FLAG.pack_into(self._map, _INSIDE_AT, 0)
+
+    @property
+    def entered(self) -> int:
+        """The number of the last collective that this rank has entered."""
+        return self._number
 
     def read(self) -> Beat:
         """The latest beat. Without a lock: read until the beat is whole, as the first reading nearly always is."""

@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,6 +25,7 @@ _SHORT_LIST = 8
 _FROM_ENVIRONMENT = (("job", "KDIST_JOB"), ("node", "KDIST_NODE"), ("rank", "RANK"), ("generation", "KDIST_GENERATION"))
 _IDENTITY = ("time", "event", "level", "job", "node", "rank", "generation", "step")
 _bound: dict[str, Any] | None = None
+_sink: Callable[[bytes], object] | None = None
 
 
 def bind(**fields: Any) -> None:
@@ -36,6 +37,12 @@ def bind(**fields: Any) -> None:
     bound.update(fields)
     for name in [name for name, value in bound.items() if value is None]:
         del bound[name]
+
+
+def write_to(sink: Callable[[bytes], object] | None) -> None:
+    """Hand every later line of this process to `sink`; None is standard error again."""
+    global _sink
+    _sink = sink
 
 
 def event(name: str, /, **fields: Any) -> None:
@@ -83,7 +90,8 @@ def _bound_fields() -> dict[str, Any]:
 
 def _write(level: str, name: str, fields: Mapping[str, Any]) -> None:
     with contextlib.suppress(Exception):  # a full disk, a closed pipe or an odd value must not end a training
-        os.write(_STDERR, render(level, name, fields, now=datetime.now(UTC)))
+        line = render(level, name, fields, now=datetime.now(UTC))
+        os.write(_STDERR, line) if _sink is None else _sink(line)
 
 
 def _encode(line: Mapping[str, Any]) -> bytes:

@@ -102,6 +102,10 @@ def welcome(run: Run, saved: TrainState | None) -> None:
     edits = [change for change in run.saves.changes if change.fate is not Fate.FREE]
     if edits:
         log.warn("job-edited", fields=[change.field for change in edits], message="; ".join(map(str, edits)))
+    if asked := run.loader.past_end(step=saved.step, position=saved.samples_seen):
+        done = f"the checkpoint is of step {saved.step}, after {saved.samples_seen} samples, and the job asks for {asked}"
+        way = "the run ends at this step; a larger value goes on from it, and --fresh begins anew"
+        log.warn("past-end", step=saved.step, samples_seen=saved.samples_seen, asked=asked, message=f"{done}: {way}")
     before, now = saved.describe_writer(), run.state.describe_writer()
     if before != now:
         why = f"saved by {before}; resumed by {now}"
@@ -129,7 +133,9 @@ def step(run: Run) -> bool:
     run.after_update()
     run.move_rate()
     lap(StepPhase.OPTIMIZER)
-    if run.buffers.agree():
+    if run.precision.left_out:
+        run.buffers.put_back()  # on all ranks: the gradient's norm is the same there
+    elif run.buffers.agree():
         lap(StepPhase.COMM_EXPOSED)
 
     state, seconds = run.state, run.laps.end()

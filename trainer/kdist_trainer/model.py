@@ -49,7 +49,8 @@ def build(train: Training, workload: Workload, world: World) -> Model:
         compile_(module.to(world.device), train)
         wrapped = strategy.wrap(module, blocks)
     averages = None if train.ema_decay is None else Averages(module, train.ema_decay)
-    return Model(module, wrapped, strategy, arithmetic, averages, Buffers(module, strategy.copies))
+    buffers = Buffers(module, strategy.copies, keep=train.leaves_out)
+    return Model(module, wrapped, strategy, arithmetic, averages, buffers)
 
 
 def compile_(module: nn.Module, train: Training) -> None:

@@ -26,6 +26,8 @@ Admit = Callable[[Tensor], bool]
 class Precision:
     """All but fp16: gradients are what backward gives."""
 
+    left_out = False
+    """Whether the update of the last step was, because it was not admitted."""
     stages: dist.ProcessGroup | None = None
     """The ranks that hold the other weights of the model, where it is cut in stages: norm and overflow are of all of them."""
 
@@ -60,7 +62,8 @@ class Precision:
     def update(self, optimizer: Optimizer, admit: Admit | None = None) -> Tensor | None:
         """Clip where asked, and step if `admit` lets the norm pass; returns the norm before clipping, None where nobody asked."""
         norm = self._clipped(optimizer, always=admit is not None)
-        if admit is None or norm is None or admit(norm):
+        self.left_out = admit is not None and norm is not None and not admit(norm)
+        if not self.left_out:
             optimizer.step()
         return norm
 
@@ -103,7 +106,9 @@ class ScaledPrecision(Precision):
             self._agree(optimizer)
             norm = self._clipped(optimizer, always=admit is not None)
         # A gradient that overflows is the scale's affair, which `step` looks after; nobody else is asked.
-        if admit is None or norm is None or not bool(torch.isfinite(norm)) or admit(norm):
+        overflown = admit is not None and norm is not None and not bool(torch.isfinite(norm))
+        self.left_out = overflown or (admit is not None and norm is not None and not admit(norm))
+        if overflown or not self.left_out:
             self.scaler.step(optimizer)
         self.scaler.update()
         return norm

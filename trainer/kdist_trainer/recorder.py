@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup
 
 from kdist_trainer import collectives, waits
+from kdist_trainer.collectives import Follow
 from kdist_trainer.heartbeat import Heartbeat, Phase
 
 _Entry = tuple[str, int, str, str, str]  # operation, elements, element type, shape, group
@@ -35,7 +36,7 @@ class Recorder:
         self._world: ProcessGroup | None = None  # kept also for a script, for the reason that `world.leave` gives
         self._main = threading.main_thread().ident
 
-    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> None:
+    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
         """A collective begins. It is on the way of every step: what to write is worked out once for each shape."""
         name = group.group_name
         key = (op, name, tensors[0].dtype, tensors[0].shape) if len(tensors) == 1 else None
@@ -46,6 +47,7 @@ class Recorder:
                 self._entries[key] = entry
         op, numel, dtype, shape, label = entry
         self._heartbeat.enter(op, numel, dtype, shape=shape, group=label, current=self._is_current())
+        return None
 
     def wait(self, wait: Callable[[], Any], awaited: object) -> Any:  # noqa: ARG002 - it is the last one entered
         """What `wait` returns, with a note that the rank is inside for so long. One that raises was inside to its end."""
@@ -104,11 +106,17 @@ def note_collectives(heartbeat: Heartbeat | None) -> None:
         install(heartbeat)
 
 
-def install(heartbeat: Heartbeat) -> None:
+def install(heartbeat: Heartbeat, kind: type[Recorder] = Recorder) -> None:
     """From now on, for the life of this process, note all collectives in `heartbeat`; a later call names another one."""
+    remove()
+    _noted.append(kind(heartbeat))
+    collectives.listen(_noted[0])
+    waits.surround(_noted[0])
+
+
+def remove() -> None:
+    """Note no collectives any more."""
     for former in _noted:
         collectives.ignore(former)
         waits.leave(former)
-    _noted[:] = [Recorder(heartbeat)]
-    collectives.listen(_noted[0])
-    waits.surround(_noted[0])
+    _noted.clear()

@@ -1,9 +1,9 @@
 """Runs a torchrun script as it is: `python -u -m kdist_trainer.script train.py --lr 0.1`, in a fresh interpreter.
 
 The script sees what torchrun would show it: environment, working directory, arguments, itself as `__main__`. Added are only
-what the agent needs: the rank dies with its agent, shows its stacks when asked, leaves its failure, has its collectives timed
-(unless KDIST_COMM_HOOK=none), and ends by `os._exit` once everything that Python does at an end is done, so that gloo's
-destructors cannot turn a success into SIGABRT.
+what the agent needs: the rank dies with its agent, prints to it, shows its stacks when asked, leaves its failure, has its
+collectives timed (unless KDIST_COMM_HOOK=none), and ends by `os._exit` once everything that Python does at an end is done, so
+that gloo's destructors cannot turn a success into SIGABRT.
 SIGTERM is left to the script.
 """
 
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kdist_trainer import failure, lifeline, log, result
+from kdist_trainer import crash, failure, lifeline, log, output, result
 
 _END_SECONDS = 10.0
 """What a failed script's threads and exit handlers may take: its peers wait for the news."""
@@ -95,11 +95,14 @@ def _prepare() -> None:
     if "KDIST_LIFELINE" in os.environ:
         lifeline.watch(Path(os.environ["KDIST_LIFELINE"]))
     if "KDIST_SCRATCH" in os.environ:
-        stacks = Path(os.environ["KDIST_SCRATCH"]) / f"rank-{os.environ.get('LOCAL_RANK', '0')}.stacks"
+        scratch, local_rank = _place()
+        output.redirect(scratch, local_rank)
+        stacks = scratch / f"rank-{local_rank}.stacks"
         try:
             faulthandler.register(signal.SIGUSR2, file=stacks.open("w"), all_threads=True)
         except OSError:  # no room for another file: to stderr
             faulthandler.register(signal.SIGUSR2, all_threads=True)
+        crash.watch(scratch, local_rank)
     told = "KDIST_METRICS_SOCKET" in os.environ and os.environ.get("KDIST_COMM_HOOK", "timing") == "timing"
     if told and os.environ.get("WORLD_SIZE", "1") != "1":
         _after_import("torch", _time_collectives)
@@ -181,8 +184,13 @@ def _end(code: int) -> NoReturn:
 def _leave_result() -> None:
     """Say that the script has come to its end; where the disk refuses that, its exit code has to do."""
     with contextlib.suppress(OSError):
-        scratch, local_rank = Path(os.environ["KDIST_SCRATCH"]), int(os.environ.get("LOCAL_RANK", "0"))
+        scratch, local_rank = _place()
         result.leave(result.DONE, scratch=scratch, local_rank=local_rank)
+
+
+def _place() -> tuple[Path, int]:
+    """The agent's scratch folder, and which of its ranks this is."""
+    return Path(os.environ["KDIST_SCRATCH"]), int(os.environ.get("LOCAL_RANK", "0"))
 
 
 if __name__ == "__main__":

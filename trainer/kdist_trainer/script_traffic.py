@@ -1,5 +1,7 @@
 """What the ranks of an unchanged script exchange: every collective of the process counted and timed, with no steps to count by.
 
+The agent also sees which one a rank waits in: that is all it can know of a script that reports nothing.
+
 Two clocks, as in the managed loop. What gloo does ends with a future, on a thread of gloo's, or when the rank has waited for it.
 What is enqueued on a CUDA device lies between two events, which are read at a later collective: nothing here synchronises.
 Collectives inside of a CUDA graph are not seen when the graph is replayed, so they are not counted.
@@ -7,10 +9,12 @@ Collectives inside of a CUDA graph are not seen when the graph is replayed, so t
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -18,8 +22,10 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from kdist_trainer import collectives, log, reporter, waits
+from kdist_trainer import collectives, log, recorder, reporter, waits
 from kdist_trainer.collectives import Follow
+from kdist_trainer.heartbeat import Heartbeat
+from kdist_trainer.recorder import Recorder
 from kdist_trainer.reporter import Reporter
 from kdist_trainer.stats import Op, StepStats
 from kdist_trainer.traffic import KINDS, payload, storage, when_done
@@ -35,6 +41,27 @@ def install() -> None:
     """Time the collectives of this process from now on, for its life, and send the sums to the agent."""
     stats = reporter.share()
     _installed.append(ScriptTraffic(stats))
+    if "KDIST_SCRATCH" in os.environ:
+        path = Path(os.environ["KDIST_SCRATCH"], f"rank-{os.environ.get('LOCAL_RANK', '0')}.heartbeat")
+        recorder.install(Heartbeat.attach(path), ScriptRecorder)  # without a beat, by which a watchdog would go
+        os.register_at_fork(after_in_child=recorder.remove)  # what a child exchanges is not this rank's
+
+
+class ScriptRecorder(Recorder):
+    """Notes collectives only until they have ended: a script may compute for long before it waits for one, or never does so."""
+
+    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
+        """A collective begins; on threads beside the training it is not what the rank waits for."""
+        super().begin(op, tensors, group)
+        if not self._is_current():
+            return None
+        number = self._heartbeat.entered
+
+        def follow(work: Work) -> None:
+            if (tensors and tensors[0].is_cuda) or not when_done(work, lambda _: self._heartbeat.leave(number)):
+                self._heartbeat.leave(number)  # whose end nobody tells: it counts while somebody waits for it
+
+        return follow
 
 
 @dataclass(slots=True, eq=False)

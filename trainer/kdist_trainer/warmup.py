@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from kdist_trainer.contract import check_loss, refuse_mean, split
 from kdist_trainer.heartbeat import Phase
@@ -39,8 +41,15 @@ def warm_up(run: Run) -> None:
                 raise
             backward()
         drawing = generators_of(backward, run.world.device)
-        if run.world.generation == 1 and not run.strategy.sharded and piece.samples:
-            refuse_mean(run.workload, run.module, piece.batch, piece.samples)
+        if run.world.generation == 1:
+            everywhere: Callable[[bool], bool] = partial(holds_everywhere, run) if run.strategy.sharded else bool
+            refuse_mean(run.workload, run.module, piece.batch, piece.samples, everywhere=everywhere)
+            run.strategy.let_go()
     if ":" not in run.settings.workload:  # of a user's loss nobody knows what it draws from later
         run.set_generators = drawing
     run.optimizer.zero_grad()
+
+
+def holds_everywhere(run: Run, own: bool) -> bool:
+    """Whether all ranks say so. Collective."""
+    return all(run.world.all_gather_object(own))

@@ -41,6 +41,7 @@ def main() -> str:
         beat(heartbeat, Phase.RENDEZVOUS)
         recorder.note_collectives(heartbeat)
         with open_world(config, train) as world:
+            beat(heartbeat, Phase.INIT)
             log.bind(rank=world.rank, generation=world.generation)
             if config.preflight is not None and config.preflight.all_reduce is not None:
                 node = os.environ.get("KDIST_NODE", "")

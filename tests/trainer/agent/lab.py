@@ -15,27 +15,38 @@ from types import TracebackType
 from typing import Any, Self
 
 from kdist_trainer.lifeline import Lifeline
+from tests.house.tree import ROOT
+from tests.trainer.agent.forks import ForkedAgent, fork_agent
 
 PATIENCE = 150.0
 """Seconds; machines that run these tests are small and busy."""
-ROOT = Path(__file__).parents[3]
+Agent = subprocess.Popen[bytes] | ForkedAgent
 
 
 class Lab:
     """The agents of one job. `job` holds fields of train.json; ends what it started when the `with` block ends.
 
-    `arguments` are words for the command line of every agent that is started from then on.
+    `arguments` are words for the command line of every agent that is started from then on. With `fresh` an agent is a new
+    interpreter that imports torch itself, as in a pod, and not a fork of a process that has.
     """
 
     def __init__(
-        self, folder: Path, *, entrypoint: str = "train", run_id: str = "run-1", rendezvous: str | None = None, **job: Any
+        self,
+        folder: Path,
+        *,
+        entrypoint: str = "train",
+        run_id: str = "run-1",
+        rendezvous: str | None = None,
+        fresh: bool = False,
+        **job: Any,
     ) -> None:
         self.folder, self.run_id, self.entrypoint = folder, run_id, f"tests.trainer.agent.members:{entrypoint}"
         self.checkpoints = folder / "checkpoints"
         self.rendezvous = rendezvous or f"file:{folder / 'store'}"
         self.arguments: list[str] = []
-        self.agents: dict[str, subprocess.Popen[bytes]] = {}
-        self._started: list[subprocess.Popen[bytes]] = []
+        self.agents: dict[str, Agent] = {}
+        self._started: list[Agent] = []
+        self._fresh = fresh
         folder.mkdir(parents=True, exist_ok=True)
         self.lifeline = Lifeline.create(folder / "lifeline")  # no agent outlives this process
         defaults = {"name": "lab", "nodes": {"min": 1, "max": 1}, "procsPerNode": 1, "graceSeconds": 30}
@@ -47,22 +58,22 @@ class Lab:
     def start(self, *nodes: str, run_id: str | None = None, **environment: str) -> None:
         """Start the agents of these nodes, in the environment of this process and `environment`."""
         for node in nodes:
-            command = [sys.executable, "-m", "kdist_trainer", "--config", self.folder / "train.json", "--node", node]
+            command = ["--config", self.folder / "train.json", "--node", node]
             command += ["--run-id", run_id or self.run_id, "--scratch", self.folder / node, "--port", "0"]
             command += ["--rendezvous", self.rendezvous, "--address", "127.0.0.1", *self.arguments, "--checkpoints"]
             command += [self.checkpoints if run_id is None else self.folder / run_id]
             command += ["--entrypoint", self.entrypoint, "--lifeline", self.lifeline.path]
             with (self.folder / f"{node}.log").open("ab") as log:
-                agent = subprocess.Popen(
-                    [str(word) for word in command],
-                    cwd=ROOT,
-                    env={**os.environ, "LAB": str(self.folder), **environment},
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+                agent = self._begin([str(word) for word in command], {"LAB": str(self.folder), **environment}, log.fileno())
             self.agents[node] = agent
             self._started.append(agent)
+
+    def _begin(self, arguments: list[str], environment: dict[str, str], log: int) -> Agent:
+        if not self._fresh:
+            return fork_agent(arguments, environment={**os.environ, **environment}, log=log)
+        command = [sys.executable, "-m", "kdist_trainer", *arguments]
+        environment = {**os.environ, **environment}
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
 
     def tell(self, word: str) -> None:
         """Leave a word for the ranks."""
@@ -83,7 +94,7 @@ class Lab:
     def end(self, node: str) -> int:
         """Wait for the agent's end; returns its exit code."""
         self.wait(lambda: self.agents[node].poll() is not None, f"the end of {node}")
-        return self.agents[node].returncode
+        return self.agents[node].wait()
 
     def ranks(self, generation: int) -> dict[int, dict[str, Any]]:
         """What the ranks of a generation last wrote, by rank."""

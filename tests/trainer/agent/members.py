@@ -134,7 +134,8 @@ def devour() -> str:
 
 def _write(path: Path, step: int) -> None:
     environment = os.environ
-    known = {name.lower(): environment[name] for name in ("RANK", "WORLD_SIZE", "KDIST_NODE", "KDIST_GENERATION", "KDIST_NODES")}
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "KDIST_NODE", "KDIST_GENERATION", "KDIST_NODES")
+    known = {name.lower(): environment[name] for name in names}
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     fresh.write_text(json.dumps({**known, "pid": os.getpid(), "step": step}))
     fresh.replace(path)

@@ -220,15 +220,20 @@ def test_a_crash_that_comes_back_at_the_same_step_ends_the_job_before_its_budget
     assert job.book().repeat_seconds() == 1
     assert job.open().spent is False
     job.exchange.post_failures(3, [crashed(3, step=5)])
+    assert job.book().repeat_seconds() == 0, "nothing follows that would have to wait"
     last = job.open()
     assert (last.spent, last.same, last.restarts) == (True, 3, 3)
 
 
-def test_failures_that_differ_or_come_from_outside_are_chance(job: Job) -> None:
+def test_failures_that_differ_or_come_from_outside_are_chance_and_slow_down_from_the_third_equal_one_on(job: Job) -> None:
     job.max_restarts = 10
     job.open()
     for number, failure in enumerate([killed(1), killed(2), killed(3), crashed(4, step=5), crashed(5, step=6), lost_peer(6)], 1):
         job.exchange.post_failures(number, [failure])
+        assert job.book().repeat_seconds() == (1 if number == 3 else 0), "the same for the third time"
+        job.max_restarts = number - 1
+        assert job.book().repeat_seconds() == 0, "the budget is spent"
+        job.max_restarts = 10
         generation = job.open()
         assert generation.spent is False
         assert generation.same == (failure.message != "rank 1 was killed by SIGKILL" and failure.primary)

@@ -18,6 +18,15 @@ def free_port() -> int:
         return port
 
 
+def loopback() -> str:
+    """The loopback's IPv6 address where this machine has one, else that of IPv4."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return "::1"
+    except OSError:
+        return "127.0.0.1"
+
+
 def test_the_host_is_known_by_its_name_or_its_address() -> None:
     assert names_us(f"{socket.gethostname()}.digits", node="digits-1", address="10.0.0.7")
     assert names_us("digits-0.digits.ml.svc", node="digits-0", address="10.0.0.7")
@@ -40,10 +49,14 @@ def test_the_first_to_come_keeps_the_store_and_a_name_that_nobody_knows_is_given
 
 
 @pytest.mark.processes
-def test_agents_meet_train_and_end_together(tmp_path: Path) -> None:
-    with Lab(tmp_path, rendezvous=f"c10d:127.0.0.1:{free_port()}", nodes={"min": 2, "max": 2}) as lab:
+def test_agents_meet_train_and_end_together_over_ipv6(tmp_path: Path) -> None:
+    host = loopback()
+    place = f"c10d:{f'[{host}]' if ':' in host else host}:{free_port()}"
+    with Lab(tmp_path, rendezvous=place, nodes={"min": 2, "max": 2}) as lab:
+        lab.arguments = ["--address", host]
         lab.start("node-0", "node-1")
         ranks = lab.stepping(1, world=2)
+        assert {rank["master_addr"] for rank in ranks.values()} == {host}
         kill(ranks[1]["pid"], signal.SIGKILL)
         lab.stepping(2, world=2)
         lab.tell("finish")

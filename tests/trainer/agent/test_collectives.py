@@ -68,6 +68,7 @@ def check(op: str, odd: str, record: dict[str, Any]) -> None:
         assert (record["cause"], record["code"]) == ("budget", 75), "another try could help, but the job allows none"
         said = {"hang": ("rank 1 hangs", "rank 1 did not come to"), "abort": ("SIGABRT",), "segfault": ("SIGSEGV",)}[odd]
         assert any(words in record["message"] for words in said)
+        assert odd == "hang" or "members.py" in record["place"]
 
 
 @pytest.mark.processes

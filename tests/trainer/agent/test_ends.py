@@ -46,7 +46,7 @@ def test_a_rank_that_leaves_with_code_0_and_no_result_has_failed(tmp_path: Path)
 
 
 def test_an_agent_that_finds_the_run_done_ends_at_once_without_a_group(tmp_path: Path) -> None:
-    with Lab(tmp_path) as lab:
+    with Lab(tmp_path, fresh=True) as lab:
         CheckpointDirectory(lab.checkpoints).write_done({"run_id": "run-1", "step": 7, "outcome": "done"})
         lab.start("node-0")
         assert lab.end("node-0") == 0
@@ -132,7 +132,7 @@ def test_an_agent_whose_rank_does_not_die_forms_no_group_beside_it_and_says_so(t
 
 
 def test_agents_and_ranks_die_with_whoever_started_them(tmp_path: Path) -> None:
-    with Lab(tmp_path) as lab:
+    with Lab(tmp_path, fresh=True) as lab:
         lab.start("node-0")
         ranks = lab.stepping(1, world=1)
         lab.lifeline.close()
@@ -141,7 +141,7 @@ def test_agents_and_ranks_die_with_whoever_started_them(tmp_path: Path) -> None:
 
 
 def test_a_train_json_that_is_wrong_ends_with_64_and_says_where(tmp_path: Path) -> None:
-    with Lab(tmp_path) as lab:
+    with Lab(tmp_path, fresh=True) as lab:
         document = json.loads((tmp_path / "train.json").read_text())
         (tmp_path / "train.json").write_text(json.dumps({**document, "maxRestarts": -1}))
         lab.start("node-0")

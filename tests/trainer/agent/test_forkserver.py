@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.agent.forkserver import read_call
-from tests.trainer.agent.lab import PATIENCE, ROOT, Lab, children, command_of
+from tests.house.tree import ROOT
+from tests.trainer.agent.lab import PATIENCE, Lab, children, command_of
 from tests.trainer.training.test_loader import make_loader
 
 AGENT = """
@@ -31,36 +32,23 @@ if __name__ == "__main__":
     forkserver.start()
     context = multiprocessing.get_context("forkserver")
     inherited = multiprocessing.forkserver._forkserver._forkserver_pid
-    for attempt in range(2):
+
+    def ask(task):
         receiver, sender = context.Pipe(duplex=False)
-        rank = context.Process(target=test_forkserver.look, args=(sender,))
+        rank = context.Process(target=task, args=(sender,))
         rank.start()
-        print(*receiver.recv(), multiprocessing.forkserver._forkserver._forkserver_pid == inherited, flush=True)
+        told = receiver.recv()
         rank.join()
-        if not attempt:
-            os.kill(inherited, signal.SIGKILL)
-            os.waitid(os.P_PID, inherited, os.WEXITED | os.WNOWAIT)
-"""
+        return rank.pid, told, multiprocessing.forkserver._forkserver._forkserver_pid
 
-
-LOADING_AGENT = """
-import multiprocessing, os, sys
-from pathlib import Path
-from tests.trainer.agent import test_forkserver
-from kdist_trainer.agent import forkserver
-from kdist_trainer.lifeline import Lifeline
-
-if __name__ == "__main__":
-    os.environ.update(KDIST_LIFELINE=sys.argv[1], KDIST_ENTRYPOINT="other:one")
-    lifeline = Lifeline.create(Path(sys.argv[1]))
-    forkserver.start()
-    context = multiprocessing.get_context("forkserver")
-    receiver, sender = context.Pipe(duplex=False)
-    rank = context.Process(target=test_forkserver.load, args=(sender,))
-    rank.start()
-    parent, group, told = receiver.recv()
-    print(parent == multiprocessing.forkserver._forkserver._forkserver_pid, group == rank.pid, told, flush=True)
-    rank.join()
+    _, told, server = ask(test_forkserver.look)
+    print(*told, server == inherited, flush=True)
+    pid, (parent, group, environment), server = ask(test_forkserver.load)
+    print(parent == server, group == pid, environment, flush=True)
+    os.kill(inherited, signal.SIGKILL)
+    os.waitid(os.P_PID, inherited, os.WEXITED | os.WNOWAIT)
+    _, told, server = ask(test_forkserver.look)
+    print(*told, server == inherited, flush=True)
 """
 
 
@@ -108,26 +96,11 @@ def test_the_standard_library_has_what_is_replaced_in_it() -> None:
     assert isinstance(forkserver._forkserver._lock, type(threading.Lock()))  # type: ignore[attr-defined]
 
 
-@pytest.mark.processes
-def test_loader_processes_come_from_the_server_that_the_rank_came_from_with_the_ranks_environment(tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text(LOADING_AGENT)
+def run_agent(folder: Path, code: str) -> list[str]:
+    """What a program that starts ranks as an agent does has printed, line by line."""
+    (folder / "agent.py").write_text(code)
     ended = subprocess.run(
-        [sys.executable, tmp_path / "agent.py", tmp_path / "lifeline"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        start_new_session=True,
-        check=False,
-    )
-    assert ended.stdout.splitlines() == ["True True 3"], ended.stderr
-
-
-@pytest.mark.processes
-def test_ranks_are_as_of_a_fresh_server_and_a_dead_server_has_a_successor(tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text(AGENT)
-    ended = subprocess.run(
-        [sys.executable, tmp_path / "agent.py", tmp_path / "lifeline"],
+        [sys.executable, folder / "agent.py", folder / "lifeline"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         capture_output=True,
         text=True,
@@ -135,12 +108,21 @@ def test_ranks_are_as_of_a_fresh_server_and_a_dead_server_has_a_successor(tmp_pa
         start_new_session=True,  # the lifeline ends a whole process group
         check=False,
     )
-    assert ended.stdout.splitlines() == ["True True True True True True", "True True True True True False"], ended.stderr
+    assert ended.stdout, ended.stderr
+    return ended.stdout.splitlines()
+
+
+@pytest.mark.processes
+def test_ranks_are_as_of_a_fresh_server_their_loaders_are_its_too_and_a_dead_one_has_a_successor(tmp_path: Path) -> None:
+    first, loader, second = run_agent(tmp_path, AGENT)
+    assert first == "True True True True True True"
+    assert loader == "True True 3", "the rank's server, its process group and its environment"
+    assert second == "True True True True True False"
 
 
 @pytest.mark.processes
 def test_the_server_holds_nothing_that_is_the_agents_alone(tmp_path: Path) -> None:
-    with Lab(tmp_path) as lab:
+    with Lab(tmp_path, fresh=True) as lab:
         lab.start("node-0")
         lab.stepping(1, world=1)
         agent = lab.agents["node-0"].pid

@@ -1,17 +1,25 @@
 """Training scripts of Hugging Face and Lightning, as they are: their all-reduces are shown, and nothing that nobody knows.
 
+A Prometheus with the chart's alerts scrapes each for its whole length; `for` and the least age of a job are shorter.
 Their libraries come from the package index into an environment of the test; models are made of configs, with random weights.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kdist.dashboards.prometheus import Window
+from tests.charts.monitored import scraping
+from tests.charts.rules import hasten
 from tests.trainer.agent.lab import Lab
 from tests.trainer.agent.test_scripts import check_that_nothing_is_claimed, read_metrics
 
@@ -66,6 +74,9 @@ trainer.fit(Model(), torch.utils.data.DataLoader(data, batch_size=8))
 print("trained to its end", flush=True)
 """
 
+SCRAPES = 40
+"""Of a training at work, one each second: more than any alert waits here."""
+
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -81,19 +92,45 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.chaos
 @pytest.mark.wide
+@pytest.mark.timeout(1200)  # the set-up, which installs the libraries, counts
 @pytest.mark.parametrize("code", [HUGGING_FACE, LIGHTNING], ids=["hugging-face", "lightning"])
 def test_a_frameworks_script_shows_its_all_reduces_and_nothing_that_nobody_knows(
     tmp_path: Path, libraries: Path, code: str
 ) -> None:
-    script = tmp_path / "train.py"
+    script, began = tmp_path / "train.py", time.time()
     script.write_text(code)
-    with Lab(tmp_path, procsPerNode=2, script={"path": str(script)}) as lab:
+    rules = hasten(tmp_path, divisor=600)
+    for path in rules:
+        path.write_text(path.read_text().replace("> 3600", "> 10"))  # the age that goodput counts from
+    lab = Lab(tmp_path, fresh=True, procsPerNode=2, script={"path": str(script)})
+    with scraping(tmp_path, rules) as (prometheus, targets), lab:
         lab.start("node-0", PYTHONPATH=str(libraries), HF_HUB_OFFLINE="1")
         told = 'kdist_collectives_total{kdist_job="lab",op="all_reduce",rank="1"}'
-        lab.wait(lambda: (tmp_path / "node-0" / "agent.json").exists(), "the start of the agent")
+        note = tmp_path / "node-0" / "agent.json"
+        lab.wait(note.exists, "the start of the agent")
+        targets.write_text(json.dumps([listed(json.loads(note.read_text())["port"])]))
         lab.wait(lambda: told in read_metrics(lab, "node-0"), "the count of all-reduces")
-        text = read_metrics(lab, "node-0")
+        running = f"count_over_time({told}[1h]) >= {SCRAPES}"
+        lab.wait(lambda: prometheus.instant(running, at=time.time()), "scrapes of the training", 600)
+        text, enough = read_metrics(lab, "node-0"), time.time()
         lab.tell("enough")
         assert lab.end("node-0") == 0
         assert lab.logs().count("trained to its end") == 2
+        log = (tmp_path / "node-0.log").read_text()
+        window = Window(began, time.time(), 1)
+        goodput = prometheus.range("job:kdist_goodput:ratio_rate1h", window)
+        alerts = {
+            (one.labels["alertname"], one.labels["alertstate"])
+            for one in prometheus.range("ALERTS", window)
+            if one.labels["alertname"] != "KdistExporterDown" or one.points[0][0] < enough
+        }  # an agent that has ended is a target for another moment here, as no pod would be
     check_that_nothing_is_claimed(text)
+    assert alerts == set(), "pending or firing"
+    assert goodput == []
+    if code is HUGGING_FACE:
+        assert re.search(rf"^\[rank0\]: +0%\|.*/{1 << 18} \[", log, re.MULTILINE), "the progress bar of tqdm"
+
+
+def listed(port: int) -> dict[str, Any]:
+    """The agent at this port as a target of Prometheus."""
+    return {"targets": [f"127.0.0.1:{port}"], "labels": {"namespace": "ml"}}

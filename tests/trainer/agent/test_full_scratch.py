@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +13,9 @@ import pytest
 
 from kdist_trainer import failure, reserved, result
 from kdist_trainer.config import Cause, Exit
-from tests.trainer.agent.lab import ROOT, Lab, kill
+from tests.house.tree import ROOT
+from tests.small_disk import fill, small_disk
+from tests.trainer.agent.lab import Lab, kill
 
 ENTER = "from kdist_trainer.agent.entry import enter; enter('tests.trainer.agent.test_full_scratch:lack_data')"
 
@@ -24,43 +25,27 @@ def lack_data() -> None:
     raise failure.DataProblem("no data")
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 4 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "kdist-test", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+@pytest.fixture(name="disk")
+def make_disk(tmp_path: Path) -> Iterator[Path]:
+    yield from small_disk(tmp_path / "disk", mib=4)
 
 
-def fill(folder: Path) -> Path:
-    """Take what space is left."""
-    ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
-    return ballast
-
-
-def test_what_has_a_reserved_place_is_written_whole_on_a_full_disk_and_once(small_disk: Path) -> None:
-    for path in (failure.path_of(small_disk, 0), result.path_of(small_disk, 0)):
+def test_what_has_a_reserved_place_is_written_whole_on_a_full_disk_and_once(disk: Path) -> None:
+    for path in (failure.path_of(disk, 0), result.path_of(disk, 0)):
         reserved.reserve(path)
         assert reserved.read(path) == b""
-    fill(small_disk)
+    fill(disk)
     long = ValueError("é" * 3000)
     long.__cause__ = DeepError()
-    failure.record(long, scratch=small_disk, local_rank=0)
-    left = failure.read(small_disk, 0)
+    failure.record(long, scratch=disk, local_rank=0)
+    left = failure.read(disk, 0)
     assert left is not None
     assert left.message.startswith("ValueError: éé")
     assert left.traceback[-1].startswith("ValueError: éé")
-    failure.record(KeyError("later"), scratch=small_disk, local_rank=0)
-    assert failure.read(small_disk, 0) == left
-    result.leave(result.DONE, scratch=small_disk, local_rank=0)
-    assert result.read(small_disk, 0) == result.DONE
+    failure.record(KeyError("later"), scratch=disk, local_rank=0)
+    assert failure.read(disk, 0) == left
+    result.leave(result.DONE, scratch=disk, local_rank=0)
+    assert result.read(disk, 0) == result.DONE
 
 
 class DeepError(Exception):
@@ -84,12 +69,12 @@ def test_a_rank_whose_scratch_takes_nothing_ends_with_its_own_code(tmp_path: Pat
 
 
 @pytest.mark.processes
-def test_a_lost_peer_is_no_failure_of_the_user_where_the_scratch_disk_is_full(small_disk: Path, tmp_path: Path) -> None:
+def test_a_lost_peer_is_no_failure_of_the_user_where_the_scratch_disk_is_full(disk: Path, tmp_path: Path) -> None:
     with Lab(tmp_path, nodes={"min": 2, "max": 2}) as lab:
-        (tmp_path / "node-0").symlink_to(small_disk)
+        (tmp_path / "node-0").symlink_to(disk)
         lab.start("node-0", "node-1")
         first = lab.stepping(1, world=2)
-        ballast = fill(small_disk)
+        ballast = fill(disk)
         (victim,) = (rank for rank in first.values() if rank["kdist_node"] == "node-1")
         kill(victim["pid"], signal.SIGKILL)
         assert lab.end("node-0") == 203, "its node can start no rank now; another try may find room"

@@ -11,6 +11,8 @@ import pytest
 
 from tests.patience import soon
 from tests.trainer.agent.lab import Lab, children, command_of, descendants, is_alive, kill
+from tests.trainer.rendezvous.api_server import ApiServer
+from tests.trainer.rendezvous.relay import Relay
 
 pytestmark = pytest.mark.processes
 
@@ -78,13 +80,26 @@ def starting(lab: Lab, generation: int, rank: int) -> dict[str, Any]:
     return lab.ranks(generation)[rank]
 
 
-def test_a_rank_that_is_killed_while_its_peer_connects_to_it_is_noticed_by_all_at_once(tmp_path: Path) -> None:
+def stands(lab: Lab, generation: int, rank: int) -> bool:
+    """Whether a rank is in one step for longer than any of the lab's steps takes."""
+    steps: set[int] = set()
+    deadline = time.monotonic() + 1
+    while len(steps) < 2 and time.monotonic() < deadline:
+        steps.add(lab.ranks(generation)[rank]["step"])
+        time.sleep(0.02)
+    return len(steps) == 1
+
+
+def test_a_rank_that_is_killed_while_its_peer_computes_or_connects_to_it_is_noticed_by_all_at_once(tmp_path: Path) -> None:
     with Lab(tmp_path, nodes={"min": 2, "max": 2}, **LONG) as lab:
         lab.start("node-0", "node-1")
         first = lab.stepping(1, world=2)
+        lab.tell("slow-0")
+        lab.wait(lambda: stands(lab, 1, 0), "a step that lasts")
         lab.tell("hold-0")
         kill(first[1]["pid"], signal.SIGKILL)
         kill(starting(lab, 2, 0)["pid"], signal.SIGKILL)
+        lab.untell("slow-0")
         lab.untell("hold-0")
         lab.stepping(3, world=2)
         assert [one["reason"] for one in lab.ledger("generation")] == ["start", "failure", "failure"]
@@ -120,6 +135,16 @@ def test_nobody_need_come_back_for_an_agent_to_be_missed_while_its_group_starts(
         assert [one["reason"] for one in lab.ledger("generation")] == ["start", "failure"]
 
 
+def test_an_agent_asked_to_stop_does_not_wait_for_a_rank_that_connects_to_its_peer_and_cannot_hear(tmp_path: Path) -> None:
+    with Lab(tmp_path, procsPerNode=2, **LONG) as lab:
+        lab.tell("hold-0")
+        lab.start("node-0")
+        starting(lab, 1, 0)
+        lab.agents["node-0"].terminate()
+        assert lab.end("node-0") == 200
+        assert lab.record("node-0")["message"] == "stopped on request, in the middle of work"
+
+
 @pytest.mark.chaos
 def test_an_agent_that_pauses_while_ranks_compute_costs_nothing(tmp_path: Path) -> None:
     with Lab(tmp_path, nodes={"min": 2, "max": 2}, **LONG) as lab:
@@ -139,8 +164,28 @@ def test_an_agent_that_pauses_while_ranks_compute_costs_nothing(tmp_path: Path) 
         assert len(lab.ledger("generation")) == 1
 
 
+@pytest.mark.chaos
+def test_an_api_server_that_one_node_cannot_reach_costs_nothing(tmp_path: Path) -> None:
+    api = ApiServer(tmp_path / "account", tls=True)
+    with Relay(api.port) as relay, Lab(tmp_path, rendezvous="kubernetes:ml/store", nodes={"min": 1, "max": 2}, **LONG) as lab:
+        lab.start("node-0", **api.environment())
+        lab.start("node-1", **api.environment(relay.port))
+        lab.stepping(1, world=2)
+        relay.cut()
+        lab.wait(lambda: lab.events("node-1", "rendezvous-mute"), "that one node notices")
+        began, step = time.monotonic(), lab.ranks(1)[0]["step"]
+        lab.wait(lambda: time.monotonic() - began > 12, "many signs of life that the other node misses")
+        assert not lab.events("node-0", "rendezvous-mute")
+        relay.mend()
+        lab.stepping(1, world=2, steps=step + 100)
+        assert len(lab.ledger("generation")) == 1
+        lab.tell("finish")
+        assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]
+    api.stop()
+
+
 def test_a_crash_loop_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
-    with Lab(tmp_path, entrypoint="crash", maxRestarts=2) as lab:
+    with Lab(tmp_path, entrypoint="crash", run_id="ml/lab", maxRestarts=2) as lab:
         lab.start("node-0")
         assert lab.end("node-0") == 75
         record = lab.record("node-0")
@@ -151,6 +196,12 @@ def test_a_crash_loop_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
 
         lab.start("node-0")
         assert lab.end("node-0") == 75, "agents that come later learn the verdict"
+
+        lab.entrypoint, lab.arguments = lab.entrypoint.replace("crash", "train"), ["--rendezvous-id=mended"]
+        lab.tell("finish")
+        lab.start("node-0")
+        assert lab.end("node-0") == 0, "one of a mended job is not met with it"
+        assert [one["generation"] for one in lab.ledger("generation")] == [1, 2, 3, 4]
 
 
 def test_a_crash_loop_on_a_refusing_disk_ends_as_well(tmp_path: Path) -> None:

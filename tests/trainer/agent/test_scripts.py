@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 import pytest
 
 from kdist_trainer import result
+from tests.house.tree import ROOT
 from tests.patience import soon
-from tests.trainer.agent.lab import ROOT, Lab, descendants, is_alive, kill
+from tests.trainer.agent.lab import Lab, descendants, is_alive, kill
 
 WALL = ("unobserved", "init", "productive_step", "idle")
 SCRIPT = "tests/trainer/agent/torchrun_script.py"
@@ -119,6 +121,49 @@ def test_collectives_are_timed_where_there_are_any_and_nobody_says_no(
     assert run_script(tmp_path / "script.py", code=code, **around).stdout == f"{times}\n"
 
 
+UNEVEN = """
+import os, pathlib, time
+import torch
+import torch.distributed as dist
+
+folder, rank = pathlib.Path(os.environ["LAB"]), int(os.environ["RANK"])
+dist.init_process_group("gloo")
+(folder / f"ranks-{os.environ['KDIST_GENERATION']}-{rank}").write_text(f"{os.environ['KDIST_NODE']} {dist.get_world_size()}")
+while not (folder / "finish").exists() or dist.get_world_size() == 2:
+    while rank == 0 and (folder / "slow").exists():
+        time.sleep(0.02)
+    dist.all_reduce(torch.ones(4))
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.chaos
+@pytest.mark.wide
+def test_a_silent_node_is_left_behind_by_a_script_too_but_not_for_a_pause_of_its_agent(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(UNEVEN)
+    with Lab(tmp_path, nodes={"min": 1, "max": 2}, hangTimeoutSeconds=3000, script={"path": str(script)}) as lab:
+        lab.start("node-0", "node-1")
+        notes = [tmp_path / f"ranks-1-{rank}" for rank in range(2)]
+        lab.wait(lambda: all(note.exists() and note.read_text() for note in notes), "a group of two")
+        first, second = (note.read_text().split()[0] for note in notes)
+        lab.tell("slow")
+        kill(lab.agents[first].pid, signal.SIGSTOP)
+        began = time.monotonic()
+        lab.wait(lambda: time.monotonic() - began > 12, "a pause, while the other rank waits in a collective")
+        kill(lab.agents[first].pid, signal.SIGCONT)
+        lab.untell("slow")
+        began = time.monotonic()
+        lab.wait(lambda: time.monotonic() - began > 3, "a look at what came of it")
+        assert len(lab.ledger("generation")) == 1
+        for pid in [*descendants(lab.agents[first].pid), lab.agents[first].pid]:
+            kill(pid, signal.SIGSTOP)
+        third = tmp_path / "ranks-2-0"
+        lab.wait(lambda: third.exists() and third.read_text() == f"{second} 1", "a group of the node that is left")
+        lab.tell("finish")
+        assert lab.end(second) == 0
+
+
 SPAWNING = """
 import os, socket, sys
 import torch.distributed as dist
@@ -183,12 +228,14 @@ def test_a_script_leaves_a_result_when_it_has_come_to_its_end(tmp_path: Path, en
 @pytest.mark.processes
 def test_a_script_that_crashes_alike_each_time_is_told_so_and_ended(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    script.write_text("import ctypes\ndef fetch():\n    ctypes.string_at(1)\nfetch()\n")
     with Lab(tmp_path, script={"path": str(script)}) as lab:
         lab.start("node-0")
         assert lab.end("node-0") == 75
         record, told = lab.record("node-0"), lab.events("node-0", "restarting")
     assert record["message"] == "the same failure 3 times in a row without progress: rank 0 was killed by SIGSEGV"
+    assert record["place"] == f'File "{script}", line 3, in fetch', "not ctypes, which crashed"
+    assert "ctypes" in record["traceback"][-1]
     assert len(told) == 2
     assert all(event["message"].startswith("the script starts again from the beginning") for event in told)
 

@@ -54,11 +54,11 @@ def test_a_rank_is_found_when_it_stood_still_for_longer_than_allowed(tmp_path: P
 
 def test_ranks_wait_only_while_all_of_them_are_in_one_collective_or_meet_their_group(tmp_path: Path, clock: Clock) -> None:
     dog, ranks = watch(tmp_path)
-    assert dog.is_blind()
+    assert dog.never_beats()
     for rank in ranks:
         rank.beat(Phase.RENDEZVOUS, -1)
     clock.pass_by(6, dog)
-    assert not dog.is_blind()
+    assert not dog.never_beats()
     assert 5 < dog.waited_seconds() <= 6
     for rank in ranks:
         rank.beat(Phase.STEP, 1)
@@ -74,6 +74,25 @@ def test_ranks_wait_only_while_all_of_them_are_in_one_collective_or_meet_their_g
     clock.pass_by(1, dog)
     assert dog.waited_seconds() < 1, "another collective is another wait"
     assert 9 < dog.longest_wait <= 10
+
+
+def test_of_a_script_without_beats_the_waits_are_known_and_nothing_else_is_held_against_it(tmp_path: Path, clock: Clock) -> None:
+    dog, ranks = watch(tmp_path, from_start=False)
+    for rank in ranks:
+        rank.enter("all_reduce", 8, "float32")
+    clock.pass_by(6, dog)
+    assert dog.never_beats()
+    assert 5 < dog.waited_seconds() <= 6
+    for rank in ranks:
+        rank.leave(rank.entered - 1)
+    clock.pass_by(1, dog)
+    assert dog.waited_seconds() > 5, "it was an earlier one that has ended"
+    for rank in ranks:
+        rank.leave(rank.entered)
+    assert clock.pass_by(100, dog) == [], "it computes for as long as it likes"
+    assert dog.waited_seconds() == 0
+    assert 6 < dog.longest_wait <= 7
+    assert dog.note(0, rank=0, pid=1)["calls"] == dog.note(1, rank=1, pid=1)["calls"] == [], "its ranks may differ"
 
 
 @pytest.mark.parametrize("phase", [Phase.START, Phase.INIT, Phase.RESTORE, Phase.SAVE])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,3 +38,9 @@ def assert_done_tells_what_is_kept(root: Path, done: dict[str, Any]) -> None:
     """The weights that a managed training's DONE names, if any, are those of the checkpoint that it ended with."""
     if done.get("weights") is not None and "script" not in done["job"]:
         assert digest_of_export(root, step=done["step"]) == done["weights"], "DONE is about another model than the checkpoint"
+
+
+def assert_each_done_tells_what_is_kept(folder: Path) -> None:
+    """The same of every run below a folder."""
+    for path in folder.rglob("checkpoints/DONE"):
+        assert_done_tells_what_is_kept(path.parent, json.loads(path.read_bytes()))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +134,19 @@ def test_the_command_sends_the_file_to_stdout_and_its_digest_to_stderr(root: Pat
     assert load(sent.out).keys() == make_state(2)["model"].keys()
 
 
-def test_the_command_says_in_one_line_why_there_is_nothing_to_export(tmp_path: Path, capfd: Any) -> None:
-    assert look.main(["export", str(tmp_path), "--out", str(tmp_path / "x")]) == 1
-    told = capfd.readouterr()
-    assert (told.out, told.err.count("\n")) == ("", 1)
-    assert "there is no checkpoint in" in told.err
+LOOK = """
+import sys
+from kdist_trainer.checkpoint import __main__ as look
+code = look.main(sys.argv[1:])
+print("torch" in sys.modules)
+sys.exit(code)
+"""
+
+
+def test_the_command_says_in_one_line_and_without_torch_why_there_is_nothing_to_export(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", LOOK, "export", str(tmp_path), "--out", str(tmp_path / "x")]
+    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (told.returncode, told.stdout, told.stderr.count("\n")) == (1, "False\n", 1)
+    assert "there is no checkpoint in" in told.stderr

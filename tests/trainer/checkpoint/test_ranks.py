@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,8 @@ import torch.distributed as dist
 from kdist_trainer.checkpoint.checkpointer import CheckpointStore, SaveResult
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.manifest import read_manifest
-from kdist_trainer.config import Checkpointing
-from kdist_trainer.failure import Mismatch
+from kdist_trainer.config import Cause, Checkpointing, Exit
+from kdist_trainer.failure import Mismatch, PeersLost, classify
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
 from tests.trainer.checkpoint.states import FINGERPRINT, digest_of, load, make_state, open_store, position, save
 
@@ -150,6 +153,37 @@ def test_a_disk_that_is_full_for_one_rank_fails_the_save_on_all_and_the_next_one
     assert answers == [([(True, ""), (False, "enospc"), (True, "")], None)] * 2
     assert [one.step for one in CheckpointDirectory(root).committed()] == [3, 1]
     assert CheckpointDirectory(root).temporary() == []
+
+
+def sockets() -> set[int]:
+    """Descriptors of this process's sockets."""
+    found = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if str(path.readlink()).startswith("socket:"):
+                found.add(int(path.name))
+    return found
+
+
+def lose_a_peer_in_the_last_save(rank: Rank, root: Path) -> tuple[Cause, Exit, bool] | None:
+    """What the failure of rank 0 is taken for, when rank 1 is gone at the last save: its sockets for checkpoints are cut."""
+    others = sockets()
+    store = open_store(root, rank, mode="async")
+    load(store)
+    if rank.rank == 1:
+        for descriptor in sockets() - others:
+            with socket.socket(fileno=os.dup(descriptor)) as own:
+                if not own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # gloo ends the process of one that listens
+                    own.shutdown(socket.SHUT_RDWR)
+        return None
+    with pytest.raises(PeersLost, match="the state of step 1 could not be saved") as raised:
+        store.save(make_state(1), position(1), step=1, final={"outcome": "done"})
+    return classify(raised.value)
+
+
+def test_a_peer_that_is_lost_in_the_last_save_is_no_failure_of_the_disk(tmp_path: Path) -> None:
+    answers = run_ranks(2, lose_a_peer_in_the_last_save, tmp_path, tmp_path / "checkpoints")
+    assert answers == [(Cause.NODE_LOST, Exit.PEERS_LOST, False), None]
 
 
 def train_on_while_saving(rank: Rank, root: Path) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from kdist_trainer.checkpoint.files import Operation
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Superseded
 from kdist_trainer.failure import Mismatch, StorageProblem
+from tests.small_disk import fill, small_disk
 from tests.trainer.checkpoint.states import load, make_state, open_store, opened, position, resumable_step, save
 
 
@@ -109,23 +109,15 @@ def test_a_folder_that_cannot_be_written_is_a_storage_problem(tmp_path: Path) ->
         open_store(tmp_path / "file" / "checkpoints")
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB, where this machine lets us mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=False, capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip("mounting a file system needs root; refused writes are tested with strace and resource limits as well")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+@pytest.fixture(name="disk")
+def make_disk(tmp_path: Path) -> Iterator[Path]:
+    yield from small_disk(tmp_path / "disk", mib=1)
 
 
-def test_a_full_disk_fails_the_save_and_nothing_else(small_disk: Path) -> None:
-    store = opened(small_disk / "checkpoints", blocking=False)
+def test_a_full_disk_fails_the_save_and_nothing_else(disk: Path) -> None:
+    store = opened(disk / "checkpoints", blocking=False)
     assert save(store, 1).ok
-    ballast = small_disk / "ballast"
-    subprocess.run(["dd", "if=/dev/zero", f"of={ballast}", "bs=4k"], check=False, capture_output=True)
+    ballast = fill(disk)
     result = save(store, 2)
     assert (result.ok, result.cause) == (False, "enospc")
     assert CheckpointDirectory(store.directory.root).temporary() == []

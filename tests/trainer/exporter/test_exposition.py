@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kdist_trainer.exporter.exposition import CATALOGUE, label_names
 from kdist_trainer.reporter import Reporter
 from kdist_trainer.stats import MAX_RECORD, STATES, Kind, StepStats, pack
+from kdist_trainer.stats.agent import RENDEZVOUS_DURATION
 from tests.trainer.exporter.scrape import exporting, fetch, full_stats, make_exporter, read, tell_all, total, value
 from tests.trainer.metrics_page import PAGE, render
 
@@ -160,6 +161,22 @@ def test_histograms_are_cumulative_and_agree_with_their_counts(scratch: Path) ->
             counts = [number for _, number, labels in buckets if labels == others]
             assert counts == sorted(counts)
             assert counts[-1] == samples[f"{metric.name}_count", others]
+
+
+def test_what_jobs_wait_for_falls_into_buckets_that_have_a_bound(scratch: Path) -> None:
+    stats = StepStats(rank=0, generation=1)
+    stats.add_checkpoint("save", visible=20.0, total=400.0, nbytes=1, step=1)
+    with exporting(scratch) as exporter:
+        exporter.set_group(generation=1, world_size=1, local_ranks=[0])
+        for seconds in (0.5, 20.0, 200.0):
+            exporter.observe_rendezvous(seconds, "formed")
+        Reporter(stats).close()
+        samples = read(fetch(exporter.port, "/metrics")[1])
+    meeting, save = (f"kdist_{name}_duration_seconds_bucket" for name in ("rendezvous", "checkpoint"))
+    bounds = [f"{bound:.1f}" for bound in RENDEZVOUS_DURATION.buckets]
+    assert [value(samples, meeting, outcome="formed", le=bound) for bound in bounds] == [1, 2, 3]
+    assert value(samples, save, op="save", mode="blocking", le="30.0") == 1
+    assert value(samples, save, op="save", mode="total", le="600.0") == 1
 
 
 def test_the_page_of_metrics_is_the_one_that_the_declarations_make() -> None:

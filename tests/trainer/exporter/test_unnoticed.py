@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import threading
@@ -12,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.exporter.scrape import fetch, read, total, value
-from tests.trainer.exporter.training import training
+from tests.trainer.exporter.scrape import fetch, read, total, value, wait_until
+from tests.trainer.exporter.training import PATIENCE, training
 
-STEPS = 400
+STEPS = 300
 pytestmark = pytest.mark.processes
 
 
@@ -54,7 +53,7 @@ def test_the_training_is_the_same_to_the_bit_however_its_exporter_fares(
         for client in clients:
             client.join()
         run.agent.send_signal(signal.SIGSTOP)
-        os.waitpid(run.agent.pid, os.WUNTRACED)
+        wait_until(lambda: state_of(run.agent.pid) == "T", PATIENCE)
         stopped_at = run.last_step()
         run.wait_for_step(min(stopped_at + 200, STEPS - 50))
         run.agent.send_signal(signal.SIGCONT)
@@ -68,6 +67,10 @@ def test_the_training_is_the_same_to_the_bit_however_its_exporter_fares(
     check_totals_are_exact(samples)
     assert total(samples, "kdist_exporter_records_dropped_total") > 0
     assert youngest * 0.99 <= total(samples, "kdist_wall_seconds_total") <= oldest * 1.01
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def check_totals_are_exact(samples: dict[Any, float]) -> None:

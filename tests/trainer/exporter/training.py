@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +12,8 @@ from typing import Any
 
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Checkpointing, Every, Nodes, TrainConfig, Training
+from tests.trainer.agent.forks import fork_agent
+from tests.trainer.checkpoint.exported import assert_done_tells_what_is_kept
 from tests.trainer.exporter.scrape import fetch, wait_until
 
 PATIENCE = 240.0
@@ -31,13 +31,12 @@ class TrainingRun:
         nodes = Nodes(min=1, max=1)
         config = TrainConfig(name="digits", nodes=nodes, procs_per_node=2, train=training)
         (home / "train.json").write_text(config.to_json())
-        command = [sys.executable, "-m", "kdist_trainer", "--config", str(home / "train.json"), "--run-id", "r", "--port", "0"]
+        command = ["--config", str(home / "train.json"), "--run-id", "r", "--port", "0"]
         command += ["--node", "node-0", "--scratch", str(self.scratch), "--rendezvous", f"file:{home / 'store'}"]
         command += ["--on-end", "park"]  # so that it can be asked for as long as the test likes
+        command += ["--checkpoints", str(self.checkpoints)]
         with self.log.open("wb") as log:
-            self.agent = subprocess.Popen(
-                [*command, "--checkpoints", str(self.checkpoints)], stdout=log, stderr=log, start_new_session=True
-            )
+            self.agent = fork_agent(command, environment=os.environ, log=log.fileno())
 
     def wait_for_step(self, step: int) -> None:
         """Return once the ledger has the line of this step."""
@@ -59,6 +58,7 @@ class TrainingRun:
         wait_until(lambda: self.agent.poll() is not None or self.status()["state"] == "succeeded", PATIENCE, every=0.2)
         assert self.agent.poll() is None, self.log.read_text()[-4000:]
         document: dict[str, Any] = json.loads((self.checkpoints / "DONE").read_text())
+        assert_done_tells_what_is_kept(self.checkpoints, document)
         return document
 
     def port(self) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import socket
+import ssl
 import struct
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,11 +25,14 @@ LOST_ANSWER, CUT = -1, -2
 class ApiServer:
     """Serves `/api/v1/namespaces/ml/configmaps/store` on a free port, over many connections at once.
 
-    `faults` are statuses, or `LOST_ANSWER` or `CUT`, one for each of the next requests; None serves it.
+    `faults` are statuses, or `LOST_ANSWER` or `CUT`, one for each of the next requests; None serves it. With `tls` agents as
+    processes can find it, by `environment`.
     """
 
-    def __init__(self, account: Path) -> None:
+    def __init__(self, account: Path, *, tls: bool = False) -> None:
+        account.mkdir(exist_ok=True)
         self.account = account
+        self._context = _certify(account) if tls else None
         self.tokens = {TOKEN}
         self.faults: Iterator[int | None] = iter(())
         self.retry_after: str | None = None
@@ -41,13 +46,14 @@ class ApiServer:
         self._versions = itertools.count(2)
         self._server: ThreadingHTTPServer | None = None
         self.port = 0
-        account.mkdir(exist_ok=True)
         (account / "token").write_text(TOKEN)
         self.start()
 
     def start(self) -> None:
         """Come back on the same port."""
         self._server = _Http(("127.0.0.1", self.port), _handler(self))
+        if self._context is not None:
+            self._server.socket = self._context.wrap_socket(self._server.socket, server_side=True)
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -66,6 +72,11 @@ class ApiServer:
             yield
         finally:
             self.faults = iter(())
+
+    def environment(self, port: int | None = None) -> dict[str, str]:
+        """What a pod is told of it; `port` where the way to it is another one."""
+        address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port or self.port)}
+        return {**address, "KDIST_ACCOUNT": str(self.account)}
 
     def config_map(self, *, patience: float = 10.0, name: str = "store") -> ConfigMap:
         """A client of its own."""
@@ -90,6 +101,17 @@ class ApiServer:
     def next_fault(self) -> int | None:
         with self._lock:
             return next(self.faults, None)
+
+
+def _certify(account: Path) -> ssl.SSLContext:
+    """What a server needs that shows a certificate of its own, which `account` vouches for."""
+    key, certificate = account.with_name("server.key"), account / "ca.crt"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
 
 
 class _Http(ThreadingHTTPServer):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed import DistStoreError
 from torch.distributed.elastic.rendezvous import api as torch_api
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torch_dynamic
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousInfo
@@ -25,9 +28,19 @@ def _stores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
-def meet(folder: Path, *, run_id: str = "run", low: int = 1, high: int = 2) -> Rendezvous:
-    store = FileStore(folder, timeout_seconds=20)
-    return open_rendezvous(store, run_id=run_id, min_nodes=low, max_nodes=high, address="127.0.0.1", timeout_seconds=60)
+_INDICES = itertools.count()
+
+
+def meet(folder: Path, *, run_id: str = "run", low: int = 1, high: int = 2, index: int | None = None) -> Rendezvous:
+    return open_rendezvous(
+        FileStore(folder, timeout_seconds=20),
+        run_id=run_id,
+        min_nodes=low,
+        max_nodes=high,
+        address="127.0.0.1",
+        index=next(_INDICES) if index is None else index,
+        timeout_seconds=60,
+    )
 
 
 def meet_all(nodes: list[Rendezvous]) -> list[RendezvousInfo]:
@@ -97,6 +110,18 @@ def test_news_tells_newcomers_from_members_that_left(tmp_path: Path) -> None:
         node.leave()
 
 
+def test_nobody_waits_for_the_word_of_a_node_that_has_left_a_new_group(tmp_path: Path) -> None:
+    here, there = meet(tmp_path, low=2), meet(tmp_path, low=2)
+    found, _ = meet_all([here, there])
+    there.leave()
+    with here.watching_departures(), pytest.raises(DistStoreError, match="1 other nodes have left"):
+        found.store.get("what the other one never says")
+    assert soon(lambda: here.news().left == 1)
+    with pytest.raises(DistStoreError, match="wait timeout"):
+        found.store.wait(["what is waited for at any other time"], timedelta(seconds=0.2))
+    here.leave()
+
+
 def test_a_closed_rendezvous_turns_everybody_away_and_says_so(tmp_path: Path) -> None:
     node = meet(tmp_path, high=1)
     node.next_rendezvous()
@@ -107,14 +132,21 @@ def test_a_closed_rendezvous_turns_everybody_away_and_says_so(tmp_path: Path) ->
     node.leave()
 
 
+def test_nodes_of_one_address_are_ranked_by_their_index_whichever_came_first(tmp_path: Path) -> None:
+    nodes = [meet(tmp_path, low=3, high=3, index=index) for index in (10, 2, 0)]
+    assert [info.rank for info in meet_all(nodes)] == [2, 1, 0]
+    for node in nodes:
+        node.leave()
+
+
 def test_the_predecessor_of_a_restarted_agent_is_put_out_at_once(tmp_path: Path) -> None:
     dead, witness = meet(tmp_path), meet(tmp_path)
     dead.next_rendezvous()
     assert witness.members() == 1
     dead._stop_heartbeats()
-    witness.evict(os.getpid() + 1)
+    witness.evict({os.getpid() + 1})
     assert witness.members() == 1, "another process is not meant"
-    witness.evict(os.getpid())
+    witness.evict({os.getpid() + 1, os.getpid()})
     assert soon(lambda: witness.members() == 0)
 
 

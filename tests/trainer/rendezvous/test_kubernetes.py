@@ -6,16 +6,13 @@ import json
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch._C._distributed_c10d import HashStore
 
 from kdist_trainer.failure import ConfigProblem
 from kdist_trainer.rendezvous import configmap
@@ -23,43 +20,9 @@ from kdist_trainer.rendezvous.kubernetes import KubernetesStore, decode_key, enc
 from tests.trainer.rendezvous.api_server import CUT, LOST_ANSWER, ApiServer
 
 
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[ApiServer]:
-    server = ApiServer(tmp_path / "account")
-    yield server
-    server.stop()
-
-
 def open_store(api: ApiServer, *, patience: float = 10.0, seconds: float = 5.0, **places: str) -> KubernetesStore:
     config_map = api.config_map(patience=patience, **places)
     return KubernetesStore(config_map, run_id="run", timeout_seconds=seconds, poll_seconds=0.02)
-
-
-@pytest.fixture(params=["plain", "prefixed"])
-def store(api: ApiServer, request: pytest.FixtureRequest) -> Store:
-    own = open_store(api, seconds=0.3)
-    request.node.own = own  # a PrefixStore does not keep the Python part of what it wraps
-    return own if request.param == "plain" else PrefixStore("round/7", own)
-
-
-def test_it_does_what_torchs_own_stores_do(store: Any) -> None:
-    twin: Any = HashStore()
-    for one in (store, twin):
-        one.set("a/b", "1")
-        assert one.get("a/b") == b"1"
-        assert [one.add("n", 3), one.add("n", 4)] == [3, 7]
-        assert one.check(["a/b", "n"])
-        assert not one.check(["a/b", "missing"])
-        assert one.compare_set("c", "", "first") == b"first"
-        assert one.compare_set("c", "wrong", "second") == b"first"
-        assert one.compare_set("c", "first", "second") == b"second"
-        assert one.compare_set("absent", "something", "new") == b"something"
-        assert not one.check(["absent"])
-        one.multi_set(["x", "y"], ["1", "2"])
-        assert one.multi_get(["x", "y"]) == [b"1", b"2"]
-        one.append("x", "0")
-        assert one.get("x") == b"10"
-        one.wait(["x"], timedelta(seconds=1))
 
 
 def test_a_key_can_be_removed(api: ApiServer) -> None:  # torch passes this on to no store written in Python
@@ -68,13 +31,6 @@ def test_a_key_can_be_removed(api: ApiServer) -> None:  # torch passes this on t
         assert one.delete_key("x")
         assert not one.delete_key("x")
         assert not one.check(["x"])
-
-
-def test_waiting_for_what_never_comes_ends_in_torchs_own_error(store: Any) -> None:
-    with pytest.raises(dist.DistStoreError, match="missing"):
-        store.get("missing")
-    with pytest.raises(dist.DistStoreError, match="missing"):
-        store.wait(["missing"], timedelta(milliseconds=100))
 
 
 def test_a_reader_gets_the_value_as_soon_as_somebody_writes_it(api: ApiServer) -> None:

@@ -25,7 +25,7 @@ from kdist_trainer.config import TrainConfig
 from kdist_trainer.heartbeat import Heartbeat
 from kdist_trainer.run import Run
 from kdist_trainer.workload import Split, Workload, WorkloadContext
-from tests.trainer.checkpoint.exported import assert_done_tells_what_is_kept
+from tests.trainer.checkpoint.exported import assert_each_done_tells_what_is_kept
 from tests.trainer.training.group import PATIENCE, run_group
 
 FEATURES = 16
@@ -81,6 +81,19 @@ class Wild(Small):
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         loss, count = super().loss(model, batch)
         return loss * torch.where((batch[2] == self.context.options["at_sample"]).any(), torch.nan, 1.0), count
+
+
+class Poisoned(Small):
+    """One sample is NaN, and its batch goes into running statistics before anything tells. Options: at_sample."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 24), nn.BatchNorm1d(24), nn.Linear(24, 3))
+
+    def dataset(self, split: Split) -> TensorDataset:
+        samples = super().dataset(split)
+        if split == "train":
+            samples.tensors[0][self.context.options["at_sample"]] = torch.nan
+        return samples
 
 
 class Creeping(Small):
@@ -146,7 +159,16 @@ class Padded(Small):
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         inputs, labels, numbers = batch
         each = functional.cross_entropy(model(inputs), labels, reduction="none")
-        return (each * (numbers % 3 > 0)).sum(), self.count(batch)
+        return (each * (numbers % 3 > 0)).sum(), Padded.count(self, batch)
+
+
+class SlowToCount(Padded):
+    """Rank 1 takes longer to count. Options: seconds."""
+
+    def count(self, batch: Any) -> int:
+        if os.environ["RANK"] == "1":
+            time.sleep(self.context.options["seconds"])
+        return super().count(batch)
 
 
 def describe(**train: Any) -> dict[str, Any]:
@@ -202,17 +224,19 @@ def train_watched(
 
 
 def train_here(document: dict[str, Any], folder: Path, size: int, *, generation: int = 1) -> list[str]:
-    """Start `size` ranks that train with checkpoints in `folder`; what each returned."""
+    """Start `size` ranks that train with checkpoints in `folder`; what each returned. DONE tells what was kept."""
     folder.mkdir(exist_ok=True)
     environment = {"KDIST_CHECKPOINTS": str(folder / "checkpoints"), "KDIST_GENERATION": str(generation)}
-    return run_group(train, size, document, folder, environment=environment)
+    returned = run_group(train, size, document, folder, environment=environment)
+    assert_each_done_tells_what_is_kept(folder)
+    return returned
 
 
 def done(folder: Path) -> dict[str, Any]:
-    """The DONE document of a training in `folder`, which is about the weights that were kept."""
+    """The DONE document of a training in `folder`."""
     document = CheckpointDirectory(folder / "checkpoints").done()
     assert document is not None, "the training has not ended"
-    assert_done_tells_what_is_kept(folder / "checkpoints", document)
+    assert_each_done_tells_what_is_kept(folder)
     return document
 
 

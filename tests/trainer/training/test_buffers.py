@@ -64,19 +64,22 @@ def values(module: nn.Module) -> list[bytes]:
 
 
 def agree_on_all_kinds() -> Any:
-    """Whether the warm-up left no trace, buffers of a rank before and after they agreed, and broadcasts for that."""
+    """Whether the warm-up left no trace; buffers before and after ranks agreed, by how many broadcasts, and put back."""
 
     def work(rank: int, sends: Sends) -> Any:
         module = Odd()
-        buffers = Buffers(module, dist.group.WORLD)
+        buffers = Buffers(module, dist.group.WORLD, keep=True)
         before = values(module)
         with buffers.observed():
             module(torch.randn(5, 4))
         restored = values(module) == before
         module(torch.randn(5, 4))
         sends.count, own = 0, values(module)
-        assert buffers.agree()
-        return restored, own, values(module), sends.count
+        assert buffers.agree() == (dist.get_world_size() > 1)
+        agreed, count = values(module), sends.count
+        module(torch.full((5, 4), torch.nan))
+        buffers.put_back()
+        return restored, own, agreed, count, values(module)
 
     return in_group(work)
 
@@ -87,6 +90,14 @@ def test_buffers_of_all_kinds_become_those_of_rank_0_in_one_broadcast() -> None:
     assert second[1] != first[1] != third[1]
     assert first[1] == first[2] == second[2] == third[2]
     assert [one[3] for one in (first, second, third)] == [1, 1, 1]
+    assert first[4] == second[4] == third[4] == first[2], "a step that was left out leaves none of its own"
+
+
+def test_a_rank_alone_has_its_buffers_back_and_sends_nothing() -> None:
+    ((restored, own, agreed, count, back),) = run_group(agree_on_all_kinds, 1)
+    assert restored
+    assert own == agreed == back
+    assert count == 0
 
 
 class Tardy(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +73,19 @@ def test_evaluations_on_the_way_change_no_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("strategy", "size"), [("ddp", 2), pytest.param("fsdp", 2, marks=pytest.mark.chaos)])
-def test_a_wild_step_is_left_out_by_all_ranks_and_told_with_its_samples(tmp_path: Path, strategy: str, size: int) -> None:
-    section = {"workload": f"{TASKS}:Wild", "options": {"at_sample": 11}, "epochs": 1, "onNonfinite": "skip"}
-    train_here(describe(**section, strategy=strategy), tmp_path, size)
+@pytest.mark.parametrize(
+    ("strategy", "size"), [("ddp", 2), *[pytest.param(one, 2, marks=pytest.mark.chaos) for one in ("fsdp", "pipeline")]]
+)
+def test_a_wild_step_is_left_out_by_all_ranks_with_its_statistics_and_told_with_its_samples(
+    tmp_path: Path, strategy: str, size: int
+) -> None:
+    section = {"workload": f"{TASKS}:Poisoned", "options": {"at_sample": 11}, "epochs": 1, "onNonfinite": "skip"}
+    train_here(describe(**section, strategy=strategy, evaluate="end", **layout(strategy, size)), tmp_path, size)
     (skipped,) = events(tmp_path, "skipped")
     assert losses(tmp_path)[skipped["step"]] == "nan"
     assert skipped["last"] - skipped["first"] < 12
     assert all(loss != "nan" for step, loss in losses(tmp_path).items() if step != skipped["step"])
+    assert math.isfinite(done(tmp_path)["metrics"]["loss"]), "a batch norm's running mean is of all its past"
 
 
 @pytest.mark.processes

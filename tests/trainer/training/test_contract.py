@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.nn import functional
 
 from kdist_trainer.contract import refuse_mean, split
 from kdist_trainer.failure import ConfigProblem
 from kdist_trainer.workload import Workload, WorkloadContext
+from tests.trainer.training.cells import OFFLOADED, STRATEGIES, layout
 from tests.trainer.training.group import RankFailed
-from tests.trainer.training.tasks import Exploding, Padded, Small, Whimsical, describe, train_here
+from tests.trainer.training.tasks import Exploding, Padded, Small, Whimsical, describe, losses, train_here
 
 
 class Mean(Small):
@@ -23,6 +26,19 @@ class Mean(Small):
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         inputs, labels, _ = batch
         return functional.cross_entropy(model(inputs), labels), len(labels)
+
+    def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, ParallelStyle]:  # noqa: ARG002 - any number will do
+        return {"0": ColwiseParallel(), "3.0": RowwiseParallel()}
+
+
+class Ragged(Mean):
+    """The batch of one rank cannot be taken apart by samples."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        return super().loss(model, batch[:3])
+
+    def collate(self, samples: Any) -> Any:
+        return [*super().collate(samples), *([torch.zeros(())] if os.environ["RANK"] == "1" else [])]
 
 
 class Regularised(Small):
@@ -99,7 +115,20 @@ def test_what_is_no_pair_of_sum_and_count_is_refused(returned: Any, told: str) -
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("kind", "told"), [("Mean", "returns a mean"), ("Bare", r"returned a Tensor")])
-def test_a_training_with_such_a_loss_ends_before_its_first_step(tmp_path: Path, kind: str, told: str) -> None:
-    with pytest.raises(RankFailed, match=f"ConfigProblem.*{kind}.loss.*{told}"):
-        train_here(describe(workload=f"{__name__}:{kind}"), tmp_path, 1)
+@pytest.mark.parametrize(
+    ("kind", "strategy", "told"),
+    [
+        ("Bare", "ddp", r"returned a Tensor"),
+        *[("Mean", strategy, "returns a mean") for strategy in STRATEGIES if strategy != "data_parallel"],
+    ],
+)
+def test_a_training_with_such_a_loss_ends_before_its_first_step(tmp_path: Path, kind: str, strategy: str, told: str) -> None:
+    section = {"strategy": strategy.split()[0], "offload": "cpu" if strategy == OFFLOADED else "none", **layout(strategy, 2)}
+    with pytest.raises(RankFailed, match=f"ConfigProblem.*{kind}.loss.*{told}.*return the loss summed over the batch"):
+        train_here(describe(workload=f"{__name__}:{kind}", **section), tmp_path, 2)
+    assert not losses(tmp_path)
+
+
+@pytest.mark.processes
+def test_a_sharded_model_is_not_asked_where_the_batch_of_one_rank_cannot_be_doubled(tmp_path: Path) -> None:
+    assert train_here(describe(workload=f"{__name__}:Ragged", strategy="fsdp"), tmp_path, 2) == ["done"] * 2

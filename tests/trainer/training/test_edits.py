@@ -90,7 +90,7 @@ def test_a_stream_does_not_go_on_with_another_batch() -> None:
         ({}, False, None),
         ({"loader": {"workers": 2}}, False, None),
         ({"epochs": 3}, True, None),
-        ({"epochs": 1}, False, "epochs 2 -> 1"),
+        ({"epochs": 1}, False, "the run is done with step 9, after 100 samples, and the job was edited since: epochs 2 -> 1;"),
         ({"epochs": None, "steps": 9}, False, "epochs 2 -> none; steps none -> 9"),
         ({"epochs": None, "steps": 10}, True, None),
         ({"clipGradNorm": 2.0}, False, "clipGradNorm 1.0 -> 2.0"),
@@ -99,7 +99,7 @@ def test_a_stream_does_not_go_on_with_another_batch() -> None:
 )
 def test_a_run_that_has_ended_goes_on_only_where_its_end_moved(edits: dict[str, Any], goes_on: bool, problem: str | None) -> None:
     before, now = sections(**edits)
-    finished = changes.judge_done({"step": 9, "job": {"train": before}}, {"train": now, "script": None})
+    finished = changes.judge_done({"step": 9, "samples_seen": 100, "job": {"train": before}}, {"train": now, "script": None})
     assert finished.goes_on is goes_on
     assert finished.problem is None if problem is None else problem in str(finished.problem)
     assert finished.is_over is (problem is None and not goes_on)

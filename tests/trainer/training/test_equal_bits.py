@@ -43,8 +43,8 @@ def assert_resumes_are_exact(tmp_path: Path, size: int, steps: list[int], **sect
         assert done(part)["weights"] == done(whole)["weights"], f"weights differ after a resume from step {step}"
 
 
-def test_a_single_rank_resumes_exactly_from_any_step(tmp_path: Path) -> None:
-    assert_resumes_are_exact(tmp_path, 1, list(range(1, STEPS)))
+def test_a_single_rank_resumes_exactly_on_both_sides_of_an_epochs_end(tmp_path: Path) -> None:
+    assert_resumes_are_exact(tmp_path, 1, [1, 4, 5, 8])
 
 
 def test_two_ranks_with_four_shards_and_micro_batches_resume_exactly(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def metrics_of(root: Path) -> list[Any]:
 
 
 CELLS = [(size, optimizer, precision) for precision in PRECISIONS for optimizer in ("adamw", "sgd") for size in (1, 2, 3)]
-TELLING = [(3, "adamw", "fp32"), (2, "adamw", "bf16"), (3, "sgd", "fp16")]
-"""One cell of each row and column; the others are for a developer's time."""
+TELLING = [(2, "adamw", "bf16"), (3, "sgd", "fp16")]
+"""With the resumes of three ranks above, one cell of each row and column; the others are for a developer's time."""
 
 
 @pytest.mark.chaos
@@ -110,7 +110,7 @@ def test_any_group_resumes_exactly_from_any_step(tmp_path: Path, size: int, opti
     assert_resumes_are_exact(tmp_path, size, list(range(1, STEPS)), options=WIDE, optimizer=settings, precision=precision)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3])
 def test_the_timing_of_all_reduces_changes_no_bit(tmp_path: Path, size: int) -> None:
     for hook in ("timing", "none"):
         train_here(describe(options=WIDE, commHook=hook), tmp_path / hook, size)

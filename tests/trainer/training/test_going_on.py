@@ -93,10 +93,22 @@ def test_a_state_of_a_newer_version_is_read_as_far_as_it_is_known() -> None:
     assert TrainState.from_json({**state.to_json(), "invented_later": 1}) == state
 
 
-def test_a_run_that_is_past_the_steps_it_is_asked_for_by_now_only_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "asked"), [({"epochs": 1}, "50 samples (1 epochs)"), ({"epochs": None, "steps": 5}, "5 steps"), ({"epochs": 6}, "")]
+)
+def test_a_run_that_is_past_the_end_it_is_asked_for_by_now_says_so_and_only_ends(
+    tmp_path: Path, end: dict[str, Any], asked: str
+) -> None:
     interrupt(tmp_path, 2, epochs=6)
     before = len(losses(tmp_path))
-    assert train_here(describe(virtualShards=4, epochs=1), tmp_path, 2, generation=2) == ["done"] * 2
+    environment = {"KDIST_CHECKPOINTS": str(tmp_path / "checkpoints"), "KDIST_GENERATION": "2"}
+    heard = run_group(train_and_listen, 2, describe(virtualShards=4, **end), tmp_path, environment=environment)
+    told = [event["message"] for own in heard for event in own if event["event"] == "past-end"]
+    if not asked:
+        assert not told
+        return
+    (message,) = told
+    assert f"is of step {before}, after {before * 12} samples, and the job asks for {asked}: the run ends at this step" in message
     assert done(tmp_path)["step"] == before > 5
     assert losses(tmp_path, generation=2) == {}
 

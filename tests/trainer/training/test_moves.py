@@ -33,6 +33,7 @@ STATE: dict[str, Any] = {
     "schedule": {"name": "cosine", "warmupSteps": 2},
     "clipGradNorm": 1.0,
     "emaDecay": 0.9,
+    "evaluate": "never",
 }
 """What gives a training as much state as it can have."""
 

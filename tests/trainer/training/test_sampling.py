@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from kdist_trainer import config
 from kdist_trainer.data.loader import Loader
-from kdist_trainer.data.order import Deal, Positions, Steps, Weighted
+from kdist_trainer.data.order import LARGE, Deal, Positions, Steps, Weighted, WeightedByPosition, order_of
 from kdist_trainer.failure import ConfigProblem, DataProblem
 from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.workload import Samples, Split, WorkloadContext
@@ -78,27 +78,33 @@ class Files(Stream):
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 5))  # shards, samples a shard and step, further files
 
 
+KINDS = pytest.mark.parametrize("kind", [Weighted, WeightedByPosition])
+
+
+@KINDS
 @settings(max_examples=100, deadline=None)
 @given(weights=st.lists(st.integers(0, 9), min_size=1, max_size=30).filter(any), seed=st.integers(0, 2**62))
-def test_draws_follow_the_weights_and_nothing_of_weight_0_is_drawn(weights: list[int], seed: int) -> None:
-    order = Weighted(weights=torch.tensor(weights), length=len(weights), seed=seed)
+def test_draws_follow_the_weights_and_nothing_of_weight_0_is_drawn(kind: type[Weighted], weights: list[int], seed: int) -> None:
+    order = kind(weights=torch.tensor(weights), length=len(weights), seed=seed)
     drawn = Counter(order.between(0, 40 * len(weights)).tolist())
     assert all(weights[index] > 0 for index in drawn)
     assert sum(drawn.values()) == 40 * len(weights)
 
 
-def test_a_sample_is_drawn_as_often_as_its_share_of_the_weights_says() -> None:
-    order = Weighted(weights=torch.tensor([1.0, 3.0, 0.0, 4.0]), length=4, seed=1)
-    drawn = Counter(index for epoch in range(10_000) for index in order.epoch(epoch).tolist())
+@KINDS
+def test_a_sample_is_drawn_as_often_as_its_share_of_the_weights_says(kind: type[Weighted]) -> None:
+    order = kind(weights=torch.tensor([1.0, 3.0, 0.0, 4.0]), length=4, seed=1)
+    drawn = Counter(index for epoch in range(10_000) for index in order.between(4 * epoch, 4 * epoch + 4).tolist())
     assert [round(drawn[index] / 40_000, 1) for index in range(4)] == [0.1, 0.4, 0.0, 0.5]
 
 
+@KINDS
 @settings(max_examples=60, deadline=None)
 @given(length=st.integers(1, 20), first=st.integers(0, 100), count=st.integers(0, 60))
-def test_draws_depend_on_the_position_alone(length: int, first: int, count: int) -> None:
+def test_draws_depend_on_the_position_alone(kind: type[Weighted], length: int, first: int, count: int) -> None:
     weights = torch.arange(1, length + 1)
-    whole = Weighted(weights=weights, length=length, seed=3).between(0, first + count).tolist()
-    assert Weighted(weights=weights, length=length, seed=3).between(first, first + count).tolist() == whole[first:]
+    whole = kind(weights=weights, length=length, seed=3).between(0, first + count).tolist()
+    assert kind(weights=weights, length=length, seed=3).between(first, first + count).tolist() == whole[first:]
 
 
 @pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, float("nan")], [1.0, float("inf")]])
@@ -108,11 +114,16 @@ def test_numbers_that_are_no_weights_are_refused(weights: list[float]) -> None:
 
 
 def test_the_draws_stay_what_they_were_when_libraries_are_upgraded() -> None:
-    order = Weighted(weights=torch.tensor([1.0, 2.0, 3.0, 4.0]), length=4, seed=2)
-    assert order.between(0, 12).tolist() == GOLDEN
+    for kind, golden in GOLDEN.items():
+        assert kind(weights=torch.tensor([1.0, 2.0, 3.0, 4.0]), length=4, seed=2).between(0, 12).tolist() == golden
 
 
-GOLDEN = [2, 1, 1, 3, 2, 0, 3, 3, 2, 1, 2, 3]
+GOLDEN = {Weighted: [2, 1, 1, 3, 2, 0, 3, 3, 2, 1, 2, 3], WeightedByPosition: [3, 2, 3, 3, 1, 3, 3, 2, 3, 1, 1, 1]}
+
+
+def test_only_the_draws_of_a_large_set_are_computed_one_by_one() -> None:
+    kinds = [type(order_of(length, seed=0, weights=torch.ones(length))) for length in (1, LARGE - 1, LARGE)]
+    assert kinds == [Weighted, Weighted, WeightedByPosition]
 
 
 def read_by(ranks: int, stream: Numbered, *, batch: int, shards: int, first: int, last: int) -> list[tuple[int, int]]:

@@ -24,21 +24,23 @@ from tests.trainer.training.tasks import Small, done, train_here
 
 pytestmark = pytest.mark.processes
 SPREAD = [strategy for strategy in STRATEGIES if strategy != "data_parallel"]
-CUT = 25
+CUT = 10
+GPT: dict[str, Any] = {"steps": 2 * CUT, "evaluate": "never"}
+"""A training whose second half goes on under another strategy."""
 
 
 def interrupted(folder: Path, strategy: str, size: int) -> None:
     """A training of `gpt` that ends after half of its steps, with the state of a run that would go on."""
     section = {"checkpoint": {"every": {"steps": CUT}, "mode": "blocking", "keep": 1000}, **layout(strategy, size)}
-    train_here(document("gpt", strategy, "fp32", **section), folder, size)
+    train_here(document("gpt", strategy, "fp32", **GPT, **section), folder, size)
     for path in (folder / "checkpoints").iterdir():
-        if path.name == "DONE" or path.name.startswith("step-00000050"):
+        if path.name == "DONE" or path.name.startswith(f"step-{2 * CUT:08}"):
             path.rename(folder / path.name)
 
 
 def go_on(folder: Path, strategy: str, size: int) -> list[float]:
     """Go on in `folder` with another strategy; the losses of the second half."""
-    train_here(document("gpt", strategy, "fp32", **layout(strategy, size)), folder, size, generation=2)
+    train_here(document("gpt", strategy, "fp32", **GPT, **layout(strategy, size)), folder, size, generation=2)
     return losses(folder, generation=2)
 
 
@@ -61,7 +63,7 @@ def go_on(folder: Path, strategy: str, size: int) -> list[float]:
 def test_a_checkpoint_goes_on_under_another_strategy_and_size(
     first: str, then: str, sizes: tuple[int, int], tmp_path: Path
 ) -> None:
-    whole = learn(tmp_path / "whole", 1, "gpt", "ddp", "fp32")
+    whole = learn(tmp_path / "whole", 1, "gpt", "ddp", "fp32", **GPT)
     interrupted(tmp_path / "run", first, sizes[0])
     found = go_on(tmp_path / "run", then, sizes[1])
     assert distance(found, whole[CUT:]) <= TOLERANCE["fp32"]

@@ -17,7 +17,7 @@ from kdist_trainer.stats import StepPhase, StepStats
 from kdist_trainer.timing import HostAllReduces, Laps, Probe, add_spans
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
-from tests.trainer.training.tasks import WIDE, Late, describe, train, train_watched
+from tests.trainer.training.tasks import WIDE, Late, SlowToCount, describe, train, train_watched
 
 
 def test_laps_sum_to_the_time_they_cover_and_skips_belong_to_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +157,14 @@ def test_phases_sum_to_the_steps_and_all_reduces_move_every_gradient(tmp_path: P
         assert all(0 < rank["phase"][StepPhase.COMM_EXPOSED] <= rank["busy"] for rank in told)
     else:
         assert all(rank["count"] == rank["busy"] == 0 for rank in told)
+
+
+@pytest.mark.processes
+def test_a_rank_is_not_busy_while_it_waits_for_a_slower_one_to_count_its_samples(tmp_path: Path) -> None:
+    slow = {"workload": f"{SlowToCount.__module__}:SlowToCount", "options": {"seconds": 0.1}}
+    waiting, slow_rank = run_group(train_and_tell, 2, describe(virtualShards=2, **slow), tmp_path)
+    slept, forward = 0.1 * slow_rank["steps"], StepPhase.FORWARD
+    assert waiting["phase"][forward] + slept / 2 < slow_rank["phase"][forward]
 
 
 def train_and_note_what_is_sent(document: dict[str, Any], folder: Path) -> list[int]:

@@ -37,6 +37,9 @@ LEFT_SECONDS = 5.0
 WAIT_SECONDS, SILENT_SECONDS = 5.0, 2.0
 """How long ranks wait in one collective, and how long another node has missed its signs of life, before it is taken for lost:
 an agent may pause, or be cut off from the store, while its ranks are well."""
+SCRIPT_SILENT_SECONDS = 30.0
+"""The same for scripts: in one barrier their ranks may rightly wait for minutes, whatever an agent elsewhere does meanwhile."""
+_MEETING = {Phase.START, Phase.RENDEZVOUS}
 _LONGER = 2.0
 """How much longer than any wait that has come to its end."""
 STOP = "stop"
@@ -97,7 +100,7 @@ class Attendance:
             if self._is_broken(heard) or self._has_lost_a_node(heard.news):
                 return self._end_deserted(heard)
             self._take_news(heard.news)
-            if time.monotonic() > self._must_end_at or self.stop.urgent:
+            if time.monotonic() > self._must_end_at or self.stop.urgent or self._has_nothing_to_save():
                 return self._end_by_force()
 
     def _pass_on_stop(self) -> None:
@@ -166,6 +169,11 @@ class Attendance:
             self.ranks.signal(signal.SIGTERM)
         self._must_end_at = since + self.config.grace_seconds - stop_margin(self.config.grace_seconds)
 
+    def _has_nothing_to_save(self) -> bool:
+        """Whether ranks that were asked to end have yet to meet: in torch's connect they hear nothing, and no step is done."""
+        phases = {beat.phase for beat in self.watchdog.beats}
+        return self._terminated_at is not None and self.config.train is not None and not phases.isdisjoint(_MEETING)
+
     def _note_running(self) -> None:
         """Notice that all ranks have begun, and that one has made a step."""
         if not self._begun and all(stacks_path(self.scratch, number).exists() for number in self._pids):
@@ -204,9 +212,10 @@ class Attendance:
         if self._silent_since is None:
             return False
         silent = now - self._silent_since
-        if watchdog.is_blind():
-            return silent > self.config.hang_timeout_seconds
-        return silent > SILENT_SECONDS and watchdog.waited_seconds() > max(WAIT_SECONDS, _LONGER * watchdog.longest_wait)
+        if silent > self.config.hang_timeout_seconds and watchdog.never_beats():
+            return True
+        least = SILENT_SECONDS if self.config.train is not None else SCRIPT_SILENT_SECONDS
+        return silent > least and watchdog.waited_seconds() > max(WAIT_SECONDS, _LONGER * watchdog.longest_wait)
 
     def _end_deserted(self, heard: Heard) -> End:
         """End a group that others have broken. What a rank here has left to say counts, though it has not ended yet."""

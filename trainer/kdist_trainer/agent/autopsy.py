@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kdist_trainer import failure, reserved, result
+from kdist_trainer import crash, failure, reserved, result
 from kdist_trainer.agent.disagreement import Note
 from kdist_trainer.agent.entry import stacks_path
 from kdist_trainer.config import Cause, Exit
@@ -96,6 +96,8 @@ def _examine(known: Circumstances, local_rank: int, code: int) -> Failure:
         )
     cause, exit_code, primary, how = _judge(code, known, collective=collective)
     rank = known.global_ranks[local_rank]
+    crashed = -code in crash.SIGNALS
+    lines, place = crash.read(known.scratch, local_rank) if crashed else ((), None)
     return Failure(
         cause=cause,
         code=exit_code,
@@ -106,7 +108,9 @@ def _examine(known: Circumstances, local_rank: int, code: int) -> Failure:
         generation=known.generation,
         step=step,
         time=time.time(),
+        traceback=lines,
         collective=collective,
+        place=place,
     )
 
 
@@ -162,3 +166,4 @@ def clear(scratch: Path, local_ranks: int) -> None:
         reserved.reserve(failure.path_of(scratch, local_rank))
         reserved.reserve(result.path_of(scratch, local_rank))
         stacks_path(scratch, local_rank).unlink(missing_ok=True)
+        crash.path_of(scratch, local_rank).unlink(missing_ok=True)

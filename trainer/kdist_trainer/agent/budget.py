@@ -135,7 +135,7 @@ class Book:
         reached = max((one.step or 0 for one in failures_of(document)), default=0)
         if failure:
             self.note_failure(failure)
-        same = repeats.count(events, failure) if failure else 0
+        same = repeats.count(events, failure) if failure and not repeats.is_chance(failure) else 0
         spent = failure is not None and (restarts > self._max_restarts or same >= repeats.MOST)
         generation = Generation(
             number=last + 1,
@@ -165,10 +165,19 @@ class Book:
         return _pause(self._unwritten(self.committed_step()))
 
     def repeat_seconds(self) -> int:
-        """The same, where the last groups ended by the same failure."""
+        """The same, where the last groups ended by the same failure; where it may be chance, one of them more.
+
+        Not after lost nodes, as whoever starts their agents again has waited by then, and not before the end.
+        """
         last = self._exchange.last_generation()
         failure = deciding(failures_of(self._exchange.generation(last))) if last else None
-        return _pause(repeats.count(self._read(), failure)) if failure else 0
+        if failure is None or failure.cause is Cause.NODE_LOST:
+            return 0
+        events, chance = self._read(), repeats.is_chance(failure)
+        times = repeats.count(events, failure)
+        if (times >= repeats.MOST and not chance) or count_restarts(events) >= self._max_restarts:
+            return 0
+        return _pause(times - chance)
 
     def _unwritten(self, step: int) -> int:
         """Restarts since `step` was committed that stand in the rendezvous's store, because the ledger did not take them."""

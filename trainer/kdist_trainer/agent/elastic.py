@@ -114,8 +114,9 @@ class Agent(LocalElasticAgent):
             try:
                 with self._stop.interruptible():
                     rested = rested or self._rest()
-                    self._rendezvous(self._worker_group)
-                    generation = self._agree()
+                    with self._rendezvous_handler.watching_departures():
+                        self._rendezvous(self._worker_group)
+                        generation = self._agree()
                 break
             except (RendezvousClosedError, RendezvousGracefulExitError):  # torch's word for it to a node above the maximum
                 raise Ended(self._conclusion.final_record()) from None
@@ -126,7 +127,8 @@ class Agent(LocalElasticAgent):
                 if isinstance(error, RendezvousTimeoutError) or time.monotonic() > deadline:
                     self._teller.rendezvous_ended("timeout")
                     self._give_up(f"no group of {self._settings.bounds.now().min} nodes came together within {timeout} s")
-                if isinstance(error, RendezvousConnectionError) and self._settings.place.scheme == place.C10D:
+                gone = isinstance(error, RendezvousConnectionError | dist.DistNetworkError)
+                if gone and self._settings.place.scheme == place.C10D:
                     raise Ended(self._lost(f"the agent that keeps the store of the rendezvous is gone: {error}")) from None
                 log.warn("rendezvous-retried", message=f"the group did not come about: {error}")
                 time.sleep(self._rendezvous_handler.pace.poll)

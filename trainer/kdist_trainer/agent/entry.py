@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from kdist_trainer import failure, lifeline, result
+from kdist_trainer import crash, failure, lifeline, output, result
 from kdist_trainer.config import Exit
 
 
@@ -35,11 +35,16 @@ def show_stacks(path: Path) -> None:
 
 
 def prepare_rank() -> tuple[Path, int]:
-    """Lead a process group, die with the agent, and show the stacks when asked; returns scratch folder and local rank."""
+    """Lead a process group, die with the agent, print to it, and show the stacks when asked.
+
+    Returns scratch folder and local rank.
+    """
     os.setpgid(0, 0)  # so that the agent kills all of it at once
     scratch, local_rank = Path(os.environ["KDIST_SCRATCH"]), int(os.environ["LOCAL_RANK"])
+    output.redirect(scratch, local_rank)
     lifeline.watch(Path(os.environ["KDIST_LIFELINE"]))
     show_stacks(stacks_path(scratch, local_rank))
+    crash.watch(scratch, local_rank)
     return scratch, local_rank
 
 

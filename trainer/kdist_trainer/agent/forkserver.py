@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import gc
-import importlib
 import multiprocessing
 import os
 import signal
@@ -18,21 +17,20 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from typing import Any, NoReturn
 
-_NEEDED_BY_BOTH = ("kdist_trainer.agent.elastic", "kdist_trainer.rendezvous.dynamic", "kdist_trainer.agent.entry")
+from kdist_trainer.agent import imports
+
 _PRELOAD = "kdist_trainer.agent.preload"
 """What the server imports besides, while the agent meets the others."""
 
 
 def start() -> None:
     """Import torch, then fork the server off. Main thread only, before this process starts threads or touches a GPU."""
-    with contextlib.suppress(Exception):  # who needs it imports it again, and can say why it cannot be had
-        for module in _NEEDED_BY_BOTH:
-            importlib.import_module(module)
+    imports.import_all(imports.AGENT)
     multiprocessing.set_forkserver_preload([_PRELOAD])
     resource_tracker.ensure_running()
     util.spawnv_passfds = _fork  # what multiprocessing starts the server with
@@ -63,9 +61,7 @@ def _serve(program: str, kept: Sequence[int]) -> NoReturn:
     """Be the server: without what belongs to the agent, its lifeline above all, and with signals as a new process has them."""
     code = 1
     try:
-        for descriptor in {int(path.name) for path in Path("/dev/fd").iterdir()} - {0, 1, 2, *kept}:
-            with contextlib.suppress(OSError):  # the one that listed them
-                os.close(descriptor)
+        close_descriptors(keep=kept)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         util.spawnv_passfds = _SPAWN
@@ -78,6 +74,13 @@ def _serve(program: str, kept: Sequence[int]) -> NoReturn:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def close_descriptors(*, keep: Iterable[int] = ()) -> None:
+    """Close what a fork has inherited, but the standard streams and what is in `keep`."""
+    for descriptor in {int(path.name) for path in Path("/dev/fd").iterdir()} - {0, 1, 2, *keep}:
+        with contextlib.suppress(OSError):  # the one that listed them
+            os.close(descriptor)
 
 
 def read_call(program: str) -> tuple[list[Any], dict[str, Any]]:

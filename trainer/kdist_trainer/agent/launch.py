@@ -15,6 +15,7 @@ from kdist_trainer import descendants, lifeline, log
 from kdist_trainer.agent import forkserver
 from kdist_trainer.agent.ending import end, start_exporter
 from kdist_trainer.agent.outcome import failed, read_done, stopped, success
+from kdist_trainer.agent.relay import Relay
 from kdist_trainer.agent.settings import Settings, clear_litter, count_procs, make_tempdir, prepare_scratch
 from kdist_trainer.agent.stopping import StopRequested, StopSignals
 from kdist_trainer.agent.telling import Teller
@@ -29,7 +30,7 @@ def launch(settings: Settings) -> int:
     """Be the agent of one node until its work is over; returns the exit code. Raises `OSError` if it cannot even begin."""
     began = time.monotonic()
     log.bind(job=settings.config.name, node=settings.node)
-    predecessor = prepare_scratch(settings)
+    predecessors = prepare_scratch(settings)
     stop = StopSignals()
     stop.install()
     try:
@@ -49,25 +50,43 @@ def launch(settings: Settings) -> int:
     procs = count_procs(settings.config)
     health: list[Any] = []
     exporter = start_exporter(settings, procs, healthy=lambda: not health or health[0].is_healthy(), since=began)
-    teller = Teller(exporter, max_restarts=settings.config.max_restarts, managed=settings.config.train is not None)
+    with Relay(settings.scratch, ranks=procs) as relay:
+        teller = Teller(
+            exporter,
+            relay,
+            max_restarts=settings.config.max_restarts,
+            managed=settings.config.train is not None,
+        )
+        record = _conclude(settings, procs, teller, stop, predecessors, health)
+        health.clear()  # an agent whose work is over is well
+        code = end(settings, record, stop=stop, exporter=exporter)
+    clear_litter(settings.scratch)
+    del held
+    return code
+
+
+def _conclude(
+    settings: Settings,
+    procs: int,
+    teller: Teller,
+    stop: StopSignals,
+    predecessors: set[int],
+    health: list[Any],
+) -> dict[str, Any]:
+    """The exit record of the work, however it ended."""
     try:
-        record = _work(settings, procs, teller, stop, predecessor, health)
+        return _work(settings, procs, teller, stop, predecessors, health)
     except KdistTrainerError as error:
-        record = failed(Failure(error.cause, error.code, True, str(error), node=settings.node, time=time.time()))
+        cause, reason, message = error.cause, error.code, str(error)
     except StopRequested:
-        record = stopped("stopped before it met the others", step=None)
+        return stopped("stopped before it met the others", step=None)
     except Exception as error:  # noqa: BLE001 - whatever it is, the record and the exit code must say so
         with suppress(OSError):
             traceback.print_exc()
         message = f"the agent failed: {type(error).__name__}: {error}"
         full = classify(error)[0] is Cause.STORAGE
         cause, reason = (Cause.STORAGE, Exit.STORAGE) if full else (Cause.UNKNOWN, Exit.PEERS_LOST)
-        record = failed(Failure(cause, reason, True, message, node=settings.node, time=time.time()))
-    health.clear()  # an agent whose work is over is well
-    code = end(settings, record, stop=stop, exporter=exporter)
-    clear_litter(settings.scratch)
-    del held
-    return code
+    return failed(Failure(cause, reason, True, message, node=settings.node, time=time.time()))
 
 
 def _arrange_life(settings: Settings) -> lifeline.Lifeline:
@@ -90,7 +109,7 @@ def _arrange_life(settings: Settings) -> lifeline.Lifeline:
 
 
 def _work(
-    settings: Settings, procs: int, teller: Teller, stop: StopSignals, predecessor: int | None, health: list[Any]
+    settings: Settings, procs: int, teller: Teller, stop: StopSignals, predecessors: set[int], health: list[Any]
 ) -> dict[str, Any]:
     """Everything that needs torch; returns the exit record."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -104,7 +123,7 @@ def _work(
     config = settings.config
     with stop.interruptible():
         stores = open_stores(settings, stop)
-        handler = open_handler(settings, stores, predecessor=predecessor)
+        handler = open_handler(settings, stores, predecessors=predecessors)
     script = config.script
     spec = WorkerSpec(
         role="default",
@@ -117,7 +136,7 @@ def _work(
     )
     if script is not None and settings.code is not None:
         os.chdir(settings.code)
-    patient, hasty = (Exchange(store, run_id=settings.run_id, node=settings.node) for store in (stores.patient, stores.hasty))
+    patient, hasty = (Exchange(store, run_id=settings.meeting, node=settings.node) for store in (stores.patient, stores.hasty))
     agent = Agent(spec, settings, exchange=patient, hasty=hasty, teller=teller, stop=stop, start_method="forkserver")
     health.append(agent)
     agent.run()

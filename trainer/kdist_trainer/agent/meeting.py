@@ -85,7 +85,7 @@ def open_stores(settings: Settings, stop: StopSignals) -> Stores:
             return _STOPPING if stop.requested else calm if opened.is_set() else seconds
 
         config_map = ConfigMap(server, first, second, patience=patience)
-        return KubernetesStore(config_map, run_id=settings.run_id, timeout_seconds=word, poll_seconds=poll)
+        return KubernetesStore(config_map, run_id=settings.meeting, timeout_seconds=word, poll_seconds=poll)
 
     stores = Stores(view(seconds), view(_HASTY))
     try:
@@ -97,8 +97,8 @@ def open_stores(settings: Settings, stop: StopSignals) -> Stores:
     return stores
 
 
-def open_handler(settings: Settings, stores: Stores, *, predecessor: int | None) -> Rendezvous:
-    """The rendezvous in these stores, without the agent that was here before (its pid)."""
+def open_handler(settings: Settings, stores: Stores, *, predecessors: set[int]) -> Rendezvous:
+    """The rendezvous in these stores, without the agents that were here before (their pids)."""
     config, scheme = settings.config, settings.place.scheme
     deadline = time.monotonic() + config.rendezvous_timeout_seconds
     while True:
@@ -106,10 +106,11 @@ def open_handler(settings: Settings, stores: Stores, *, predecessor: int | None)
             handler = open_rendezvous(
                 stores.patient,
                 state_store=stores.hasty,
-                run_id=settings.run_id,
+                run_id=settings.meeting,
                 min_nodes=config.nodes.min,
                 max_nodes=config.nodes.max,
                 address=settings.address or ("127.0.0.1" if scheme == place.FILE else None),
+                index=settings.index,
                 timeout_seconds=config.rendezvous_timeout_seconds,
                 remote=scheme == place.KUBERNETES,
                 bounds=lambda: ((nodes := settings.bounds.now()).min, nodes.max),
@@ -120,7 +121,8 @@ def open_handler(settings: Settings, stores: Stores, *, predecessor: int | None)
                 raise Unreachable(f"the store of the rendezvous does not answer: {error}") from error
             log.warn("rendezvous-retried", message=f"the store of the rendezvous does not answer: {error.__cause__ or error}")
             time.sleep(_PAUSE_SECONDS)
-    if predecessor is not None:
-        with suppress(RendezvousError):  # its keep-alives will be missed
-            handler.evict(predecessor)
+    with suppress(RendezvousError):  # their keep-alives will be missed
+        if predecessors:
+            handler.evict(predecessors)
+        settings.forget_predecessors()
     return handler

@@ -22,13 +22,16 @@ _ALIKE, _ALIKE_SECONDS = 2.0, 5.0
 Event = Mapping[str, Any]
 
 
+def is_chance(failure: Failure) -> bool:
+    """Whether another try may well get past it."""
+    return failure.cause not in _ITS_OWN or bool(_FROM_OUTSIDE.search(failure.message))
+
+
 def count(events: Iterable[Event], failure: Failure) -> int:
-    """How many groups in a row, `failure`'s the last of them, ended alike without progress; 0 if it may be chance.
+    """How many groups in a row, `failure`'s the last of them, ended alike without progress.
 
     `events` are the run's so far, in their order; whether that of `failure` is among them makes no difference.
     """
-    if failure.cause not in _ITS_OWN or _FROM_OUTSIDE.search(failure.message):
-        return 0
     began, earlier = _since_progress(events)
     wanted = _signature(failure.cause.value, failure.step, failure.message)
     lives = [failure.time - began.get(failure.generation, failure.time)]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 
 from kdist_trainer.agent.bounds import Bounds
@@ -15,6 +18,8 @@ from kdist_trainer.config import TrainConfig
 from kdist_trainer.rendezvous.place import Place, parse
 
 WORKER = "kdist_trainer.worker:main"
+PIDS = "agents"
+"""File in the scratch folder with the pids of this node's agents since one of them last joined the rendezvous."""
 EXIT, PARK = ON_END = ("exit", "park")
 """What an agent does once its work is over for good: end, or stay until it is told to go (a StatefulSet would start it anew)."""
 
@@ -37,6 +42,7 @@ class Settings:
     termination_message: Path | None = None
     on_end: str = EXIT
     take_over: bool = False
+    rendezvous_id: str = ""
     lifeline: Path | None = None
     entrypoint: str = WORKER
 
@@ -51,6 +57,17 @@ class Settings:
         return parse(self.rendezvous)
 
     @property
+    def meeting(self) -> str:
+        """Whom this agent meets: those of its run, and of them those with its rendezvous id, whose end is no other's.
+
+        torch names a folder after it, so the run of a rendered job, `NAMESPACE/NAME`, loses its slash.
+        """
+        run = self.run_id.replace("/", "-")
+        if not self.rendezvous_id:
+            return run
+        return f"{run}-{sha256(self.rendezvous_id.encode()).hexdigest()[:10]}"
+
+    @property
     def socket(self) -> Path:
         """Where ranks send their records."""
         return self.scratch / "metrics.sock"
@@ -59,6 +76,17 @@ class Settings:
     def own_lifeline(self) -> Path:
         """The pipe whose end tells the ranks that this agent is gone."""
         return self.scratch / "lifeline"
+
+    @property
+    def index(self) -> int:
+        """The number at the end of the node's name, 0 without one."""
+        number = re.search(r"\d+$", self.node)
+        return int(number[0]) if number else 0
+
+    def forget_predecessors(self) -> None:
+        """Keep this agent's pid alone: the rendezvous no longer holds any agent that ran here before."""
+        with suppress(OSError):  # a full disk
+            (self.scratch / PIDS).write_text(f"{os.getpid()}\n")
 
     def environment(self) -> dict[str, str]:
         """What every rank of this agent finds in its environment besides torchrun's variables."""
@@ -93,22 +121,24 @@ def count_procs(config: TrainConfig) -> int:
     return max(1, torch.cuda.device_count())
 
 
-def prepare_scratch(settings: Settings) -> int | None:
-    """Make the folder private and clear what a dead predecessor left; returns the predecessor's pid if it is known.
+def prepare_scratch(settings: Settings) -> set[int]:
+    """Make the folder private and clear what dead predecessors left. Raises `OSError`.
 
-    Raises `OSError`.
+    Returns the pids of those that the rendezvous may still hold: the last one that joined it, and
+    all that ended before they had joined.
     """
     scratch = settings.scratch
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     if scratch.stat().st_uid == os.geteuid():  # in a pod the volume is root's, and only this pod's
         scratch.chmod(0o700)
-    try:
-        predecessor: int | None = json.loads((scratch / "agent.json").read_bytes())["pid"]
-    except (OSError, ValueError, KeyError, TypeError):
-        predecessor = None
+    pids: set[int] = set()
+    with suppress(OSError, ValueError):
+        pids.update(map(int, (scratch / PIDS).read_text().split()))
+    with suppress(OSError), (scratch / PIDS).open("a") as notes:  # a full disk
+        notes.write(f"{os.getpid()}\n")
     for name in ("agent.json", "exit.json", "metrics.sock"):
         (scratch / name).unlink(missing_ok=True)
-    return predecessor if predecessor != os.getpid() else None
+    return pids - {os.getpid()}
 
 
 _LONGEST_SOCKET = 100  # bytes in the address of a Unix socket: 108 on Linux, 104 on macOS

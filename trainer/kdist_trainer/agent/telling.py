@@ -11,14 +11,16 @@ from kdist_trainer.agent.budget import FAILURE, Generation
 from kdist_trainer.failure import Failure
 
 if TYPE_CHECKING:
+    from kdist_trainer.agent.relay import Relay
     from kdist_trainer.exporter import Exporter
 
 
 class Teller:
     """Says what happens, once. `max_restarts` is the job's budget, `managed` tells a training from a script."""
 
-    def __init__(self, exporter: Exporter, *, max_restarts: int, managed: bool = True) -> None:
+    def __init__(self, exporter: Exporter, relay: Relay, *, max_restarts: int, managed: bool = True) -> None:
         self._exporter = exporter
+        self._relay = relay
         self._max_restarts = max_restarts
         self._managed = managed
         self._waiting_since = time.monotonic()
@@ -39,6 +41,7 @@ class Teller:
     def group_formed(self, generation: Generation, *, world_size: int, ranks: list[int], leader: bool) -> None:
         """A group has formed; its ranks start now. `ranks` are this node's."""
         self.state("initializing")
+        self._relay.begin(ranks)
         self._exporter.set_group(generation=generation.number, world_size=world_size, local_ranks=ranks)
         self._exporter.set_restarts_remaining(max(0, self._max_restarts - generation.restarts), budget=self._max_restarts)
         if leader and generation.lost_steps:

@@ -40,7 +40,8 @@ class Watchdog:
         self._waits: list[tuple[int, int, Phase] | None] = [None] * ranks
         self._waited = [0.0] * ranks
         self.longest_wait = 0.0
-        """Seconds of the longest wait for other ranks that has come to its end while the group was making steps."""
+        """Seconds of the longest wait for other ranks that has come to its end while the group was making steps, or at any
+        time in a script that does not say."""
         self._looked = time.monotonic()
         self.beats: list[Beat] = [heartbeat.read() for heartbeat in self._heartbeats]
 
@@ -62,13 +63,13 @@ class Watchdog:
         if wait is not None and wait == before:
             self._waited[local_rank] += passed
             return
-        if before is not None and before[2] not in _SLOW:
+        if before is not None and (before[2] not in _SLOW or before[0] == 0):  # a script without beats is in no phase
             self.longest_wait = max(self.longest_wait, self._waited[local_rank])
         self._waits[local_rank], self._waited[local_rank] = wait, 0.0
 
-    def is_blind(self) -> bool:
-        """Whether some rank says nothing of what it does: a script that knows neither heartbeats nor their recorder."""
-        return not all(beat.count or beat.call for beat in self.beats)
+    def never_beats(self) -> bool:
+        """Whether no rank here has said anything of its steps: only collectives are known of such a script."""
+        return not any(beat.count for beat in self.beats)
 
     def waited_seconds(self) -> float:
         """How long all ranks here have been in one wait for other ranks; 0 where one of them computes."""
@@ -93,7 +94,7 @@ class Watchdog:
     def note(self, local_rank: int, *, rank: int, pid: int, node: str = "", world_size: int = 1) -> Note:
         """What other agents need to know of a rank to find the one to blame."""
         beat = self.beats[local_rank]
-        calls = self._heartbeats[local_rank].calls()
+        calls = self._heartbeats[local_rank].calls() if self._from_start else []  # a script's ranks may rightly differ
         return {
             "rank": rank,
             "node": node,

@@ -53,6 +53,7 @@ def _answer(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _export(given: argparse.Namespace) -> dict[str, Any]:
+    listing.choose(given.folder, given.step)  # what is not there is said without torch's seconds
     from kdist_trainer.checkpoint import export  # here, because it needs torch and the other questions do not
 
     found = export.prepare(given.folder, step=given.step, average=given.ema)

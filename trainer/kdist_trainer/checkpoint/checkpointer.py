@@ -27,7 +27,7 @@ from kdist_trainer.checkpoint.restore import Fallback, Judge, Restore
 from kdist_trainer.checkpoint.staging import Paths, Stager
 from kdist_trainer.checkpoint.writer import Writer
 from kdist_trainer.config import Checkpointing
-from kdist_trainer.failure import Mismatch, StorageProblem
+from kdist_trainer.failure import Mismatch, PeersLost, StorageProblem
 
 T = TypeVar("T")
 __all__ = ["CheckpointStore", "Fallback", "Save", "SaveResult"]
@@ -126,9 +126,9 @@ class CheckpointStore:
 
         When this returns, the tensors may change again; with mode `async` they are written meanwhile. A failure is told to
         `on_result` and the training goes on. `before_commit` runs on rank 0, on the writing thread, before the commit.
-        `required`: wait until it is committed, try a second time, then raise `StorageProblem`. `final`: the same, and then
-        write this document to DONE: the run has ended. `first`: flat names of tensors in which ranks may differ, and of which
-        rank 0's are saved.
+        `required`: wait until it is committed, try a second time, then raise `StorageProblem`, and `PeersLost` at once
+        when other ranks are gone. `final`: the same, and then write this document to DONE: the run has ended.
+        `first`: flat names of tensors in which ranks may differ, and of which rank 0's are saved.
         """
         started = time.monotonic()
         waited = self._background.busy
@@ -244,13 +244,17 @@ class CheckpointStore:
         return result
 
     def _insist(self, request: Request, staged: dict[str, Any], paths: Paths) -> None:
-        """Wait for the attempt under way and make a second one if it failed. Raises `StorageProblem` if that fails too."""
-        if self._take().ok:
-            return
-        self._start(request, staged, paths)
+        """Wait for the attempt under way and make a second one if the disk refused it.
+
+        Raises `StorageProblem` if that fails too, and `PeersLost` when other ranks are gone.
+        """
         result = self._take()
+        if not (result.ok or result.echo):
+            self._start(request, staged, paths)
+            result = self._take()
         if not result.ok:
-            raise StorageProblem(f"the state of step {result.step} could not be saved: {result.error}")
+            problem = PeersLost if result.echo else StorageProblem
+            raise problem(f"the state of step {result.step} could not be saved: {result.error}")
 
     def _write_done(self, document: dict[str, Any]) -> None:
         """Say that the run has ended in every folder that ranks look at. Raises `StorageProblem` after a second try."""

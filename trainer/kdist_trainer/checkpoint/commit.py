@@ -47,6 +47,8 @@ class SaveResult:
     total_seconds: float = 0.0
     nbytes: int = 0
     path: Path | None = None
+    echo: bool = False
+    """Whether it failed because other ranks are gone: no disk is to blame."""
 
 
 def commit(directory: CheckpointDirectory, lock: Lock, request: Request, digests: Mapping[str, Digest]) -> Manifest:

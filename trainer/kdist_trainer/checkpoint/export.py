@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
-from kdist_trainer.checkpoint.lock import Lock
+from kdist_trainer.checkpoint import listing
+from kdist_trainer.checkpoint.layout import Checkpoint
 from kdist_trainer.checkpoint.manifest import Damaged, Manifest, check_digests, read_manifest
 from kdist_trainer.checkpoint.reader import fetch_whole, load_metadata
 from kdist_trainer.failure import Mismatch
@@ -113,7 +113,7 @@ def prepare(root: Path, *, step: int | None = None, average: bool = False) -> Ex
     With `average` the moving average stands in for each weight that has one. Raises `Mismatch` where the folder has no such
     checkpoint or no such weights, `Damaged` where the checkpoint does not verify, `OSError` when the disk does not answer.
     """
-    found = _choose(root, step)
+    found = listing.choose(root, step)
     try:
         manifest = read_manifest(found.path)
         check_digests(found.path, manifest.files.items())
@@ -146,16 +146,6 @@ def write_file(export: Export, target: Path) -> dict[str, Any]:
             temporary.unlink()
         raise
     return {"file": str(target), **told}
-
-
-def _choose(root: Path, step: int | None) -> Checkpoint:
-    committed = CheckpointDirectory(root).committed()
-    valid = Lock(root).valid(committed)
-    chosen = next((one for one in valid if step is None or one.step == step), None)
-    if chosen is not None:
-        return chosen
-    there = ", ".join(str(one.step) for one in valid[:10]) or "none"
-    raise Mismatch(f"there is no checkpoint{'' if step is None else f' of step {step}'} in {root}; steps there are: {there}")
 
 
 def _averages(

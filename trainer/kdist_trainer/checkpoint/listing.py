@@ -15,6 +15,7 @@ from kdist_trainer.checkpoint.layout import MANIFEST, Checkpoint, CheckpointDire
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import Damaged, Manifest, check_digests, read_manifest
+from kdist_trainer.failure import Mismatch
 
 _MOST_STEPS = 20_000
 
@@ -93,6 +94,20 @@ def _bare(one: Checkpoint) -> Entry:
         "name": one.name, "step": one.step, "epoch": one.epoch, "time": written, "bytes": None, "files": None,
         "samplesSeen": None, "worldSize": None, "runId": None, "parent": None, "versions": {}, "problem": None,
     }  # fmt: skip
+
+
+def choose(root: Path, step: int | None) -> Checkpoint:
+    """The newest committed checkpoint of the folder that no lock forbids, or that of `step`.
+
+    Raises `Mismatch` where there is none such, `OSError` when the disk does not answer.
+    """
+    valid = Lock(root).valid(CheckpointDirectory(root).committed())
+    chosen = next((one for one in valid if step is None or one.step == step), None)
+    if chosen is not None:
+        return chosen
+    there = ", ".join(str(one.step) for one in valid[:10]) or "none"
+    wanted = "" if step is None else f" of step {step}"
+    raise Mismatch(f"there is no checkpoint{wanted} in {root}; steps there are: {there}")
 
 
 def read_ledger(root: Path, *, most_steps: int = _MOST_STEPS) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock, Superseded
 from kdist_trainer.checkpoint.peers import Peers
 from kdist_trainer.checkpoint.staging import Paths
+from kdist_trainer.failure import classify
 
 # Saving without a process group is what we ask for where one rank writes everything.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -164,7 +165,8 @@ class Writer:
             except (Superseded, OSError) as lost:
                 root = lost if isinstance(lost, Superseded) else root
         told = f"{type(root).__name__}: {root}"
-        result = _timed(SaveResult(request.manifest.step, ok=False, cause=cause_of(root), error=told), request)
+        echo = not classify(root)[2]
+        result = _timed(SaveResult(request.manifest.step, ok=False, cause=cause_of(root), error=told, echo=echo), request)
         if self._peers.is_leader:
             discard(request)
             log.warn("checkpoint-failed", step=result.step, cause=result.cause, error=result.error)

@@ -68,8 +68,8 @@ _DEALING = "other sums and other randomness in a step; every sample is still use
 RULES: Final[Mapping[str, Rule]] = {
     "workload": Rule(Fate.TAKEN, "refused where another model, optimizer or data set comes of it"),
     "options": Rule(Fate.TAKEN, "refused where another model, optimizer or data set comes of it"),
-    "epochs": Rule(Fate.TAKEN, "the end moves; a run that is past it ends where it is"),
-    "steps": Rule(Fate.TAKEN, "the end moves; a run that is past it ends where it is"),
+    "epochs": Rule(Fate.TAKEN, "the end moves; a run that is past it says so, and ends where it is"),
+    "steps": Rule(Fate.TAKEN, "the end moves; a run that is past it says so, and ends where it is"),
     "globalBatch": Rule(
         Fate.TAKEN,
         "the position is in samples: epochs end at the same sample, `steps` stays the number of steps; refused for streams",
@@ -180,6 +180,8 @@ class Finished:
     changes: list[Change]
     goes_on: bool
     """Its end was moved further away, and nothing keeps it from going on to there."""
+    at: str = ""
+    """Where it ended."""
 
     @property
     def problem(self) -> str | None:
@@ -189,7 +191,7 @@ class Finished:
             return None
         edits = "; ".join(str(change) if change.fate is Fate.REFUSED else change.edit for change in told)
         way = "put the old values back to see its report, or begin anew with --fresh"
-        return f"the run is done, and the job was edited since: {edits}; {way}"
+        return f"the run is done{self.at}, and the job was edited since: {edits}; {way}"
 
     @property
     def is_over(self) -> bool:
@@ -209,7 +211,8 @@ def judge_done(done: Document, job: Document) -> Finished:
         return Finished([Change(*edit, Fate.REFUSED, "what a script makes of it is its own") for edit in edits], goes_on=False)
     changes = compare(was, train)
     refused = any(change.fate is Fate.REFUSED for change in changes)
-    return Finished(changes, goes_on=not refused and _ends_later(was, train, done))
+    at = f" with step {done.get('step')}, after {done.get('samples_seen')} samples" if "step" in done else ""
+    return Finished(changes, goes_on=not refused and _ends_later(was, train, done), at=at)
 
 
 def _ends_later(before: Document, now: Document, done: Document) -> bool:

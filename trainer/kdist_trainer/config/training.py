@@ -190,6 +190,11 @@ class Training(Model):
             raise ValueError(f"offload: cpu needs strategy fsdp or hsdp, and {self.strategy} keeps no shards")
         if self.strategy == "pipeline" and self.checkpoint.load == "broadcast":
             raise ValueError("checkpoint.load: broadcast cannot be with strategy pipeline, whose ranks hold different weights")
-        if self.spike_factor is not None and self.on_nonfinite not in ("skip", "rollback"):
+        if self.spike_factor is not None and not self.leaves_out:
             raise ValueError("spikeFactor needs onNonfinite: skip or rollback")
         return self
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a step's update may be left out."""
+        return self.on_nonfinite in ("skip", "rollback")

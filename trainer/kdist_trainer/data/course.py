@@ -6,7 +6,7 @@ import hashlib
 from typing import NamedTuple
 
 from kdist_trainer.config import TrainConfig, Training
-from kdist_trainer.data.order import Deal, Positions, Steps, Weighted, order_of
+from kdist_trainer.data.order import Deal, Positions, Steps, order_of
 from kdist_trainer.failure import ConfigProblem, DataProblem
 from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.workload import Samples, Workload
@@ -46,11 +46,11 @@ def plan(config: TrainConfig, train: Training, workload: Workload, world: World,
     if found is None or len(found) == 0:
         raise DataProblem(f"{name} has no samples")
     total = train.epochs * len(found) if train.epochs is not None else (train.steps or 0) * deal.batch
-    order, fingerprint = order_of(len(found), seed=train.seed), workload.fingerprint(found)
     weights = workload.weights(found)
+    order, fingerprint = order_of(len(found), seed=train.seed, weights=weights), workload.fingerprint(found)
     if weights is not None:
-        order = Weighted(weights=weights, length=len(found), seed=train.seed)
-        fingerprint = _digest(fingerprint, hashlib.sha256(weights.detach().cpu().double().numpy().tobytes()).hexdigest())
+        held = weights.detach().cpu().double().contiguous().numpy().data  # no copy: of 1e8 samples that is 763 MiB
+        fingerprint = _digest(fingerprint, hashlib.sha256(held).hexdigest())
     if order.marking:
         fingerprint = _digest(fingerprint, order.marking)
     return Course(found, Steps(order, deal, total=total, last=train.steps), fingerprint)

@@ -93,6 +93,10 @@ class Loader:
         """Go on after `step` steps that used `position` samples; returns the run's last step."""
         return self._steps.go_on(step=step, position=position)
 
+    def past_end(self, *, step: int, position: int) -> str:
+        """What the run asks for, if more than that has been done; else empty."""
+        return self._steps.past_end(step=step, position=position)
+
     def size(self, position: int) -> int:
         """Samples, over all ranks, of the step that begins at `position`."""
         return self._steps.size(position)

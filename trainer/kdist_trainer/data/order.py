@@ -65,7 +65,23 @@ LARGE = 2**22
 _BLOCK = 2**14
 
 
-class Keyed(Order):
+class Computed(Order):
+    """An order of which any position is computed where it is asked for, a block of them at a time."""
+
+    def between(self, first: int, last: int) -> Tensor:
+        """Indices of the samples at positions `first` (included) to `last` (excluded): int64, shape [last - first]."""
+        start, stop = first - self._begin, last - self._begin
+        if start < 0 or stop > len(self._current):
+            ahead = min(first + _BLOCK, (first // self.length + 1) * self.length)
+            self._current, self._begin = self._compute(first, max(last, ahead)), first
+            start, stop = 0, last - first
+        return self._current[start:stop]
+
+    def _compute(self, first: int, last: int) -> Tensor:
+        raise NotImplementedError
+
+
+class Keyed(Computed):
     """The order of a large set: each epoch a keyed bijection of its positions, computed where it is asked for.
 
     A Feistel network over the smallest power of two that holds the set, applied again while it leads outside of the set
@@ -84,15 +100,6 @@ class Keyed(Order):
         self._masks = np.uint64((1 << (bits // 2)) - 1), np.uint64((1 << (bits - bits // 2)) - 1)
         self._keyed = -1
         self._keys: list[np.uint64] = []
-
-    def between(self, first: int, last: int) -> Tensor:
-        """Indices of the samples at positions `first` (included) to `last` (excluded): int64, shape [last - first]."""
-        start, stop = first - self._begin, last - self._begin
-        if start < 0 or stop > len(self._current):
-            ahead = min(first + _BLOCK, (first // self.length + 1) * self.length)
-            self._current, self._begin = self._compute(first, max(last, ahead)), first
-            start, stop = 0, last - first
-        return self._current[start:stop]
 
     def _compute(self, first: int, last: int) -> Tensor:
         parts = []
@@ -127,11 +134,6 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def order_of(length: int, *, seed: int) -> Order:
-    """The order of a set of so many samples."""
-    return (Keyed if length >= LARGE else Order)(length=length, seed=seed)
-
-
 class Weighted(Order):
     """Samples drawn with replacement, each as often as its weight says; an epoch is as many draws as there are samples."""
 
@@ -140,16 +142,40 @@ class Weighted(Order):
         super().__init__(length=length, seed=seed)
         if weights.shape != (length,):
             raise DataProblem(f"weights() must give one number for each of {length} samples, and gave {tuple(weights.shape)}")
-        values = weights.detach().cpu().numpy().astype(np.float64)
+        values = weights.detach().cpu().numpy().astype(np.float64, copy=False)
         if not np.isfinite(values).all() or (values < 0).any() or not values.any():
             raise DataProblem("weights() must give numbers of 0 or more, finite and not all 0")
-        self._ends, self._last = np.cumsum(values), int(np.flatnonzero(values)[-1])
+        self._ends, self._last = np.cumsum(values), length - 1 - int(np.argmax(values[::-1] != 0))
 
     def _draw(self, random: np.random.RandomState) -> npt.NDArray[np.int64]:
+        return self._fall(random.random_sample(self.length))
+
+    def _fall(self, places: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """The samples on which places in [0, 1) fall."""
         # A draw that falls on the border belongs to the next sample, so that weight 0 is never drawn.
-        drawn = np.searchsorted(self._ends, random.random_sample(self.length) * self._ends[-1], side="right")
+        drawn = np.searchsorted(self._ends, places * self._ends[-1], side="right")
         kept: npt.NDArray[np.int64] = np.minimum(drawn, self._last).astype(np.int64, copy=False)
         return kept
+
+
+class WeightedByPosition(Weighted, Computed):
+    """The same for a large set: the draw at a position follows from it alone, by splitmix64, and no epoch is drawn as a whole."""
+
+    marking = "splitmix64"
+
+    def _compute(self, first: int, last: int) -> Tensor:
+        key = np.uint64(derive(self._seed, ORDER, self.length))
+        states = key + np.arange(first + 1, last + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        places = (_mix(states) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return torch.from_numpy(self._fall(places))
+
+
+def order_of(length: int, *, seed: int, weights: Tensor | None = None) -> Order:
+    """The order of a set of so many samples. Raises `DataProblem` for weights that are none."""
+    large = length >= LARGE
+    if weights is not None:
+        return (WeightedByPosition if large else Weighted)(weights=weights, length=length, seed=seed)
+    return (Keyed if large else Order)(length=length, seed=seed)
 
 
 class Positions(Order):
@@ -244,6 +270,12 @@ class Steps:
         if self._last is not None:
             self.total = position + max(0, self._last - step) * self.deal.batch
         return step + self.count(position)
+
+    def past_end(self, *, step: int, position: int) -> str:
+        """What a run asks for, if `step` steps over `position` samples are more than that; empty where they are not."""
+        if self._last is not None:
+            return f"{self._last} steps" if step > self._last else ""
+        return f"{self.total} samples ({self.total // self.order.length} epochs)" if position > self.total else ""
 
     def size(self, position: int) -> int:
         """Samples, over all ranks, of the step that begins at `position`."""

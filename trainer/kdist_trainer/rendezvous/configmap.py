@@ -11,7 +11,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import random
 import ssl
 import threading
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer.failure import ConfigProblem
+from kdist_trainer.rendezvous.pace import JITTER
 
 ACCOUNT = Path("/var/run/secrets/kdist")
 """Where the pod finds its token (which is replaced from time to time) and the authority that vouches for the API server."""
@@ -137,7 +137,7 @@ class ConfigMap:
             # The patience may have changed meanwhile: somebody asked the agent to stop.
             deadline = min(deadline, time.monotonic() + self._patience())
             pause = min(_LONGEST, pause * 2)
-            rest = random.uniform(pause / 2, pause) + min(wait, REQUEST_SECONDS)  # noqa: S311 - spreads the agents
+            rest = JITTER.uniform(pause / 2, pause) + min(wait, REQUEST_SECONDS)
             if time.monotonic() + rest > deadline:
                 raise Away(f"the API server does not serve ConfigMap {self.name}: {why}")
             time.sleep(rest)

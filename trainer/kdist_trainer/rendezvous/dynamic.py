@@ -7,16 +7,17 @@ thousand nodes and slow for four. The names with an underscore are torch's own: 
 from __future__ import annotations
 
 import os
-import random
+import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import Store
-from torch.distributed.elastic.rendezvous import RendezvousInfo
+from torch.distributed import DistStoreError
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousInfo
 from torch.distributed.elastic.rendezvous import api as torch_api
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torch_dynamic
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
@@ -25,9 +26,11 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousSettings,
     RendezvousTimeout,
     _BackendRendezvousStateHolder,
+    _NodeDesc,
 )
 
-from kdist_trainer.rendezvous.pace import Pace
+from kdist_trainer.rendezvous.file import FileStore
+from kdist_trainer.rendezvous.pace import JITTER, Pace
 from kdist_trainer.rendezvous.ports import pick_port
 
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -72,7 +75,7 @@ class _State(_BackendRendezvousStateHolder):
         if done is not None:
             self._lost_races = 0 if done else self._lost_races + 1
             # torch tries again at once: many nodes would do nothing but get into each other's way.
-            time.sleep(random.uniform(0, min(pace.spread, _RACE_SECONDS * 2**self._lost_races)) if not done else 0)  # noqa: S311
+            time.sleep(JITTER.uniform(0, min(pace.spread, _RACE_SECONDS * 2**self._lost_races)) if not done else 0)
         if state.deadline is not None and not state.complete and state.round > 0 and not state.wait_list:
             opened = state.deadline - timedelta(seconds=pace.patience)
             if datetime.now(UTC) > opened + timedelta(seconds=pace.last_call):
@@ -118,9 +121,18 @@ class Rendezvous(DynamicRendezvousHandler):
     _state_holder: _State
 
     def __init__(
-        self, store: Store, settings: RendezvousSettings, *, address: str | None, state: _State, bounds: Callable[[], Bounds]
+        self,
+        store: Store,
+        settings: RendezvousSettings,
+        *,
+        address: str | None,
+        index: int,
+        state: _State,
+        bounds: Callable[[], Bounds],
     ) -> None:
-        node = self._node_desc_generator.generate(address)
+        # torch ranks the nodes in the order of these fields and has the process id second: agents
+        # on one host would get their ranks in the order in which they were started.
+        node = _NodeDesc(address or socket.getfqdn(), index, os.getpid())
         super().__init__(node, settings, "c10d", store, state)
         self.pace = state.pace
         self._bounds = bounds
@@ -143,10 +155,28 @@ class Rendezvous(DynamicRendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Join the next round; blocks until it is complete. Raises `RendezvousTimeoutError`, `RendezvousClosedError`."""
+        self._group = set()
         with _environment(_OWN_STORE, "1"):
             found = super().next_rendezvous()
         self._group = set(self._state_holder.state.participants)
         return found
+
+    @contextmanager
+    def watching_departures(self) -> Iterator[None]:
+        """In a shared folder, stop waiting for the keys of a node that has left this round or was evicted."""
+        store = self._store
+        if isinstance(store, FileStore):
+            store.while_waiting = self._check_departures
+        try:
+            yield
+        finally:
+            if isinstance(store, FileStore):
+                store.while_waiting = None
+
+    def _check_departures(self) -> None:
+        with suppress(RendezvousError):
+            if left := self.news().left:
+                raise DistStoreError(f"{left} other nodes have left the group before it was complete")
 
     def news(self) -> News:
         """What the state says now; it is read from the store at most once per `Pace.poll`."""
@@ -174,12 +204,12 @@ class Rendezvous(DynamicRendezvousHandler):
         self._stop_heartbeats()
         self._op_executor.run(torch_dynamic._RendezvousExitOp(), time.monotonic() + self.pace.keep_alive)
 
-    def evict(self, pid: int) -> None:
-        """Take a dead process of this host out of the state at once: the predecessor of an agent that was restarted."""
+    def evict(self, pids: Collection[int]) -> None:
+        """Take dead processes of this host out of the state at once: an agent's predecessors."""
         for _ in range(10):
             self._state_holder.sync()
             beats = self._state_holder.state.last_heartbeats
-            dead = [node for node in beats if node.addr == self._this_node.addr and node.pid == pid]
+            dead = [node for node in beats if node.addr == self._this_node.addr and node.local_id in pids]
             if not dead:
                 return
             for node in dead:
@@ -195,12 +225,14 @@ def open_rendezvous(
     min_nodes: int,
     max_nodes: int,
     address: str | None,
+    index: int,
     timeout_seconds: float,
     state_store: Store | None = None,
     remote: bool = False,
     bounds: Callable[[], Bounds] | None = None,
 ) -> Rendezvous:
     """A rendezvous of run `run_id` whose state lives in `store`. `address` is where this node's ranks listen, None: its name.
+    Nodes of one address have their ranks in the order of `index`.
 
     The state is read and written through `state_store`, another view of the same store. `remote` as for `Pace`. `bounds` says
     at any time how many nodes there may be, `min_nodes` and `max_nodes` if nothing else.
@@ -222,7 +254,9 @@ def open_rendezvous(
         keep_alive_max_attempt=pace.keep_alive_attempts,
     )
     state = _State(C10dRendezvousBackend(state_store or store, run_id), settings, pace)
-    return Rendezvous(store, settings, address=address, state=state, bounds=bounds or (lambda: (min_nodes, max_nodes)))
+    return Rendezvous(
+        store, settings, address=address, index=index, state=state, bounds=bounds or (lambda: (min_nodes, max_nodes))
+    )
 
 
 def _change_nothing() -> None:

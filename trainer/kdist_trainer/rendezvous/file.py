@@ -11,7 +11,7 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -34,6 +34,8 @@ class FileStore(Store):
     def __init__(self, folder: Path, *, timeout_seconds: float = 30.0) -> None:
         super().__init__()
         self.folder = folder
+        self.while_waiting: Callable[[], None] | None = None
+        """Called again and again while a key is waited for; what it raises ends the wait."""
         self._timeout_seconds = timeout_seconds
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -115,6 +117,8 @@ class FileStore(Store):
             if time.monotonic() > deadline:
                 missing = ", ".join(key for key in keys if not self.check([key]))
                 raise dist.DistStoreError(f"wait timeout after {seconds * 1000:.0f}ms, keys: {missing}")
+            if self.while_waiting is not None:
+                self.while_waiting()
             time.sleep(POLL_SECONDS)
 
     @contextmanager

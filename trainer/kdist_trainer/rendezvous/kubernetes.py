@@ -7,7 +7,6 @@ What old rounds left is dropped with the next change: an object in Kubernetes ho
 
 from __future__ import annotations
 
-import random
 import re
 import secrets
 import time
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from kdist_trainer.rendezvous.configmap import Away, ConfigMap, Conflict, Copy, Refused
+from kdist_trainer.rendezvous.pace import JITTER
 
 MOST_BYTES = 1_000_000
 _FRESH_SECONDS = 0.03
@@ -145,7 +145,7 @@ class KubernetesStore(Store):
                 return result
             except Conflict:
                 tries, copy = tries + 1, None
-                time.sleep(random.uniform(0, min(0.01 * 2**tries, self._poll_seconds)))  # noqa: S311 - spreads the writers
+                time.sleep(JITTER.uniform(0, min(0.01 * 2**tries, self._poll_seconds)))
 
     def _replace(self, copy: Copy, values: Values, writer: bytes) -> Copy:
         kept = prune(values, run_id=self._run_id)
@@ -162,7 +162,7 @@ class KubernetesStore(Store):
         while missing := [key for key in keys if key not in values]:
             if time.monotonic() > deadline:
                 raise dist.DistStoreError(f"wait timeout after {seconds * 1000:.0f}ms, keys: {', '.join(missing)}")
-            time.sleep(random.uniform(self._poll_seconds / 2, self._poll_seconds))  # noqa: S311 - spreads the readers
+            time.sleep(JITTER.uniform(self._poll_seconds / 2, self._poll_seconds))
             values = self._read(fresh_seconds=self._poll_seconds / 2)
         return values
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
+
+JITTER = random.SystemRandom()
+"""Spreads the agents' requests. It is not the module's generator, which user code may have seeded."""
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ RENDEZVOUS_DURATION = Metric(
     unit="seconds",
     labels=("outcome",),
     series=(),
-    buckets=(60.0,),
+    buckets=(2.0, 30.0, 300.0),
 )
 TIME_TO_FIRST_STEP = _gauge(
     "kdist_time_to_first_step_seconds", "Start of this generation's workers to their first step", unit="seconds"

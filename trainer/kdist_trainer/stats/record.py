@@ -16,9 +16,9 @@ from kdist_trainer.stats.metric import Scope, counter, gauge, histogram
 from kdist_trainer.stats.phases import WALL_CATEGORIES, Op, StepPhase
 from kdist_trainer.stats.usage import Usage
 
-STEP_BUCKETS = (0.01, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 300.0)
-ALL_REDUCE_BUCKETS = (0.001, 0.005, 0.02, 0.1, 1.0)
-SAVE_BUCKETS = (0.5, 10.0, 120.0)
+STEP_BUCKETS = (0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 300.0)
+ALL_REDUCE_BUCKETS = (0.005, 0.02, 0.1, 1.0)
+SAVE_BUCKETS = (0.5, 30.0, 600.0)
 _SAVE_SERIES = len(SAVE_BUCKETS) + 2
 _EWMA_WEIGHT = 0.1
 

@@ -1,0 +1,51 @@
+"""What an agent finds and leaves in its scratch folder, besides what its ranks do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kdist_trainer.agent.settings import Settings, prepare_scratch
+from kdist_trainer.config import TrainConfig
+
+
+def make_settings(folder: Path, *, node: str = "node-0") -> Settings:
+    document = {"name": "job", "nodes": {"min": 1, "max": 1}, "script": {"path": "train.py"}}
+    return Settings(
+        config_path=folder / "train.json",
+        config=TrainConfig.model_validate(document),
+        run_id="run",
+        node=node,
+        scratch=folder / node,
+        rendezvous=f"file:{folder / 'store'}",
+    )
+
+
+def be_an_agent(settings: Settings, *, meets: bool) -> int:
+    """The pid of an agent that has begun, and perhaps met the others, before it was killed."""
+    pid = os.fork()
+    if pid == 0:
+        prepare_scratch(settings)
+        if meets:
+            settings.forget_predecessors()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    return pid
+
+
+def test_an_agent_knows_the_last_that_met_the_others_and_all_that_were_killed_on_the_way(
+    tmp_path: Path,
+) -> None:
+    settings = make_settings(tmp_path)
+    be_an_agent(settings, meets=True)
+    pids = {be_an_agent(settings, meets=meets) for meets in (True, False, False)}
+    assert prepare_scratch(settings) == pids
+    settings.forget_predecessors()
+    assert prepare_scratch(settings) == set()
+
+
+@pytest.mark.parametrize(("node", "index"), [("node-12", 12), ("digits-worker-0", 0), ("laptop", 0)])
+def test_the_index_of_a_node_ends_its_name(tmp_path: Path, node: str, index: int) -> None:
+    assert make_settings(tmp_path, node=node).index == index

@@ -1,0 +1,182 @@
+"""Forks the agents of `kdist run`: imports torch and what the training needs once, for all nodes
+and for every restart.
+
+An agent that dies is then replaced in milliseconds instead of the many seconds that its imports
+take on a busy machine. One shim stands for each agent (`kdist_trainer.agent.shim`) and asks for it.
+This process ends with its lifeline, and so do all agents; if it ends earlier, agents start by
+themselves.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kdist_trainer import descendants, lifeline
+from kdist_trainer.agent import forkserver, imports
+from kdist_trainer.agent.shim import SPAWNER
+from kdist_trainer.config import TrainConfig
+
+_ORPHAN_SECONDS = 2.0
+
+
+class Spawner:
+    """Serves the requests that come by `requests`, each with a connection, stdout and stderr. Only
+    `serve` reaps children.
+    """
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._agents: dict[int, socket.socket] = {}
+        """Each living agent's connection to its shim, by pid."""
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._wake = os.pipe()
+
+    def serve(self) -> NoReturn:
+        """Fork agents, and tell their shims how they end, until somebody ends this process."""
+        for descriptor in (self._woken, self._wake):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(self._wake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only that it comes
+        self._selector.register(self._requests, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._requests:
+                    self._take_request()
+                elif key.fileobj == self._woken:
+                    os.read(self._woken, 4096)
+                    self._reap()
+                else:
+                    self._end_without_shim(key.fileobj)
+
+    def _take_request(self) -> None:
+        _, descriptors, _, _ = socket.recv_fds(self._requests, 16, 3)
+        connection, streams = socket.socket(fileno=descriptors[0]), descriptors[1:]
+        try:
+            with connection.makefile("rb") as lines:
+                request = json.loads(lines.readline())
+        except (OSError, ValueError):  # the shim has ended meanwhile
+            connection.close()
+        else:
+            self._fork(request, connection, streams)
+        finally:
+            for stream in streams:
+                os.close(stream)
+
+    def _fork(self, request: dict[str, Any], connection: socket.socket, streams: Sequence[int]) -> None:
+        with warnings.catch_warnings():
+            # The only other thread here sleeps in read() and holds no lock.
+            warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            self._leave(connection, streams)
+            be_agent(request)
+        self._agents[pid] = connection
+        self._selector.register(connection, selectors.EVENT_READ, pid)
+        _say(connection, pid=pid)
+
+    def _leave(self, connection: socket.socket, streams: Sequence[int]) -> None:
+        """Be nothing of the spawner any more, in a fork of it."""
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), *streams)):
+            os.dup2(descriptor, number)
+        self._selector.close()
+        for held in (connection, *self._agents.values(), self._requests):
+            held.close()
+        forkserver.close_descriptors()
+
+    def _reap(self) -> None:
+        """Take note of every child that has ended: agents, and what ended agents had left behind."""
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                connection = self._agents.pop(pid, None)
+                if connection is not None:
+                    self._end_orphans()
+                    self._forget(connection)
+                    _say(connection, code=os.waitstatus_to_exitcode(status))
+                    connection.close()
+
+    def _end_orphans(self) -> None:
+        """Kill what comes from agents that have ended: it has become this process's own."""
+        deadline = time.monotonic() + _ORPHAN_SECONDS
+        while time.monotonic() < deadline:
+            orphans = [pid for pid in descendants.find_children() if pid not in self._agents]
+            if not descendants.find(below=orphans):
+                return
+            descendants.kill(below=orphans, seconds=_ORPHAN_SECONDS)
+
+    def _end_without_shim(self, connection: Any) -> None:
+        """The shim was killed, and its agent was meant."""
+        self._forget(connection)
+        for pid, known in self._agents.items():
+            if known is connection:
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+
+    def _forget(self, connection: socket.socket) -> None:
+        with suppress(KeyError):
+            self._selector.unregister(connection)
+
+
+def be_agent(request: dict[str, Any]) -> NoReturn:
+    """Be the agent that was asked for, as if this process had been started for it."""
+    code = 1
+    try:
+        os.chdir(request["directory"])
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        agent: Any = importlib.import_module("kdist_trainer.__main__")
+        sys.modules["__main__"] = agent  # were it the spawner's, ranks would import that
+        code = agent.main(request["arguments"])
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001 - the spawner's own code must not run on in here
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # a log on a full disk
+                stream.flush()
+        os._exit(code)
+
+
+def _say(connection: socket.socket, **said: int) -> None:
+    with suppress(OSError):  # the shim has ended
+        connection.sendall(json.dumps(said).encode() + b"\n")
+
+
+def main(config_path: Path, line: Path) -> NoReturn:
+    """Import what the agents of the job at `config_path` and their ranks need, then fork as asked."""
+    requests = socket.socket(fileno=int(os.environ.pop(SPAWNER)))
+    descendants.adopt()  # what an agent leaves behind becomes this process's to end
+    lifeline.watch(line)
+    config = TrainConfig.read(config_path)
+    # Read when torch is imported.
+    os.environ.setdefault("OMP_NUM_THREADS", str(config.threads_per_rank))
+    imports.import_all(imports.AGENT)
+    if config.train is not None:
+        imports.import_all(imports.RANK)
+        imports.import_all(imports.training(config_path))
+    gc.collect()
+    gc.freeze()  # no collection in an agent writes to the pages it shares with the others
+    Spawner(requests).serve()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,30 @@
+"""Where a rank's output goes: into two named pipes that its agent reads, one for each of the standard streams.
+
+The agent puts the rank in front of every line. A rank without an agent keeps the streams that it was started with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+STREAMS = (1, 2)
+"""Descriptors of standard output and standard error."""
+
+
+def pipe_path(scratch: Path, local_rank: int, stream: int) -> Path:
+    """The named pipe of one stream of a rank."""
+    return scratch / f"rank-{local_rank}.{'stdout' if stream == 1 else 'stderr'}"
+
+
+def redirect(scratch: Path, local_rank: int) -> None:
+    """Write standard output and standard error of this process, and of its children, to the agent's pipes."""
+    for stream in STREAMS:
+        # Not to wait where nobody reads, as the agent that made the pipe is gone.
+        with contextlib.suppress(OSError):
+            path = pipe_path(scratch, local_rank, stream)
+            pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            os.set_blocking(pipe, True)
+            os.dup2(pipe, stream)
+            os.close(pipe)

@@ -126,6 +126,8 @@ def report(error: Exception) -> int:
 
         console.message("".join(traceback.format_exception(error)).rstrip())
     if isinstance(error, KdistError):
+        if error.code == Code.FORBIDDEN:
+            _advise(error)
         console.error(error)
         return error.code
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
@@ -151,6 +153,15 @@ def report(error: Exception) -> int:
     )
     console.error(again)
     return Code.ERROR
+
+
+def _advise(error: KdistError) -> None:
+    """Add to the server's own refusal whom to ask for what: it knows no roles of the chart."""
+    from kdist import rights
+    from kdist.cluster import RefusalError
+
+    if isinstance(error, RefusalError) and error.denied is not None:
+        error.hint = error.hint or rights.advise([error.denied.right], error.denied.namespace)
 
 
 @click.group(

@@ -5,8 +5,9 @@ A command of several steps asks for what it needs before the first of them, so t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kdist import backends
@@ -49,8 +50,7 @@ class Right(NamedTuple):
     def __str__(self) -> str:
         from kdist.cluster import resources
 
-        part = f"/{self.subresource}" if self.subresource else ""
-        return f"{self.verb} {resources.named(self.api_version, self.kind)}{part}"
+        return f"{self.verb} {resources.named(self.api_version, self.kind, self.subresource)}"
 
 
 class Need(NamedTuple):
@@ -98,6 +98,8 @@ NEEDS: tuple[Need, ...] = (
     Need("apply with rendezvous kubernetes", "edit",
          (*_on(f"{_LOOK} {_CHANGE}", RBAC, "Role", "RoleBinding"), Right("update", "v1", "ConfigMap")), "",
          "jobs use rendezvous c10d: losing pod 0 restarts the pods, which resume"),
+    Need("apply, trying a pod", "edit", _on("create", "v1", "Pod"), "",
+         "what Pod Security will refuse is only warned of, unless namespaces can be read"),
     Need("suspend, stop, resume", "edit", _on("patch", "v1", "ConfigMap"), "patch"),
     Need("suspend, stop, resume in a queue of Kueue", "edit", _on("get list patch", _KUEUE, "Workload"), "",
          "a job in a queue cannot be suspended"),
@@ -142,16 +144,56 @@ def find_missing(cluster: Cluster, wanted: Iterable[Right]) -> list[Right]:
 
 def require(cluster: Cluster, wanted: Iterable[Right]) -> None:
     """Raises `KdistError` with code FORBIDDEN and every right that is missing; nothing must have been changed so far."""
-    missing = list(dict.fromkeys(str(each) for each in find_missing(cluster, wanted)))
-    if not missing:
-        return
-    told = ", ".join(missing)
-    raise KdistError(
-        f"nothing was changed: you are `{cluster.whoami()}`, who may not {told} in namespace {cluster.namespace}",
-        hint=f"ask an admin of the cluster for the edit role of kdist's chart, or for a role with: {told}",
+    if missing := _names(find_missing(cluster, wanted)):
+        raise _forbid(cluster, ", ".join(missing), missing, before="nothing was changed: ")
+
+
+def require_one_of(cluster: Cluster, *ways: Iterable[Right]) -> None:
+    """Raises `KdistError` with code FORBIDDEN, and what each set lacks, unless one is held whole."""
+    lacking = [_names(find_missing(cluster, way)) for way in ways]
+    if all(lacking):
+        told = " or ".join(", ".join(missing) for missing in lacking)
+        raise _forbid(cluster, told, [each for missing in lacking for each in missing])
+
+
+def _names(missing: Iterable[Right]) -> list[str]:
+    return list(dict.fromkeys(str(each) for each in missing))
+
+
+def _forbid(cluster: Cluster, told: str, missing: Sequence[str], *, before: str = "") -> KdistError:
+    return KdistError(
+        f"{before}you are `{cluster.whoami()}`, who may not {told} in namespace {cluster.namespace}",
+        hint=advise(missing, cluster.namespace),
         next_command=f"kdist doctor -n {cluster.namespace}",
         code=Code.FORBIDDEN,
     )
+
+
+def advise(missing: Sequence[str], namespace: str) -> str:
+    """Whom to ask for what, where rights such as `patch jobs.batch` are missing.
+
+    The chart's role that holds them is named, if one does. Without a namespace they are missing in
+    the whole cluster, where the chart's roles do not reach.
+    """
+    told = ", ".join(missing)
+    if not namespace:
+        return f"ask an admin of the cluster for a ClusterRole with: {told}"
+    held = _held()
+    roles = {held.get(each, "") for each in missing}
+    role = "" if "" in roles else "edit" if "edit" in roles else "view"
+    chart = f"the {role} role of kdist's chart, or for " if role else ""
+    return f"ask an admin of the cluster for {chart}a role with: {told} (in namespace {namespace})"
+
+
+@cache
+def _held() -> dict[str, str]:
+    """Every right of the table in words, and the least of the chart's roles that holds it."""
+    found: dict[str, str] = {}
+    for need in NEEDS:
+        for right in (*need.rights, *workload_rights(need.workload)):
+            if found.get(str(right)) != "view":
+                found[str(right)] = _role(need, right)
+    return found
 
 
 def _may(cluster: Cluster, right: Right) -> bool:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import pytest
 import yaml
+
+from tests.trainer.checkpoint.exported import assert_each_done_tells_what_is_kept
 
 PATIENCE = 180.0  # seconds; a condition on a loaded machine
 
@@ -38,12 +44,13 @@ class Run:
         )
 
     def wait(self, code: int) -> str:
-        """What was printed to stdout, once it has ended with this code."""
+        """What was printed to stdout, once it has ended with this code; a DONE is about the weights that were kept."""
         try:
             out, _ = self.process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             pytest.fail(f"did not end:\n{self.errors()}")
         assert self.process.returncode == code, self.errors()
+        assert_each_done_tells_what_is_kept(self.home)
         return out
 
     def errors(self) -> str:
@@ -64,6 +71,37 @@ class Run:
             self.process.kill()
         self.process.wait()
         self._errors.close()
+
+
+class Terminal:
+    """A terminal that a run may draw on: `theirs` is its end, `text` what was drawn, without colours and moves."""
+
+    def __init__(self) -> None:
+        self._ours, self.theirs = pty.openpty()
+        os.set_blocking(self._ours, False)
+        self._seen = b""
+
+    def close_theirs(self) -> None:
+        """The run has its own by now."""
+        os.close(self.theirs)
+
+    def text(self) -> str:
+        with contextlib.suppress(OSError):  # nothing new, or the other end is closed
+            while data := os.read(self._ours, 1 << 16):
+                self._seen += data
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._seen.decode(errors="replace"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._ours)
+        self._ours = -1
 
 
 def write_job(home: Path, name: str = "digits", *, nodes: int = 2, steps: int = 24, checkpoint: int = 10, **spec: Any) -> str:

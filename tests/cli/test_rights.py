@@ -57,7 +57,9 @@ def test_a_new_job_of_which_one_object_may_not_be_made_leaves_no_other(store: St
     assert result.exit_code == Code.FORBIDDEN
     told = "nothing was changed: you are `jane`, who may not create poddisruptionbudgets.policy, patch jobs.batch in namespace ml"
     assert told in result.stderr
-    assert "kdist doctor -n ml" in result.stderr
+    held = "create poddisruptionbudgets.policy, patch jobs.batch (in namespace ml)"
+    assert f"Hint: ask an admin of the cluster for the edit role of kdist's chart, or for a role with: {held}" in result.stderr
+    assert "Next: kdist doctor -n ml" in result.stderr
     assert store.objects == {}
 
 
@@ -106,6 +108,13 @@ def test_a_job_of_another_kind_leaves_nothing_that_whoever_deletes_may_not_even_
     result = kdist("delete", "digits", "--purge")
     assert result.exit_code == Code.OK, result.stderr
     assert {path.split("/")[-2] for path in store.objects} <= {"roles", "rolebindings"}
+
+
+def test_the_role_that_is_advised_is_the_least_that_holds_the_rights() -> None:
+    assert "for the view role of kdist's chart" in rights.advise(["get pods/log", "list jobs.batch"], "ml")
+    assert "for the edit role of kdist's chart" in rights.advise(["get pods/log", "create pods/exec"], "ml")
+    assert "chart" not in rights.advise(["get pods/log", "get secrets"], "ml")
+    assert rights.advise(["list pods"], "") == "ask an admin of the cluster for a ClusterRole with: list pods"
 
 
 def test_a_rule_covers_what_it_names_and_no_more() -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.cli.running import PATIENCE, Start, commits, processes_of, read_ledger, write_job
+from tests.cli.running import PATIENCE, Start, Terminal, commits, processes_of, read_ledger, write_job
 from tests.patience import soon
 
 
@@ -55,7 +52,7 @@ def test_a_job_on_two_nodes_trains_to_its_end_and_reports(start: Start, tmp_path
 
 
 @pytest.mark.processes
-def test_ctrl_c_saves_and_the_next_run_goes_on_at_the_following_step(start: Start, tmp_path: Path) -> None:
+def test_ctrl_c_saves_the_next_run_goes_on_alone_and_its_death_ends_everything(start: Start, tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=100_000, checkpoint=100_000)
     run = start(job)
     folder = run.folder("digits")
@@ -66,18 +63,9 @@ def test_ctrl_c_saves_and_the_next_run_goes_on_at_the_following_step(start: Star
     assert f"digits stopped; step {saved:,} is saved. Next: kdist run job.yaml   goes on from there" in run.errors()
     assert json.loads((folder / "report.json").read_text())["outcome"] == "stopped"
 
-    start(job, "--set", f"spec.train.steps={saved + 5}", "-o", "json").wait(0)
-    steps = read_ledger(folder, "steps")
-    resumed = [line["step"] for line in steps if line["generation"] == steps[-1]["generation"]]
-    assert resumed == list(range(saved + 1, saved + 6))
-
-
-@pytest.mark.processes
-def test_a_second_run_is_refused_and_the_death_of_the_first_ends_everything(start: Start, tmp_path: Path) -> None:
-    job = write_job(tmp_path, steps=100_000, checkpoint=100_000)
     run = start(job)
-    folder = run.folder("digits")
-    run.wait_until(lambda: len(read_ledger(folder, "steps")) > 0, "first step")
+    run.wait_until(lambda: len(resumed(folder)) >= 5, "steps of the next run")
+    assert resumed(folder)[:5] == list(range(saved + 1, saved + 6))
     second = subprocess.run(
         [sys.executable, "-m", "kdist", "run", job],
         cwd=tmp_path,
@@ -94,25 +82,20 @@ def test_a_second_run_is_refused_and_the_death_of_the_first_ends_everything(star
     assert soon(lambda: not processes_of(folder)), processes_of(folder)
 
 
+def resumed(folder: Path) -> list[int]:
+    """Steps of the second generation."""
+    return [line["step"] for line in read_ledger(folder, "steps") if line["generation"] == 2]
+
+
 @pytest.mark.processes
 def test_on_a_terminal_the_job_is_seen_live(start: Start, tmp_path: Path) -> None:
     job = write_job(tmp_path, nodes=1, steps=150)
-    master, slave = pty.openpty()
-    os.set_blocking(master, False)
-    run = start(job, stderr=slave)
-    os.close(slave)
-    seen = b""
-    end = time.monotonic() + PATIENCE
-    while run.process.poll() is None:
-        assert time.monotonic() < end, seen.decode(errors="replace")
-        if select.select([master], [], [], 0.2)[0]:
-            try:
-                seen += os.read(master, 1 << 16)
-            except OSError:  # the other end is closed
-                break
-    assert run.process.wait(PATIENCE) == 0, seen.decode(errors="replace")
-    os.close(master)
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode(errors="replace"))
+    with Terminal() as terminal:
+        run = start(job, stderr=terminal.theirs)
+        terminal.close_theirs()
+        assert soon(lambda: terminal.text() and run.process.poll() is not None, PATIENCE), terminal.text()
+        text = terminal.text()
+    run.wait(0)
     for part in ("… starting: 1 of 1 agents", "━", "/150", "loss ", "learning rate", "NODE", "Ctrl-C saves and stops"):
         assert part in text, text
     assert "group-formed" not in text, "the live view tells sentences, not names of events"

@@ -30,6 +30,7 @@ def test_the_trainer_is_called_so_whatever_the_kind_calls_it(backend: str) -> No
     plain, changed = find_trainer({}, backend), find_trainer(overlay, backend)
     assert changed.pop("command") == ["/init"]
     assert changed["env"].pop() == {"name": "A", "value": "1"}
+    assert changed["args"].pop(2) != plain["args"].pop(2), "the agents of another template meet by themselves"
     assert changed == plain
     assert len(find_pod(overlay, backend)["spec"]["containers"]) == 1
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from kdist import backends
-from kdist.render import find_pods
+from kdist.backends import Placement
+from kdist.render import find_pods, render
 from kdist.render.restricted import violations
 from tests.manifests.jobs import EXAMPLES, FULL, example, load, make, place, workload
 
@@ -92,11 +94,27 @@ def test_a_pod_is_found_by_the_job_and_told_which_run_it_belongs_to(backend: str
     }
 
 
+def test_the_agents_of_what_was_edited_meet_by_themselves_at_any_size() -> None:
+    def find(code: dict[str, bytes] | None = None, **spec: Any) -> str:
+        more: dict[str, Any] = {"code": "src"} if code else {}
+        job = make(**more, **spec)
+        manifests = render(job, Placement("statefulset", "kubernetes", "c0ffee00", code=code))
+        (pod,) = [pod for each in manifests for pod in find_pods(each.document)]
+        return str(pod["spec"]["containers"][0]["args"][2])
+
+    plain, coded = find(), find({"a.py": b"1"})
+    assert find(nodes=5) == find(ttlSeconds=7) == find(queue="q") == plain
+    assert len({plain, coded, find({"a.py": b"2"}), find(resources={"cpu": 1, "memory": "9Gi"}), find(maxRestarts=9)}) == 5
+
+
 @KINDS
 def test_the_agent_is_told_where_everything_is(backend: str) -> None:
     container = find_container(backend, checkpoints={"claim": "ckpt"}, code="src", data=[{"claim": "c", "mountPath": "/data"}])
     assert "command" not in container
     parked = ["--on-end=park"] if backend == "statefulset" else []
+    version = container["args"].pop(2)
+    workload = r"-\$\(KDIST_WORKLOAD\)" if backend in ("job", "jobset", "trainjob") else ""
+    assert re.fullmatch(rf"--rendezvous-id=[0-9a-f]{{10}}{workload}", version)
     assert container["args"] == [
         "--config=/etc/kdist/train.json",
         "--run-id=c0ffee00",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -37,32 +38,58 @@ def find_job(backend: str, **spec: Any) -> dict[str, Any]:
     return found
 
 
-def decide(rules: list[dict[str, Any]], code: int, *, disrupted: bool = False) -> str:
-    """What a podFailurePolicy makes of a pod whose container ended so: the first rule that fits, else it counts."""
-    for rule in rules:
+def decide(backend: str, code: int, *, disrupted: bool = False, **spec: Any) -> str:
+    """What becomes of a pod whose container ended so: the first rule of the podFailurePolicy that fits, else it counts.
+
+    Where that fails a Job which a JobSet made, what the JobSet does then.
+    """
+    for number, rule in enumerate(find_job(backend, **spec)["podFailurePolicy"]["rules"]):
         codes = rule.get("onExitCodes")
         if (codes is not None and code in codes["values"]) or (codes is None and disrupted):
-            return str(rule["action"])
+            action = str(rule["action"])
+            return action if backend == "job" or action != "FailJob" else follow(backend, number, **spec)
     return "Count"
+
+
+def follow(backend: str, number: int, **spec: Any) -> str:
+    """What the JobSet does about a Job that this rule of its podFailurePolicy failed, in the Job controller's words."""
+    message = f"Container trainer for pod ml/digits-node-0-1-x failed with exit code 1 matching FailJob rule at index {number}"
+    for rule in find_jobset(backend, **spec)["failurePolicy"]["rules"]:
+        patterns = rule.get("onJobFailureMessagePatterns", [""])
+        if "PodFailurePolicy" in rule["onJobFailureReasons"] and any(re.search(pattern, message) for pattern in patterns):
+            return str(rule["action"])
+    return "RestartJobSet"
 
 
 @JOBS
 @pytest.mark.parametrize("code", [code for code in Exit if code])
 def test_what_another_try_cannot_help_fails_the_job(backend: str, code: Exit) -> None:
-    wanted = "Ignore" if code == Exit.STOPPED else "Count" if code.retryable else "FailJob"
-    assert decide(find_job(backend)["podFailurePolicy"]["rules"], code) == wanted
+    fails = "FailJob" if backend == "job" else "FailJobSet"
+    wanted = "Ignore" if code == Exit.STOPPED else "Count" if code.retryable else fails
+    assert decide(backend, code, nodes={"min": 1, "max": 2}) == wanted
 
 
 @JOBS
-@pytest.mark.parametrize(("code", "wanted"), [(1, "FailJob"), (127, "FailJob"), (137, "Count"), (143, "Count")])
-def test_codes_of_the_system_follow_the_same_rule(backend: str, code: int, wanted: str) -> None:
-    assert decide(find_job(backend)["podFailurePolicy"]["rules"], code) == wanted
+@pytest.mark.parametrize(("code", "permanent"), [(1, True), (127, True), (137, False), (143, False)])
+def test_codes_of_the_system_follow_the_same_rule(backend: str, code: int, permanent: bool) -> None:
+    fails = "FailJob" if backend == "job" else "FailJobSet"
+    for nodes in (2, {"min": 1, "max": 2}):
+        assert decide(backend, code, nodes=nodes) == (fails if permanent else "Count")
 
 
 @JOBS
 @pytest.mark.parametrize("code", [Exit.STOPPED, Exit.USER, 137])
 def test_a_pod_that_was_taken_away_is_never_counted(backend: str, code: int) -> None:
-    assert decide(find_job(backend)["podFailurePolicy"]["rules"], code, disrupted=True) == "Ignore"
+    assert decide(backend, code, disrupted=True, nodes={"min": 1, "max": 2}) == "Ignore"
+
+
+@pytest.mark.parametrize("backend", ["jobset", "trainjob"])
+def test_a_jobset_whose_pods_are_all_needed_begins_anew_when_one_is_taken_away(backend: str) -> None:
+    anew = "RestartJobSetAndIgnoreMaxRestarts"  # the Job would let the others wait, longer with each further loss
+    assert decide(backend, Exit.STOPPED, nodes=2) == anew
+    assert decide(backend, 137, disrupted=True, nodes=2) == anew
+    assert decide(backend, Exit.USER, nodes=2) == "FailJobSet"
+    assert decide(backend, 137, nodes=2) == "Count", "a pod killed for its memory stays to be looked at"
 
 
 @JOBS
@@ -99,7 +126,7 @@ def test_scaling_changes_no_pod(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["jobset", "trainjob"])
 def test_a_jobset_fails_at_once_where_its_job_may_not_be_tried_again(backend: str) -> None:
-    policy = find_jobset(backend, maxRestarts=7)["failurePolicy"]
+    policy = find_jobset(backend, maxRestarts=7, nodes={"min": 1, "max": 2})["failurePolicy"]
     assert policy["rules"] == [{"name": "permanent", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]
     assert policy["maxRestarts"] == 7
 

@@ -40,7 +40,8 @@ class Backend(ABC):
     together from, innermost first. `parks` says that an agent which has ended stays until it is told to go, because the kind
     would start its pod again. `scalable` is empty where the number of nodes can be changed while the job runs, else the reason
     why not. `keeps_template` says that the template of a workload at work stays as it was, because its controller would start
-    single pods from another one; a restart makes it anew.
+    single pods from another one, or has a copy of it; a restart makes it anew. `uid_label` is the pods' label with the
+    workload's uid, empty where the kind gives none.
     """
 
     name: ClassVar[str]
@@ -53,6 +54,7 @@ class Backend(ABC):
     parks: ClassVar[bool] = False
     scalable: ClassVar[str] = ""
     keeps_template: ClassVar[bool] = False
+    uid_label: ClassVar[str] = ""
 
     @abstractmethod
     def first_host(self, name: str) -> str:

@@ -21,6 +21,7 @@ class IndexedJob(Backend):
     kind = "Job"
     template = "job.yaml.j2"
     parts = ("job",)
+    uid_label = "batch.kubernetes.io/controller-uid"
 
     def first_host(self, name: str) -> str:
         """Its hostname within the job's headless Service."""
@@ -36,6 +37,11 @@ class IndexedJob(Backend):
     def _limits(self, job: TrainingJob) -> Iterator[str]:
         if job.spec.queue and is_elastic(job):
             yield f"Kueue starts the job when its queue has room for all {job.spec.nodes.max} nodes; `kdist scale` asks for fewer"
+        if not is_elastic(job):
+            yield (
+                "the Job controller makes a lost pod anew after 10 s, twice as long with each further loss, at most 10 min, and "
+                "the others wait; backend: jobset, statefulset and pytorchjob take seconds"
+            )
 
     def scale_patch(self, nodes: int) -> dict[str, Any]:
         """Completions move together with parallelism, as an elastic Indexed Job wants it."""

@@ -18,6 +18,7 @@ class JobSet(Backend):
     kind = "JobSet"
     template = "jobset.yaml.j2"
     parts = ("job", "jobset")
+    uid_label = "jobset.sigs.k8s.io/jobset-uid"
     scalable = "the replicatedJobs of a JobSet cannot be changed"
 
     def first_host(self, name: str) -> str:

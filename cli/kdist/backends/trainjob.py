@@ -18,7 +18,9 @@ class TrainJob(Backend):
     kind = "TrainJob"
     template = "trainjob.yaml.j2"
     parts = ("job", "jobset")
+    uid_label = "jobset.sigs.k8s.io/jobset-uid"
     container = "node"
+    keeps_template = True  # Trainer goes on from its snapshot of the runtime, whatever is sent
     scalable = "the number of nodes of a TrainJob cannot be changed"
 
     def first_host(self, name: str) -> str:

@@ -11,6 +11,7 @@ from kdist.cluster.objects import Applied, essence
 from kdist.cluster.owners import ForeignError, check_owner, describe_owner
 from kdist.cluster.refusal import MissingError, RefusalError
 from kdist.cluster.session import Session
+from kdist.cluster.transport import deadline
 
 __all__ = [
     "Applied",
@@ -22,6 +23,7 @@ __all__ = [
     "Session",
     "check_owner",
     "connect",
+    "deadline",
     "describe_owner",
     "essence",
 ]

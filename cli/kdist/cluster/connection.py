@@ -20,17 +20,19 @@ def connect(
     file: str | None = None,
     impersonation: Impersonation | None = None,
     patience: float = 60.0,
+    until: float | None = None,
     request_timeout: float = READ_SECONDS,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Cluster:
     """A connection by the kubeconfig (`file`, or where it is usual), or by the pod's own account in a cluster.
 
     A plugin for credentials is asked at once, and nothing else is sent yet. `patience` is how many seconds each request goes on
-    trying while the server is away; `tell` hears of it, once per outage; `request_timeout` is how many seconds a single answer
-    may be silent, 0 for ever. Raises `KdistError` (code UNREACHABLE) if there is no configuration, or none that can be used.
+    trying while the server is away, and `until` a moment on the monotonic clock up to which outages are ridden out once the
+    server has answered; `tell` hears of it, once per outage; `request_timeout` is how many seconds a single answer may be
+    silent, 0 for ever. Raises `KdistError` (code UNREACHABLE) if there is no configuration, or none that can be used.
     """
     access = kubeconfig.load(context, file=file, impersonation=impersonation)
-    transport = Transport(access, patience=patience, tell=tell, request_timeout=request_timeout)
+    transport = Transport(access, patience=patience, tell=tell, request_timeout=request_timeout, until=until)
     return Cluster(transport, namespace or access.namespace)
 
 
@@ -119,6 +121,12 @@ class Cluster(Objects):
         Each connection is carried by itself, so an API server that was away is no matter to the ones that come after.
         """
         return streams.forward(self._transport, pod, port, namespace=namespace or self.namespace, local=local)
+
+    def check_forward(self, pod: str, port: int, *, namespace: str | None = None) -> None:
+        """Raises `KdistError` where no connection can be forwarded to the pod; `forward` itself closes
+        each connection without a word.
+        """
+        streams.open_forward(self._transport, pod, port, namespace=namespace or self.namespace).close()
 
     def kinds(self) -> set[tuple[str, str]]:
         """Every (API version, kind) that the cluster serves."""

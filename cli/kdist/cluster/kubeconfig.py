@@ -2,6 +2,11 @@
 
 What a kubeconfig holds is honoured or refused by its name: a field that is passed over in silence may be the one that says who
 we are to be.
+
+The official client's `KubeConfigLoader` is used for OpenID providers only. As a base class it would
+save the merging of files, some thirty lines: it knows no impersonation, logs the failure of a
+plugin and goes on without credentials, asks no plugin again for a certificate, ignores fields that
+it does not know, writes keys to files that outlive a crash, and takes a third of a second to import.
 """
 
 from __future__ import annotations

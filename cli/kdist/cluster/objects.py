@@ -119,7 +119,7 @@ class Objects:
             job = find_owner(manifest.document)
             if before is not None and job is not None:
                 check_owner(before, job, api_version=manifest.api_version, kind=manifest.kind)
-            guarded = manifest if before is None else replace(manifest, document=_guard(manifest.document, before))
+            guarded = replace(manifest, document=_guard(manifest.document, before or _ABSENT))
             try:
                 return before, self._send_apply(guarded, dry_run=dry_run, force=force)
             except RefusalError as error:
@@ -160,8 +160,9 @@ class Objects:
         name: str = "",
         subresource: str = "",
         dry_run: bool = False,
+        again: bool = True,
     ) -> Document:
-        """Send a new object; with `name` and `subresource`, to that of an object (an eviction)."""
+        """Send a new object; with `name` and `subresource`, to that of an object (an eviction). `again` as in `Request`."""
         api_version, kind = document["apiVersion"], document["kind"]
         if subresource:  # POST …/pods/NAME/eviction: the path is the parent's
             api_version, kind = "v1", "Pod"
@@ -170,7 +171,7 @@ class Objects:
         request = self._request(
             "POST", "create", api_version, kind, name=name, namespace=place, subresource=subresource, query=_dry(dry_run)
         )
-        return self._transport.send(_carry(request, document, "application/json")).document()
+        return self._transport.send(_carry(replace(request, again=again), document, "application/json")).document()
 
     def patch(
         self,
@@ -301,6 +302,9 @@ class Objects:
 
 
 _IDENTITY = ("uid", "resourceVersion")
+# An object that is not there is made by an apply whatever version that names; one that somebody makes meanwhile never has the
+# version 1, which is etcd's own before its first write, so it is refused with 409 and looked at.
+_ABSENT = {"metadata": {"resourceVersion": "1"}}
 
 
 def _guard(body: Mapping[str, Any], seen: Mapping[str, Any]) -> Document:

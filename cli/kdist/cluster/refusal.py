@@ -5,24 +5,33 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from kdist.errors import Code, KdistError, NotFoundError
 
 _FORBIDDEN = re.compile(
-    r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"'
+    r'User "(?P<user>[^"]*)" cannot (?P<verb>[\w:-]+) resource "(?P<resource>[^"]+)"'
     r'(?: in API group "(?P<group>[^"]*)")?(?: in the namespace "(?P<namespace>[^"]*)")?'
 )
 _NO_NAMESPACE = re.compile(r'namespaces "(?P<namespace>[^"]+)" not found')
 _DEAF_WEBHOOK = re.compile(r'failed calling webhook "(?P<name>[^"]+)":(?P<why>.*)', re.DOTALL)
+# `.spec.template.spec.containers[name="trainer"].volumeMounts: duplicate entries for key [mountPath="/data"]`
+_DUPLICATE = re.compile(r"(?P<list>\.[^ :]*): duplicate entries for key \[(?P<key>[^\]]+)\]")
 _CONFLICT_OWNER = re.compile(r'conflicts? with "(?P<manager>[^"]+)"')
+
+
+class Denied(NamedTuple):
+    """A right that is missing, such as `get jobs.batch`; without a namespace: in the whole cluster."""
+
+    right: str
+    namespace: str
 
 
 class RefusalError(KdistError):
     """The API server answered, and the answer is no.
 
     `status` is HTTP's number, `reason` the API's word (`Conflict`, `Invalid`, `Forbidden`, …), `details` what it adds,
-    `owners` the field managers that a server-side apply conflicts with.
+    `owners` the field managers that a server-side apply conflicts with, `denied` the right that is missing.
     """
 
     def __init__(
@@ -33,6 +42,7 @@ class RefusalError(KdistError):
         reason: str = "",
         details: Mapping[str, Any] | None = None,
         owners: tuple[str, ...] = (),
+        denied: Denied | None = None,
         **extra: Any,
     ) -> None:
         super().__init__(message, **extra)
@@ -40,6 +50,7 @@ class RefusalError(KdistError):
         self.reason = reason
         self.details = dict(details or {})
         self.owners = owners
+        self.denied = denied
 
 
 class MissingError(NotFoundError, RefusalError):
@@ -74,12 +85,10 @@ def explain(status: int, body: bytes, *, what: str, namespace: str, context: str
     if status == 404:
         return _missing(message, bool(facts["details"].get("name")), what=what, facts=facts)
     if found := _DEAF_WEBHOOK.search(message):
-        return RefusalError(
-            f"{what}: the admission webhook {found['name']} does not answer ({found['why'].strip()})",
-            hint="whoever runs the cluster must bring its service back, or remove its configuration; then send it again",
-            next_command="kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations",
-            **facts,
-        )
+        return _deaf(found, what=what, facts=facts)
+    if found := _DUPLICATE.search(message):
+        told = f"{found['list'].lstrip('.')} has two entries with {found['key'].replace('=', ' ')}"
+        return RefusalError(f"{what}: {told}", hint="take one of them out of the job's podTemplate", **facts)
     causes = _causes(facts["details"])
     if status == 409 and causes and (owners := dict.fromkeys(_CONFLICT_OWNER.findall(message))):
         told = "; ".join(f"{field} is set by {_owner(why)}" for field, why in causes)
@@ -106,14 +115,31 @@ def _owner(why: str) -> str:
 
 
 def _forbidden(found: re.Match[str], *, namespace: str, facts: dict[str, Any]) -> RefusalError:
-    resource = ".".join(part for part in (found["resource"], found["group"]) if part)
+    resource, slash, part = found["resource"].partition("/")
+    right = f"{found['verb']} {'.'.join(each for each in (resource, found['group']) if each)}{slash}{part}"
     where = found["namespace"] or ""
-    place = f"in namespace {where}" if where else "in the whole cluster"
     return RefusalError(
-        f"you are `{found['user']}`, who may not {found['verb']} {resource} {place}",
-        hint=f"ask an admin of the cluster for a role with the verb {found['verb']} on {resource} {place}",
+        f"you are `{found['user']}`, who may not {right} {f'in namespace {where}' if where else 'in the whole cluster'}",
         next_command=f"kdist doctor -n {where or namespace}",
         code=Code.FORBIDDEN,
+        denied=Denied(right, where),
+        **facts,
+    )
+
+
+def _deaf(found: re.Match[str], *, what: str, facts: dict[str, Any]) -> RefusalError:
+    """Of an admission webhook that nobody answers at."""
+    from kdist.backends.operators import find_webhook_home
+
+    home = find_webhook_home(found["why"])
+    of = f" of the service {home[0]} in namespace {home[1]}" if home else ""
+    why = found["why"].strip().removeprefix("failed to call webhook: ")
+    return RefusalError(
+        f"{what}: the admission webhook {found['name']}{of} does not answer ({why})",
+        hint="whoever runs the cluster must bring its service back, or remove its configuration; then send it again",
+        next_command=f"kubectl get pods -n {home[1]}"
+        if home
+        else "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations",
         **facts,
     )
 

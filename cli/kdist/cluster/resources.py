@@ -58,6 +58,7 @@ def path(api_version: str, kind: str, *, namespace: str | None = None, name: str
     return "/" + "/".join(parts)
 
 
-def named(api_version: str, kind: str) -> str:
-    """The kind as people and RBAC rules write it: `jobs.batch`, `pods`."""
-    return ".".join(part for part in (plural(kind), group(api_version)) if part)
+def named(api_version: str, kind: str, subresource: str = "") -> str:
+    """The kind, or a part of it, as people and RBAC rules write it: `jobs.batch`, `pods/exec`."""
+    part = f"/{subresource}" if subresource else ""
+    return ".".join(each for each in (plural(kind), group(api_version)) if each) + part

@@ -142,8 +142,7 @@ def _tunnel(transport: Transport, pod: str, port: int, namespace: str, connectio
     from kubernetes.stream.ws_client import PortForward
 
     with connection, suppress(OSError, KdistError):
-        what = f"forward port {port} of pod/{pod}"
-        websocket = open_websocket(transport, pod, namespace, "portforward", [("ports", str(port))], what=what)
+        websocket = open_forward(transport, pod, port, namespace=namespace)
         far = PortForward(websocket, [port]).socket(port)
         ends = {connection: far, far: connection}
         while ends:
@@ -158,6 +157,12 @@ def _tunnel(transport: Transport, pod: str, port: int, namespace: str, connectio
                     return
                 del ends[near]
                 other.shutdown(socket.SHUT_WR)
+
+
+def open_forward(transport: Transport, pod: str, port: int, *, namespace: str) -> Any:
+    """A websocket to a port of a pod. Raises what `open_websocket` does."""
+    what = f"forward port {port} of pod/{pod}"
+    return open_websocket(transport, pod, namespace, "portforward", [("ports", str(port))], what=what)
 
 
 def open_websocket(

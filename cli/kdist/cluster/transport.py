@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
+from kdist.cluster import outage
 from kdist.cluster.access import CONNECT_SECONDS, Access
 from kdist.cluster.credentials import Credential
-from kdist.cluster.outage import PASSING, WEBHOOK_PATIENCE, Patience, Tries, is_wrong_certificate
+from kdist.cluster.outage import PASSING, Patience, Tries, is_lasting, is_wrong_certificate
 from kdist.cluster.refusal import explain, read_status
 from kdist.errors import Code, KdistError
 from kdist.manifest import to_json
@@ -68,7 +69,13 @@ class Transport:
     """Sends requests over a pool of connections; threads may share it."""
 
     def __init__(
-        self, access: Access, *, patience: float, tell: Callable[[str], None], request_timeout: float = READ_SECONDS
+        self,
+        access: Access,
+        *,
+        patience: float,
+        tell: Callable[[str], None],
+        request_timeout: float = READ_SECONDS,
+        until: float | None = None,
     ) -> None:
         """`request_timeout` is how many seconds an answer may be silent; 0 is for ever."""
         import urllib3
@@ -76,9 +83,10 @@ class Transport:
         # Only a kubeconfig that says so is not verified, and urllib3 would complain of it at every connection.
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         self.access = access
-        self.patience = Patience(patience, tell)
+        self.patience = Patience(patience, tell, until=until)
         self._request_timeout = request_timeout or None
         self._lock = threading.Lock()
+        self._forbidden: set[str] = set()
         self._pool: Any = None
         self._shown = Credential()  # whose certificate the connections of the pool show
         self._connect(access.credentials.get())
@@ -109,9 +117,11 @@ class Transport:
             try:
                 response = self._once(request, stream=stream)
             except OSError as error:
+                self.patience.lost()
                 if self._give_up(error, request, tries):
                     raise self._unreachable(error, tries) from error
                 continue
+            self.patience.heard()
             if response.status < 300:
                 self.patience.answered()
                 return response
@@ -155,18 +165,31 @@ class Transport:
         return not tries.pause(f"the API server does not answer ({error})")
 
     def _again(self, request: Request, response: Any, body: bytes, tries: Tries) -> bool:
+        if response.status == 403 and self._is_too_early(request):
+            return tries.pause("the API server does not know its roles yet")
         if not request.again or response.status not in PASSING:
             return False
         message = str(read_status(body).get("message") or "")
+        if is_lasting(response.status, message):
+            return False
+        at_most = outage.limit(response.status, message)
         if "failed calling webhook" in message:
-            return tries.pause(f"an admission webhook does not answer ({message})", at_most=WEBHOOK_PATIENCE)
+            return tries.pause(f"an admission webhook does not answer ({message})", at_most=at_most)
         asked = response.headers.get("Retry-After", "")
         why = "is busy" if response.status == 429 else f"answers {response.status}"
-        return tries.pause(f"the API server {why}", at_least=float(asked) if asked.isdecimal() else 0.0)
+        return tries.pause(f"the API server {why}", at_least=float(asked) if asked.isdecimal() else 0.0, at_most=at_most)
+
+    def _is_too_early(self, request: Request) -> bool:
+        """Whether this may be allowed in a moment, as far as it was not refused before."""
+        if request.again and self.patience.warms_up and request.path not in self._forbidden:
+            return True
+        self._forbidden.add(request.path)
+        return False
 
     def _refused(self, request: Request, status: int, body: bytes) -> KdistError:
         error = explain(status, body, what=request.what, namespace=self.access.namespace, context=self.access.context)
-        if status in PASSING and request.again:
+        message = str(read_status(body).get("message") or "")
+        if status in PASSING and request.again and not is_lasting(status, message):
             error.code = Code.UNREACHABLE
         return error
 

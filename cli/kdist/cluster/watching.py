@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -56,7 +55,7 @@ def watch(
         left = end - time.monotonic()
         if left <= 0:
             return
-        seconds = max(1, math.ceil(min(left, ROUND_SECONDS * random.uniform(0.9, 1.1))))  # noqa: S311 - spreads clients
+        seconds = max(1, math.ceil(min(left, ROUND_SECONDS * outage.JITTER.uniform(0.9, 1.1))))
         chosen = [("labelSelector", selector), ("fieldSelector", field_selector)]
         query = [("watch", "1"), ("allowWatchBookmarks", "true"), ("resourceVersion", version), ("timeoutSeconds", str(seconds))]
         request = Request(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @options.files_argument
 @options.cluster_options
 @click.option("--set", "sets", metavar="PATH=VALUE", multiple=True, help="Change a field of the job, e.g. spec.nodes.max=4.")
-@click.option("--backend", metavar="NAME", help="Workload kind, instead of the job's: job, jobset, pytorchjob, …")
+@options.backend_option
 @click.option("--dry-run", type=click.Choice(["none", "client", "server"]), default="none", help="Show what would be sent.")
 @click.option("--wait", is_flag=True, help="Wait until the job has ended; exit code 10 if it failed, 6 after --timeout.")
 @click.option("--follow", is_flag=True, help="Wait as --wait does, and show the logs of all ranks meanwhile.")
@@ -41,15 +41,14 @@ def command(files: tuple[str, ...], *, more: tuple[str, ...], output: str, dry_r
       kdist apply job.yaml
       kdist apply job.yaml --set spec.nodes.max=4 --follow
       kdist apply job.yaml --dry-run=server -o yaml
-      kdist render job.yaml | kubectl apply --server-side -f -         (the same, without kdist's memory)
+      kdist render job.yaml --claims with | kubectl apply --server-side -f -   (the same, without kdist's memory)
 
     \b
     Exit codes:
       0 sent   2 wrong file   3 unchanged (with --error-unchanged)   5 API server unreachable   7 not allowed
       with --wait and --follow: 6 timeout   10 the job failed   11 it was stopped
     """
-    backend, sets = flags.pop("backend"), flags.pop("sets")
-    jobs = options.read_jobs([*files, *more], [*sets, *([f"spec.backend={backend}"] if backend else [])])
+    jobs = options.read_jobs([*files, *more], flags.pop("sets"), backend=flags.pop("backend"))
     if dry_run != "none" and (flags["wait"] or flags["follow"]):
         raise UsageError(f"--dry-run={dry_run} starts nothing to wait for")
     if flags["follow"] and len(jobs) > 1:
@@ -60,9 +59,9 @@ def command(files: tuple[str, ...], *, more: tuple[str, ...], output: str, dry_r
     pruned = 0
     places: list[tuple[Cluster, str]] = []
     for job, base in jobs:
-        patience = None if flags["wait"] or flags["follow"] else flags["timeout"]
-        where = {"namespace": flags["namespace"], "context": flags["context"]}
-        cluster = options.connect(**where, timeout=patience, job=job.metadata.namespace)
+        where = {name: flags[name] for name in ("namespace", "context", "timeout")}
+        stays = flags["wait"] or flags["follow"]
+        cluster = options.connect(**where, job=job.metadata.namespace, stays=stays)
         places.append((cluster, job.metadata.name))
         plan, just_sent = _send(cluster, job, base, output=output, dry_run=dry_run == "server", **flags)
         sent += just_sent
@@ -109,8 +108,8 @@ def _send(
                 console.warning(text)
         told.update(each.applied.warnings)
     if plan.exists and not dry_run and any(each.applied.verb == "configured" for each in sent):
-        name = job.metadata.name
-        console.message(f"nodes change at once; what pods of {name} were started with stays until `kdist restart {name}`")
+        name, restart = job.metadata.name, f"kdist restart {job.metadata.name} -n {cluster.namespace}"
+        console.message(f"nodes change at once; what pods of {name} were started with stays until `{restart}`")
     return plan, sent
 
 

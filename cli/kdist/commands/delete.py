@@ -88,14 +88,14 @@ def _delete(
 ) -> bool:
     """Delete one job's objects; False if there is none."""
     from kdist.cluster import describe_owner
-    from kdist.deploy import removing
+    from kdist.deploy import dependents, removing
 
     objects, foreign = removing.find_objects(cluster, name)
     for each in foreign:
         console.warning(f"{each.title} stays: it is not of job {name}: {describe_owner(each.document)}")
     if removing.split(foreign)[0]:  # then the pods are somebody else's too
         wait, grace_period = False, None
-    kept = [] if purge else [each for each in objects if each.kind == removing.CLAIM]
+    kept = [] if purge else [each for each in objects if each.kind == dependents.CLAIM]
     going = [each for each in objects if each not in kept]
     if not going:
         return False

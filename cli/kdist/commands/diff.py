@@ -29,8 +29,17 @@ _COLORS = {"+": "green", "-": "red", "@": "cyan"}
 @options.files_argument
 @options.cluster_options
 @click.option("--set", "sets", metavar="PATH=VALUE", multiple=True, help="Change a field of the job, e.g. spec.nodes.max=4.")
+@options.backend_option
 @click.option("--force-conflicts", is_flag=True, help="Show what --force-conflicts would take over.")
-def command(files: tuple[str, ...], *, more: tuple[str, ...], sets: tuple[str, ...], force_conflicts: bool, **where: Any) -> int:
+def command(
+    files: tuple[str, ...],
+    *,
+    more: tuple[str, ...],
+    sets: tuple[str, ...],
+    backend: str | None,
+    force_conflicts: bool,
+    **where: Any,
+) -> int:
     r"""Show what sending jobs would change.
 
     The server itself is asked, by an apply that it does not keep, so defaults and admission are part of the answer.
@@ -40,6 +49,7 @@ def command(files: tuple[str, ...], *, more: tuple[str, ...], sets: tuple[str, .
     Examples:
       kdist diff job.yaml
       kdist diff job.yaml --set spec.nodes.max=4
+      kdist diff job.yaml --backend jobset
       KUBECTL_EXTERNAL_DIFF="colordiff -u" kdist diff jobs/
 
     \b
@@ -50,7 +60,7 @@ def command(files: tuple[str, ...], *, more: tuple[str, ...], sets: tuple[str, .
 
     found: list[Difference] = []
     try:
-        for job, base in options.read_jobs([*files, *more], sets):
+        for job, base in options.read_jobs([*files, *more], sets, backend=backend):
             cluster = options.connect(**where, job=job.metadata.namespace)
             found += deploy.compare(cluster, deploy.plan(cluster, job, base=base), force=force_conflicts)
     except KdistError as error:

@@ -41,7 +41,7 @@ def command(names: tuple[str, ...], *, all_namespaces: bool, selector: str, watc
     """
     if all_namespaces and (names or where["namespace"]):
         raise UsageError("-A is for all jobs of all namespaces: leave out names and -n")
-    cluster = options.connect(**where)
+    cluster = options.connect(**where, stays=watch)
     scope: dict[str, Any] = {"all_namespaces": all_namespaces, "selector": selector, "known": {}}
     found = _find(cluster, names, **scope)
     shown = Rows(output, all_namespaces=all_namespaces)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
-from kdist.commands.options import PATIENCE, cluster_options, connect, find_job, seconds
+from kdist.commands.options import cluster_options, connect, find_job, seconds
 from kdist.errors import Code, UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ _FAILING = "failing"
 def command(job: str, *, follow: bool, raw: bool, timeout: float | None, **given: Any) -> int:
     r"""Show what all ranks of a job say, with the pod in front.
 
-    With -f it waits while there is nothing yet and says why, follows every pod through restarts, and takes in new pods.
+    With -f it waits while there is nothing yet and says why, follows every pod through restarts, and takes in new pods. An
+    API server that goes away meanwhile is waited for, --timeout long at most.
 
     \b
     Examples:
@@ -53,8 +54,7 @@ def command(job: str, *, follow: bool, raw: bool, timeout: float | None, **given
 
     place = {name: given.pop(name) for name in ("namespace", "context")}
     found = find_job(job)
-    patience = min(PATIENCE, timeout) if follow and timeout is not None else timeout
-    cluster = connect(**place, timeout=patience, job=found.namespace)
+    cluster = connect(**place, timeout=timeout, job=found.namespace, stays=follow)
     rank, pod = given.pop("rank"), given.pop("pod")
     wanted = Wanted(choose=lambda each: pod is None or _is_called(each, pod), **given)
     if follow and wanted.previous:
@@ -103,7 +103,8 @@ def parse_ranks(given: str, seen: Snapshot) -> set[int]:
     if given == _FAILING:
         record = seen.status.exit_record
         if record is None or record.rank is None:
-            raise UsageError(f"{seen.name} knows of no rank that failed", next_command=f"kdist why {seen.name}")
+            why = f"kdist why {seen.name} -n {seen.namespace}"
+            raise UsageError(f"{seen.name} knows of no rank that failed", next_command=why)
         return {record.rank}
     found: set[int] = set()
     for part in given.split(","):

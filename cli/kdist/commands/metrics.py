@@ -65,16 +65,15 @@ def _read(
     if root is not None:
         from kdist.local import agents as local_agents
 
-        now = local_agents.read(root, metrics=True)
-        name = root.name
-    else:
-        from kdist.steer import agents
+        if now := local_agents.read(root, metrics=True):
+            return now
+        raise KdistError(f"no agent of {root.name} answers", next_command=f"kdist status {root.name}")
+    from kdist.steer import agents
 
-        target = options.find_target(job, file, namespace=namespace, context=context, timeout=timeout)
-        now, name = agents.read(target, target.pods(), metrics=True), target.name
-    if not now:
-        raise KdistError(f"no agent of {name} answers", next_command=f"kdist status {name}")
-    return now
+    target = options.find_target(job, file, namespace=namespace, context=context, timeout=timeout)
+    if now := agents.read(target, target.pods(), metrics=True):
+        return now
+    raise agents.explain_silence(target)
 
 
 def _show(now: Mapping[str, Reading], output: str, *, rank: int | None, grep: str) -> None:

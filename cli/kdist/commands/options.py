@@ -97,6 +97,11 @@ def job_argument(command: Command) -> Command:
     return click.argument("job", required=False, metavar="NAME|FILE")(command)
 
 
+def name_command(verb: str, name: str, namespace: str | None) -> str:
+    """A command of ours about a job that was named with, or without, a namespace."""
+    return f"kdist {verb} {name}" + (f" -n {namespace}" if namespace else "")
+
+
 def asks_cluster(namespace: str | None, context: str | None) -> bool:
     """Whether an option chooses a cluster, a place in it or an identity, and so means no run of this machine."""
     return bool(namespace or context or _logged_in())
@@ -128,16 +133,26 @@ def find_job(argument: str | None, file: str | None = None) -> Found:
 
 
 def connect(
-    *, namespace: str | None = None, context: str | None = None, timeout: float | None = None, job: str | None = None
+    *,
+    namespace: str | None = None,
+    context: str | None = None,
+    timeout: float | None = None,
+    job: str | None = None,
+    stays: bool = False,
 ) -> Cluster:
-    """A connection that tells of outages on stderr. `job` is the job file's namespace, which `namespace` (`-n`) overrules."""
+    """A connection that tells of outages on stderr.
+
+    `job` is the job file's namespace, which `namespace` (`-n`) overrules. A command that `stays` with a job rides outages out
+    for `timeout` seconds in all, without a timeout for as long as they last.
+    """
     from kdist import cluster
 
     if namespace and job and namespace != job:
         console.message(f"namespace {namespace} (-n) is used, not {job} of the job file")
     chosen = namespace or job
     patience = PATIENCE if timeout is None else timeout
-    return cluster.connect(context, chosen, patience=patience, tell=console.message, **_logged_in())
+    until = cluster.deadline(timeout) if stays else None
+    return cluster.connect(context, chosen, patience=patience, until=until, tell=console.message, **_logged_in())
 
 
 def files_argument(command: Command) -> Command:
@@ -146,6 +161,17 @@ def files_argument(command: Command) -> Command:
         command
     )
     return click.argument("files", nargs=-1, metavar="[FILE|DIRECTORY|-]...")(command)
+
+
+def backend_option(command: Command) -> Command:
+    """`--backend`; arrives as `backend` for `read_jobs`, or for `choose_backend`."""
+    told = "Workload kind, instead of the job's: job, statefulset, jobset, pytorchjob, trainjob."
+    return click.option("--backend", metavar="KIND", help=told)(command)
+
+
+def choose_backend(backend: str | None) -> list[str]:
+    """What `--backend` changes in a job file, as `--set` would."""
+    return [f"spec.backend={backend}"] if backend else []
 
 
 def dry_run_option(command: Command) -> Command:
@@ -209,7 +235,9 @@ def find_run(
     return root
 
 
-def read_jobs(paths: Sequence[str], overrides: Sequence[str] = ()) -> list[tuple[TrainingJob, Path]]:
+def read_jobs(
+    paths: Sequence[str], overrides: Sequence[str] = (), *, backend: str | None = None
+) -> list[tuple[TrainingJob, Path]]:
     """Every job of these files and folders, with the folder that its relative paths start from.
 
     Raises `UsageError` if there is none or one is described twice, `InvalidJobError` with the problems of all files.
@@ -220,6 +248,7 @@ def read_jobs(paths: Sequence[str], overrides: Sequence[str] = ()) -> list[tuple
         raise UsageError("name a job file, a folder of them, or `-` for stdin")
     jobs: list[tuple[TrainingJob, Path]] = []
     problems: list[Problem] = []
+    overrides = [*overrides, *choose_backend(backend)]
     for file in (file for path in paths for file in _files_of(path)):
         try:
             jobs.append((load.load_file(file, overrides=overrides), Path.cwd() if file == "-" else Path(file).absolute().parent))

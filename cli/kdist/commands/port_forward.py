@@ -78,13 +78,14 @@ def _show_tensorboard(job: str, local: int, *, timeout: float | None, **place: A
     while True:
         with tensorboard.show(target, tell=console.message) as board:
             begun = time.monotonic()
+            target.cluster.check_forward(board.pod, board.port)
             with target.cluster.forward(board.pod, board.port, local=local) as port:
                 console.result(f"TensorBoard of {target.name} in pod {board.pod}: http://127.0.0.1:{port}/")
                 while board.is_open():
                     pass
             local = port
         if time.monotonic() - begun < _SHORT_SECONDS:
-            raise KdistError(f"TensorBoard ended at once in pod {board.pod}", next_command=f"kdist logs {target.name}")
+            raise KdistError(f"TensorBoard ended at once in pod {board.pod}", next_command=target.command("logs"))
         console.message(f"TensorBoard in pod {board.pod} has ended; starting it again")
 
 
@@ -112,6 +113,7 @@ def _serve(target: Target, wanted: list[tuple[int, int]], *, rank: int | None, p
 
     while True:
         chosen = agents.choose_pod(target, rank=rank, pod=pod)
+        target.cluster.check_forward(chosen.name, wanted[0][1])
         with ExitStack() as stack:
             bound = []
             for local, remote in wanted:
@@ -137,9 +139,7 @@ def _await_another(target: Target, *, rank: int | None, pod: str) -> None:
         state = target.state()
         if state.finished or state.suspended:
             word = state.finished or "suspended"
-            raise KdistError(
-                f"{target.name} is {word}: nothing is left to forward to", next_command=f"kdist status {target.name}"
-            )
+            raise KdistError(f"{target.name} is {word}: nothing is left to forward to", next_command=target.command("status"))
         try:
             agents.choose_pod(target, rank=rank, pod=pod)
         except KdistError:

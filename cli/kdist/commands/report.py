@@ -78,7 +78,7 @@ def _read_cluster(job: str | None, file: str | None, **place: Any) -> dict[str, 
     target = options.find_target(job, file, **place)
     found = history.read(target, tell=console.message)
     if not found.events:
-        raise NotFoundError(f"{target.name} has written no ledger yet", next_command=f"kdist status {target.name}")
+        raise NotFoundError(f"{target.name} has written no ledger yet", next_command=target.command("status"))
     births = [receipt.Birth(*birth) for birth in found.births]
     built = receipt.build_receipt(found.events, found.steps, lives=found.lives, births=births)
     return _envelope(target.name, built, f"{target.namespace}/{target.name}")

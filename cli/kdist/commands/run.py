@@ -151,7 +151,8 @@ def _live_screen() -> Iterator[Screen]:
         """Events scroll above a view that is drawn anew."""
 
         def show(self, entry: Entry) -> None:
-            drawing.console.print(view.draw_entry(entry))
+            if not entry.is_state:  # which the view draws
+                drawing.console.print(view.draw_entry(entry))
 
         def draw(self, progress: Progress) -> None:
             if console.catch_up():  # else the last picture is still to be read

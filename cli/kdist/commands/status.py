@@ -26,7 +26,8 @@ _EVERY = 1.0  # seconds between two looks
 def command(job: str | None, file: str | None, *, watch: bool, output: str, timeout: float | None, **place: Any) -> int:
     r"""Show what a job is doing: phase, ranks, step, loss, checkpoint.
 
-    The numbers are the agents' own, asked through the API server; where that is cut off, over a forwarded port.
+    The numbers are the agents' own, asked through the API server; where that is cut off, over a forwarded port. With -w an API
+    server that goes away is waited for, --timeout long at most.
 
     \b
     Examples:
@@ -42,7 +43,7 @@ def command(job: str | None, file: str | None, *, watch: bool, output: str, time
     from kdist import follow
 
     found = find_job(job, file)
-    cluster = connect(**place, timeout=timeout, job=found.namespace)
+    cluster = connect(**place, timeout=timeout, job=found.namespace, stays=watch)
     if watch:
         return _watch(cluster, found.name, output)
     seen = follow.snapshot(cluster, found.name)

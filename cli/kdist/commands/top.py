@@ -50,10 +50,10 @@ def command(
       kdist top digits -n ml --every 10s
       kdist top digits --once -o json
     """
-    name, look = _source(job, file, local=local, timeout=timeout, **place)
+    name, look, explain_silence = _source(job, file, local=local, timeout=timeout, **place)
     now = look()
     if not now:
-        raise KdistError(f"no agent of {name} answers", next_command=f"kdist status {name}")
+        raise explain_silence()
     if console.can_draw() and not once and output == "table":
         _live(name, look, every)
         return
@@ -66,17 +66,18 @@ def command(
 
 def _source(
     job: str | None, file: str | None, *, local: bool, timeout: float | None, namespace: str | None, context: str | None
-) -> tuple[str, Look]:
-    """Name of the job, and how to read its agents."""
+) -> tuple[str, Look, Callable[[], KdistError]]:
+    """Name of the job, how to read its agents, and why none answers."""
     root = options.find_run(job, file, local=local, namespace=namespace, context=context, at_work=True)
     if root is not None:
         from kdist.local import agents as local_agents
 
-        return root.name, lambda: local_agents.read(root, metrics=True)
+        silence = KdistError(f"no agent of {root.name} answers", next_command=f"kdist status {root.name}")
+        return root.name, lambda: local_agents.read(root, metrics=True), lambda: silence
     from kdist.steer import agents
 
     target = options.find_target(job, file, namespace=namespace, context=context, timeout=timeout)
-    return target.name, lambda: agents.read(target, target.pods(), metrics=True)
+    return target.name, lambda: agents.read(target, target.pods(), metrics=True), lambda: agents.explain_silence(target)
 
 
 def _show(name: str, now: Mapping[str, Reading], before: Mapping[str, Reading] | None, output: str) -> None:

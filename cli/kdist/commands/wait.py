@@ -11,7 +11,6 @@ from kdist.commands.options import cluster_options, connect, find_job, job_argum
 from kdist.errors import Code
 
 _GOALS = ("done", "running", "first-step", "checkpoint", "suspended", "stopped", "deleted")
-_PATIENCE = 300.0  # seconds that a request goes on trying: an API server that is away must not end a wait
 
 
 @click.command()
@@ -38,7 +37,7 @@ def command(job: str | None, file: str | None, *, goal: str, timeout: float | No
     from kdist import follow
 
     found = find_job(job, file)
-    cluster = connect(**place, timeout=_PATIENCE if timeout is None else min(timeout, _PATIENCE), job=found.namespace)
+    cluster = connect(**place, timeout=timeout, job=found.namespace, stays=True)
     status = follow.until(cluster, found.name, goal, timeout=timeout, tell=console.message)
     console.result(f"{found.name} is gone" if status is None else follow.describe(status))
     return Code.OK

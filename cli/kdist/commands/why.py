@@ -35,7 +35,7 @@ def command(job: str | None, file: str | None, *, output: str, timeout: float | 
 
     found = find_job(job, file)
     cluster = connect(**place, timeout=timeout, job=found.namespace)
-    seen = follow.snapshot(cluster, found.name)
+    seen = follow.snapshot(cluster, found.name, closely=True)
     cause = diagnose(seen)
     if seen.gap:
         console.warning(f"{seen.gap}: a rank that hangs or is slow may be among them")

@@ -1,6 +1,7 @@
 """A job goes to a cluster and leaves it: what it becomes there, sending its objects, what a change would do, taking them away."""
 
 from kdist.deploy.code import read_code
+from kdist.deploy.dependents import release
 from kdist.deploy.difference import Difference, compare
 from kdist.deploy.placing import Plan, plan
 from kdist.deploy.pruning import prune
@@ -18,6 +19,7 @@ __all__ = [
     "plan",
     "prune",
     "read_code",
+    "release",
     "remove",
     "send",
 ]

@@ -56,7 +56,7 @@ def plan(cluster: Cluster | None, job: TrainingJob, *, base: Path, take_over: bo
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": cluster.namespace})})
     config_map = find_config_map(cluster, job.metadata.name)
     decided = _annotations(config_map)
-    _check_kind(job, decided.get(BACKEND, ""))
+    _check_kind(cluster, job, decided.get(BACKEND, ""))
     backend = _choose_backend(cluster, job, decided)
     workload = None if config_map is None else _find_workload(cluster, backend, job.metadata.name)
     state = None if workload is None else backends.get(backend).read(workload)
@@ -68,7 +68,7 @@ def plan(cluster: Cluster | None, job: TrainingJob, *, base: Path, take_over: bo
         take_over=take_over,
         code=code,
     )
-    warnings = [*render.warn(job, placement), *_say_state(job.metadata.name, state, decided)]
+    warnings = [*render.warn(job, placement), *_say_state(cluster, job.metadata.name, state, decided)]
     manifests = [_keep(each, backend, workload) for each in render.render(job, placement)]
     if state is not None and state.finished:  # what it ran stays to be looked at, until it is made anew
         manifests = [each for each in manifests if each.kind not in (backends.get(backend).kind, "TrainingRuntime")]
@@ -111,13 +111,14 @@ def _is_suspended(job: TrainingJob, backend: str, state: WorkloadState | None) -
     return state.suspended or (state.finished is not None and backends.get(backend).parks)
 
 
-def _say_state(name: str, state: WorkloadState | None, decided: dict[str, str]) -> Iterator[str]:
+def _say_state(cluster: Cluster, name: str, state: WorkloadState | None, decided: dict[str, str]) -> Iterator[str]:
     if state is None:
         return
     if state.finished:
-        yield f"{name} has {state.finished}: what is sent now takes effect with `kdist restart {name}`, from its last checkpoint"
+        restart = f"kdist restart {name} -n {cluster.namespace}"
+        yield f"{name} has {state.finished}: what is sent now takes effect with `{restart}`, from its last checkpoint"
     elif state.suspended and ASKED in decided:
-        yield f"{name} was {decided[ASKED]} and stays so: `kdist resume {name}` starts it"
+        yield f"{name} was {decided[ASKED]} and stays so: `kdist resume {name} -n {cluster.namespace}` starts it"
 
 
 def find_config_map(cluster: Cluster, name: str) -> dict[str, Any] | None:
@@ -146,13 +147,13 @@ def _annotations(config_map: dict[str, Any] | None) -> dict[str, str]:
     return dict(((config_map or {}).get("metadata") or {}).get("annotations") or {})
 
 
-def _check_kind(job: TrainingJob, decided: str) -> None:
+def _check_kind(cluster: Cluster, job: TrainingJob, decided: str) -> None:
     if decided and job.spec.backend not in ("auto", decided):
-        name = job.metadata.name
+        name, delete = job.metadata.name, f"kdist delete {job.metadata.name} -n {cluster.namespace}"
         raise KdistError(
             f"{name} runs as backend {decided}, and the job file says {job.spec.backend}: a running job keeps its kind",
-            hint=f"`kdist delete {name}` keeps the checkpoints, and the next apply resumes from them",
-            next_command=f"kdist delete {name}",
+            hint=f"`{delete}` keeps the checkpoints, and the next apply resumes from them",
+            next_command=delete,
         )
 
 

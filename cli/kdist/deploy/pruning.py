@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from kdist import rights
+from kdist.deploy.dependents import BESIDE, CLAIM, RUNTIME, find_others
 from kdist.deploy.placing import Plan
-from kdist.deploy.removing import BESIDE, CLAIM
 from kdist.manifest import Manifest, find_owner, sort
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
 
-_KINDS = tuple(each for each in BESIDE if each[1] not in (CLAIM, "TrainingRuntime"))  # a runtime goes with its TrainJob
+_KINDS = tuple(each for each in BESIDE if each[1] not in (CLAIM, RUNTIME))  # a runtime goes with its TrainJob
 # No pod notices that these go; all else stays as long as pods live that were started with it.
 _UNNOTICED = frozenset({"NetworkPolicy", "PodDisruptionBudget"})
 
@@ -62,8 +62,8 @@ def _list(cluster: Cluster, api_version: str, kind: str, name: str) -> list[dict
 
 
 def _is_ours(document: dict[str, Any], name: str) -> bool:
-    """Whether it was made for the job, which a label alone does not say, and nothing else owns it."""
-    return find_owner(document) == name and not document["metadata"].get("ownerReferences")
+    """Whether it was made for the job, which a label alone does not say, and nothing but its workload owns it."""
+    return find_owner(document) == name and not find_others(document, name)
 
 
 def _lives(pod: dict[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist import backends, rights
 from kdist.backends import is_made_for
+from kdist.deploy.dependents import BESIDE, CLAIM, RUNTIME, find_others, release, workload_kinds
 from kdist.errors import Code, KdistError, NotFoundError
 from kdist.manifest import Manifest, find_owner, sort
 from kdist.status import BACKEND
@@ -17,46 +18,30 @@ from kdist.status.fields import annotation
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
 
-CLAIM = "PersistentVolumeClaim"
-_RBAC = "rbac.authorization.k8s.io/v1"
-# What a job has beside its workload; pods and what controllers make go with the workload.
-BESIDE = (
-    ("v1", "ConfigMap"),
-    ("v1", "Service"),
-    ("v1", "ServiceAccount"),
-    ("v1", CLAIM),
-    (_RBAC, "Role"),
-    (_RBAC, "RoleBinding"),
-    ("networking.k8s.io/v1", "NetworkPolicy"),
-    ("policy/v1", "PodDisruptionBudget"),
-    ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime"),
-)
 _POLL_SECONDS = 0.5
 # Names that a job gives beside its own.
 _DERIVED = (("ConfigMap", "-rendezvous"), (CLAIM, "-checkpoints"))
 
 
-def workload_kinds() -> list[tuple[str, str]]:
-    """(API version, kind) of every workload kind that kdist renders."""
-    return [(backends.get(name).api_version, backends.get(name).kind) for name in backends.NAMES]
-
-
 def find_objects(cluster: Cluster, name: str) -> tuple[list[Manifest], list[Manifest]]:
     """(the job's objects, others' that bear its label or a name that it gives), in the order of taking them away.
 
-    What belongs to another of the job's objects goes with that one, and is left out.
+    What belongs to an object of somebody else's goes with that one, as a TrainJob's runtime goes with it; both are left out.
     """
     own = _find_backend(cluster, name)
     with ThreadPoolExecutor(8) as pool:
         found = pool.map(lambda kind: list(_look(cluster, kind[0], kind[1], name, own)), (*BESIDE, *workload_kinds()))
         seen = [Manifest(each) for listed in found for each in listed]
     ours = [each for each in seen if find_owner(each.document) == name]
-    foreign = [each for each in seen if each not in ours and not _is_owned(each)]
-    return sort(each for each in ours if not _is_owned(each))[::-1], sort(foreign)[::-1]
+    foreign = [each for each in seen if each not in ours and not each.document["metadata"].get("ownerReferences")]
+    return sort(each for each in ours if not _goes_by_itself(each, name))[::-1], sort(foreign)[::-1]
 
 
-def _is_owned(manifest: Manifest) -> bool:
-    return bool(manifest.document["metadata"].get("ownerReferences"))
+def _goes_by_itself(manifest: Manifest, name: str) -> bool:
+    """Whether another object's end is its end too. A runtime must outlive its TrainJob, which takes a while to go."""
+    if manifest.kind == RUNTIME:
+        return bool(manifest.document["metadata"].get("ownerReferences"))
+    return bool(find_others(manifest.document, name))
 
 
 def _look(cluster: Cluster, api_version: str, kind: str, name: str, own: str) -> Iterator[dict[str, Any]]:
@@ -121,6 +106,8 @@ def remove(
     if not dry_run:
         wanted = [*rights.to_delete([*workloads, *others]), *rights.on_pods("delete" if grace is not None else "")]
         rights.require(cluster, wanted)
+    if workloads and wait is not None and not dry_run:
+        release(cluster, name, but=RUNTIME)  # or it would go at once, and pods that save meet by it
     for each in workloads:
         cluster.remove(each.api_version, each.kind, each.name, job=name, dry_run=dry_run)
         yield each
@@ -153,6 +140,6 @@ def wait_for_pods(cluster: Cluster, name: str, *, timeout: float) -> None:
     raise KdistError(
         f"{name} still has pods after {timeout:.0f} s: {names} (on {', '.join(nodes)})",
         hint="a node that is lost keeps its pods: delete the node, or kubectl delete pod --force",
-        next_command=f"kdist why {name}",
+        next_command=f"kdist why {name} -n {cluster.namespace}",
         code=Code.TIMEOUT,
     )

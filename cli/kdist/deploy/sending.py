@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from kdist import rights
+from kdist import backends, rights
+from kdist.deploy.admission import rehearse_pod
+from kdist.deploy.dependents import RUNTIME, adopt, release
 from kdist.deploy.placing import Plan
+from kdist.deploy.pruning import find_leftovers
 from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import Manifest
 
@@ -31,16 +35,56 @@ def send(cluster: Cluster, plan: Plan, *, dry_run: bool = False, force: bool = F
     """Apply the job's objects in their order, each given back as it is done.
 
     All of it is rehearsed first, so that what the server refuses leaves no half of it behind, and nothing at all is sent
-    where one object is somebody else's. Raises `KdistError` with everything that was refused.
+    where one object is somebody else's. What is made before an error all the same is deleted again. Raises `KdistError` with
+    everything that was refused.
     """
-    if not dry_run:
-        if not plan.exists:
-            rights.require(cluster, rights.to_send(plan.manifests))
-        for _ in _apply(cluster, plan, dry_run=True, force=force):
-            pass
-    if plan.revived and not dry_run:
+    if dry_run:
+        yield from _rehearse(cluster, plan, force=force)
+        return
+    if not plan.exists:
+        rights.require(cluster, rights.to_send(plan.manifests))
+    elif leftovers := find_leftovers(cluster, plan):  # to be pruned when all is sent
+        rights.require(cluster, rights.to_delete(leftovers))
+    for _ in _rehearse(cluster, plan, force=force):
+        pass
+    if plan.revived:
+        release(cluster, plan.job.metadata.name)  # what was the old workload's may be about to go
         forget_end(cluster, plan.job.metadata.name)
-    yield from _apply(cluster, plan, dry_run=dry_run, force=force)
+    made: list[Sent] = []
+    try:
+        for each in _apply(cluster, plan, dry_run=False, force=force):
+            if each.applied.verb == "created":
+                made.append(each)
+            yield each
+    except KdistError as error:
+        if made:
+            raise _take_back(cluster, made, error) from error
+        raise
+
+
+def _rehearse(cluster: Cluster, plan: Plan, *, force: bool) -> Iterator[Sent]:
+    """What sending would do, and whether the server would have the job's pods too."""
+    warnings: list[str] = []
+    for each in _apply(cluster, plan, dry_run=True, force=force):
+        warnings += each.applied.warnings
+        yield each
+    rehearse_pod(cluster, plan, tuple(warnings))
+
+
+def _take_back(cluster: Cluster, made: Iterable[Sent], error: KdistError) -> KdistError:
+    """Delete what was made before the error, last made first, those very objects; the error, and what became of them."""
+    gone, left = [], []
+    for manifest, applied in reversed(list(made)):
+        only = {"metadata": {"uid": applied.document["metadata"]["uid"]}}
+        try:
+            cluster.delete(manifest.api_version, manifest.kind, manifest.name, only=only)
+            gone.append(manifest.title)
+        except KdistError:
+            left.append(manifest.title)
+    told = [f"deleted again: {', '.join(gone)}"] if gone else []
+    told += [f"made, and could not be deleted again: {', '.join(left)}"] if left else []
+    text = "\n  ".join([error.message, *told])
+    return KdistError(text, hint=error.hint, next_command=error.next_command, code=error.code)
 
 
 def forget_end(cluster: Cluster, name: str) -> None:
@@ -73,11 +117,23 @@ def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Itera
                 raise
             refused.append((manifest, error))
             continue
+        if not dry_run and _is_workload(plan, manifest):
+            applied = _adopt(cluster, plan, applied)
         yield Sent(manifest, applied)
-        if applied.document.get("kind") == "TrainJob" and not dry_run:
-            _hand_over_runtime(cluster, applied.document)
     if refused:
         raise _explain(plan, refused)
+
+
+def _is_workload(plan: Plan, manifest: Manifest) -> bool:
+    return manifest.kind == backends.get(plan.placement.backend).kind
+
+
+def _adopt(cluster: Cluster, plan: Plan, applied: Applied) -> Applied:
+    """Let all other objects of the job go with its workload, which has just been sent, the last of them."""
+    if titles := adopt(cluster, plan.job.metadata.name, applied.document):
+        text = f"{', '.join(titles)} will outlive the job, as you may not give them an owner: `kdist delete` deletes them"
+        return replace(applied, warnings=(*applied.warnings, text))
+    return applied
 
 
 def _apply_one(cluster: Cluster, manifest: Manifest, *, dry_run: bool, force: bool) -> Applied:
@@ -107,32 +163,15 @@ def _waits_for_runtime(manifest: Manifest, error: RefusalError) -> bool:
     return manifest.kind == "TrainJob" and re.search(r"[Rr]untime.*not found", str(error)) is not None
 
 
-def _hand_over_runtime(cluster: Cluster, train_job: Mapping[str, Any]) -> None:
-    """Let the TrainJob own the runtime that it is made from, so that the one goes with the other."""
-    metadata = train_job["metadata"]
-    owner = {
-        "apiVersion": train_job["apiVersion"],
-        "kind": "TrainJob",
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-    }
-    runtime = ("TrainingRuntime", metadata["name"])
-    found = cluster.get(train_job["apiVersion"], *runtime)
-    if owner not in (found["metadata"].get("ownerReferences") or []):
-        body = {"metadata": {"ownerReferences": [owner]}}
-        cluster.change(train_job["apiVersion"], *runtime, body, job=metadata["name"])
-
-
 def keep_runtime(cluster: Cluster, manifests: Iterable[Manifest]) -> None:
-    """See to it that the TrainingRuntime among these objects outlives its TrainJob, which is about to be deleted.
+    """See to it that the TrainingRuntime among these objects is there while its TrainJob is deleted.
 
-    The webhooks of Trainer and Kueue ask for it before they let a TrainJob's last finalizer go: a TrainJob whose runtime went
-    first, as what it owns does in a foreground deletion, would stay for ever.
+    The webhooks of Trainer and Kueue ask for it before they let a TrainJob's last finalizer go: a
+    TrainJob whose runtime went first, as what it owns does in a foreground deletion, would stay.
     """
-    for runtime in (each for each in manifests if each.kind == "TrainingRuntime"):
+    for runtime in (each for each in manifests if each.kind == RUNTIME):
         try:
-            body = {"metadata": {"ownerReferences": None}}
-            cluster.change(runtime.api_version, runtime.kind, runtime.name, body, job=runtime.name)
+            cluster.get(runtime.api_version, runtime.kind, runtime.name)
         except NotFoundError:
             cluster.apply(runtime)
 
@@ -147,7 +186,12 @@ def _explain(plan: Plan, refused: list[tuple[Manifest, KdistError]]) -> KdistErr
     for _, error in refused:
         if any(sign in str(error) for sign in _IMMUTABLE):
             return KdistError(
-                "\n  ".join([f"{name} runs, and these fields cannot change while it does:", *(str(each) for _, each in refused)]),
+                "\n  ".join(
+                    [
+                        f"these fields of {name} cannot be changed while it exists:",
+                        *(str(each) for _, each in refused),
+                    ]
+                ),
                 hint="`kdist delete` keeps the checkpoints, and the next apply resumes from them",
                 next_command=f"kdist delete {name} -n {plan.job.metadata.namespace}",
             )

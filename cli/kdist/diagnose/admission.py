@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from kdist.backends import operators
 from kdist.diagnose.case import Case, Diagnosis, Event, clip
+from kdist.quantity import seconds
 from kdist.status import Phase, fields
 
+_SHORT, _LONG = 5.0, 30.0  # seconds that a controller may take: one that is known to be away, any other
 _MAKERS = ("Job", "StatefulSet", "JobSet", "TrainJob", "PyTorchJob")
 _REFUSED = ("FailedCreate", "FailedCreatePod", "JobCreationFailed", "SuspendedJobCreationFailed")
 _MADE = ("SuccessfulCreate", "SuccessfulCreatePod")
@@ -33,6 +36,11 @@ def find_queue(case: Case) -> Diagnosis | None:
     if fields.text(evicted, "status") == "True":
         why = fields.text(evicted, "reason") or "evicted"
         sentence = f"the queue {queue} has taken the job's place away ({why}); it waits to come in again"
+    elif away := _is_away(case, "LocalQueue"):
+        fix = "whoever runs the cluster must bring Kueue back: the job goes on by itself then"
+        sentence = f"the queue {queue} admits nothing: {away.replace('LocalQueue', 'Kueue')}"
+        commands = [_describe(case, "LocalQueue"), *commands]
+        return Diagnosis("operator-absent", sentence, evidence=tuple(evidence), fix=fix, commands=tuple(commands))
     elif admission is None:
         sentence = f"the queue {queue} has not taken notice of the job: Kueue may not run here, or may not know this kind"
     elif "maximum capacity" in said:
@@ -110,7 +118,7 @@ def _limit_range(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
 def _pod_security(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
     sentence = f"Pod Security level {found[1]} of the namespace refuses the pods: {clip(found[2], 300)}"
     fix = "what kdist renders passes `restricted`: take out of spec.podTemplate what it complains about"
-    return _say(case, event, "pod-security", sentence, fix, case.kubectl("get", "namespace", case.namespace, "--show-labels"))
+    return _say(case, event, "pod-security", sentence, fix, f"kubectl get namespace {case.namespace} --show-labels")
 
 
 def _webhook_refused(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
@@ -119,11 +127,13 @@ def _webhook_refused(case: Case, event: Event, found: re.Match[str]) -> Diagnosi
 
 
 def _webhook_away(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
-    sentence = f"the admission webhook {found[1]} does not answer, so nothing can be made"
+    home = operators.find_webhook_home(event.message)
+    of = f" of the service {home[0]} in namespace {home[1]}" if home else ""
+    sentence = f"the admission webhook {found[1]}{of} does not answer, so nothing can be made"
     fix = "whoever runs the cluster must bring the webhook's service back, or remove its configuration"
-    return _say(
-        case, event, "webhook-away", sentence, fix, "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations"
-    )
+    every = "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations"
+    commands = (f"kubectl get pods -n {home[1]}", every) if home else (every,)
+    return _say(case, event, "webhook-away", sentence, fix, *commands)
 
 
 def _policy(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
@@ -159,17 +169,42 @@ _REFUSALS: tuple[tuple[str, Explain], ...] = (
 
 
 def find_idle_operator(case: Case) -> Diagnosis | None:
-    """Nothing has touched the workload for a while: what makes pods of it may not run."""
+    """Nothing has touched the workload for a while: what makes pods of it does not run, or may not run."""
     workload, age = case.seen.workload, case.status.age
-    if not case.stuck or case.pods or workload is None or age is None or age < 30 or case.status.phase is Phase.QUEUED:
+    if not case.stuck or case.pods or workload is None or age is None or case.status.phase is Phase.QUEUED:
         return None
     kind = fields.text(workload, "kind")
-    if fields.items(workload, "status", "conditions"):
+    touched = bool(fields.items(workload, "status", "conditions"))
+    needed = [kind, *(operators.OPERATORS[kind].needs if kind in operators.OPERATORS else ())]
+    away = [words for each in needed if (words := _is_away(case, each))]
+    if age < (_SHORT if away else _LONG) or (touched and not away):
         return None
+    names = [f"*{operators.OPERATORS[each].part}*" for each in needed if each in operators.OPERATORS]
+    called = f" (a deployment called {' and '.join(names)})" if names else ""
+    why = "; ".join(away) or f"its controller{called} may not run"
     return Diagnosis(
         "operator-absent",
-        f"nobody has made pods of the {kind} for {int(age)} s: its controller may not run",
-        evidence=(f"{kind.lower()}/{case.name}: no status, no pods",),
-        fix=f"whoever runs the cluster must look after the controller of {kind}",
-        commands=("kdist doctor", case.kubectl("get", kind.lower(), case.name, "-o", "yaml")),
+        f"nobody has made pods of the {kind} for {seconds(age)}: {why}",
+        evidence=(f"{kind.lower()}/{case.name}: {'no news' if touched else 'no status'}, no pods",),
+        fix=f"whoever runs the cluster must bring the controller of {kind} back: the job goes on by itself then",
+        commands=(
+            *(_describe(case, each) for each in needed if _is_away(case, each)),
+            case.kubectl("get", kind.lower(), case.name, "-o", "yaml"),
+            "kdist doctor",
+        ),
     )
+
+
+def _is_away(case: Case, kind: str) -> str:
+    """That the controller behind a kind does not run; empty where it does, or where we may not know."""
+    found = operators.find_deployment(case.seen.deployments, kind) if kind in operators.OPERATORS else None
+    if found is None:
+        return ""
+    ready, wanted = operators.count_ready(found)
+    place = f"{fields.text(found, 'metadata', 'namespace')}/{fields.name(found)}"
+    return "" if ready else f"the controller of {kind} does not run: 0 of {wanted} replicas of {place} are ready"
+
+
+def _describe(case: Case, kind: str) -> str:
+    found = operators.find_deployment(case.seen.deployments, kind)
+    return f"kubectl describe deployment {fields.name(found)} -n {fields.text(found, 'metadata', 'namespace')}"

@@ -9,7 +9,7 @@ from kdist.diagnose import amounts
 from kdist.diagnose.case import Case, Diagnosis, Severity, clip, count, name_all, name_pods
 from kdist.status import Pod, fields
 
-_OBSTACLE = re.compile(r"(\d+) (node\(s\) [^,.]*(?:\{[^}]*\})?[^,.]*|Insufficient [\w./-]*\w|Too many pods)")
+_OBSTACLE = re.compile(r"(\d+) (node\(s\) (?:\{[^}]*\}|[^,.{])*|Insufficient [\w./-]*\w|Too many pods)")
 
 
 def _unscheduled(case: Case) -> list[Pod]:
@@ -34,7 +34,8 @@ def _missing_claim(case: Case, name: str, evidence: str) -> Diagnosis:
         "claim-missing",
         f"the volume claim {name} does not exist in namespace {case.namespace}",
         evidence=(evidence,),
-        fix="create it, name one that exists, or let kdist make one with `checkpoints: {size: 10Gi}`",
+        fix="create it (`kdist render JOB.yaml --claims only` prints that of `checkpoints.size`), name one that exists, or let "
+        "`kdist apply` make one with `checkpoints: {size: 10Gi}`",
         commands=(case.kubectl("get", "pvc"),),
     )
 
@@ -84,7 +85,7 @@ def find_unschedulable(case: Case) -> Diagnosis | None:
     evidence = [f"pod/{pods[0].name}: {clip(message)}"]
     if short:
         return _short_of(case, pods, short, evidence)
-    return _kept_off(case, pods, [what for _, what in obstacles], message, evidence)
+    return _kept_off(case, pods, obstacles, message, evidence)
 
 
 def _short_of(case: Case, pods: Sequence[Pod], short: Sequence[str], evidence: list[str]) -> Diagnosis:
@@ -132,13 +133,22 @@ _KEPT_OFF: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def _kept_off(case: Case, pods: Sequence[Pod], obstacles: Sequence[str], message: str, evidence: list[str]) -> Diagnosis:
-    said = " ".join(obstacles) or message
-    reasons = [(words, fix) for key, words, fix in _KEPT_OFF if key in said][:2]
+_SELECTOR = "affinity/selector"
+_EVERY_CLUSTER = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+
+
+def _kept_off(
+    case: Case,
+    pods: Sequence[Pod],
+    obstacles: Sequence[tuple[int, str]],
+    message: str,
+    evidence: list[str],
+) -> Diagnosis:
+    reasons = _rank_obstacles(case, pods[0], obstacles or [(0, message)])
     words = "; ".join(each for each, _ in reasons) or clip(message, 200) or "the scheduler does not say why"
     if case.seen.nodes:
-        taints = sorted({_taint(each) for node in case.seen.nodes.values() for each in fields.items(node, "spec", "taints")})
-        evidence += [f"taints of the nodes: {name_all(taints)}"] if taints and "taint" in said else []
+        taints = sorted({_taint(each) for each in _taints(case)})
+        evidence += [f"taints of the nodes: {name_all(taints)}"] if taints and "taint" in message else []
         evidence += [f"{count(len(case.seen.nodes), 'node')}: {name_all(list(case.seen.nodes))}"]
     who = f"{name_pods(pods)} {'find' if len(pods) > 1 else 'finds'} no node"
     commands = (case.kubectl("describe", "pod", pods[0].name), "kubectl get nodes --show-labels")
@@ -149,6 +159,50 @@ def _kept_off(case: Case, pods: Sequence[Pod], obstacles: Sequence[str], message
         fix="; ".join(fix for _, fix in reasons) or "see what the scheduler says of the pod, and what nodes there are",
         commands=commands,
     )
+
+
+def _rank_obstacles(case: Case, pod: Pod, obstacles: Sequence[tuple[int, str]]) -> list[tuple[str, str]]:
+    """Words and way out of the two that explain most.
+
+    The scheduler names one obstacle per node, taints first. A control plane's taint is in every cluster, and a selector that
+    no node at all satisfies decides whatever the taints are.
+    """
+    selector = fields.mapping(case.document(pod), "spec", "nodeSelector")
+    ranked: dict[str, tuple[tuple[bool, int], str, str]] = {}
+    for number, said in obstacles:
+        for key, words, fix in _KEPT_OFF:
+            if key not in said:
+                continue
+            named = ", ".join(f"{name}={value}" for name, value in selector.items())
+            told = f"{words} ({named})" if key == _SELECTOR and named else words
+            late = key == "taint" and _is_control_plane(case, said)
+            ranked[key] = ((late, -number), told, fix)
+            break
+    if _SELECTOR in ranked and case.seen.nodes and selector:
+        matching = [node for node in case.seen.nodes.values() if _satisfies(node, selector)]
+        if matching:  # it is the obstacle of the other nodes only
+            words = "the others lack the labels of spec.nodeSelector"
+            ranked[_SELECTOR] = ((True, 1), words, ranked[_SELECTOR][2])
+        else:
+            ranked = {_SELECTOR: ranked[_SELECTOR]}
+    return [(words, fix) for _, words, fix in sorted(ranked.values(), key=lambda each: each[0])][:2]
+
+
+def _is_control_plane(case: Case, said: str) -> bool:
+    """Whether the taints that were met are those of control planes alone, as far as is known."""
+    named = re.search(r"\{([^:=}]+)", said)
+    keys = {named[1]} if named else {fields.text(each, "key") for each in _taints(case)}
+    return bool(keys) and keys <= set(_EVERY_CLUSTER)
+
+
+def _taints(case: Case) -> list[fields.Document]:
+    nodes = case.seen.nodes.values()
+    return [each for node in nodes for each in fields.items(node, "spec", "taints")]
+
+
+def _satisfies(node: fields.Document, selector: fields.Document) -> bool:
+    labels = fields.mapping(node, "metadata", "labels")
+    return all(labels.get(key) == value for key, value in selector.items())
 
 
 def _taint(taint: fields.Document) -> str:

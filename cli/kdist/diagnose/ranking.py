@@ -59,5 +59,13 @@ def diagnose(seen: Snapshot) -> Diagnosis:
         found = [working.find_nothing_wrong(case)]
     first, *others = found
     known = (*_ONLY_WHEN_ALONE, *_FOLLOWS, first.cause)
-    also = {each.cause: each for each in reversed(others) if each.cause not in known}
+    news = [each for each in others if each.cause not in known and not _repeats(first, each)]
+    also = {each.cause: each for each in reversed(news)}
     return replace(first, also=() if first.cause in _OVER else tuple(reversed(also.values())))
+
+
+def _repeats(first: Diagnosis, other: Diagnosis) -> bool:
+    """Whether it is the same trouble, seen from another side."""
+    if first.cause.startswith("claim-") and other.cause == "unschedulable":
+        return "persistentvolumeclaim" in " ".join(other.evidence).lower()
+    return first.cause == "out-of-memory" and other.cause in ("unknown", "signal", "crash")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kdist.diagnose.case import Case, Diagnosis, clip, count, name_all, name_pods
 from kdist.quantity import number, seconds
-from kdist.status import Phase, Pod, fields
+from kdist.status import Phase, Pod, Rank, fields
 
-_SILENT = 30.0  # seconds without a rank's sign of life that are worth a word
+_SILENT = 30.0  # seconds without a rank's sign of life that are worth a word where it makes no steps
+_SHORT, _STEPS = 5.0, 5.0  # where it does: so many seconds, and so many of its usual steps
+_PLACES = 4  # groups of ranks that are named
+_HANG_SECONDS = 300  # the default of spec.hangTimeoutSeconds
 
 
 def find_lost_node(case: Case) -> Diagnosis | None:
@@ -61,18 +66,75 @@ def _evidence_of_loss(case: Case, lost: list[Pod]) -> list[str]:
 def find_hang(case: Case) -> Diagnosis | None:
     """Ranks stand still: the agents have noticed, or their heartbeats say so."""
     hung = case.status.reason == "Hang"
-    silent = [rank for rank in case.status.ranks if rank.silence is not None and rank.silence > _SILENT]
+    silent = [rank for rank in case.status.ranks if _is_silent(rank)]
     if case.status.phase not in (Phase.RUNNING, Phase.RECOVERING) or not (hung or silent):
         return None
+    if not silent:
+        rest = "their agents have written the stacks to the log and start them again"
+        fix = "the stacks in the log name the line"
+        return Diagnosis("hang", f"ranks stand still; {rest}", "waiting", fix=fix, commands=(case.kdist("logs"),))
+    places = _places(silent)
+    others = [rank for rank in case.status.ranks if rank not in silent and rank.silence is not None]
+    since = min(rank.silence or 0.0 for rank in silent)
+    what = f"{_name_ranks(silent)} did not get on" if others else "no step has finished"
+    steps = [rank.step_seconds for rank in case.status.ranks if rank.step_seconds]
+    usual = f", where a step usually takes {seconds(max(steps))}" if steps else ""
+    words = "; ".join(f"{_name_ranks(ranks)} {_in(ranks, place)}" for place, ranks in places)
     evidence = [
-        f"rank {rank.rank} ({rank.pod}): in {rank.phase or '?'}, silent for {seconds(rank.silence)}" for rank in silent[:4]
+        f"{_name_ranks(ranks)} in {place}: silent for {seconds(max(each.silence or 0.0 for each in ranks))}"
+        for place, ranks in places
     ]
-    limit = fields.integer(case.seen.job, "spec", "hangTimeoutSeconds")
-    first = min(silent, key=lambda rank: (rank.step or 0, -(rank.silence or 0.0)), default=None)
-    who = f"rank {first.rank} stands still in {first.phase or '?'}" if first else "ranks stand still"
-    rest = "their agents dump the stacks and start them again" if hung else f"after {limit or '?'} s they are started again"
-    commands = (case.kdist("logs", *(["--rank", str(first.rank)] if first else []), "--tail", "100"),)
-    return Diagnosis("hang", f"{who}; {rest}", "waiting", tuple(evidence), "the stacks in the log name the line", commands)
+    outlook, fix = _outlook(case, silent, hung=hung)
+    first = places[0][1][0]
+    return Diagnosis(
+        "hang",
+        f"{what} for {seconds(since)}{usual}: {words}; {outlook}",
+        "waiting",
+        tuple(evidence),
+        fix,
+        (case.kdist("logs", "--rank", str(first.rank), "--tail", "100"), case.kdist("top")),
+    )
+
+
+def _is_silent(rank: Rank) -> bool:
+    """Whether it should have been heard of: within a few steps, or, where no step is made, after a while."""
+    if rank.silence is None:
+        return False
+    stepping = rank.phase in ("step", "data", "sync") and rank.step_seconds
+    return rank.silence > (max(_SHORT, _STEPS * (rank.step_seconds or 0.0)) if stepping else _SILENT)
+
+
+def _places(silent: Sequence[Rank]) -> list[tuple[str, list[Rank]]]:
+    """Where the ranks stand, those in no collective first: the others wait for them."""
+    found: dict[str, list[Rank]] = {}
+    for rank in sorted(silent, key=lambda each: (bool(each.collective), each.step or 0, each.rank)):
+        found.setdefault(rank.collective or f"phase {rank.phase or '?'}", []).append(rank)
+    return list(found.items())[:_PLACES]
+
+
+def _name_ranks(ranks: Sequence[Rank]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {name_all([str(each.rank) for each in ranks])}"
+
+
+def _in(ranks: Sequence[Rank], place: str) -> str:
+    verb = "" if len(ranks) > 1 else "s"
+    return f"wait{verb} in {place}" if ranks[0].collective else f"stand{verb} still in {place}, in no collective"
+
+
+def _outlook(case: Case, silent: Sequence[Rank], *, hung: bool) -> tuple[str, str]:
+    """When the stacks are there, and what to do with them."""
+    if hung:
+        return (
+            "their agents have written the stacks to the log and start them again",
+            "the stacks in the log name the line",
+        )
+    limit = fields.integer(case.seen.job, "spec", "hangTimeoutSeconds") or _HANG_SECONDS
+    left = limit - max(each.silence or 0.0 for each in silent)
+    when = f"in {seconds(left)} at the earliest" if left > 0 else "soon"
+    return (
+        f"{when} (spec.hangTimeoutSeconds: {limit}) the agents write the stacks to the log and start the ranks again",
+        "wait for the stacks, which name the line; a lower spec.hangTimeoutSeconds writes them sooner",
+    )
 
 
 def find_rendezvous(case: Case) -> Diagnosis | None:

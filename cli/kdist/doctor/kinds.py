@@ -6,19 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kdist import backends
+from kdist.backends import operators
 from kdist.cluster import MissingError, RefusalError
 from kdist.doctor.finding import Finding, missing, note, ok, unknown
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-
-# Kind -> part of its operator's deployment name, and the project that it comes with.
-OPERATORS = {
-    "JobSet": ("jobset-controller", "JobSet"),
-    "PyTorchJob": ("training-operator", "Kubeflow training-operator 1.9"),
-    "TrainJob": ("trainer-controller", "Kubeflow Trainer 2.3"),
-    "LocalQueue": ("kueue-controller", "Kueue"),
-}
 
 
 def check_kinds(cluster: Cluster) -> Iterator[Finding]:
@@ -38,25 +31,25 @@ def check_kinds(cluster: Cluster) -> Iterator[Finding]:
 def check_operators(cluster: Cluster) -> Iterator[Finding]:
     """A kind whose operator is away takes objects and does nothing with them."""
     served = {kind for _, kind in cluster.kinds()}
-    wanted = [kind for kind in OPERATORS if kind in served]
+    wanted = [kind for kind in operators.OPERATORS if kind in served]
     if not wanted:
         return
     try:
         deployments = cluster.list("apps/v1", "Deployment", all_namespaces=True)
-    except (RefusalError, MissingError):
-        yield unknown("operators", f"of {', '.join(wanted)}: you may not list deployments of all namespaces")
+    except (RefusalError, MissingError) as error:
+        yield unknown("operators", f"of {', '.join(wanted)}: {error}")
         return
     for kind in wanted:
-        part, project = OPERATORS[kind]
-        found = next((each for each in deployments if part in each["metadata"]["name"]), None)
+        found = operators.find_deployment(deployments, kind)
         if found is None:
+            project = operators.OPERATORS[kind].project
             yield note(
                 f"operator of {kind}", "no deployment is named as it is", f"if {kind} objects stay as they are, install {project}"
             )
             continue
         home, name = found["metadata"]["namespace"], found["metadata"]["name"]
         where = f"{home}/{name}"
-        ready = (found.get("status") or {}).get("readyReplicas") or 0
+        ready, _ = operators.count_ready(found)
         if ready:
             yield ok(f"operator of {kind}", f"{where} is ready")
         else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist.cluster import MissingError, RefusalError
 from kdist.doctor.finding import Finding, missing, note, ok, unknown
+from kdist.errors import Code
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -25,8 +26,8 @@ def check_namespace(cluster: Cluster) -> Iterator[Finding]:
     except MissingError:
         yield missing("namespace", f"there is no namespace {name}", f"kubectl create namespace {name}")
         return
-    except RefusalError:
-        yield unknown("namespace", f"you may not look at namespace {name} itself")
+    except RefusalError as error:
+        yield unknown("namespace", f"{name}: {error}")
         return
     level = (found["metadata"].get("labels") or {}).get(_ENFORCE, "")
     yield ok("namespace", f"{name}: Pod Security {level or 'enforces nothing'}, and kdist's pods meet `restricted`")
@@ -39,8 +40,8 @@ def check_pod_is_admitted(cluster: Cluster) -> Iterator[Finding]:
     except MissingError:
         return  # the namespace is missing, which another check says
     except RefusalError as error:
-        if "may not create" in str(error):
-            yield unknown("pods", "cannot be rehearsed: you may not create pods yourself (jobs do it for you)")
+        if error.code == Code.FORBIDDEN:
+            yield unknown("pods", f"cannot be rehearsed: {error} (jobs do it for you)")
         else:
             yield missing("pods", f"a pod as kdist makes them is refused: {error}", error.hint or "ask who runs the cluster")
         return
@@ -108,8 +109,8 @@ def check_nodes(cluster: Cluster) -> Iterator[Finding]:
     """Nodes that are ready, and their GPUs."""
     try:
         nodes = cluster.list("v1", "Node")
-    except RefusalError:
-        yield unknown("nodes", "you may not list nodes, so GPUs cannot be counted")
+    except RefusalError as error:
+        yield unknown("nodes", f"GPUs cannot be counted: {error}")
         return
     ready = [node for node in nodes if _is_ready(node) and not (node.get("spec") or {}).get("unschedulable")]
     if not ready:
@@ -155,8 +156,8 @@ def check_dns(cluster: Cluster) -> Iterator[Finding]:
         slices = cluster.list(
             "discovery.k8s.io/v1", "EndpointSlice", namespace="kube-system", selector="kubernetes.io/service-name=kube-dns"
         )
-    except RefusalError:
-        yield unknown("DNS", "you may not look at kube-system")
+    except RefusalError as error:
+        yield unknown("DNS", str(error))
         return
     endpoints = [each for found in slices for each in found.get("endpoints") or []]
     ready = [each for each in endpoints if (each.get("conditions") or {}).get("ready") is not False]

@@ -37,7 +37,7 @@ def check_rights(cluster: Cluster) -> Iterator[Finding]:
         lacking = [each for each in lacking if each not in jobs]
     for name, found, without in lacking:
         title = f"rights: {name}"
-        fix = f"ask an admin for a role with: {', '.join(found)} (in namespace {cluster.namespace})"
+        fix = rights.advise(found, cluster.namespace)
         if not found:
             yield ok(title, "all verbs")
         elif without:

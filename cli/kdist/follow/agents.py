@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PORT = 9401
 TIMEOUT = 3.0  # seconds for one answer
+_LOST = 1.0  # seconds for an answer of a pod whose node seems to be silent
 _THREADS = 32
 _ALTOGETHER = 20.0  # seconds for all answers; where many agents are silent, those that are left over are not asked
 _FORWARDS = 4  # agents that are asked over a forwarded port, which is dearer, when the API server's proxy is cut off
@@ -51,17 +52,18 @@ class Agents:
         self._forwarded: set[str] = set()
 
     def ask(self, pods: Sequence[Pod]) -> dict[str, dict[str, Any]]:
-        """The documents of those that answer, by pod."""
-        asked = [pod.name for pod in pods if pod.working]
+        """The documents of those that answer, by pod. Of a pod on a node that seems to be silent an answer is the best news."""
+        asked = [pod.name for pod in pods if pod.running]
+        lost = {pod.name for pod in pods if pod.lost}
         self.unasked = 0
         if not asked:
             return {}
         end = time.monotonic() + self._altogether
         with ThreadPoolExecutor(min(_THREADS, len(asked))) as pool:
-            begun = [pool.submit(self._ask_in_time, name, end) for name in asked]
+            begun = [pool.submit(self._ask_in_time, name, end, _LOST if name in lost else self._timeout) for name in asked]
             answers = {name: each.result() for name, each in zip(asked, begun, strict=True)}
             self.unasked = sum(answer is _UNASKED for answer in answers.values())
-            silent = [name for name in asked if answers[name] is None and name not in self._forwarded]
+            silent = [name for name in asked if answers[name] is None and name not in self._forwarded | lost]
             chosen = silent[: self._forwards]
             for name, answer in zip(chosen, pool.map(self._ask_forwarded, chosen), strict=True):
                 if answer is not None:
@@ -69,14 +71,14 @@ class Agents:
                     answers[name] = answer
         return {name: answer for name, answer in answers.items() if answer is not None and answer is not _UNASKED}
 
-    def _ask_in_time(self, pod: str, end: float) -> dict[str, Any] | None:
-        return self._ask_one(pod) if time.monotonic() < end else _UNASKED
+    def _ask_in_time(self, pod: str, end: float, timeout: float) -> dict[str, Any] | None:
+        return self._ask_one(pod, timeout) if time.monotonic() < end else _UNASKED
 
-    def _ask_one(self, pod: str) -> dict[str, Any] | None:
+    def _ask_one(self, pod: str, timeout: float) -> dict[str, Any] | None:
         if pod in self._forwarded:
             return self._ask_forwarded(pod)
         try:
-            return _parse(self._cluster.proxy(pod, PORT, "status", namespace=self._namespace, timeout=self._timeout))
+            return _parse(self._cluster.proxy(pod, PORT, "status", namespace=self._namespace, timeout=timeout))
         except (KdistError, OSError):
             return None
 

@@ -34,8 +34,11 @@ def snapshot(
     *,
     agents: Agents | None = None,
     events: Events | None = None,
+    closely: bool = False,
 ) -> Snapshot:
     """All of one job as it is now. `agents` and `events` may be kept from one snapshot to the next, which is quicker then.
+
+    `closely` looks for the controllers, too, where nobody makes pods.
 
     Raises `NotFoundError` if there is no such job, `KdistError` (code UNREACHABLE) if the API server stays away. What may not
     be read is left out, except for the job's own objects.
@@ -59,11 +62,14 @@ def snapshot(
         if workload is None and not config_map and not documents:
             raise NotFoundError(f"there is no job {name} in namespace {place}", next_command=f"kdist get -n {place}")
         admission = pool.submit(_find_admission, cluster, place, workload)
+        wanted = closely and workload is not None and not documents
+        deployments = pool.submit(_find_deployments, cluster) if wanted else None
         state = backend.read(workload) if backend is not None and workload is not None else None
         about = tuple(each for each in heard.result() if is_about(each, name, documents, claims.result()))
         return Snapshot(
             name, place, config_map, workload, state, documents, about,
             asked.result(), nodes.result(), claims.result(), admission.result(), agents.unasked,
+            deployments.result() if deployments else (),
         )  # fmt: skip
 
 
@@ -203,6 +209,11 @@ def _find_admission(cluster: Cluster, namespace: str, workload: Document | None)
             return None
         return next((each for each in listed if uid in _owners(each)), None)
     return None
+
+
+def _find_deployments(cluster: Cluster) -> list[dict[str, Any]]:
+    """All deployments that we may see: a controller's may have any name and namespace."""
+    return _listed(lambda: cluster.list("apps/v1", "Deployment", all_namespaces=True))
 
 
 def _owners(document: Document) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ from typing import Any
 from kdist.status import Pod
 
 _EVENT_START = '{"time"'
+_RANK = re.compile(r"\[rank(\d+)\]:")
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,10 @@ class Line:
 
 
 class RankFilter:
-    """Passes the lines of some ranks. Which rank is where follows from the log itself: agents say whom they start.
+    """Passes the lines of some ranks: events that name one, and what ranks print, which stands behind `[rank3]: `.
 
-    `known` are the ranks of each pod as far as the agents told. What has no rank on it is passed if its pod holds one of them.
+    What has no rank on it is passed if its pod holds one of them. Agents say whom they start; `known` are the ranks of each pod
+    as far as they told.
     """
 
     def __init__(self, wanted: Collection[int], known: Mapping[str, Collection[int]]) -> None:
@@ -60,7 +63,8 @@ class RankFilter:
     def passes(self, line: Line) -> bool:
         """Whether the line is of one of the ranks; lines of one pod must come in their order."""
         event = line.event
-        rank = event.get("rank") if event else None
+        printed = _RANK.match(line.text)
+        rank = event.get("rank") if event else int(printed[1]) if printed else None
         if event and event["event"] == "group-formed":
             self._here[line.pod.name] = set()
         if isinstance(rank, int):

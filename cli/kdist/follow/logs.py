@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -202,14 +203,9 @@ class Follower:
 
         `known` are the restarts up to which its log was read.
         """
-        from kdist.cluster import RefusalError
-
         try:
             # Time has passed since the look: another container may have begun.
-            reading.restarts = read_pod(self._cluster.get("v1", "Pod", pod.name, self._namespace)).restarts
-            if reading.restarts > known:
-                with suppress(RefusalError):  # the node keeps the log of one container back, or of none
-                    self._put(pod, reading, previous=True)
+            self._put_previous(pod, reading, known)
             self._put(pod, reading)
             reading.whole = True
         except NotFoundError:
@@ -220,14 +216,27 @@ class Follower:
         finally:
             reading.over = True
 
+    def _put_previous(self, pod: Pod, reading: _Reading, known: int) -> None:
+        """Put what is left of the container that ended, if the present one has been started again more than `known` times."""
+        from kdist.cluster import RefusalError
+
+        reading.restarts = read_pod(self._cluster.get("v1", "Pod", pod.name, self._namespace)).restarts
+        if reading.restarts > known:
+            with suppress(RefusalError):  # the node keeps the log of one container back, or of none
+                self._put(pod, reading, previous=True)
+
     def _put(self, pod: Pod, reading: _Reading, *, previous: bool = False) -> None:
-        known, limited = reading.last, reading.early and not reading.last
+        known, limited, first = reading.last, reading.early and not reading.last, not previous
         for text in self._cluster.logs(
             pod.name, namespace=self._namespace, container=pod.container, follow=not previous, previous=previous, timestamps=True,
             since=self._wanted.since if limited else known or None, tail=self._wanted.tail if limited else None,
         ):  # fmt: skip
             line = _line(pod, text)
             if line is not None and line.stamp > known:
+                if first:  # it may be of a container that was started after the last look at the pod
+                    first = False
+                    with suppress(NotFoundError):
+                        self._put_previous(pod, reading, reading.restarts)
                 reading.last = line.stamp
                 self._lines.put(line)
 
@@ -238,6 +247,11 @@ class Follower:
             self._say_once(cause.sentence)
 
     def _say_once(self, sentence: str) -> None:
-        if sentence != self._told:
-            self._told = sentence
+        if (news := without_times(sentence)) != self._told:
+            self._told = news
             self._tell(sentence)
+
+
+def without_times(sentence: str) -> str:
+    """The sentence without its durations, which change while its news does not."""
+    return re.sub(r"\d+(:\d\d)+|[\d.]+ (s|ms|µs)\b", "…", sentence)

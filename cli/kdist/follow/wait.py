@@ -69,7 +69,8 @@ def until(
     """The status in which the job reached the goal, one of `GOALS`; None once it is gone, where that is the goal.
 
     `timeout` is in seconds, None for ever; `tell` hears of every change. Raises `KdistError`: JOB_FAILED or JOB_CANCELLED if the
-    job ended otherwise, TIMEOUT with what keeps it, UNREACHABLE if the API server stays away; `NotFoundError` if there is none.
+    job ended otherwise, TIMEOUT with what keeps it, UNREACHABLE if the API server never answers or is away at the end;
+    `NotFoundError` if there is no such job.
     """
     began = time.monotonic()
     deadline = None if timeout is None else began + timeout
@@ -85,7 +86,8 @@ def until(
                 return None
             raise
         except KdistError as error:
-            if not _is_outage(error) or deadline is None or time.monotonic() >= deadline:
+            late = seen is None if deadline is None else time.monotonic() >= deadline
+            if late or not _is_outage(error):
                 raise
         else:
             if (now := describe(seen.status)) != told:

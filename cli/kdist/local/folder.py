@@ -153,7 +153,7 @@ class RunFolder:
         write_json(self.root / "run.json", self.run)
         for old in self.root.glob("rendezvous-*"):
             shutil.rmtree(old, ignore_errors=True)
-        for note in ("agent.json", "exit.json"):
+        for note in ("agent.json", "agents", "exit.json"):
             for left in self.root.glob(f"node-*/{note}"):
                 left.unlink(missing_ok=True)
         self.store.parent.mkdir()

@@ -1,13 +1,14 @@
 """Reads a node's growing log: the trainer's events (JSON lines) and, between them, whatever the ranks print.
 
-A rank may leave a line unfinished when an event is written behind it, print progress bars with carriage returns, or print bytes
-that are no text; none of it may hide an event.
+The agent writes what its ranks print in whole lines, each behind its rank. What is no rank's comes as it was written: lines
+without an end, an event behind them, carriage returns, bytes that are no text; none of it may hide an event.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +17,8 @@ from typing import Any, NamedTuple
 _EVENT_START = b'{"time"'
 _LONGEST_READ = 1 << 17  # bytes taken at once, so that a flood of prints cannot hold up the loop that reads
 _LONGEST_LINE = 1 << 16
+_RANK = re.compile(r"(\[rank\d+\]:) ?")
 _PATIENCE = 1.0  # seconds an unfinished line waits for its end
-_BAR_SECONDS = 5.0  # between two looks at a line that is drawn over and over, as progress bars are
 
 
 class Entry(NamedTuple):
@@ -26,6 +27,14 @@ class Entry(NamedTuple):
     node: str
     event: dict[str, Any] | None
     text: str
+    is_state: bool = False
+    """Whether it is a state of a progress bar, which the next one replaces."""
+
+    @property
+    def speaker(self) -> tuple[str, str]:
+        """Who printed the text, as it is shown before it, and the text: a rank, else what belongs to the node."""
+        rank = _RANK.match(self.text)
+        return (rank[1], self.text[rank.end() :]) if rank else (f"[{self.node}]", self.text)
 
 
 class LogTail:
@@ -38,7 +47,6 @@ class LogTail:
         self._offset = path.stat().st_size if path.exists() else 0
         self._rest = b""
         self._grown_at = clock()
-        self._bar_at = clock()  # when a line without an end was shown last
         self.behind = False  # whether the last look left something for the next
 
     def read(self, *, last: bool = False) -> Iterator[Entry]:
@@ -49,18 +57,9 @@ class LogTail:
             if not last and len(chunk) == _LONGEST_READ:
                 self.behind = True
                 return
-        if not last and self._clock() - self._bar_at > _BAR_SECONDS:
-            yield from self._drawn_over()
         if self._rest and (last or self._clock() - self._grown_at > _PATIENCE or len(self._rest) > _LONGEST_LINE):
             rest, self._rest = self._rest, b""
             yield from self._entries(rest)
-
-    def _drawn_over(self) -> Iterator[Entry]:
-        """What a progress bar shows now, though its line has no end yet."""
-        drawn, again, rest = self._rest.rpartition(b"\r")
-        if again and drawn.strip(b"\r"):
-            self._rest, self._bar_at = rest, self._clock()
-            yield from self._entries(drawn)
 
     def _take(self) -> bytes:
         try:
@@ -84,7 +83,7 @@ class LogTail:
         printed = line if event is None else line[:start]
         text = printed.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode(errors="replace")
         if text.strip() or event is None:
-            yield Entry(self.node, None, text)
+            yield Entry(self.node, None, text, is_state=printed.endswith(b"\r"))
         if event is not None:
             yield Entry(self.node, event, "")
 

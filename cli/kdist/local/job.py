@@ -14,16 +14,18 @@ from kdist.errors import Code, KdistError
 from kdist.local import folder as folders
 from kdist.local.folder import RunFolder
 from kdist.local.follow import last_words
-from kdist.local.kubelet import Kubelet, Outcome
+from kdist.local.kubelet import AgentCommand, Kubelet, Outcome
 from kdist.local.launch import checkpoint_folder, list_devices, plan_agents, script_of
 from kdist.local.lifeline import Lifeline
 from kdist.local.narrate import Narrator
 from kdist.local.poll import StatusPoller
 from kdist.local.progress import Node, Progress
 from kdist.local.session import Screen, Session
+from kdist.local.spawner import Spawner
 from kdist.report.ledger import build_report, read_ledger
 from kdist.spec import Exit, TrainingJob, judge_done
 
+_LIVE_VIEW = "KDIST_LIVE_VIEW"  # agents then tell the states of progress bars as they come
 REPORT_VERSION = "cli.kdist.dev/v1"
 
 
@@ -62,13 +64,17 @@ def run_job(job: TrainingJob, train_json: str, *, base: Path, fresh: bool, scree
         if done is not None and _is_over(job, done, train_json):
             return Ended(Outcome("done", 0), _report(job, folder, Outcome("done", 0)), already=True)
         devices = list_devices(os.environ)
-        commands = plan_agents(job, folder, base=base, environment=os.environ, devices=devices or None)
+        environment = dict(os.environ) if lines_only else {**os.environ, _LIVE_VIEW: "1"}
+        commands = plan_agents(job, folder, base=base, environment=environment, devices=devices or None)
         folder.begin(train_json)
         outcome = Outcome("killed", 0)
         stopped_by = None
         session: Session | None = None
+        spawner: Spawner | None = None
+        lifeline = Lifeline(folder.lifeline)
         try:
-            session = _make_session(job, folder, commands, screen, lines_only)
+            spawner = Spawner(folder, commands[0])
+            session = _make_session(job, folder, spawner.serve(commands), lifeline, screen, lines_only)
             which = f"{job.metadata.name}, run {folder.run_id}, invocation {folder.invocation}"
             session.tell("kdist", "run-started", message=f"{which}: {len(commands)} agents, all of it in {folder.root}")
             for moved in folder.moved:
@@ -77,6 +83,9 @@ def run_job(job: TrainingJob, train_json: str, *, base: Path, fresh: bool, scree
             stopped_by = session.stopped_by
         finally:
             report = _note_end(job, folder, outcome, session)
+            lifeline.close()
+            if spawner is not None:
+                spawner.close()
         return Ended(outcome, report, stopped_by)
     finally:
         folder.close()
@@ -108,7 +117,9 @@ def _is_over(job: TrainingJob, done: Mapping[str, Any], train_json: str) -> bool
     return finished.is_over
 
 
-def _make_session(job: TrainingJob, folder: RunFolder, commands: Any, screen: Screen, lines_only: bool) -> Session:
+def _make_session(
+    job: TrainingJob, folder: RunFolder, commands: list[AgentCommand], lifeline: Lifeline, screen: Screen, lines_only: bool
+) -> Session:
     spec = job.spec
     nodes = {command.node: Node(command.node) for command in commands}
     session: Session
@@ -121,7 +132,7 @@ def _make_session(job: TrainingJob, folder: RunFolder, commands: Any, screen: Sc
         # The job's own budget is counted by the agents; this one is for agents that die before they can count.
         kubelet=Kubelet(commands, grace_seconds=spec.grace_seconds, backstop=spec.max_restarts + 5, tell=tell),
         progress=Progress(job.metadata.name, nodes, needed=spec.nodes.min, managed=spec.train is not None),
-        lifeline=Lifeline(folder.lifeline),
+        lifeline=lifeline,
         poller=StatusPoller({node: folder.node(node) for node in nodes}),
         narrator=Narrator(lines_only=lines_only),
         screen=screen,

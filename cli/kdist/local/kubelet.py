@@ -34,13 +34,17 @@ class Tell(Protocol):
 
 @dataclass(frozen=True)
 class AgentCommand:
-    """How to start one agent: argv, whole environment, working directory, and the file that takes what it prints."""
+    """How to start one agent: argv, whole environment, working directory, and the file that takes what it prints.
+
+    `descriptors` are those that it inherits.
+    """
 
     node: str
     argv: Sequence[str]
     environment: Mapping[str, str]
     directory: Path
     log: Path
+    descriptors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class _Agent:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # so Ctrl-C reaches kdist alone, which asks the agents to save first
+                pass_fds=self.command.descriptors,
             )
         return self.process.pid
 

@@ -34,7 +34,7 @@ def plan_agents(
 
     Args:
         job: the job.
-        folder: its run folder, where `train.json` lies already.
+        folder: its run folder, whose invocation begins after this and writes `train.json` there.
         base: folder that the job's relative paths start from, and working directory of the agents.
         environment: the caller's environment, which the agents inherit and which holds the values of the job's secrets.
         devices: GPUs that may be used, dealt to the nodes; None leaves the choice to each agent.

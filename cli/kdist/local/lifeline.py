@@ -17,8 +17,10 @@ class Lifeline:
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
         # For reading as well, because a FIFO without a reader cannot be opened for writing alone; nobody ever writes into it.
-        self._end = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._end: int | None = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Let go: whoever still watches ends at once."""
-        os.close(self._end)
+        """Let go: whoever still watches ends at once. Closing twice is fine."""
+        if self._end is not None:
+            os.close(self._end)
+            self._end = None

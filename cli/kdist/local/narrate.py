@@ -2,7 +2,8 @@
 
     2026-01-31T12:00:01Z node-0 checkpoint-committed  step 100 committed in 0.21 s, the training waited 3 ms (1.2 MiB)
 
-The columns and the names of events are stable; the sentence may get better. What ranks print stands behind `[node-0] `.
+The columns and the names of events are stable; the sentence may get better. What a rank prints stands behind `[rank3]: `, what
+no rank has printed behind `[node-0] `.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "hang": lambda e: f"rank {e['rank']} hangs in {e['phase']}" + (f", inside {e['collective']}" if e.get("collective") else ""),
     "failed": lambda e: f"failed: {e['cause']}{_said(e)}",
     "job-edited": lambda e: f"the job was edited since its checkpoint: {e['message']}",
+    "past-end": lambda e: str(e["message"]),
     "not-bit-equal": lambda e: f"the resume is correct but not equal to the bit: {e['why']}",
 }
 
@@ -174,7 +176,7 @@ class Narrator:
 def line(entry: Entry) -> str:
     """The stable line of an entry, without colour."""
     if entry.event is None:
-        return f"[{entry.node}] {entry.text}"
+        return " ".join(entry.speaker)
     return f"{_second(entry.event.get('time'))} {entry.node} {entry.event['event']:<21} {describe(entry.event)}".rstrip()
 
 

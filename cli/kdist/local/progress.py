@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kdist.local.follow import Entry
 from kdist.local.poll import Answer
 
 SLOW = 3.0  # seconds without an answer after which an agent's numbers are marked as old
@@ -74,6 +75,7 @@ class Progress:
     saved_at: float | None = None
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
     pace: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_PACE))  # (time, step) of the last moves
+    bars: dict[str, Entry] = field(default_factory=dict)  # newest state of each rank's progress bar
     rewound: bool = False  # a new group may begin at an earlier step
     moved_at: float = field(init=False)
     began: float = field(init=False)
@@ -96,6 +98,8 @@ class Progress:
             node.starts += 1
             node.answer = None
         self.generation = max(self.generation, _integer(event.get("generation")) or 0)
+        if kind in ("group-formed", "agent-ended"):
+            self.bars.clear()
         if kind == "group-formed":
             self.world = _integer(event.get("world_size")) or self.world
         elif kind == "restarting":
@@ -106,6 +110,14 @@ class Progress:
         elif kind in ("progress", "resumed", "first-step", "done"):
             self.rate = _or(_number(event.get("samples_per_second")), self.rate)
             self._take_step(event)
+
+    def observe_print(self, entry: Entry) -> None:
+        """Take in what a rank printed: a state of its progress bar, or a line, which ends the bar."""
+        speaker, _ = entry.speaker
+        if entry.is_state:
+            self.bars[speaker] = entry
+        else:
+            self.bars.pop(speaker, None)
 
     def observe_answer(self, name: str, answer: Answer) -> None:
         """Take in what an agent answered, or that it did not."""

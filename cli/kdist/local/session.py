@@ -108,6 +108,8 @@ class Session:
                 self.kubelet.note_progress()
             if not self.narrator.is_news(entry.event):
                 return
+        else:
+            self.progress.observe_print(entry)
         self._show(lambda: self.screen.show(entry))
 
     def _show(self, what: Callable[[], None]) -> None:

@@ -25,18 +25,27 @@ def draw(progress: Progress, *, hint: str = "") -> RenderableType:
     """The whole view: progress, numbers, ranks, and what the job waits for or how to stop it."""
     waiting = progress.waiting_for()
     foot = Text(f"… {waiting}", style="yellow") if waiting else Text(hint, style="dim")
-    return Group(Text(""), _bar(progress), _numbers(progress), _health(progress), _ranks(progress), foot)
+    bars = [_draw_print(entry) for entry in progress.bars.values()][:_MOST_ROWS]
+    for bar in bars:
+        bar.no_wrap, bar.overflow = True, "ellipsis"
+    rows = (_bar(progress), _numbers(progress), _health(progress), _ranks(progress))
+    return Group(Text(""), *rows, *bars, foot)
 
 
 def draw_entry(entry: Entry) -> RenderableType:
     """One line that scrolls above the view: an event in its level's colour, or what a rank printed with its own colours."""
     if entry.event is None:
-        return Text("").append(f"[{entry.node}] ", style="cyan").append(Text.from_ansi(entry.text))
+        return _draw_print(entry)
     level = str(entry.event.get("level"))
     stamp = str(entry.event.get("time", ""))[11:19]
     return Text(f"{stamp} {entry.node:<7} ", style="dim").append(
         describe(entry.event), style=_LEVELS.get(level, "default not dim")
     )
+
+
+def _draw_print(entry: Entry) -> Text:
+    speaker, text = entry.speaker
+    return Text("").append(f"{speaker} ", style="cyan").append(Text.from_ansi(text))
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -14,7 +14,7 @@ from kdist.render.code import pack
 from kdist.render.pod import read_pod
 from kdist.render.restricted import violations
 from kdist.render.templates import TEMPLATES, Part, as_json, read_template, render_template
-from kdist.render.values import check, collect
+from kdist.render.values import check, collect, digest_version
 from kdist.spec import TrainingJob
 
 __all__ = [
@@ -45,6 +45,7 @@ def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifes
     if code is not None:  # where the commands find it again, whatever the workload mounts
         where = {"name": f"{job.metadata.name}-code-{code['digest']}", "items": code["items"]}
         values["code_json"] = json.dumps(where, ensure_ascii=False) + "\n"
+    values["version"] = digest_version(job, code["digest"] if code is not None else "")
     values |= backend.values(job, placement)
     values["pod"] = Part("pod", read_pod(job, values))
     for part in backend.parts:

@@ -16,6 +16,8 @@ from kdist.spec import TrainingJob
 
 RENDEZVOUS_PORT: Final = 29_400
 METRICS_PORT: Final = 9401
+_NOT_THE_PODS: Final = ("backend", "code", "nodes", "queue", "ttlSeconds")
+"""Fields of the job that change nothing in its pods, or by more than their own text."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 
 
@@ -44,6 +46,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "spec": written["spec"],
         "job_json": spread(_write(document), "spec"),
         "elastic": backends.is_elastic(job),
+        "replaced_whole": "jobset" in backend.parts and not backends.is_elastic(job),
         "procs": Sourced(str(job.spec.procs_per_node), "spec.procsPerNode"),
         "backstop": Sourced(backends.backstop(job), "spec.maxRestarts"),
         "job_backstop": Sourced(100 * backends.backstop(job), "spec.maxRestarts"),
@@ -57,6 +60,13 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "run_id": placement.run_id,
         "guarded": min(job.spec.nodes.min, job.spec.nodes.max - 1),
     }
+
+
+def digest_version(job: TrainingJob, code: str) -> str:
+    """What tells one version of what the job's pods run from another, with code of that digest; the same at any size."""
+    spec = job.model_dump(mode="json", by_alias=True)["spec"]
+    told = {name: value for name, value in spec.items() if name not in _NOT_THE_PODS}
+    return sha256(_write({**told, "code": code}).encode()).hexdigest()[:10]
 
 
 def _write(document: dict[str, Any]) -> str:

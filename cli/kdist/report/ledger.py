@@ -71,6 +71,8 @@ class Generation:
     failure: Record | None
     observed: bool = True
     """Whether its ranks tell their steps; a script's own are not known."""
+    previous_failure: Record | None = None
+    """The failure that ended the generation before; nothing else is known of that one if its agent was killed early."""
 
     def kept(self, limit: float) -> float:
         """Seconds of the steps up to `limit`, the ones that no later generation did again."""
@@ -96,7 +98,9 @@ def read_generations(events: Sequence[Record], steps: Sequence[Record]) -> list[
         reached = max([from_step, *done, failure.get("step", 0) if failure else 0])
         reason, began = event.get("reason", "start"), event.get("time", 0.0)
         observed = event.get("entrypoint") != "script" or bool(done)
-        generations.append(Generation(number, reason, began, from_step, reached, done, failure, observed))
+        generations.append(
+            Generation(number, reason, began, from_step, reached, done, failure, observed, failures.get(number - 1))
+        )
     return generations
 
 
@@ -151,10 +155,9 @@ def _count_steps(generations: Sequence[Generation], commits: Sequence[Record], s
 
 def _count_restarts(generations: Sequence[Generation]) -> dict[str, Any]:
     causes: Counter[str] = Counter()
-    for before, after in zip([None, *generations], generations, strict=False):
-        if after.reason == "failure":
-            failure = before.failure if before else None
-            causes[failure.get("cause", "unknown") if failure else "unknown"] += 1
+    for generation in generations:
+        if generation.reason == "failure":
+            causes[(generation.previous_failure or {}).get("cause", "unknown")] += 1
     joins = sum(generation.reason == "join" for generation in generations)
     return {"total": sum(causes.values()), "byCause": dict(causes.most_common()), "joins": joins, "generations": len(generations)}
 
@@ -162,9 +165,9 @@ def _count_restarts(generations: Sequence[Generation]) -> dict[str, Any]:
 def _recoveries(generations: Sequence[Generation], events: Sequence[Record]) -> Iterator[float]:
     """Seconds from each failure to the first step after it. Failures on the way to that step are part of the same recovery."""
     waiting: float | None = None
-    for before, after in zip([None, *generations], generations, strict=False):
+    for after in generations:
         if after.reason == "failure" and waiting is None:
-            waiting = before.failure.get("time", after.began) if before and before.failure else after.began
+            waiting = (after.previous_failure or {}).get("time", after.began)
         elif after.reason != "failure":
             waiting = None
         first = [

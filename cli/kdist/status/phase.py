@@ -16,7 +16,10 @@ _STARTING_SECONDS = 90.0  # an agent that loads torch from a slow disk answers n
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that the decision looks at. `asked` is what the user asked for last, `queue` the queue that admits the job."""
+    """All that the decision looks at. `asked` is what the user asked for last, `queue` the queue that admits the job.
+
+    `ttl` is after how many seconds the cluster deletes a workload that has ended; None where it never does.
+    """
 
     state: WorkloadState | None
     pods: Sequence[Pod]
@@ -26,6 +29,7 @@ class Evidence:
     queue: str
     record: ExitRecord | None
     now: float
+    ttl: int | None = None
 
     @property
     def working(self) -> list[Pod]:
@@ -54,8 +58,7 @@ def _decide_end(seen: Evidence) -> Verdict | None:
     """The job is over: its workload says so, or agents that stay after their end do."""
     state, record = seen.state, seen.record
     if state is None:
-        message = "its workload is gone: it was deleted, or removed some time after its end"
-        return None if seen.alive else Verdict(Phase.UNKNOWN, "NoWorkload", message)
+        return None if seen.alive else Verdict(Phase.UNKNOWN, "NoWorkload", _say_gone(seen.ttl))
     if state.finished == "succeeded":
         return Verdict(Phase.SUCCEEDED, state.reason, state.message)
     if state.finished == "failed":
@@ -72,6 +75,11 @@ def _decide_end(seen: Evidence) -> Verdict | None:
     if parked and len(parked) == len(seen.working):
         return Verdict(Phase.SUCCEEDED, "Parked", "done; its pods wait to be taken away")
     return None
+
+
+def _say_gone(ttl: int | None) -> str:
+    why = "" if ttl is None else f", or deleted by the cluster {ttl:,} s after its end (ttlSeconds)"
+    return f"its workload is not there: it was refused, or deleted by somebody{why}; its run stays"
 
 
 def _all_stopped(seen: Evidence) -> bool:

@@ -79,14 +79,19 @@ class Pod:
         return next((end.record for end in (self.ended, self.before) if end and end.record), None)
 
 
-def read_pod(document: Document, *, lost_nodes: Collection[str] = ()) -> Pod:
-    """The pod in its object. `lost_nodes` names nodes that are known not to answer."""
+def read_pod(document: Document, *, lost_nodes: Collection[str] = (), answers: bool = False) -> Pod:
+    """The pod in its object. `lost_nodes` names nodes that are known not to answer.
+
+    A pod that `answers` itself is not lost, whatever the control plane says: after an outage of its own it believes for a
+    while that all nodes are silent.
+    """
     container = container_of(document)
     status = next((each for each in fields.items(document, "status", "containerStatuses") if each.get("name") == container), {})
     node, phase = fields.text(document, "spec", "nodeName"), fields.text(document, "status", "phase")
     running = phase == "Running" and bool(fields.mapping(status, "state", "running"))
     deleting = bool(fields.text(document, "metadata", "deletionTimestamp"))
-    lost = phase not in ("Succeeded", "Failed") and bool(node) and (node in lost_nodes or _is_abandoned(document))
+    silent = not answers and (node in lost_nodes or _is_abandoned(document))
+    lost = phase not in ("Succeeded", "Failed") and bool(node) and silent
     ended = _read_end(fields.at(status, "state", "terminated"))
     reason, message = _read_trouble(document, status)
     return Pod(

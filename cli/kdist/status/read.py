@@ -55,14 +55,18 @@ def read(
     now = time.time() if now is None else now
     place = namespace or fields.text(config_map, "metadata", "namespace")
     run_id = fields.annotation(config_map, RUN_ID).replace(f"$({NAMESPACE_VARIABLE})", place)
-    seen = sorted((read_pod(pod, lost_nodes=lost_nodes) for pod in pods), key=_order)
+    answering = {pod for pod, document in reports.items() if document}
+    read_each = (read_pod(pod, lost_nodes=lost_nodes, answers=fields.name(pod) in answering) for pod in pods)
+    seen = sorted(read_each, key=_order)
     known = read_all({pod.name: reports[pod.name] for pod in seen if pod.name in reports and not pod.over}, run_id=run_id)
     current = latest(known)
     nodes = _read_nodes(config_map, seen)
     record = _find_record(workload, seen, current)
-    queue = fields.label(workload, _QUEUE_LABEL) or fields.text(read_job(config_map), "spec", "queue")
+    spec = fields.mapping(read_job(config_map), "spec")
+    queue = fields.label(workload, _QUEUE_LABEL) or fields.text(spec, "queue")
+    ttl = None if fields.annotation(config_map, BACKEND) == "statefulset" else fields.integer(spec, "ttlSeconds")
     asked = fields.annotation(config_map, ASKED)
-    verdict = decide(Evidence(state, seen, known, nodes, asked, queue, record, now))
+    verdict = decide(Evidence(state, seen, known, nodes, asked, queue, record, now, ttl))
     created = fields.moment(workload, "metadata", "creationTimestamp") or fields.moment(
         config_map, "metadata", "creationTimestamp"
     )

@@ -15,7 +15,10 @@ OVER = ("succeeded", "failed")
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank as its agent sees it. Seconds are means or smoothed times of a step; `silence` is since its last sign of life."""
+    """One rank as its agent sees it. Seconds are means or smoothed times of a step; `silence` is since its last sign of life.
+
+    `collective` is the one that it is in, such as `all_reduce(float32[1024]) #17`; empty in none.
+    """
 
     rank: int
     pod: str
@@ -26,6 +29,7 @@ class Rank:
     busy_seconds: float | None = None
     all_reduce_seconds: float | None = None
     silence: float | None = None
+    collective: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ def _ranks(pod: str, document: object) -> list[Rank]:
                 busy_seconds=fields.number(each, "busy_seconds"),
                 all_reduce_seconds=fields.number(each, "all_reduce_seconds"),
                 silence=fields.number(each, "heartbeat_age"),
+                collective=fields.text(each, "collective"),
             )
         )
     return found

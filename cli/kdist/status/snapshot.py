@@ -19,8 +19,8 @@ class Snapshot:
     """Documents of a job. What does not exist, or may not be seen, is empty; `taken` is unix time.
 
     `reports` are the agents' `/status` documents by pod, `nodes` those that matter, `claims` the volume claims that waiting pods
-    name (an empty document for one that does not exist), `admission` what the queue says of the job. `unasked` counts agents
-    that there was no time to ask.
+    name (an empty document for one that does not exist), `admission` what the queue says of the job, `deployments` those of
+    all namespaces, if nobody makes pods. `unasked` counts agents that there was no time to ask.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Snapshot:
     claims: Mapping[str, Document] = field(default_factory=dict)
     admission: Document | None = None
     unasked: int = 0
+    deployments: Sequence[Document] = ()
     taken: float = field(default_factory=time.time)
 
     @property

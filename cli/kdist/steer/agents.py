@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from kdist import rights
 from kdist.errors import KdistError, NotFoundError, UsageError
 from kdist.status import Pod
 from kdist.steer.readings import Reading
 from kdist.steer.target import Target
 
 PORT = 9401
+WAYS = (rights.on_pods("get", part="proxy"), rights.on_pods("create get", part="portforward"))
+"""Rights of which one set is needed to ask an agent."""
 _AT_ONCE = 16
 
 
@@ -24,6 +27,13 @@ def read(target: Target, pods: Sequence[Pod], *, metrics: bool = False, timeout:
     with ThreadPoolExecutor(min(_AT_ONCE, len(at_work))) as pool:
         found = list(pool.map(lambda pod: _read(target, pod, metrics, timeout), at_work))
     return {pod.name: reading for pod, reading in zip(at_work, found, strict=True) if reading is not None}
+
+
+def explain_silence(target: Target) -> KdistError:
+    """Why no agent answers. Raises `KdistError` (FORBIDDEN) where the user has no right to ask."""
+    if any(pod.running for pod in target.pods()):
+        rights.require_one_of(target.cluster, *WAYS)
+    return KdistError(f"no agent of {target.name} answers", next_command=target.command("status"))
 
 
 def _read(target: Target, pod: Pod, metrics: bool, timeout: float) -> Reading | None:
@@ -86,13 +96,13 @@ def choose_pod(target: Target, *, rank: int | None = None, pod: str = "") -> Pod
     if holder is None:
         there = sorted({each for reading in readings.values() for each in reading.ranks})
         shown = f"ranks there are: {_spans(there)}" if there else "no agent tells its ranks yet"
-        raise NotFoundError(f"no pod of {target.name} has rank {rank}; {shown}", next_command=f"kdist status {target.name}")
+        raise NotFoundError(f"no pod of {target.name} has rank {rank}; {shown}", next_command=target.command("status"))
     return next(one for one in running if one.name == holder)
 
 
 def _no_pod(target: Target, what: str, pods: Sequence[Pod]) -> NotFoundError:
     there = ", ".join(f"{one.name} ({one.state})" for one in pods[:8]) or "none"
-    return NotFoundError(f"{what}; its pods: {there}", next_command=f"kdist why {target.name}")
+    return NotFoundError(f"{what}; its pods: {there}", next_command=target.command("why"))
 
 
 def _spans(numbers: Sequence[int]) -> str:

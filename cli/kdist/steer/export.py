@@ -32,7 +32,8 @@ def export(target: Target, file: Path, *arguments: str, tell: Tell) -> dict[str,
     # Beside a pod that runs, because not every volume can be mounted on a second node.
     with inspect.looking(target, _IDLE, memory=_MEMORY, seconds=_SECONDS, node=running) as pod:
         if inspect.wait_for(target, pod, ("Running", "Succeeded", "Failed")) != "Running":
-            raise KdistError(f"pod {pod} ended before it was asked", next_command=f"kubectl describe pod {pod}")
+            again = f"kubectl describe pod {pod} -n {target.namespace}"
+            raise KdistError(f"pod {pod} ended before it was asked", next_command=again)
         command = ["python", "-m", inspect.MODULE, "export", target.checkpoints, *arguments, "--out", "-"]
         return _receive(target, pod, command, file)
 

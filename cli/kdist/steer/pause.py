@@ -36,7 +36,7 @@ def suspend(
     state = target.state()
     if state.finished:
         raise KdistError(
-            f"{target.name} is over ({state.finished}), there is nothing to be {word}", next_command=f"kdist status {target.name}"
+            f"{target.name} is over ({state.finished}), there is nothing to be {word}", next_command=target.command("status")
         )
     leaving = [pod for pod in target.pods() if not pod.over]
     if state.suspended and not leaving and not queue.is_queued(target):
@@ -70,11 +70,11 @@ def describe(target: Target, word: str, farewell: Farewell) -> str:
         raise KdistError(
             f"{target.name} is {word}, but {pod} ended with code {record.code}: {record.message or record.cause}",
             hint="it will go on from the checkpoint before",
-            next_command=f"kdist checkpoints {target.name}",
+            next_command=target.command("checkpoints"),
         )
     at = f" after step {farewell.step:,}, state saved" if farewell.step is not None else ""
     kept = "" if target.job.spec.checkpoints else "; it has no checkpoints, so it will begin anew"
-    return f"{target.name} {word}{at}{kept}. Next: kdist resume {target.name}   goes on from there"
+    return f"{target.name} {word}{at}{kept}. Next: {target.command('resume')}   goes on from there"
 
 
 def resume(target: Target, *, wait: bool, timeout: float | None, tell: Tell, dry_run: bool = False) -> str:
@@ -84,7 +84,7 @@ def resume(target: Target, *, wait: bool, timeout: float | None, tell: Tell, dry
     """
     state = target.state()
     if state.finished:
-        raise KdistError(f"{target.name} is over ({state.finished})", next_command=f"kdist restart {target.name}")
+        raise KdistError(f"{target.name} is over ({state.finished})", next_command=target.command("restart"))
     asked = annotation(target.config_map, ASKED)
     if not state.suspended and not asked:
         return f"{target.name} is not suspended"
@@ -94,7 +94,7 @@ def resume(target: Target, *, wait: bool, timeout: float | None, tell: Tell, dry
     if dry_run:
         return f"{target.name} resumed (server dry run)"
     if not wait:
-        return f"{target.name} is being resumed. Next: kdist status -w {target.name}"
+        return f"{target.name} is being resumed. Next: {target.command('status', '-w')}"
     return f"{target.name} resumed{await_start(target, timeout=timeout, tell=tell)}"
 
 
@@ -157,7 +157,7 @@ def await_start(target: Target, *, timeout: float | None, tell: Tell) -> str:
         timeout=STARTING_SECONDS if timeout is None else timeout,
         what=f"{target.name} to train again",
         tell=tell,
-        next_command=f"kdist why {target.name}",
+        next_command=target.command("why"),
     )
 
 

@@ -21,7 +21,7 @@ def set_active(target: Target, *, active: bool, dry_run: bool) -> None:
         raise KdistError(
             f"{target.name} waits in queue {target.job.spec.queue}, but there is no Workload of Kueue for it",
             hint="is Kueue installed, and does the LocalQueue exist?",
-            next_command=f"kdist why {target.name}",
+            next_command=target.command("why"),
         )
     target.cluster.patch(version, _KIND, found["metadata"]["name"], {"spec": {"active": active}}, dry_run=dry_run)
 

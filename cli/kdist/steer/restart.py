@@ -46,7 +46,7 @@ def restart(target: Target, *, fresh: bool, wait: bool, timeout: float | None, t
     target.ask(None)
     done = f"{target.name} restarted" + (f"; its old checkpoints are in {moved}" if moved else "")
     if not wait:
-        return f"{done}. Next: kdist status -w {target.name}"
+        return f"{done}. Next: {target.command('status', '-w')}"
     return f"{done}{pause.await_start(target, timeout=timeout, tell=tell)}"
 
 
@@ -68,6 +68,7 @@ def _workload(target: Target) -> Document | None:
 
 
 def _make_anew(target: Target, workload: Document | None, manifests: list[Manifest]) -> None:
+    deploy.release(target.cluster, target.name)  # or it would go with the old workload, from under the new one
     if workload is not None:
         backend = target.backend
         deploy.keep_runtime(target.cluster, manifests)
@@ -78,7 +79,7 @@ def _make_anew(target: Target, workload: Document | None, manifests: list[Manife
             timeout=_GONE_SECONDS,
             what=f"the old {backend.kind} {target.name} and its pods to go",
             tell=lambda _: None,
-            next_command=f"kdist status {target.name}",
+            next_command=target.command("status"),
         )
     deploy.forget_end(target.cluster, target.name)
     sending.send(target, manifests)

@@ -48,7 +48,7 @@ def scale(target: Target, least: int, most: int, *, wait: bool, timeout: float |
     workload = target.workload()
     state = target.backend.read(workload)
     if state.finished:
-        raise KdistError(f"{target.name} is over ({state.finished})", next_command=f"kdist restart {target.name}")
+        raise KdistError(f"{target.name} is over ({state.finished})", next_command=target.command("restart"))
     _refuse(target)
     wanted = target.with_nodes(least, most)
     manifests = sending.fit(wanted, sending.render_anew(wanted, suspended=state.suspended), workload)
@@ -68,7 +68,7 @@ def scale(target: Target, least: int, most: int, *, wait: bool, timeout: float |
         return f"{target.name} has {shown(least, most)}"
     change = f"from {before.max} to {shown(least, most)}"
     if not wait:
-        return f"{target.name} scales {change}. Next: kdist status -w {target.name}"
+        return f"{target.name} scales {change}. Next: {target.command('status', '-w')}"
     return f"{target.name} scaled {change}{_await_size(wanted, before.max, timeout, tell)}"
 
 
@@ -78,7 +78,7 @@ def _refuse(target: Target) -> None:
             f"{target.name} is a {target.backend.kind} and cannot be scaled while it is there: {target.backend.scalable}",
             hint="change nodes in its job file; `kdist delete` keeps the checkpoints, and `kdist apply` goes on from them. "
             "backend: job can be scaled while it runs",
-            next_command=f"kdist delete {target.name}",
+            next_command=target.command("delete"),
         )
     if queue.is_queued(target) and target.backend.name != "job":
         raise KdistError(
@@ -124,7 +124,7 @@ def _await_size(wanted: Target, before: int, timeout: float | None, tell: Tell) 
 
     limit = pause.STARTING_SECONDS if timeout is None else timeout
     what = f"{most} nodes of {wanted.name} to train together"
-    return waiting.until(look, timeout=limit, what=what, tell=tell, next_command=f"kdist why {wanted.name}")
+    return waiting.until(look, timeout=limit, what=what, tell=tell, next_command=wanted.command("why"))
 
 
 def _group(readings: Mapping[str, Reading], most: int) -> str | None:

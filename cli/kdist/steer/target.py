@@ -36,6 +36,10 @@ class Target:
     def namespace(self) -> str:
         return self.cluster.namespace
 
+    def command(self, verb: str, *options: str) -> str:
+        """A command of ours about this job, as it may be typed anywhere."""
+        return " ".join(["kdist", verb, self.name, "-n", self.namespace, *options])
+
     @property
     def checkpoints(self) -> str:
         """Folder of the run's checkpoints in its pods."""

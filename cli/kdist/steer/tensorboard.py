@@ -56,7 +56,8 @@ def show(target: Target, *, tell: Tell) -> Iterator[Board]:
     node = running.node if running is not None else ""
     with inspect.looking(target, idle, memory=_MEMORY, seconds=_SECONDS, node=node) as name:
         if inspect.wait_for(target, name, ("Running", "Succeeded", "Failed")) != "Running":
-            raise KdistError(f"pod {name} ended before it was asked", next_command=f"kubectl describe pod {name}")
+            again = f"kubectl describe pod {name} -n {target.namespace}"
+            raise KdistError(f"pod {name} ended before it was asked", next_command=again)
         with target.cluster.session(name, _command(target), container="viewer") as session:
             yield Board(name, _read_port(session, name), session.is_open)
 

@@ -77,7 +77,7 @@ def see_off(target: Target, *, leaving: Collection[str], timeout: float, what: s
         _watch(target, left, farewell, seconds=min(_LOOK_AGAIN, remaining))
     raise KdistError(
         f"{what}: {', '.join(sorted(left))} did not end within {timeout:.0f} s",
-        next_command=f"kdist why {target.name}",
+        next_command=target.command("why"),
         code=Code.TIMEOUT,
     )
 

@@ -166,3 +166,9 @@ def test_what_a_kind_alone_cannot_do_is_said() -> None:
     for name in ("pytorchjob", "jobset", "trainjob"):
         assert find(name, "cannot be scaled then", queue="q")
     assert find("job", "has room for all 3 nodes", queue="q")
+
+
+@KINDS
+def test_how_slowly_lost_pods_come_back_is_said_where_the_others_wait_for_them(name: str) -> None:
+    assert bool(find(name, "after 10 s, twice as long with each further loss, at most 10 min", nodes=2)) is (name == "job")
+    assert not find(name, "after 10 s"), "an elastic job goes on with the others"

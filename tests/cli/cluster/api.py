@@ -19,13 +19,14 @@ import yaml
 
 @dataclass(frozen=True)
 class Asked:
-    """One request that came."""
+    """One request that came. `shown` is the common name of the client's certificate."""
 
     method: str
     path: str
     query: Mapping[str, str]
     body: Any
     headers: Mapping[str, str]
+    shown: str = ""
 
 
 @dataclass
@@ -65,11 +66,17 @@ class Handler(BaseHTTPRequestHandler):
         size = int(self.headers.get("content-length") or 0)
         body = json.loads(self.rfile.read(size)) if size else None
         headers = {name: ", ".join(self.headers.get_all(name) or ()) for name in self.headers}
-        asked = Asked(self.command, unquote(parts.path), dict(parse_qsl(parts.query)), body, headers)
+        asked = Asked(self.command, unquote(parts.path), dict(parse_qsl(parts.query)), body, headers, self._shown())
         api: Api = self.server.api  # type: ignore[attr-defined]  # `Api` puts itself there
         api.asked.append(asked)
         with suppress(ConnectionError):  # who watched has gone
             self._send(api.answer(asked))
+
+    def _shown(self) -> str:
+        if not isinstance(self.connection, ssl.SSLSocket):
+            return ""
+        subject: Any = (self.connection.getpeercert() or {}).get("subject", ())
+        return next((value for part in subject for name, value in part if name == "commonName"), "")
 
     do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815 - the names that http.server calls
 
@@ -98,9 +105,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Api:
-    """A server on a free port of this machine; `answer` may be exchanged while it runs."""
+    """A server on a free port of this machine; `answer` may be exchanged while it runs.
 
-    def __init__(self, answer: Answer, *, port: int = 0, certificate: Path | None = None) -> None:
+    With `clients`, a file of certificates, it asks its clients for one of these.
+    """
+
+    def __init__(self, answer: Answer, *, port: int = 0, certificate: Path | None = None, clients: Path | None = None) -> None:
         self.answer = answer
         self.asked: list[Asked] = []
         self.connections: list[socket.socket] = []
@@ -110,6 +120,9 @@ class Api:
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
+            if clients is not None:
+                context.load_verify_locations(clients)
+                context.verify_mode = ssl.CERT_OPTIONAL
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self.port = self._server.server_port
         self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{self.port}"

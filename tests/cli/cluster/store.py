@@ -28,6 +28,7 @@ class Store:
         self.objects: dict[str, dict[str, Any]] = {}
         self.deleted: list[str] = []
         self.deaf = 0
+        self.insecure = ""
         self._version = 0
 
     def __call__(self, asked: Asked) -> Reply:
@@ -43,7 +44,7 @@ class Store:
         if "watch" in asked.query:
             time.sleep(0.1)
             return Reply(lines=[])
-        return {"GET": self._get, "PATCH": self._patch, "DELETE": self._delete}[asked.method](asked)
+        return {"GET": self._get, "POST": self._post, "PATCH": self._patch, "DELETE": self._delete}[asked.method](asked)
 
     def put(self, path: str, document: dict[str, Any]) -> None:
         """Place an object, as a controller would."""
@@ -62,6 +63,17 @@ class Store:
         name = asked.path.rpartition("/")[2]
         return refusal(404, f'"{name}" not found', "NotFound", name=name)
 
+    def _post(self, asked: Asked) -> Reply:
+        """A pod that is only rehearsed, judged by `insecure`: what Pod Security says of it."""
+        name = asked.body["metadata"]["name"]
+        assert (asked.path.rpartition("/")[2], asked.query.get("dryRun")) == ("pods", "All"), asked
+        if self.insecure and "create pods" in self.may_not:
+            what = 'cannot create resource "pods" in API group "" in the namespace "ml"'
+            return refusal(403, f'pods is forbidden: User "jane" {what}', "Forbidden")
+        if self.insecure:
+            return refusal(403, f'pods "{name}" is forbidden: violates {self.insecure}', "Forbidden")
+        return Reply(201, asked.body)
+
     def _patch(self, asked: Asked) -> Reply:
         if "/trainjobs/" in asked.path and self.deaf:
             self.deaf -= 1
@@ -77,11 +89,15 @@ class Store:
                 self.put(asked.path, merged)
             return Reply(200, merged)
         kept = {} if before is None else {"uid": before["metadata"].get("uid", asked.path)}
+        if before is not None and "ownerReferences" in before["metadata"]:  # which a merge patch gave it
+            kept["ownerReferences"] = before["metadata"]["ownerReferences"]
         kept["managedFields"] = [{"manager": asked.query["fieldManager"], "operation": "Apply"}]
         body = {**asked.body, "metadata": {**asked.body["metadata"], "uid": asked.path, **kept}}
         if "dryRun" not in asked.query:
             self.put(asked.path, body)
-        return Reply(200 if before else 201, body)
+        warned = self.insecure and asked.body["kind"] in ("Job", "StatefulSet")
+        headers = {"Warning": f'299 - "would violate {_quote(self.insecure)}"'} if warned else {}
+        return Reply(200 if before else 201, body, headers)
 
     def _delete(self, asked: Asked) -> Reply:
         if asked.body.get("dryRun"):
@@ -117,6 +133,10 @@ def _merge(before: Any, body: Any) -> Any:
         else:
             found[key] = _merge(found.get(key), value)
     return found
+
+
+def _quote(text: str) -> str:
+    return text.replace('"', '\\"')
 
 
 def _name(attributes: dict[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -85,6 +86,37 @@ def test_a_certificate_that_has_ended_is_exchanged(plugin: User, tmp_path: Path)
     source = kubeconfig.load(file=str(file)).credentials
     assert (source.get().certificate, source.get().key) == ("certificate", "key")
     assert count.read_text() == "2"
+
+
+SHOWING = """
+import json, os, pathlib
+folder = pathlib.Path(os.environ["FOLDER"])
+number = len(list(folder.glob("run-*"))) + 1
+(folder / f"run-{number}").touch()
+pem = (folder / f"{number}.pem").read_text()
+key, _, certificate = pem.partition("-----BEGIN CERTIFICATE-----")
+status = {"clientCertificateData": f"-----BEGIN CERTIFICATE-----{certificate}", "clientKeyData": key}
+status["expirationTimestamp"] = "2020-01-01T00:00:00Z"
+print(json.dumps({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}))
+"""
+
+
+def test_connections_show_the_certificate_that_the_plugin_gave_last(
+    plugin: User, tmp_path: Path, serve: Serve, connect: Connect, program: Callable[[str], str]
+) -> None:
+    for name in ("server", "1", "2", "3"):
+        words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", f"/CN={name}"]
+        words += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key", "-out", "crt"]
+        subprocess.run([program("openssl"), *words], capture_output=True, check=True, cwd=tmp_path)
+        (tmp_path / f"{name}.pem").write_bytes((tmp_path / "key").read_bytes() + (tmp_path / "crt").read_bytes())
+    every = tmp_path / "every"
+    every.write_bytes(b"".join((tmp_path / f"{name}.pem").read_bytes() for name in ("1", "2", "3")))
+    api = serve(lambda _: Reply(), certificate=tmp_path / "server.pem", clients=every)
+    user = plugin(SHOWING, {"FOLDER": str(tmp_path)})
+    found = connect(api.url, user=user, cluster={"certificate-authority": str(tmp_path / "server.pem")})
+    found.version()
+    found.version()
+    assert [each.shown for each in api.asked] == ["2", "3"]
 
 
 def test_a_plugin_that_fails_is_told_with_its_command_its_words_and_where_to_get_it(plugin: User, connect: Connect) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import subprocess
 import threading
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kdist.cluster import outage
+from kdist.cluster.outage import Patience, Tries
 from kdist.errors import Code, KdistError
 from tests.cli.cluster.api import Api, Asked, Reply, refusal
 from tests.cli.cluster.conftest import Connect, Serve
@@ -64,6 +67,34 @@ def test_a_server_that_comes_back_answers_all_threads_and_the_outage_is_told_onc
     assert found == [POD] * 6
     assert [text for text in told if "does not answer" in text] == told[:1]
     assert told[-1] == "the API server answers again"
+
+
+def test_a_server_that_begins_anew_is_asked_again_until_it_knows_its_roles(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = "/api/v1/namespaces/ml/secrets/a"
+
+    def answer(asked: Asked) -> Reply:
+        return refusal(403, "no", "Forbidden") if asked.path == hidden else Reply(document=POD)
+
+    first = serve(answer)
+    cluster = connect(first.url, patience=0.3)
+    assert cluster.get("v1", "Pod", "a") == POD
+    with pytest.raises(KdistError):
+        cluster.get("v1", "Secret", "a")
+    first.close()
+    with pytest.raises(KdistError, match="does not answer"):
+        cluster.get("v1", "Pod", "a")
+    forbidden = refusal(403, "no", "Forbidden")
+    again = serve(in_turn(forbidden, forbidden, Reply(document=POD)), port=first.port)
+    assert cluster.get("v1", "Pod", "a") == POD
+    again.answer = lambda _: forbidden
+    with pytest.raises(KdistError):
+        cluster.get("v1", "Secret", "a")  # which was not allowed before either
+    assert [each.path for each in again.asked].count(hidden) == 1
+    monkeypatch.setattr(outage, "WARM_UP", 0.0)
+    with pytest.raises(KdistError):
+        cluster.get("v1", "Pod", "a")
 
 
 def test_a_server_that_stays_away_is_an_error_with_the_code_for_it(connect: Connect) -> None:
@@ -144,3 +175,44 @@ def test_a_wrong_certificate_is_no_outage(
     assert told == []
     trusting = connect(api.url, cluster={"insecure-skip-tls-verify": True})
     assert trusting.get("v1", "Pod", "a") == POD
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (
+            "failed to create manager for existing fields: failed to convert new object (ml/digits; batch/v1, Kind=Job) to smd "
+            'typed: .spec.template.spec.containers[name="trainer"].volumeMounts: duplicate entries for key [mountPath="/data"]',
+            'spec.template.spec.containers[name="trainer"].volumeMounts has two entries with mountPath "/data"',
+        ),
+        ("failed to create typed patch object (ml/digits; batch/v1, Kind=Job): .spec.x: field not declared in schema", ".spec.x"),
+    ],
+)
+def test_an_answer_of_500_about_the_object_itself_is_believed_at_once(
+    message: str, says: str, serve: Serve, connect: Connect, told: list[str]
+) -> None:
+    api = serve(in_turn(refusal(500, message, "InternalError"), Reply(document=POD)))
+    with pytest.raises(KdistError) as raised:
+        connect(api.url).get("v1", "Pod", "a")
+    assert says in raised.value.message
+    assert raised.value.code == Code.ERROR, "the server was reached"
+    assert (len(api.asked), told) == (1, [])
+
+
+def test_an_answer_of_500_that_names_nothing_that_is_away_is_tried_again_briefly(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outage, "BRIEFLY", 0.05)
+    odd = serve(lambda _: refusal(500, "Internal error occurred: odd", "InternalError"))
+    with pytest.raises(KdistError, match="odd"):  # and not after ten minutes
+        connect(odd.url, patience=600).get("v1", "Pod", "a")
+    away = serve(in_turn(*[refusal(500, "etcdserver: request timed out")] * 5, Reply(document=POD)))
+    assert connect(away.url, patience=60).get("v1", "Pod", "a") == POD
+
+
+def test_a_request_that_began_before_the_first_answer_is_as_patient_as_later_ones(told: list[str]) -> None:
+    patience = Patience(0.0, told.append, until=math.inf)
+    early = Tries(patience)
+    assert not early.pause("the server does not answer"), "nobody knows whether there is a server"
+    patience.answered()  # to another thread
+    assert early.pause("the server does not answer")

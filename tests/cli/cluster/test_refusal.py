@@ -33,8 +33,15 @@ def test_who_may_not_is_told_the_verb_the_resource_and_the_namespace(serve: Serv
     )
     error = refuse(refusal(403, message, "Forbidden"), serve, connect)
     assert str(error) == "you are `jane`, who may not get jobs.batch in namespace ml"
-    assert "the verb get on jobs.batch in namespace ml" in error.hint
+    assert error.denied == ("get jobs.batch", "ml")
     assert (error.code, error.next_command) == (Code.FORBIDDEN, "kdist doctor -n ml")
+
+
+def test_a_verb_that_is_more_than_a_word_is_read_too(serve: Serve, connect: Connect) -> None:
+    message = 'User "ci" cannot impersonate-on:user-info:get resource "jobs" in API group "batch" in the namespace "ml"'
+    error = refuse(refusal(403, message, "Forbidden"), serve, connect)
+    assert str(error) == "you are `ci`, who may not impersonate-on:user-info:get jobs.batch in namespace ml"
+    assert error.code == Code.FORBIDDEN
 
 
 def test_what_a_policy_forbids_is_given_in_its_own_words(serve: Serve, connect: Connect) -> None:
@@ -89,10 +96,21 @@ def test_a_conflict_with_our_own_patches_is_won_by_the_file(serve: Serve, connec
     assert connect(serve(answer).url).apply(MAP).verb == "configured"
 
 
+def test_a_webhook_whose_service_is_known_is_named_with_it(serve: Serve, connect: Connect) -> None:
+    url = "https://kueue-webhook-service.kueue-system.svc:443/mutate-batch-v1-job?timeout=10s"
+    message = (
+        f'Internal error occurred: failed calling webhook "mjob.kb.io": failed to call webhook: Post "{url}": '
+        'no endpoints available for service "kueue-webhook-service"'
+    )
+    with pytest.raises(RefusalError, match="of the service kueue-webhook-service in namespace kueue-system") as raised:
+        connect(serve(lambda _: refusal(500, message)).url, patience=0.01).get("batch/v1", "Job", "digits")
+    assert raised.value.next_command == "kubectl get pods -n kueue-system"
+
+
 def test_a_webhook_that_is_away_is_named_with_where_it_is_configured(serve: Serve, connect: Connect) -> None:
     message = 'Internal error occurred: failed calling webhook "mjob.kb.io": failed to call webhook: Post "https://x": refused'
     with pytest.raises(RefusalError) as raised:
         connect(serve(lambda _: refusal(500, message)).url, patience=0.01).get("batch/v1", "Job", "digits")
-    assert "get jobs.batch/digits: the admission webhook mjob.kb.io does not answer (failed to call webhook" in str(raised.value)
+    assert "get jobs.batch/digits: the admission webhook mjob.kb.io does not answer (Post" in str(raised.value)
     assert "webhookconfigurations" in raised.value.next_command
     assert raised.value.code == Code.UNREACHABLE

@@ -69,6 +69,14 @@ def test_a_second_apply_changes_nothing_and_keeps_the_run(api: Api, store: Store
     assert '+      "maxRestarts": 3,' in changed.stdout
 
 
+def test_a_diff_chooses_the_kind_of_workload_as_apply_does(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+    shown = kdist("diff", str(file), "--backend", "statefulset")
+    assert shown.exit_code == 1, shown.stderr
+    assert "+++ merged/StatefulSet/digits" in shown.stdout
+    kdist("apply", str(file), "--backend", "statefulset")
+    assert kdist("diff", str(file), "--backend", "statefulset").exit_code == 0
+
+
 def test_the_objects_can_be_had_as_names_and_documents(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
     assert "job.batch/digits" in kdist("apply", str(file), "-o", "name").stdout.splitlines()
     shown = json.loads(kdist("apply", str(file), "--dry-run=server", "-o", "json").stdout)

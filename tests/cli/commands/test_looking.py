@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 
-from tests.cli.cluster.api import write_kubeconfig
-from tests.cli.cluster.conftest import Serve, serve
+from kdist.commands import options
+from kdist.errors import Code
+from tests.cli.cluster.api import Api, write_kubeconfig
+from tests.cli.cluster.conftest import Serve, _hurry, serve
 from tests.cli.conftest import Kdist
 from tests.cli.follow.test_wait import DONE, FAILED
 from tests.cli.follow.world import FIRST, SECOND, World, lines
 from tests.cli.status.objects import ended_pod, pod, record
 
-__all__ = ["serve"]
+__all__ = ["_hurry", "serve"]
 
 PROGRESS = {
     "time": "2026-01-31T12:00:01.500Z",
@@ -28,10 +33,16 @@ PROGRESS = {
 
 
 @pytest.fixture
-def world(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A job that trains, in the cluster of the kubeconfig."""
-    found = World()
-    write_kubeconfig(tmp_path / "kubeconfig", serve(found).url)
+def world() -> World:
+    """A job that trains."""
+    return World()
+
+
+@pytest.fixture(autouse=True)
+def api(world: World, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Api:
+    """The cluster of the kubeconfig, which shows the world."""
+    found = serve(world)
+    write_kubeconfig(tmp_path / "kubeconfig", found.url)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     return found
 
@@ -111,7 +122,9 @@ def test_followed_logs_end_with_the_job_and_its_exit_code(kdist: Kdist, world: W
 @pytest.mark.parametrize("given", ["x", "3-1", "1,,2", "-1", "failing"])
 def test_ranks_that_cannot_be_meant_are_refused(kdist: Kdist, world: World, given: str) -> None:
     world.logs, world.pods = {FIRST: lines("a")}, [pod(0)]
-    assert kdist("logs", "digits", f"--rank={given}").exit_code == 2
+    refused = kdist("logs", "digits", f"--rank={given}")
+    assert refused.exit_code == 2
+    assert given != "failing" or "Next: kdist why digits -n ml\n" in refused.stderr
 
 
 def test_the_rank_that_failed_is_found_by_its_record(kdist: Kdist, world: World) -> None:
@@ -128,3 +141,43 @@ def test_logs_are_followed_no_longer_than_asked(kdist: Kdist, world: World) -> N
     assert followed.exit_code == 6, followed.stderr
     assert "one" in followed.stdout
     assert "digits is Running and not done after 1 s" in followed.stderr
+
+
+STAYING = {"logs": ["logs", "digits", "-f"], "status": ["status", "digits", "-w"], "wait": ["wait", "digits"]}
+
+
+def stay(kdist: Kdist, api: Api, *words: str) -> tuple[threading.Thread, list[Result]]:
+    """The command in a thread, when it has seen the job's pods; and its result, once it has ended."""
+    found: list[Result] = []
+    running = threading.Thread(target=lambda: found.append(kdist(*words)))
+    running.start()
+    while not any("/proxy/" in each.path for each in api.asked) and running.is_alive():
+        running.join(0.01)
+    return running, found
+
+
+@pytest.mark.parametrize("verb", STAYING)
+def test_an_outage_is_ridden_out_by_who_stays_with_a_job_and_told_of(
+    kdist: Kdist, world: World, api: Api, serve: Serve, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setattr(options, "PATIENCE", 0.05)
+    world.logs = {FIRST: lines("one"), SECOND: lines("two")}
+    running, found = stay(kdist, api, *STAYING[verb])
+    api.close()
+    running.join(0.3)
+    assert running.is_alive(), found[0].stderr
+    world.workload, world.pods = DONE, [ended_pod(0, 0, "Completed"), ended_pod(1, 0, "Completed")]
+    serve(world, port=api.port)
+    running.join(30)
+    assert found[0].exit_code == Code.OK, found[0].stderr
+    told = [line for line in found[0].stderr.splitlines() if "API server" in line]
+    assert re.search(r" since \d\d:\d\d:\d\d, trying again until it does$", told[0])
+    assert "the API server answers again" in told
+
+
+def test_an_outage_is_ridden_out_no_longer_than_asked(kdist: Kdist, api: Api) -> None:
+    running, found = stay(kdist, api, "status", "digits", "-w", "--timeout", "1s")
+    api.close()
+    running.join(30)
+    assert found[0].exit_code == Code.UNREACHABLE
+    assert "does not answer" in found[0].stderr

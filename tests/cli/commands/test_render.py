@@ -81,3 +81,18 @@ def test_code_travels_with_the_job(kdist: Kdist, job_file: Path) -> None:
     (volume,) = [each for each in documents[-1]["spec"]["template"]["spec"]["volumes"] if each["name"] == "code"]
     assert volume["configMap"]["name"] == packed["metadata"]["name"]
     assert [each["path"] for each in volume["configMap"]["items"]] == ["lib/deep.py", "train.py"]
+
+
+def test_the_claim_of_the_checkpoints_is_rendered_apart_and_kept_by_those_who_prune(kdist: Kdist, job_file: Path) -> None:
+    sized = ("render", *IMAGE, "--set", "spec.checkpoints={size: 1Gi}")
+    plain = kdist(*sized)
+    assert "PersistentVolumeClaim" not in plain.stdout
+    assert "persistentvolumeclaim/digits-checkpoints is left out" in plain.stderr
+    (claim,) = yaml.safe_load_all(kdist(*sized, "--claims", "only").stdout)
+    notes = claim["metadata"]["annotations"]
+    assert notes["argocd.argoproj.io/sync-options"] == "Prune=false,Delete=false"
+    assert (notes["kustomize.toolkit.fluxcd.io/prune"], notes["helm.sh/resource-policy"]) == ("disabled", "keep")
+    objects = list(yaml.safe_load_all(plain.stdout))
+    together = list(yaml.safe_load_all(kdist(*sized, "--claims", "with").stdout))
+    assert [each for each in together if each not in objects] == [claim]
+    assert kdist("render", *IMAGE, "--claims", "only").exit_code == 2

@@ -14,11 +14,12 @@ from kdist.commands.run import _job_of_script, exit_code, is_script
 from kdist.local import Ended
 from kdist.local.kubelet import Kind, Outcome
 from tests.cli.conftest import Kdist
-from tests.cli.running import Start, processes_of, write_job, write_script
+from tests.cli.running import PATIENCE, Start, Terminal, processes_of, write_job, write_script
+from tests.patience import soon
 
 HELLO = """
 import json, os, sys
-names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK")
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "KDIST_NODE")
 print("hello", json.dumps([sys.argv, os.getcwd(), [os.environ[name] for name in names]]), flush=True)
 """
 
@@ -29,13 +30,14 @@ def test_a_script_runs_as_under_torchrun_with_its_arguments_untouched(start: Sta
     script = write_script(tmp_path, HELLO, "sub/my_script.py")
     run = start("--nodes", "2", "--procs-per-node", "2", script, "--lr", "0.1", "--nodes", "7", "-o", "json", "--", "-h")
     assert "done" in run.wait(0)
-    hellos = re.findall(r"^\[(node-\d)\] hello (.*)$", run.errors(), re.MULTILINE)
+    hellos = re.findall(r"^\[(rank\d)\]: hello (.*)$", run.errors(), re.MULTILINE)
     told = [json.loads(text) for _, text in hellos]
     assert [each[0] for each in told] == [[script, "--lr", "0.1", "--nodes", "7", "-o", "json", "--", "-h"]] * 4
     assert {each[1] for each in told} == {str(tmp_path)}
-    assert sorted(each[2] for each in told) == [[str(rank), str(rank % 2), "4", str(rank // 2)] for rank in range(4)]
+    places = [[str(rank), str(rank % 2), "4", str(rank // 2), f"node-{rank // 2}"] for rank in range(4)]
+    assert sorted(each[2] for each in told) == places, "ranks follow the nodes' numbers"
     assert re.search(r"kdist waiting +starting: \d of 2 agents load torch", run.errors()), "a quiet job says what it waits for"
-    assert sorted(node for node, _ in hellos) == ["node-0", "node-0", "node-1", "node-1"]
+    assert [f"rank{each[2][0]}" for each in told] == [rank for rank, _ in hellos], "each line carries its rank"
     old = json.loads((run.folder("sub-my-script") / "run.json").read_text())["run_id"]
 
     fresh = start("--fresh", script)
@@ -64,13 +66,51 @@ def test_an_exception_of_the_users_fails_the_job_and_is_shown_with_its_place(sta
     script = write_script(tmp_path, BOOM)
     run = start("--nodes", "2", script)
     assert "failed" in run.wait(10)
+    failure = json.loads((run.folder("script") / "report.json").read_text())["failure"]
+    assert (failure["cause"], failure["rank"]) == ("user_code", 1)
     last = run.errors().splitlines()[-3:]
-    assert last[0].startswith("Error: script failed (user_code), rank 1 on node-1: ValueError: boom [with brackets]")
+    where = f"rank 1 on {failure['node']}"  # agents are ranked by their pids
+    assert last[0].startswith(f"Error: script failed (user_code), {where}: ValueError: boom [with brackets]")
     assert f'{script}", line 5, in explode' in last[1]
     assert last[2] == f"Next: kdist run {script}"
-    assert "[node-1] ValueError: boom [with brackets]" in run.errors()
-    failure = json.loads((run.folder("script") / "report.json").read_text())["failure"]
-    assert (failure["cause"], failure["rank"], failure["node"]) == ("user_code", 1, "node-1")
+    assert "[rank1]: ValueError: boom [with brackets]" in run.errors()
+
+
+BARS = """
+import os, pathlib, sys, time
+began = now = time.monotonic()
+while not pathlib.Path("enough").exists():
+    sys.stderr.write(f"\\r{now - began:6.1f} s |###  |")  # as tqdm does
+    sys.stderr.flush()
+    time.sleep(0.1)
+    now = time.monotonic()
+sys.stderr.write(f"\\r{now - began:6.1f} s |#####|")
+sys.stderr.write("\\n")
+"""
+
+
+@pytest.mark.processes
+def test_progress_bars_of_ranks_move_on_a_terminal_and_do_not_flood_a_log(start: Start, tmp_path: Path) -> None:
+    bars = [write_script(tmp_path, BARS, name) for name in ("seen.py", "logged.py")]
+    logged = start("--nodes", "2", bars[1])
+    with Terminal() as terminal:
+        seen = start("--procs-per-node", "2", bars[0], stderr=terminal.theirs)
+        terminal.close_theirs()
+        states = re.compile(r"\[rank([01])\]: +[\d.]+ s \|###  \|")
+        moving = r"\[rank1\]: +([\d.]+) s \|###  \|"
+        assert soon(lambda: len(set(re.findall(moving, terminal.text()))) >= 3, PATIENCE), terminal.text()
+        logged.wait_until(lambda: len(states.findall(logged.errors())) >= 2, "state of both ranks")
+        (tmp_path / "enough").touch()
+        assert soon(lambda: terminal.text() and seen.process.poll() is not None, PATIENCE)
+        ends = set(re.findall(r"\[rank([01])\]: +[\d.]+ s \|#####\|", terminal.text()))
+    seen.wait(0)
+    logged.wait(0)
+    assert ends == {"0", "1"}
+    assert "step 0" not in terminal.text()
+    for rank in ("0", "1"):
+        (end,) = re.findall(rf"^\[rank{rank}\]: +([\d.]+) s \|#####\|$", logged.errors(), re.MULTILINE)
+        shown = states.findall(logged.errors()).count(rank)
+        assert 1 <= shown <= float(end) / 5 + 1, "one state in five seconds"
 
 
 DEAF = """

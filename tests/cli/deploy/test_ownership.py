@@ -8,15 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from kdist.errors import Code
-from tests.cli.cluster.api import Api, write_kubeconfig
-from tests.cli.cluster.conftest import Serve, serve
+from tests.cli.cluster.api import Api
 from tests.cli.cluster.store import Store
 from tests.cli.conftest import Kdist
-
-__all__ = ["serve"]
 
 LABELS = {"kdist.dev/job": "digits", "app.kubernetes.io/managed-by": "kdist"}
 MARK = "kdist.dev/owner"
@@ -26,39 +22,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "of another job": {"labels": LABELS},
 }
 SAYS = {"of that name": "was made by her-editor", "with our labels": "bears no mark", "of another job": "belongs to job other"}
-
-
-@pytest.fixture
-def store() -> Store:
-    return Store()
-
-
-@pytest.fixture
-def api(store: Store, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Api:
-    """A server that the kubeconfig leads to."""
-    served = serve(store)
-    write_kubeconfig(tmp_path / "config", served.url)
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    return served
-
-
-@pytest.fixture
-def file(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A job.yaml that becomes an object of every kind that jobs have beside their workload."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "mine.py").write_text("answer = 41\n")
-    document = yaml.safe_load(job)
-    document["spec"] |= {
-        "image": "registry.example.com/trainer:1",
-        "backend": "job",
-        "nodes": {"min": 2, "max": 3},
-        "code": "./src",
-        "checkpoints": {"size": "1Gi"},
-    }
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return path
 
 
 def replace(store: Store, path: str, whose: str) -> dict[str, Any]:

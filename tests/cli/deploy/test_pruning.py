@@ -6,52 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from kdist.errors import Code
-from tests.cli.cluster.api import Api, write_kubeconfig
-from tests.cli.cluster.conftest import Serve, serve
+from tests.cli.cluster.api import Api
 from tests.cli.cluster.store import Store
 from tests.cli.conftest import Kdist
+from tests.cli.deploy.conftest import CORE
 
-__all__ = ["serve"]
-
-CORE = "/api/v1/namespaces/ml"
 LABELS = {"kdist.dev/job": "digits", "app.kubernetes.io/managed-by": "kdist"}
 APPLIED = [{"manager": "kdist", "operation": "Apply"}]
-
-
-@pytest.fixture
-def store() -> Store:
-    return Store()
-
-
-@pytest.fixture
-def api(store: Store, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Api:
-    """A server that the kubeconfig leads to."""
-    served = serve(store)
-    write_kubeconfig(tmp_path / "config", served.url)
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    return served
-
-
-@pytest.fixture
-def file(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A job.yaml with code of its own."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "mine.py").write_text("answer = 41\n")
-    document = yaml.safe_load(job)
-    document["spec"] |= {
-        "image": "registry.example.com/trainer:1",
-        "backend": "statefulset",
-        "nodes": {"min": 2, "max": 3},
-        "code": "./src",
-        "checkpoints": {"size": "1Gi"},
-    }
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return path
 
 
 def codes(store: Store) -> list[str]:
@@ -95,6 +58,17 @@ def test_what_is_switched_off_goes_but_never_a_claim(api: Api, store: Store, fil
     assert sent.exit_code == Code.OK, sent.stderr
     assert [line for line in sent.stdout.splitlines() if line.endswith("pruned")] == ["poddisruptionbudget.policy/digits pruned"]
     assert f"{CORE}/persistentvolumeclaims/digits-checkpoints" in store.objects
+
+
+def test_nothing_is_sent_where_what_it_would_prune_may_not_be_deleted(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+    kdist("apply", str(file))
+    before = dict(store.objects)
+    store.may_not = {"delete poddisruptionbudgets"}
+    refused = kdist("apply", str(file), "--set", "spec.nodes=1", "--set", "spec.podTemplate.metadata.labels.x=y")
+    assert refused.exit_code == Code.FORBIDDEN
+    assert "nothing was changed: you are" in refused.stderr
+    assert "who may not delete poddisruptionbudgets.policy in namespace" in refused.stderr
+    assert store.objects == before
 
 
 def test_rights_stay_while_pods_live_that_were_started_with_them(api: Api, store: Store, file: Path, kdist: Kdist) -> None:

@@ -9,57 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from kdist.errors import Code
-from tests.cli.cluster.api import Api, write_kubeconfig
-from tests.cli.cluster.conftest import Serve, serve
+from tests.cli.cluster.api import Api
 from tests.cli.cluster.store import Store
 from tests.cli.conftest import Kdist
+from tests.cli.deploy.conftest import CORE, PLACES
 
-__all__ = ["serve"]
-
-CORE = "/api/v1/namespaces/ml/configmaps"
-RENDEZVOUS = f"{CORE}/digits-rendezvous"
-PLACES = {
-    "job": "/apis/batch/v1/namespaces/ml/jobs/digits",
-    "jobset": "/apis/jobset.x-k8s.io/v1alpha2/namespaces/ml/jobsets/digits",
-    "trainjob": "/apis/trainer.kubeflow.org/v1alpha1/namespaces/ml/trainjobs/digits",
-    "pytorchjob": "/apis/kubeflow.org/v1/namespaces/ml/pytorchjobs/digits",
-    "statefulset": "/apis/apps/v1/namespaces/ml/statefulsets/digits",
-}
-
-
-@pytest.fixture
-def store() -> Store:
-    return Store()
-
-
-@pytest.fixture
-def api(store: Store, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Api:
-    """A server that the kubeconfig leads to."""
-    served = serve(store)
-    write_kubeconfig(tmp_path / "config", served.url)
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    return served
-
-
-@pytest.fixture
-def file(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A job.yaml with code of its own."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "mine.py").write_text("answer = 41\n")
-    document = yaml.safe_load(job)
-    document["spec"] |= {"image": "registry.example.com/trainer:1", "nodes": {"min": 1, "max": 2}, "code": "./src"}
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return path
+CONFIG_MAPS = f"{CORE}/configmaps"
+RENDEZVOUS = f"{CONFIG_MAPS}/digits-rendezvous"
 
 
 def told(store: Store) -> dict[str, dict[str, Any]]:
     """Every train.json in the cluster, by the name of the ConfigMap that holds it."""
-    maps = [each for path, each in store.objects.items() if path.startswith(f"{CORE}/digits-train-")]
+    maps = [each for path, each in store.objects.items() if path.startswith(f"{CONFIG_MAPS}/digits-train-")]
     assert all(each["immutable"] is True for each in maps)
     return {each["metadata"]["name"]: json.loads(each["data"]["train.json"]) for each in maps}
 
@@ -83,15 +46,15 @@ def test_other_nodes_are_told_at_once_and_all_else_stands_under_another_name(
     kdist(*sent)
     ((first, config),) = told(store).items()
     assert "nodes" not in config
-    assert json.loads(store.objects[f"{CORE}/digits"]["data"]["nodes.json"]) == {"min": 1, "max": 2}
+    assert json.loads(store.objects[f"{CONFIG_MAPS}/digits"]["data"]["nodes.json"]) == {"min": 2, "max": 3}
     kdist(*sent, "--set", "spec.nodes={min: 1, max: 3}")
     assert list(told(store)) == [first]
-    assert json.loads(store.objects[f"{CORE}/digits"]["data"]["nodes.json"]) == {"min": 1, "max": 3}
+    assert json.loads(store.objects[f"{CONFIG_MAPS}/digits"]["data"]["nodes.json"]) == {"min": 1, "max": 3}
     pod = {"metadata": {"name": "digits-0", "labels": {"kdist.dev/job": "digits"}}}
     mounts = [{"projected": {"sources": [{"configMap": {"name": first}}]}}]
     store.put("/api/v1/namespaces/ml/pods/digits-0", {"apiVersion": "v1", "kind": "Pod", **pod, "spec": {"volumes": mounts}})
     changed = kdist(*sent, "--set", "spec.train.globalBatch=24")
-    assert "stays until `kdist restart digits`" in changed.stderr
+    assert "stays until `kdist restart digits -n ml`" in changed.stderr
     assert told(store)[first] == config, "what the pods were started with"
     assert len(told(store)) == 2
 
@@ -102,29 +65,42 @@ def test_after_a_failure_what_was_mended_goes_on_as_the_same_run(
 ) -> None:
     sent = ("apply", str(file), "--set", f"spec.backend={backend}")
     assert kdist(*sent).exit_code == Code.OK
-    run = store.objects[f"{CORE}/digits"]["metadata"]["annotations"]["kdist.dev/run-id"]
+    run = store.objects[f"{CONFIG_MAPS}/digits"]["metadata"]["annotations"]["kdist.dev/run-id"]
     fail(store, backend)
     (file.parent / "src" / "mine.py").write_text("answer = 42\n")
     mended = kdist(*sent, "--set", "spec.train.globalBatch=24")
     assert mended.exit_code == Code.OK, mended.stderr
-    assert "digits has failed: what is sent now takes effect with `kdist restart digits`" in mended.stderr
+    assert "digits has failed: what is sent now takes effect with `kdist restart digits -n ml`" in mended.stderr
     restarted = kdist("restart", "digits", "--no-wait")
     assert restarted.exit_code == Code.OK, restarted.stderr
     workload = json.dumps([store.objects[PLACES[backend]], *(each for path, each in store.objects.items() if "runtimes" in path)])
     (config,) = told(store).values()
     assert config["train"]["globalBatch"] == 24
     (code,) = [path.rpartition("/")[2] for path in store.objects if "/digits-code-" in path]
-    assert "42" in json.dumps(store.objects[f"{CORE}/{code}"])
+    assert "42" in json.dumps(store.objects[f"{CONFIG_MAPS}/{code}"])
     assert all(f'"{name}"' in workload for name in (*told(store), code))
     assert f"--run-id={run}" in workload
     assert "conditions" not in workload
     assert "binaryData" not in store.objects[RENDEZVOUS], "the old verdict would end the new pods"
 
 
+@pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
+def test_a_restart_makes_a_running_workload_anew_that_would_keep_what_it_was_started_with(
+    api: Api, store: Store, file: Path, kdist: Kdist, backend: str
+) -> None:
+    sent = ("apply", str(file), "--set", f"spec.backend={backend}")
+    kdist(*sent)
+    assert kdist(*sent, "--set", "spec.train.globalBatch=24").exit_code == Code.OK
+    store.objects[PLACES[backend]]["status"] = {"startTime": "2026-01-01T00:00:00Z"}
+    restarted = kdist("restart", "digits", "--no-wait")
+    assert restarted.exit_code == Code.OK, restarted.stderr
+    assert "status" not in store.objects[PLACES[backend]]
+
+
 def test_a_job_whose_workload_is_gone_is_sent_again_as_the_same_run(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
     sent = ("apply", str(file), "--set", "spec.backend=job")
     kdist(*sent)
-    run = store.objects[f"{CORE}/digits"]["metadata"]["annotations"]["kdist.dev/run-id"]
+    run = store.objects[f"{CONFIG_MAPS}/digits"]["metadata"]["annotations"]["kdist.dev/run-id"]
     fail(store, "job")
     del store.objects[PLACES["job"]]
     assert kdist(*sent).exit_code == Code.OK

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kdist.diagnose import diagnose
+from kdist.diagnose import Diagnosis, diagnose
 from kdist.status import Snapshot, WorkloadState
 from tests.cli.diagnose.scenes import FAILED, asking, event, node, nodes, scene
 from tests.cli.status.objects import (
@@ -174,12 +174,39 @@ def test_a_pod_without_a_node_is_the_reason_of_a_rendezvous_that_waits() -> None
     assert (found.cause, found.also) == ("unschedulable", ())
 
 
-def test_ranks_that_stand_still_are_named() -> None:
-    silent = report("hung")
-    silent["ranks"][0] |= {"heartbeat_age": 95.0, "phase": "backward"}
-    found = diagnose(scene([pod(0), pod(1)], reports={FIRST: silent, SECOND: report(ranks=(1,))}))
+def standing(*silences: float, **more: object) -> Diagnosis:
+    """Of a job whose rank 1 stands still and whose rank 0 waits for it in an all-reduce, for so many seconds."""
+    first, second = report(), report(ranks=(1,))
+    first["ranks"][0] |= {"heartbeat_age": silences[0], "collective": "all_reduce(float32[1024]) #17"}
+    second["ranks"][0] |= {"heartbeat_age": silences[1]}
+    return diagnose(scene([pod(0), pod(1)], reports={FIRST: first | more, SECOND: second | more}))
+
+
+def test_a_standstill_is_told_from_its_first_seconds_on_with_who_waits_where_and_what_comes() -> None:
+    found = standing(8.0, 8.5)
     assert (found.cause, found.severity) == ("hang", "waiting")
-    assert "rank 0 stands still in backward" in found.sentence
+    assert found.sentence == (
+        "no step has finished for 8.0 s, where a step usually takes 0.2 s: rank 1 stands still in phase step, in no "
+        "collective; rank 0 waits in all_reduce(float32[1024]) #17; in 4:52 at the earliest (spec.hangTimeoutSeconds: 300) "
+        "the agents write the stacks to the log and start the ranks again"
+    )
+    assert found.evidence[0] == "rank 1 in phase step: silent for 8.5 s"
+    assert found.commands[0] == "kdist logs digits -n ml --rank 1 --tail 100"
+
+
+@pytest.mark.parametrize(("usual", "phase"), [(0.2, "save"), (6.0, "step"), (None, "init")])
+def test_a_long_step_and_a_long_save_are_no_standstill(usual: float | None, phase: str) -> None:
+    told = report()
+    told["ranks"][0] |= {"heartbeat_age": 20.0, "step_seconds": usual, "phase": phase}
+    assert diagnose(scene([pod(0), pod(1)], reports={FIRST: told})).cause == "none"
+    told["ranks"][0]["heartbeat_age"] = 31.0
+    assert diagnose(scene([pod(0), pod(1)], reports={FIRST: told})).cause == "hang"
+
+
+def test_ranks_that_the_agents_have_found_hanging_are_named() -> None:
+    found = standing(305.0, 305.0, state="hung")
+    assert found.cause == "hang"
+    assert found.sentence.endswith("their agents have written the stacks to the log and start them again")
 
 
 def test_an_eviction_says_who_did_it() -> None:

@@ -7,7 +7,7 @@ import pytest
 from kdist.diagnose import Diagnosis, diagnose
 from kdist.status import Snapshot, WorkloadState
 from tests.cli.diagnose.scenes import asking, claim, creating, event, mounting, node, nodes, refused, scene
-from tests.cli.status.objects import config_map, pod, unscheduled, waiting, workload
+from tests.cli.status.objects import Document, config_map, pod, unscheduled, waiting, workload
 
 TAINTED = "1 node(s) had untolerated taint {dedicated: infra}"
 NO_CPU = (
@@ -19,6 +19,11 @@ NO_GPU = (
 )
 SELECTOR = (
     "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector. preemption: 0/2 nodes are available: ..."
+)
+CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
+MIXED = (
+    "0/3 nodes are available: 1 node(s) had untolerated taint{}, 2 node(s) didn't match Pod's node "
+    "affinity/selector. no new claims to deallocate, preemption: 0/3 nodes are available: 3 Preemption is not helpful."
 )
 WORKERS = nodes(node("control"), node("worker-1", cpu="8"), node("worker-2", cpu="7500m"))
 QUOTA = (
@@ -107,7 +112,7 @@ CASES = [
     (refused(MUST_SPECIFY), "quota", ["how much it takes"]),
     (refused(POD_SECURITY), "pod-security", ["restricted:latest", "allowPrivilegeEscalation"]),
     (refused(WEBHOOK), "webhook-refused", ["policy.example.com", "label team is missing"]),
-    (refused(AWAY), "webhook-away", ["mutate.example.com", "does not answer"]),
+    (refused(AWAY), "webhook-away", ["mutate.example.com", "service hook in namespace kube-system does not answer"]),
     (refused(ACCOUNT), "no-service-account", ["ml/digits"]),
     (refused(LIMIT_RANGE), "limit-range", ["maximum memory usage per Container is 1Gi"]),
     (refused('Error creating: pods "x" is forbidden: no PriorityClass with name gold was found'), "no-priority-class", ["gold"]),
@@ -182,6 +187,40 @@ def test_the_cause_is_named_with_what_it_was_seen_by_and_the_way_out(seen: Snaps
     assert found.fix
     assert found.commands
     assert found.evidence or cause == "starting"
+    assert found.also == (), "each of these is one trouble"
+    twice = [one for one in found.commands if one.split().count("-n") + one.split().count("ml") > 2]
+    assert twice == []
+
+
+def choosing(message: str, *known: Document) -> Diagnosis:
+    """Of a pod that wants disk=golden, which the scheduler says this of."""
+    found = unscheduled(0, message)
+    found["spec"]["nodeSelector"] = {"disk": "golden"}
+    return diagnose(scene([found], nodes=nodes(*known)))
+
+
+def tainted(name: str, key: str, **labels: str) -> Document:
+    found = node(name)
+    found["metadata"]["labels"] = labels
+    found["spec"] = {"taints": [{"key": key, "effect": "NoSchedule"}]}
+    return found
+
+
+@pytest.mark.parametrize("taint", ["(s)", f" {{{CONTROL_PLANE}: }}"])
+def test_a_selector_is_named_before_a_control_planes_taint(taint: str) -> None:
+    seen = choosing(MIXED.format(taint), tainted("master", CONTROL_PLANE), node("worker-1"))
+    assert seen.sentence.endswith("no node: no node has the labels of spec.nodeSelector (disk=golden)")
+    assert "tolerations" not in seen.fix
+    unseen = choosing(MIXED.format(f" {{{CONTROL_PLANE}: }}"))
+    assert "find no node: no node has the labels" in unseen.sentence.replace("finds", "find")
+
+
+def test_a_selector_that_only_a_tainted_node_satisfies_comes_after_the_taint() -> None:
+    said = MIXED.format(" {dedicated: }")
+    seen = choosing(said, tainted("fast", "dedicated", disk="golden"), node("worker-1"))
+    told = "nodes have taints that the job does not tolerate; the others lack the labels of spec.nodeSelector"
+    assert seen.sentence.endswith(told)
+    assert seen.fix.startswith("add the taint to spec.tolerations")
 
 
 QUEUED = {**workload(), "metadata": {**workload()["metadata"], "labels": {"kueue.x-k8s.io/queue-name": "team-a"}}}
@@ -222,6 +261,43 @@ def test_a_job_that_was_preempted_by_its_queue_says_so() -> None:
 def test_a_queue_that_takes_no_notice_is_named() -> None:
     found = diagnose(scene([], state=WorkloadState(suspended=True), over=QUEUED))
     assert "Kueue may not run here" in found.sentence
+
+
+def deployment(name: str, place: str, *, ready: int = 0, wanted: int = 0) -> Document:
+    about = {"name": name, "namespace": place}
+    return {"metadata": about, "spec": {"replicas": wanted}, "status": {"readyReplicas": ready} if ready else {}}
+
+
+JOBSET = deployment("jobset-controller-manager", "jobset-system")
+TRAINER = deployment("kubeflow-trainer-controller-manager", "kubeflow-system", ready=1, wanted=1)
+
+
+@pytest.mark.parametrize("kind", ["JobSet", "TrainJob"])
+def test_a_controller_that_is_seen_to_be_away_is_named_within_seconds(kind: str) -> None:
+    made = workload(kind=kind, age=8)
+    seen = scene([], over=made, told=config_map(age=8), state=WorkloadState(), deployments=[TRAINER, JOBSET])
+    found = diagnose(seen)
+    assert found.cause == "operator-absent"
+    assert found.sentence == (
+        f"nobody has made pods of the {kind} for 8.0 s: the controller of JobSet does not run: "
+        "0 of 0 replicas of jobset-system/jobset-controller-manager are ready"
+    )
+    assert found.commands[0] == "kubectl describe deployment jobset-controller-manager -n jobset-system"
+    unseen = scene([], over=made, told=config_map(age=8), state=WorkloadState())
+    assert diagnose(unseen).cause == "starting", "it may need a moment"
+
+
+def test_a_controller_that_may_not_be_seen_is_called_by_what_it_is_called_mostly() -> None:
+    seen = scene([], over=workload(kind="PyTorchJob", age=40), state=WorkloadState())
+    found = diagnose(seen)
+    assert found.sentence.endswith("its controller (a deployment called *training-operator*) may not run")
+
+
+def test_a_kueue_that_does_not_run_is_named_and_not_its_queue() -> None:
+    kueue = deployment("kueue-controller-manager", "kueue-system", wanted=1)
+    found = diagnose(scene([], state=WorkloadState(suspended=True), over=QUEUED, deployments=[kueue]))
+    assert (found.cause, found.severity) == ("operator-absent", "blocked")
+    assert "the controller of Kueue does not run: 0 of 1 replicas" in found.sentence
 
 
 def test_a_volume_that_cannot_be_mounted_comes_before_an_image_that_is_slow() -> None:

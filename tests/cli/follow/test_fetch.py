@@ -20,7 +20,7 @@ from tests.cli.cluster.api import refusal
 from tests.cli.cluster.conftest import Connect, Serve
 from tests.cli.diagnose.scenes import event
 from tests.cli.follow.world import FIRST, SECOND, World
-from tests.cli.status.objects import config_map, pod, record, report, unscheduled, workload
+from tests.cli.status.objects import config_map, lost_pod, pod, record, report, unscheduled, workload
 
 
 def test_a_snapshot_is_whole_and_takes_few_requests(world: World, serve: Serve, connect: Connect) -> None:
@@ -48,6 +48,28 @@ def test_what_may_not_be_read_is_left_out(cluster: Cluster, world: World) -> Non
     world.pods = [pod(0), unscheduled(1, "0/2 nodes are available: 2 Insufficient cpu.")]
     seen = follow.snapshot(cluster, "digits", agents=follow.Agents(cluster, namespace="ml", forwards=0))
     assert (seen.events, seen.nodes, seen.reports) == ((), {}, {})
+
+
+def test_a_pod_that_answers_is_not_lost_whatever_the_control_plane_says_after_an_outage(cluster: Cluster, world: World) -> None:
+    world.pods = [pod(0), lost_pod(1)]
+    status = follow.snapshot(cluster, "digits").status
+    assert (status.phase, status.reason, str(status.nodes)) == (Phase.RUNNING, "", "2/2")
+    del world.reports[SECOND]
+    status = follow.snapshot(cluster, "digits").status
+    assert (status.phase, status.reason, str(status.nodes)) == (Phase.RUNNING, "NodeLost", "1/2")
+
+
+def test_controllers_are_looked_for_closely_where_nobody_makes_pods(world: World, serve: Serve, connect: Connect) -> None:
+    about = {"name": "jobset-controller-manager", "namespace": "jobset-system"}
+    found = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": about}
+    world.deployments = [found]
+    cluster = connect(serve(world).url)
+    assert follow.snapshot(cluster, "digits", closely=True).deployments == (), "there are pods"
+    world.pods = []
+    assert follow.snapshot(cluster, "digits").deployments == ()
+    assert list(follow.snapshot(cluster, "digits", closely=True).deployments) == [found]
+    world.forbidden = {"/deployments"}
+    assert list(follow.snapshot(cluster, "digits", closely=True).deployments) == []
 
 
 def test_pods_that_may_not_be_listed_are_an_error(cluster: Cluster, world: World) -> None:

@@ -11,7 +11,7 @@ from kdist import follow
 from kdist.cluster import Cluster
 from kdist.errors import NotFoundError
 from kdist.follow.lines import Line, RankFilter
-from kdist.follow.logs import Follower, Wanted, read
+from kdist.follow.logs import Follower, Wanted, read, without_times
 from kdist.status import read_pod
 from tests.cli.follow.test_wait import DONE
 from tests.cli.follow.world import FIRST, SECOND, World, lines
@@ -78,8 +78,7 @@ def test_a_container_that_is_started_again_loses_and_doubles_no_line(cluster: Cl
     reader.until("a", "b")
     # The container wrote one more line and died; the next one has begun before anybody looked.
     world.before[FIRST] = lines("a", "b", "last words")
-    world.logs[FIRST] = lines("again", at=10)
-    world.pods = [restarted(1)]
+    vars(world).update(pods=[restarted(1)], logs={FIRST: lines("again", at=10)})
     reader.until("a", "b", "last words", "again")
     world.pods, world.workload = [ended_pod(0, 0, "Completed")], DONE
     reader.finish()
@@ -113,6 +112,12 @@ def test_waiting_for_the_first_line_says_why_once_for_each_reason(cluster: Clust
     assert "does not exist" in reader.told[1]
     world.workload, world.pods = DONE, [ended_pod(0, 0, "Completed")]
     reader.finish()
+
+
+def test_a_reason_is_not_told_again_for_having_lasted_longer() -> None:
+    said = ["for 59 s: its controller", "for 1:00: its controller", "for 1:00:07: its controller"]
+    assert len({without_times(f"nobody has made pods {each}") for each in said}) == 1
+    assert len({without_times(f"{count} of 2 needed nodes are at the rendezvous") for count in (1, 2)}) == 2
 
 
 def test_a_limit_holds_for_what_was_there_and_not_for_what_comes(cluster: Cluster, world: World) -> None:
@@ -156,6 +161,12 @@ def test_ranks_that_the_agents_tell_of_need_no_beginning_of_the_log() -> None:
     printed = Line(read_pod(pod(1)), "", "hello")
     assert RankFilter({3}, {SECOND: [2, 3]}).passes(printed)
     assert not RankFilter({0}, {SECOND: [2, 3]}).passes(printed)
+
+
+def test_what_a_rank_prints_is_its_own_and_not_its_neighbours() -> None:
+    printed = Line(read_pod(pod(1)), "", "[rank3]: hello")
+    assert RankFilter({3}, {}).passes(printed)
+    assert not RankFilter({2}, {SECOND: [2, 3]}).passes(printed)
 
 
 def test_an_event_behind_an_unfinished_line_is_both() -> None:

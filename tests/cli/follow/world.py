@@ -28,6 +28,7 @@ class World:
         self.reports: dict[str, Document] = {FIRST: report(), SECOND: report(ranks=(1,))}
         self.logs: dict[str, list[str]] = {}
         self.before: dict[str, list[str]] = {}
+        self.deployments: list[Document] = []
         self.forbidden: set[str] = set()
         self.patches: list[Document] = []
 
@@ -47,6 +48,7 @@ class World:
             return Reply(document=found) if found else refusal(404, "not found", "NotFound", name="digits")
         lists: dict[str, list[Any]] = {
             f"{_PLACE}/events": self._stored_events(),
+            "/apis/apps/v1/deployments": self.deployments,
             f"{_PLACE}/configmaps": [self.config_map, *self.others],
             _JOB.rpartition("/")[0]: [self.workload],
         }

@@ -99,15 +99,16 @@ def test_a_progress_bar_is_shown_in_its_last_state(log: Path) -> None:
     assert shown(list(tail.read())) == ["100%"]
 
 
-def test_a_progress_bar_is_shown_while_it_is_drawn_and_not_at_its_end_only(log: Path, clock: Clock) -> None:
-    tail = LogTail("node-0", log, clock=clock)
-    for percent in range(12):
-        append(log, f"\r{percent} %".encode())
-        clock.now += 1.0
-        expected = [f"{percent - 1} %"] if percent in (5, 11) else []
-        assert shown(list(tail.read())) == expected
-    append(log, b"\rdone\n")
-    assert shown(list(tail.read())) == ["done"]
+def test_a_state_of_a_progress_bar_is_told_from_its_last_one(log: Path) -> None:
+    tail = LogTail("node-0", log)
+    append(log, b"[rank3]:  50%\r\n[rank3]: 100%\n")
+    told = [(entry.speaker, entry.is_state) for entry in tail.read()]
+    assert told == [(("[rank3]:", " 50%"), True), (("[rank3]:", "100%"), False)]
+
+
+@pytest.mark.parametrize("text", ["hello", "rank0: hello", "[rankx]: hello", ""])
+def test_what_no_rank_has_printed_is_its_nodes(text: str) -> None:
+    assert Entry("node-1", None, text).speaker == ("[node-1]", text)
 
 
 def test_bytes_that_are_no_text_hide_nothing(log: Path) -> None:

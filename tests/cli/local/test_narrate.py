@@ -66,6 +66,7 @@ def test_a_line_has_time_node_and_name_in_fixed_columns() -> None:
 
 def test_what_a_rank_prints_carries_its_node() -> None:
     assert line(Entry("node-1", None, "hello")) == "[node-1] hello"
+    assert line(Entry("node-1", None, "[rank3]:  hello")) == "[rank3]:  hello"
 
 
 def test_an_event_without_a_sentence_is_told_by_its_fields() -> None:

@@ -158,6 +158,17 @@ def test_square_brackets_that_a_rank_prints_are_no_markup() -> None:
     assert drawn(draw_entry(Entry("node-0", None, "[red]loss[/red] [/]"))).rstrip() == "[node-0] [red]loss[/red] [/]"
 
 
+def test_the_newest_state_of_each_ranks_progress_bar_is_drawn_until_its_line_ends(progress: Progress) -> None:
+    for rank, percent in ((0, 10), (1, 10), (0, 20)):
+        progress.observe_print(Entry("node-0", None, f"[rank{rank}]: {percent}% [eta]", is_state=True))
+    rows = [row.rstrip() for row in drawn(draw(progress)).splitlines() if "%" in row]
+    assert rows == ["[rank0]: 20% [eta]", "[rank1]: 10% [eta]"]
+    progress.observe_print(Entry("node-0", None, "[rank0]: 100% [eta]"))
+    assert "[rank0]" not in drawn(draw(progress))
+    progress.observe("node-0", {"event": "group-formed", "world_size": 2})
+    assert "[rank1]" not in drawn(draw(progress)), "another process has that rank now"
+
+
 @pytest.mark.parametrize("width", [20, 60, 200])
 def test_the_view_can_be_drawn_on_any_terminal(progress: Progress, width: int) -> None:
     observe(progress, "progress", step=25, target=100, loss="nan")

@@ -115,6 +115,13 @@ def test_the_earliest_failure_of_a_generation_is_its_cause() -> None:
     assert build_report(events, [], invocations=[(0.0, 9.0)])["restarts"]["byCause"] == {"hang": 1}
 
 
+def test_the_cause_of_a_generation_that_left_no_line_of_its_own_is_known() -> None:
+    events = [failure(1, 5.0, "node_lost"), generation(2, "failure", 7.0), first_step(2, 8.0, 1)]
+    report = build_report(events, [step(1, 2)], invocations=[(0.0, 9.0)])
+    assert report["restarts"]["byCause"] == {"node_lost": 1}
+    assert report["recoverySeconds"] == [3.0]
+
+
 def test_a_failure_that_nobody_could_record_still_counts() -> None:
     events = [generation(1, "start", 0.0), generation(2, "failure", 7.0), first_step(2, 8.0, 1)]
     report = build_report(events, [step(1, 2)], invocations=[(0.0, 9.0)])

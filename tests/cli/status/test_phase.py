@@ -70,6 +70,8 @@ def look(
         (look(pods=[lost_pod(0), lost_pod(1)]), Phase.RECOVERING, "NodeLost"),
         (look(pods=[pod(0), lost_pod(1)], reports={FIRST: report(generation=2)}), Phase.RUNNING, "NodeLost"),
         (look(pods=[pod(0), pod(1)], lost_nodes=["worker-1"]), Phase.RECOVERING, "NodeLost"),
+        # After an outage of its own the control plane takes readiness away from pods that are well.
+        (look(pods=[lost_pod(0), lost_pod(1)], reports={FIRST: report(), SECOND: report(ranks=(1,))}), Phase.RUNNING, ""),
         (
             look(pods=[ended_pod(0, 201, name="old"), pod(0)], reports={FIRST: report("rendezvous")}),
             Phase.RECOVERING,

@@ -1,0 +1,121 @@
+"""What goes with a job's workload: the garbage collector deletes it once the workload is gone, by its TTL or by hand.
+
+Two objects stay. The job's ConfigMap holds the job and its run, so that sending it again resumes
+that run; the claim holds the checkpoints, and beside them the ledger, which counts generations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from kdist import backends
+from kdist.errors import NotFoundError
+from kdist.manifest import Manifest, find_owner
+
+if TYPE_CHECKING:
+    from kdist.cluster import Cluster
+
+Reference = dict[str, Any]
+CLAIM = "PersistentVolumeClaim"
+RUNTIME = "TrainingRuntime"
+_RBAC = "rbac.authorization.k8s.io/v1"
+# What a job has beside its workload; pods and what controllers make go with the workload.
+BESIDE = (
+    ("v1", "ConfigMap"),
+    ("v1", "Service"),
+    ("v1", "ServiceAccount"),
+    ("v1", CLAIM),
+    (_RBAC, "Role"),
+    (_RBAC, "RoleBinding"),
+    ("networking.k8s.io/v1", "NetworkPolicy"),
+    ("policy/v1", "PodDisruptionBudget"),
+    ("trainer.kubeflow.org/v1alpha1", RUNTIME),
+)
+
+
+def workload_kinds() -> list[tuple[str, str]]:
+    """(API version, kind) of every workload kind that kdist renders."""
+    found = map(backends.get, backends.NAMES)
+    return [(each.api_version, each.kind) for each in found]
+
+
+def find_others(document: Mapping[str, Any], name: str) -> list[Reference]:
+    """The owners of an object but for the job's workload, be it this one or one before it."""
+    kinds = {kind for _, kind in workload_kinds()}
+    references = _references(document)
+    return [each for each in references if each.get("kind") not in kinds or each["name"] != name]
+
+
+def adopt(cluster: Cluster, name: str, workload: Mapping[str, Any]) -> list[str]:
+    """Let the workload own all objects of the job that go with it; titles of those where we may not."""
+    wanted = {
+        "apiVersion": workload["apiVersion"],
+        "kind": workload["kind"],
+        "name": name,
+        "uid": workload["metadata"]["uid"],
+    }
+    found = [each for each in _find(cluster, name) if wanted not in _references(each.document)]
+    return _change(cluster, name, found, lambda others: [*others, wanted])
+
+
+def release(cluster: Cluster, name: str, *, but: str = "") -> None:
+    """Let nothing go with the job's workload any more, so that the next one can have it; `but` names a kind that stays owned."""
+    found = [
+        each
+        for each in _find(cluster, name)
+        if each.kind != but and find_others(each.document, name) != _references(each.document)
+    ]
+    _change(cluster, name, found, lambda others: others or None)
+
+
+def _references(document: Mapping[str, Any]) -> list[Reference]:
+    return list(document["metadata"].get("ownerReferences") or [])
+
+
+def _find(cluster: Cluster, name: str) -> list[Manifest]:
+    """The job's objects that go with its workload, without their content; not those that we may not list."""
+
+    def look(kind: tuple[str, str]) -> Iterable[dict[str, Any]]:
+        from kdist.cluster import RefusalError
+
+        try:
+            return cluster.list(*kind, selector=f"kdist.dev/job={name}", metadata_only=True)
+        except RefusalError as error:
+            if error.status in (403, 404):
+                return []
+            raise
+
+    kinds = [each for each in BESIDE if each[1] != CLAIM]
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        listed = [Manifest(each) for found in pool.map(look, kinds) for each in found]
+    ours = [each for each in listed if find_owner(each.document) == name]
+    return [each for each in ours if (each.kind, each.name) != ("ConfigMap", name)]
+
+
+def _change(
+    cluster: Cluster,
+    name: str,
+    objects: Iterable[Manifest],
+    owners: Callable[[list[Reference]], list[Reference] | None],
+) -> list[str]:
+    """Give the objects these owners beside those that others gave them; titles of those where we may not."""
+
+    def change(each: Manifest) -> str:
+        from kdist.cluster import RefusalError
+
+        body = {"metadata": {"ownerReferences": owners(find_others(each.document, name))}}
+        try:
+            cluster.change(each.api_version, each.kind, each.name, body, job=name)
+        except NotFoundError:
+            return ""  # it has gone meanwhile
+        except RefusalError as error:
+            if error.status != 403:
+                raise
+            return each.title
+        return ""
+
+    found = list(objects)
+    with ThreadPoolExecutor(8) as pool:
+        return [title for title in pool.map(change, found) if title]

@@ -16,6 +16,9 @@ JOBS ?= 2
 # How many seeds the random kills of `make chaos` draw from.
 KDIST_SEEDS ?= 20
 
+# Set, it would have every process of every test compile our modules and the tests anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Not empty: a test that kills processes and failed is tried once more, alone; .ci/run asks for it and names those tests.
 AGAIN ?=
 # Not empty: what is marked `wide` is left out, and of what stops machines one test is drawn, as .ci/run does.
@@ -23,6 +26,10 @@ NARROW ?=
 
 # $(call pytest,TIER): run one tier and leave its counts where .ci/summary.py finds them.
 pytest = $(BIN)/python -m pytest --junitxml=.kdist/tiers/$(1).xml -o junit_suite_name=$(1)
+
+# Where the tests of a tier are, so that it need not read the others (ten seconds of a core): tests/house sees that none is missed.
+REAL := -o testpaths="tests/charts tests/cli tests/examples tests/faults tests/trainer"
+CLUSTER := -o testpaths="tests/charts tests/cli/cluster tests/cluster tests/trainer/agent tests/trainer/rendezvous"
 
 # $(call patiently,TIER,ARGUMENTS): the same. A try on a machine that has become quieter tells a fault from a busy machine.
 define patiently
@@ -65,19 +72,19 @@ unit: setup
 	$(call pytest,unit) -m "not (processes or chaos or e2e or stranger)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS)
 
 processes: setup
-	$(call patiently,processes,-m "processes and not (chaos or e2e or stranger)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS))
+	$(call patiently,processes,$(REAL) -m "processes and not (chaos or e2e or stranger)" -n $(JOBS) --dist=worksteal $(ARGS))
 
 chaos: setup system ## Kill, crash and fill disks, for long; started again, it goes on where it was stopped
 	export KDIST_SEEDS=$(KDIST_SEEDS); \
-	$(call patiently,chaos,-p tests.resume --resume-file=.kdist/chaos-passed -m "chaos$(if $(NARROW), and not wide)" -n $(JOBS) --dist=worksteal $(ARGS))
+	$(call patiently,chaos,$(REAL) -p tests.resume --resume-file=.kdist/chaos-passed -m "chaos$(if $(NARROW), and not wide)" -n $(JOBS) --dist=worksteal $(ARGS))
 
 e2e: setup system ## Meet a real Kubernetes: kind, started and kept here, or with KDIST_E2E=kubeconfig your kubeconfig's cluster
 	@[[ "$${KDIST_E2E:-}" == kubeconfig ]] || tests/cluster/cluster all
-	$(call patiently,e2e,-m "e2e and not disruptive$(if $(NARROW), and not wide)" --dist=worksteal -n $(JOBS) $(ARGS))
-	$(if $(filter kubeconfig,$(KDIST_E2E)),,$(call patiently,disruptive,-m "e2e and disruptive$(if $(NARROW), and not wide" -p tests.draw --draw,") -n 0 $(ARGS)))
+	$(call patiently,e2e,$(CLUSTER) -m "e2e and not disruptive$(if $(NARROW), and not wide)" --dist=worksteal -n $(JOBS) $(ARGS))
+	$(if $(filter kubeconfig,$(KDIST_E2E)),,$(call patiently,disruptive,-o testpaths=tests/cluster -m "e2e and disruptive$(if $(NARROW), and not wide" -p tests.draw --draw,") -n 0 $(ARGS)))
 
 stranger: setup system ## Meet the project as a stranger does: a fresh clone, the built wheels, the README's commands
-	$(call patiently,stranger,-m stranger $(ARGS))
+	$(call patiently,stranger,-o testpaths=tests/stranger -m stranger $(ARGS))
 
 lint: setup ## Check format, style, types and who imports whom
 	$(BIN)/ruff format --check .

@@ -95,6 +95,7 @@ def be_agent(
         min_nodes=nodes,
         max_nodes=nodes,
         address="127.0.0.1",
+        index=0,
         timeout_seconds=300,
         remote=config_map is not None,
     )

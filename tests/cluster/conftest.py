@@ -17,6 +17,12 @@ from tests.cluster.namespace import CLUSTER, Namespace
 
 Job = Callable[..., dict[str, Any]]
 
+BURST: dict[str, Any] = {
+    "name": "trainer",
+    "resources": {"requests": {"cpu": "50m"}, "limits": {"cpu": "1"}},
+}
+"""Ask for little, so that the pods of several tests find room, and allow a core: torch's import takes seconds of one."""
+
 
 @pytest.fixture(scope="session")
 def cluster() -> Mapping[str, str]:
@@ -97,7 +103,10 @@ def job(cluster: Mapping[str, str], abilities: Abilities) -> Job:
 
 @pytest.fixture
 def calm(job: Job) -> Job:
-    """Make the document of a job that takes a twentieth of a second a step and little of the cores, for 300 steps."""
+    """Make the document of a job that takes a twentieth of a second a step and little of the cores, for 300 steps.
+
+    What `podTemplate` says comes on top of what lets its pods start soon.
+    """
 
     def make(*, train: Mapping[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
         training = {
@@ -107,7 +116,10 @@ def calm(job: Job) -> Job:
             "checkpoint": {"every": {"steps": 20}},
             **(train or {}),
         }
-        return job(train=training, **{"code": "./src", "resources": {"cpu": 0.4, "memory": "1Gi"}, **spec})
+        inside = {"containers": [BURST], **spec.pop("podTemplate", {}).get("spec", {})}
+        resources = {"cpu": 0.4, "memory": "1Gi"}
+        burst = {"podTemplate": {"spec": inside}}
+        return job(train=training, **{"code": "./src", "resources": resources, **burst, **spec})
 
     return make
 

@@ -117,12 +117,16 @@ class Namespace:
                 said.append(json.loads(done.stdout))
         return said
 
-    def volume(self, job: str) -> dict[str, Any]:
-        """What is in the job's volume: `done`, `steps` and `events` of the ledger, and the checkpoints, verified."""
+    def volume(self, job: str, *, export: bool = False) -> dict[str, Any]:
+        """What is in the job's volume: `done`, `steps` and `events` of the ledger, and the checkpoints, verified.
+
+        With `export` also `exported`, the digest of the last one's weights as they are exported.
+        """
         reader = f"reader-{secrets.token_hex(3)}"
-        self.kubectl("create", "-f", "-", stdin=json.dumps(_reader(reader, job, self.environment["KDIST_IMAGE"])))
+        script = f"{_EXPORTED.read_text()}\n{_READ}" if export else _READ
+        self.kubectl("create", "-f", "-", stdin=json.dumps(_reader(reader, job, self.environment["KDIST_IMAGE"], script)))
         self.until("the volume was read", lambda: self.get("pod", reader)["status"].get("phase") in {"Succeeded", "Failed"})
-        document: dict[str, Any] = json.loads(self.kubectl("logs", reader))
+        document: dict[str, Any] = json.loads(self.kubectl("logs", reader).splitlines()[-1])  # after torch's warnings
         self.kubectl("delete", "pod", reader, "--wait=false")
         return document
 
@@ -172,6 +176,7 @@ class Namespace:
         )
 
 
+_EXPORTED = Path(__file__).parents[1] / "trainer/checkpoint/exported.py"
 _READ = """
 import json, sys
 from pathlib import Path
@@ -185,16 +190,17 @@ print(json.dumps({
     **listing.describe(folder, verify=True),
     "done": json.loads(done.read_text()) if done.exists() else None,
     "steps": lines("steps.jsonl"), "events": lines("events.jsonl"),
+    "exported": digest_of_export(folder) if "digest_of_export" in globals() else None,
 }))
 """
 
 
-def _reader(name: str, job: str, image: str) -> dict[str, Any]:
+def _reader(name: str, job: str, image: str, script: str) -> dict[str, Any]:
     """A pod that prints what is in the job's volume."""
     container = {
         "name": "reader",
         "image": image,
-        "command": ["/usr/bin/tini", "--", "python", "-c", _READ, f"/checkpoints/{job}"],
+        "command": ["/usr/bin/tini", "--", "python", "-c", script, f"/checkpoints/{job}"],
         "volumeMounts": [{"name": "checkpoints", "mountPath": "/checkpoints", "readOnly": True}],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }

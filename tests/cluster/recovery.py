@@ -25,6 +25,7 @@ def see_a_recovery(namespace: Namespace, prometheus: Prometheus, *, since: float
         return bool(prometheus.instant(query, at=time.time()))
 
     namespace.until("a second checkpoint", lambda: seen("kdist_checkpoint_last_success_step >= 40"))
+    namespace.until("both pods to be scraped", lambda: seen("count(up == 1) == 2"))
     before = time.time()
     targets = prometheus.instant("up == 1", at=before)
     signal_rank(namespace, "digits")

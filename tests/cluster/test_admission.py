@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from kdist import deploy
+from kdist.load import load_file
+from kdist.render import text
 from tests.cluster.conftest import Job
 from tests.cluster.kinds import RESOURCE
 from tests.cluster.namespace import Namespace
@@ -65,12 +68,17 @@ def policy(namespace: Namespace) -> Iterator[str]:
 
 def apply_every_kind(namespace: Namespace, job: Job, kinds: list[str], **spec: Any) -> None:
     """Send one job of each kind, each named as its kind."""
+    write_every_kind(namespace, job, kinds, **spec)
+    namespace.kdist("apply", "jobs")
+
+
+def write_every_kind(namespace: Namespace, job: Job, kinds: list[str], **spec: Any) -> None:
+    """A file in the folder `jobs` for each kind."""
     folder = namespace.home / "jobs"
     folder.mkdir()
     for kind in kinds:
-        document = job(backend=kind, checkpoints=None, **spec) | {"metadata": {"name": kind}}
+        document = job(backend=kind, checkpoints=None, **spec) | {"metadata": {"name": kind, "namespace": namespace.name}}
         namespace.write(document, f"jobs/{kind}.yaml")
-    namespace.kdist("apply", "jobs")
 
 
 def expect(namespace: Namespace, job: str, cause: str, *words: str) -> None:
@@ -91,7 +99,16 @@ def expect(namespace: Namespace, job: str, cause: str, *words: str) -> None:
 
 
 def test_pod_security_that_refuses_is_named_with_what_it_complains_of(namespace: Namespace, job: Job) -> None:
-    apply_every_kind(namespace, job, list(RESOURCE), podTemplate={"spec": {"hostNetwork": True}})
+    """`kdist apply` refuses it before anything is made, and what other hands send is explained."""
+    write_every_kind(namespace, job, list(RESOURCE), podTemplate={"spec": {"hostNetwork": True}})
+    for kind in RESOURCE:
+        refused = namespace.type_kdist("apply", f"jobs/{kind}.yaml")
+        assert "enforces Pod Security `restricted`, which refuses the job's pods: host namespaces" in refused.stderr
+        assert namespace.find("configmap", "kdist.dev/job") == []
+    for kind in RESOURCE:
+        file = namespace.home / "jobs" / f"{kind}.yaml"
+        rendered = deploy.plan(None, load_file(str(file)), base=file.parent).manifests
+        namespace.kubectl("apply", "--server-side", "-f", "-", stdin=text.to_json(rendered))
     for kind in RESOURCE:
         expect(namespace, kind, "pod-security", "hostNetwork=true", "restricted", "spec.podTemplate", "--show-labels")
         assert namespace.status(kind)["phase"] == "Pending"

@@ -39,8 +39,7 @@ def start(namespace: Namespace, calm: Job, *, strictly: bool = True, **spec: Any
     rule = {"requiredDuringSchedulingIgnoredDuringExecution": [APART]}
     wish = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": APART}]}
     apart = {"podAntiAffinity": rule if strictly else wish}
-    little = [{"name": "trainer", "resources": {"requests": {"cpu": "50m"}}}]  # one node has to have room for all that runs
-    namespace.apply(calm(podTemplate={"spec": {"affinity": apart, "containers": little}}, **{"train": {"steps": 3000}, **spec}))
+    namespace.apply(calm(podTemplate={"spec": {"affinity": apart}}, **{"train": {"steps": 3000}, **spec}))
     namespace.until("two nodes train", partial(world_of, namespace, 2))
 
 

@@ -6,12 +6,20 @@ Pods need not run: the objects are all that this is about.
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
+from kdist import deploy
 from kdist.errors import Code
+from kdist.load import load_file
+from kdist.manifest import find_owner
 from tests.cluster.conftest import Job
+from tests.cluster.kinds import RESOURCE
 from tests.cluster.namespace import Namespace
 
 pytestmark = pytest.mark.e2e
@@ -20,13 +28,19 @@ IDLE: dict[str, Any] = {"nodeSelector": {"kdist.dev/none": "such"}}
 OURS = {"kdist.dev/job": "digits", "app.kubernetes.io/managed-by": "kdist"}
 WHOSE = ("of that name", "with our labels", "of another job")
 KINDS = "serviceaccount,role,rolebinding,pvc,configmap,service,networkpolicy,pdb"
-WORKLOADS = {
-    "job": "job",
-    "statefulset": "statefulset",
-    "jobset": "jobset",
-    "pytorchjob": "pytorchjob",
-    "trainjob": "trainingruntime",
-}
+# What a smaller job of the same name no longer asks for, so that an apply would prune it.
+SMALLER = ("rendezvous=c10d", "nodes=1", "code=null", "serviceAccountName=default")
+DROPPED = {"ServiceAccount", "Role", "RoleBinding", "PodDisruptionBudget"}
+
+
+def matrix(first: Callable[[int], int]) -> pytest.MarkDecorator:
+    """Each kind of workload x whose its objects are; CI takes case `first(place)` of the kind at that place."""
+    cases = []
+    for place, backend in enumerate(RESOURCE):
+        for number in range(3):
+            marks = [] if number == first(place) else [pytest.mark.wide]
+            cases.append(pytest.param(backend, number, marks=marks, id=f"{backend}-{WHOSE[number].replace(' ', '-')}"))
+    return pytest.mark.parametrize(("backend", "shift"), cases)
 
 
 def make_foreign(document: dict[str, Any], whose: str) -> dict[str, Any]:
@@ -54,12 +68,29 @@ def look(namespace: Namespace, kind: str, name: str) -> dict[str, Any]:
     return {**{key: value for key, value in found.items() if key not in ("metadata", "status")}, "metadata": metadata}
 
 
+def admits(namespace: Namespace, text: str) -> bool:
+    """Whether the server would create these objects; false while Trainer does not know the runtime that they name."""
+    try:
+        namespace.kubectl("create", "-f", "-", "--dry-run=server", stdin=text)
+    except AssertionError as refused:
+        if "not found" not in str(refused):
+            raise
+        return False
+    return True
+
+
 def replace(namespace: Namespace, documents: list[tuple[dict[str, Any], str]]) -> dict[tuple[str, str], dict[str, Any]]:
     """Put others' objects in the place of the job's; returns them as they are then."""
-    for document, _ in documents:
-        namespace.kubectl("delete", document["kind"].lower(), document["metadata"]["name"], "--cascade=background")
+    for document, _ in documents[::-1]:
+        kind, name = document["kind"].lower(), document["metadata"]["name"]
+        namespace.kubectl("delete", kind, name, "--cascade=background", "--ignore-not-found")
     items = [make_foreign(document, whose) for document, whose in documents]
-    namespace.kubectl("create", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    for late in (False, True):  # Trainer hears of a runtime a moment after it was made, and refuses its TrainJob until then
+        if some := [each for each in items if (each["kind"] == "TrainJob") is late]:
+            text = json.dumps({"apiVersion": "v1", "kind": "List", "items": some})
+            if late:
+                namespace.until("Trainer to hear of the runtime", partial(admits, namespace, text))
+            namespace.kubectl("create", "-f", "-", stdin=text)
     names = [(document["kind"].lower(), document["metadata"]["name"]) for document, _ in documents]
     return {(kind, name): look(namespace, kind, name) for kind, name in names}
 
@@ -67,50 +98,77 @@ def replace(namespace: Namespace, documents: list[tuple[dict[str, Any], str]]) -
 def all_of(namespace: Namespace, kinds: str) -> list[dict[str, Any]]:
     """The job's objects of these kinds, in one order."""
     items: list[dict[str, Any]] = json.loads(namespace.kubectl("get", kinds, "-l", "kdist.dev/job=digits", "-o", "json"))["items"]
-    return sorted(
-        (each for each in items if not each["metadata"].get("ownerReferences")), key=lambda each: each["metadata"]["name"]
-    )
+    ours = [each for each in items if find_owner(each) == "digits"]
+    return sorted(ours, key=lambda each: (each["metadata"]["name"], each["kind"]))
 
 
-@pytest.mark.parametrize("shift", [0, *(pytest.param(shift, marks=pytest.mark.wide) for shift in (1, 2))])
-def test_no_command_touches_what_stands_beside_a_job(namespace: Namespace, job: Job, shift: int) -> None:
+def type_all(namespace: Namespace, *commands: tuple[str, ...]) -> list[subprocess.CompletedProcess[str]]:
+    """These commands at once: each is refused, so none can be in another's way."""
+    with ThreadPoolExecutor(len(commands)) as pool:
+        return list(pool.map(lambda command: namespace.type_kdist(*command), commands))
+
+
+@matrix(lambda place: 0 if place == 0 else -1)
+def test_no_command_touches_what_stands_beside_a_job(namespace: Namespace, job: Job, backend: str, shift: int) -> None:
     namespace.copy_sources()
-    file = namespace.write(job(backend="job", nodes={"min": 1, "max": 3}, code="./src", **IDLE))
+    file = namespace.write(job(backend=backend, nodes={"min": 1, "max": 3}, code="./src", **IDLE))
     namespace.kdist("apply", file)
     beside = [each for each in all_of(namespace, KINDS) if (each["kind"], each["metadata"]["name"]) != ("ConfigMap", "digits")]
-    assert {each["kind"] for each in beside} >= {"ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim", "ConfigMap"}
+    assert {each["kind"] for each in beside} >= {*DROPPED, "PersistentVolumeClaim", "ConfigMap", "Service", "NetworkPolicy"}
     theirs = replace(namespace, [(each, WHOSE[(place + shift) % 3]) for place, each in enumerate(beside)])
     own = namespace.get("configmap", "digits")["metadata"]["resourceVersion"]
-    for command in (("apply", file), ("scale", "digits", "--nodes", "1:2", "--no-wait")):
-        refused = namespace.type_kdist(*command)
-        assert refused.returncode == Code.ERROR, refused.stderr
-        assert namespace.get("configmap", "digits")["metadata"]["resourceVersion"] == own, "it stopped before it changed anything"
-        named = [name for _, name in theirs if f"/{name} in namespace" in refused.stderr]
-        assert command[0] == "scale" or len(named) == len(theirs), refused.stderr
+    applied, scaled = type_all(namespace, ("apply", file), ("scale", "digits", "--nodes", "1:2", "--no-wait"))
+    assert (applied.returncode, scaled.returncode) == (Code.ERROR, Code.ERROR), applied.stderr + scaled.stderr
+    assert namespace.get("configmap", "digits")["metadata"]["resourceVersion"] == own, "they stopped before they changed anything"
+    assert [name for _, name in theirs if f"/{name} in namespace" not in applied.stderr] == []
     deleted = namespace.type_kdist("delete", "digits", "--purge")
     assert deleted.returncode == Code.OK, deleted.stderr
     for (kind, name), before in theirs.items():
         assert look(namespace, kind, name) == before
         labelled = before["metadata"].get("labels")
         assert f"/{name} stays: it is not of job digits" in deleted.stderr or not labelled, deleted.stderr
-    assert namespace.get("job", "digits") == {}
+    assert namespace.get(RESOURCE[backend], "digits") == {}
     assert namespace.get("configmap", "digits") == {}
 
 
-@pytest.mark.parametrize("whose", [WHOSE[1], *(pytest.param(each, marks=pytest.mark.wide) for each in (WHOSE[0], WHOSE[2]))])
-@pytest.mark.parametrize("backend", ["job", *(pytest.param(each, marks=pytest.mark.wide) for each in list(WORKLOADS)[1:])])
+@matrix(lambda place: 1 if place == 0 else -1)
+def test_no_apply_prunes_what_only_looks_like_the_jobs(namespace: Namespace, job: Job, backend: str, shift: int) -> None:
+    namespace.copy_sources()
+    file = namespace.write(job(backend=backend, nodes={"min": 1, "max": 3}, code="./src", **IDLE))
+    smaller = ("apply", file, *(word for each in SMALLER for word in ("--set", f"spec.{each}")))
+    rendered = [each.document for each in deploy.plan(None, load_file(str(namespace.home / file)), base=namespace.home).manifests]
+    dropped = [
+        each
+        for each in rendered
+        if each["kind"] in DROPPED or each["metadata"]["name"].startswith(("digits-rend", "digits-code-"))
+    ]
+    for each in dropped:  # no render knows the namespace
+        for subject in each.get("subjects", []):
+            subject["namespace"] = namespace.name
+    theirs = replace(namespace, [(each, WHOSE[(place + shift) % 3]) for place, each in enumerate(dropped)])
+    namespace.kdist(*smaller)
+    assert "pruned" not in namespace.kdist(*smaller, "--error-unchanged", code=Code.UNCHANGED)
+    for (kind, name), before in theirs.items():
+        assert look(namespace, kind, name) == before
+
+
+@matrix(lambda place: place + 1 if place < 2 else -1)
 def test_no_command_touches_a_workload_or_a_job_of_somebody_else(
-    namespace: Namespace, job: Job, backend: str, whose: str
+    namespace: Namespace, job: Job, backend: str, shift: int
 ) -> None:
     file = namespace.write(job(backend=backend, **IDLE))
     namespace.kdist("apply", file)
-    kinds = f"{WORKLOADS[backend]},configmap"
-    foreign = [each for each in all_of(namespace, kinds) if each["metadata"]["name"] == "digits"]
-    theirs = replace(namespace, [(each, whose) for each in foreign])
-    for command in (("apply", file), ("scale", "digits", "--nodes", "1", "--no-wait"), ("restart", "digits"), ("stop", "digits")):
-        refused = namespace.type_kdist(*command)
-        assert refused.returncode == Code.ERROR, refused.stderr
-        assert "is not of job digits" in refused.stderr
+    kinds = f"{RESOURCE[backend]}{',trainingruntime' if backend == 'trainjob' else ''}"
+    workload = sorted(all_of(namespace, kinds), key=lambda each: str(each["kind"]), reverse=True)  # before a TrainJob its runtime
+    assert len(workload) == len(kinds.split(","))
+    theirs: dict[tuple[str, str], dict[str, Any]] = {}
+    for foreign in (workload, [namespace.get("configmap", "digits")]):
+        theirs |= replace(namespace, [(each, WHOSE[shift]) for each in foreign])
+        scale = ("scale", "digits", "--nodes", "1", "--no-wait")
+        for refused in type_all(namespace, ("apply", file), scale, ("restart", "digits"), ("stop", "digits")):
+            assert refused.returncode == Code.ERROR, refused.stderr
+            assert f"{foreign[-1]['kind'].lower()}" in refused.stderr.lower()
+            assert "is not of job digits" in refused.stderr
     deleted = namespace.type_kdist("delete", "digits", "--purge")
     assert deleted.returncode == Code.OK, deleted.stderr
     for (kind, name), before in theirs.items():

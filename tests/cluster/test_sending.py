@@ -227,3 +227,30 @@ def test_kdist_is_a_plugin_of_kubectl(namespace: Namespace) -> None:
     assert kubectl("kdist", "get", "--help").startswith("Usage: kubectl kdist get ")
     assert kubectl("kdist", "get", "-n", namespace.name, "-o", "name") == ""
     assert kubectl("__complete", "kdist", "de").splitlines() == ["delete", ":4"]
+
+
+def test_all_but_what_it_resumes_from_goes_with_a_workload_that_is_deleted_by_hand(namespace: Namespace, file: Path) -> None:
+    namespace.kdist("apply", str(file))
+    made, run = objects(namespace), namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"]
+    namespace.kdist("apply", str(file), "--error-unchanged", code=Code.UNCHANGED)
+    stays = {"configmap/digits", "persistentvolumeclaim/digits-checkpoints"}
+    namespace.kubectl("delete", "job", "digits")
+    namespace.until("the garbage collector to delete the rest", lambda: objects(namespace) == stays)
+    assert "deleted by somebody" in json.loads(namespace.kdist("why", "digits", "-o", "json"))["sentence"]
+    for _ in range(2):  # the second time what the first workload owned may be about to go
+        namespace.kdist("apply", str(file))
+        assert objects(namespace) == made
+        namespace.kubectl("delete", "job", "digits")
+    namespace.kdist("apply", str(file))
+    assert namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"] == run
+    uid = namespace.get("job", "digits")["metadata"]["uid"]
+    owned = namespace.find("serviceaccount,role,rolebinding,configmap,service,networkpolicy,pdb", "kdist.dev/job=digits")
+    assert {each["metadata"]["name"] for each in owned if "ownerReferences" not in each["metadata"]} == {"digits"}
+    assert {one["uid"] for each in owned for one in each["metadata"].get("ownerReferences", [])} == {uid}
+
+
+def objects(namespace: Namespace) -> set[str]:
+    """What there is of the job, but for its pods."""
+    kinds = "serviceaccount,role,rolebinding,pvc,configmap,service,networkpolicy,pdb,job"
+    names = namespace.kubectl("get", kinds, "-l", "kdist.dev/job=digits", "-o", "name").split()
+    return set(names)

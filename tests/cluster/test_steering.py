@@ -61,13 +61,21 @@ def test_a_suspended_job_gives_its_pods_back_and_goes_on_where_it_was(namespace:
     assert [each["step"] for each in ended["steps"]] == list(range(1, 301))
 
 
-def test_a_deleted_job_leaves_its_checkpoints_and_goes_on_when_it_is_sent_again(namespace: Namespace, calm: Job) -> None:
-    document = calm()
+@pytest.mark.parametrize("program", ["kdist", pytest.param("kubectl", marks=pytest.mark.wide)])
+def test_a_job_that_is_deleted_while_it_runs_saves_and_goes_on_when_it_is_sent_again(
+    namespace: Namespace, calm: Job, program: str
+) -> None:
+    document = calm(train={"checkpoint": {"every": {"seconds": 3600}}})
     namespace.apply(document)
-    namespace.until("two nodes train", partial(world_of, namespace, 2))
-    namespace.kdist("delete", "digits", "--timeout=3m")
+    told = namespace.until("two nodes train", partial(world_of, namespace, 2))
+    assert told
+    if program == "kdist":
+        namespace.kdist("delete", "digits", "--timeout=3m")
+    else:  # what the pods meet by goes with the workload, while they save
+        namespace.kubectl("delete", "job.batch", "digits", "--cascade=foreground", "--timeout=3m")
     assert namespace.get("job.batch", "digits") == {}
     step = int(namespace.volume("digits")["checkpoints"][0]["step"])
+    assert step >= told["step"]
     namespace.apply(document)
     namespace.kdist("wait", "digits", "--timeout=6m", timeout=400)
     ended = namespace.volume("digits")

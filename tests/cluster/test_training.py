@@ -1,4 +1,4 @@
-"""One job file trains on every workload kind, to the end, and its model is in the volume."""
+"""One job file trains on every workload kind, to the end, and the model that its end tells of is in the volume."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.abilities import Abilities
-from tests.cluster.kinds import RESOURCE, each_kind
+from tests.cluster.conftest import BURST
+from tests.cluster.kinds import RESOURCE, operated_kind
 from tests.cluster.namespace import Namespace
 from tests.house.tree import ROOT
 
@@ -21,13 +22,14 @@ EXAMPLE = ROOT / "examples" / "digits.yaml"
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
-@each_kind
+@operated_kind
 @pytest.mark.needs("shared-volumes")
 def test_the_example_reaches_97_percent_and_leaves_its_model_in_the_volume(
     namespace: Namespace, abilities: Abilities, kind: str
 ) -> None:
     image = namespace.environment["KDIST_IMAGE"]
     choices = [f"spec.backend={kind}", f"spec.image={image}", "spec.resources.cpu=0.5", "spec.checkpoints.size=1Gi"]
+    choices += [f"spec.podTemplate.spec.containers={json.dumps([BURST])}"]
     choices += [f"spec.checkpoints.class={abilities.storage_class}"] if abilities.storage_class else []
     settings = [word for choice in choices for word in ("--set", choice)]
     namespace.kdist("apply", str(EXAMPLE), *settings)
@@ -44,10 +46,11 @@ def test_the_example_reaches_97_percent_and_leaves_its_model_in_the_volume(
 
     namespace.kdist("wait", "digits", "--timeout=5m", timeout=320)
     assert namespace.status("digits")["phase"] == "Succeeded"
-    volume = namespace.volume("digits")
+    volume = namespace.volume("digits", export=True)
     assert volume["done"]["outcome"] == "done"
     assert volume["done"]["metrics"]["accuracy"] >= 0.97
     assert {each["state"] for each in volume["checkpoints"]} == {"verified"}
+    assert volume["exported"] == volume["done"]["weights"], "DONE is about another model than the checkpoint"
     assert config_of(namespace.find("configmaps", "kdist.dev/job=digits")) == rendered(namespace, kind, settings)
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import Job
+from tests.cluster.conftest import BURST, Job
 from tests.cluster.namespace import Namespace
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 FEW = {"cpu": 0.3, "memory": "700Mi"}
+SMALL: dict[str, Any] = {"resources": FEW, "podTemplate": {"spec": {"containers": [BURST]}}}
 
 
 def why(namespace: Namespace) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def test_a_quota_that_is_used_up_is_named_with_its_numbers(namespace: Namespace,
 
 
 def test_the_users_mistake_ends_the_job_at_once_with_its_line(namespace: Namespace, job: Job) -> None:
-    namespace.apply(job(resources=FEW, code="./src", script={"path": "mistake.py"}, checkpoints=None))
+    namespace.apply(job(**SMALL, code="./src", script={"path": "mistake.py"}, checkpoints=None))
     namespace.kdist("wait", "digits", "--timeout=3m", code=10)
     expect(namespace, "user-code", "the answer is 41", "mistake.py")
     told = namespace.status("digits")
@@ -72,12 +73,12 @@ def test_the_users_mistake_ends_the_job_at_once_with_its_line(namespace: Namespa
 
 
 def test_a_rank_that_takes_too_much_memory_is_named_before_the_peers_it_took_along(namespace: Namespace, job: Job) -> None:
-    namespace.apply(job(resources=FEW, code="./src", script={"path": "greedy.py"}, checkpoints=None, maxRestarts=0))
+    namespace.apply(job(**SMALL, code="./src", script={"path": "greedy.py"}, checkpoints=None, maxRestarts=0))
     expect(namespace, "out-of-memory", "memory")
 
 
 def test_a_rank_that_hangs_for_good_is_named_with_where_it_stood(namespace: Namespace, job: Job) -> None:
-    namespace.apply(job(resources=FEW, code="./src", hangTimeoutSeconds=10, maxRestarts=0, train={"workload": "calm:Stuck"}))
+    namespace.apply(job(**SMALL, code="./src", hangTimeoutSeconds=10, maxRestarts=0, train={"workload": "calm:Stuck"}))
     namespace.kdist("wait", "digits", "--timeout=4m", code=10, timeout=300)
     expect(namespace, "budget", "rank 1 hangs", "hangTimeoutSeconds", "calm.py")
 

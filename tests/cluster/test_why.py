@@ -26,7 +26,11 @@ TOKEN = {"name": "TOKEN", "secret": {"name": "wandb", "key": "token"}}
 
 STUCK: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     "gpu": ({"resources": {**LITTLE, "gpu": 8}}, "unschedulable", ["8 nvidia.com/gpu", "no node has any"]),
-    "selector": ({"nodeSelector": {"disk": "golden"}}, "unschedulable", ["spec.nodeSelector"]),
+    "selector": (
+        {"nodeSelector": {"disk": "golden"}},
+        "unschedulable",
+        ["no node: no node has the labels of spec.nodeSelector (disk=golden)"],
+    ),
     "secret": ({"env": [TOKEN]}, "secret-missing", ["Secret wandb does not exist", "kubectl create secret generic wandb"]),
     "priority": ({"priorityClass": "golden"}, "no-priority-class", ["golden", "kubectl get priorityclasses"]),
     # A volume is mounted before an image is pulled: the image that is not there either is not what keeps the pod.

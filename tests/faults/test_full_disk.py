@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.small_disk import fill, small_disk
 
 from .check_ledger import assert_every_sample_once
 from .training_run import TrainingRun, describe_job
@@ -19,25 +18,9 @@ EPOCHS, SAMPLES = 12, 1437
 STEPS_ON = 25  # with a disk that is full
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 12 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "kdist-test", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Take what space is left."""
-    ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
-    return ballast
+@pytest.fixture(name="disk")
+def make_disk(tmp_path: Path) -> Iterator[Path]:
+    yield from small_disk(tmp_path / "disk", mib=12)
 
 
 def scrape(run: TrainingRun, name: str) -> float:
@@ -53,7 +36,7 @@ def scrape(run: TrainingRun, name: str) -> float:
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-def test_a_full_disk_costs_checkpoints_and_nothing_else(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_costs_checkpoints_and_nothing_else(disk: Path, tmp_path: Path) -> None:
     train = {
         "workload": "digits",
         "epochs": EPOCHS,
@@ -61,11 +44,11 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(small_disk: Path, tmp_pa
         "syncEverySteps": 5,
         "checkpoint": {"every": {"steps": 10}, "keep": 1},
     }
-    job = describe_job("full", nodes=1, procsPerNode=2, train=train, checkpoints={"path": str(small_disk / "checkpoints")})
+    job = describe_job("full", nodes=1, procsPerNode=2, train=train, checkpoints={"path": str(disk / "checkpoints")})
     with TrainingRun(tmp_path / "run", job) as run:
-        run.checkpoints = small_disk / "checkpoints"
+        run.checkpoints = disk / "checkpoints"
         run.wait_until(lambda: len(run.events("commit")) >= 2, "two checkpoints")
-        ballast = fill(small_disk)
+        ballast = fill(disk)
         failed = run.wait_until(lambda: [e for e in run.log("node-0") if e["event"] == "checkpoint-failed"], "a save to fail")
         assert failed[0]["cause"] == "enospc"
         committed = run.events("commit")[-1]["step"]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from kdist_trainer.data.order import Deal
 from tests.draw import read_commit
 from tests.patience import soon
 from tests.trainer.checkpoint.exported import digest_of_export
@@ -27,7 +28,7 @@ from .training_run import TrainingRun, describe_job
 
 SEEDS = int(os.environ.get("KDIST_SEEDS", "20"))
 DRAWN = random.Random(os.environ.get("KDIST_SEED") or read_commit(Path(__file__).parent)).randrange(SEEDS)
-EPOCHS, SAMPLES, BATCH = 6, 601, 48
+EPOCHS, SAMPLES, BATCH, SHARDS = 6, 601, 48, 6
 
 
 class Cell(NamedTuple):
@@ -58,7 +59,7 @@ def describe(cell: Cell) -> dict[str, Any]:
         "options": {"length": SAMPLES, "pause": 0.005},
         "epochs": EPOCHS,
         "globalBatch": BATCH,
-        "virtualShards": 6,
+        "virtualShards": SHARDS,
         "clipGradNorm": 1.0,
         "emaDecay": 0.98,
         "evaluate": "end",
@@ -92,6 +93,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[Cell, Ending]:
             return self[cell]
 
     return Endings()
+
+
+def test_every_rank_of_every_cell_accumulates_gradients() -> None:
+    ranks = [(rank, cell.ranks) for cell in CELLS for rank in range(cell.ranks)]
+    passes = {len(Deal(BATCH, SHARDS, rank, size).parts(BATCH)) for rank, size in ranks}
+    assert passes == {6, 3, 2}
 
 
 @pytest.mark.processes

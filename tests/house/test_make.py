@@ -94,3 +94,16 @@ def test_what_failed_is_tried_once_more_where_that_is_asked_for(
     calls = (tmp_path / "tries").read_text().splitlines()
     assert len(calls) == tries
     assert ["--last-failed --last-failed-no-failures none -n 0" in call for call in calls] == [False, True][:tries]
+
+
+@pytest.mark.parametrize("tier", ["processes", "chaos", "e2e", "disruptive", "stranger"])
+def test_a_tier_reads_every_folder_that_has_tests_of_it(tier: str, tmp_path: Path) -> None:
+    (tmp_path / ".ready").touch()
+    plan = make("--dry-run", "e2e" if tier == "disruptive" else tier, f"VENV={tmp_path}").stdout
+    (folders,) = set(re.findall(rf"tiers/{tier}\.xml .*? -o testpaths=(\"[^\"]+\"|\S+)", plan))
+    read = tuple(f"{folder}/" for folder in folders.strip('"').split())
+    sources = [path for path in files() if path.suffix == ".py"]
+    marked = [path.relative_to(ROOT).as_posix() for path in sources if f"mark.{tier}" in path.read_text()]
+    tests = [path for path in marked if path.startswith("tests/") and path != "tests/house/test_make.py"]
+    assert tests
+    assert [path for path in tests if not path.startswith(read)] == []

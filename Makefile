@@ -19,7 +19,7 @@ KDIST_SEEDS ?= 20
 # Set, it would have every process of every test compile our modules and the tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Not empty: a test that kills processes and failed is tried once more, alone; .ci/run asks for it and names those tests.
+# Not empty: a test that failed is tried once more, alone, when the machine is quieter; .ci/run asks for it and names those tests.
 AGAIN ?=
 # Not empty: what is marked `wide` is left out, and of what stops machines one test is drawn, as .ci/run does.
 NARROW ?=
@@ -69,7 +69,7 @@ house: setup
 	$(call pytest,house) tests/house -n $(JOBS) $(ARGS)
 
 unit: setup
-	$(call pytest,unit) -m "not (processes or chaos or e2e or stranger)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS)
+	$(call patiently,unit,-m "not (processes or chaos or e2e or stranger)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS))
 
 processes: setup
 	$(call patiently,processes,$(REAL) -m "processes and not (chaos or e2e or stranger)" -n $(JOBS) --dist=worksteal $(ARGS))

@@ -7,7 +7,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -124,12 +124,19 @@ class Follower:
         self._lines: queue.Queue[Line] = queue.Queue(_WAITING_LINES)
         self._readings: dict[str, _Reading] = {}
         self._told = ""
+        self._ended = threading.Event()  # nobody follows any more: threads that still read say nothing
         self.seen: Snapshot | None = None
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Generator[Line, None, None]:
         """Lines as they come. Raises `NotFoundError` if there is no such job, `KdistError` if the API server stays away, or
         with code TIMEOUT if the job has not ended after `timeout` seconds.
         """
+        try:
+            yield from self._follow()
+        finally:
+            self._ended.set()
+
+    def _follow(self) -> Iterator[Line]:
         end = float("inf") if self._timeout is None else time.monotonic() + self._timeout
         yield from self._read_history()
         while True:
@@ -211,7 +218,8 @@ class Follower:
         except NotFoundError:
             reading.whole = True  # the pod is gone, and its log with it
         except (KdistError, OSError) as error:
-            if getattr(error, "status", None) != HTTPStatus.BAD_REQUEST:  # which means that the container is not there yet
+            not_there_yet = getattr(error, "status", None) == HTTPStatus.BAD_REQUEST
+            if not not_there_yet and not self._ended.is_set():
                 self._tell(f"the log of {pod.name} cannot be read: {error}; trying again")
         finally:
             reading.over = True

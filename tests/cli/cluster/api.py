@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -104,6 +105,15 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print what goes wrong in a test, except that a client left: it prints to the stderr that the test reads."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class Api:
     """A server on a free port of this machine; `answer` may be exchanged while it runs.
 
@@ -114,9 +124,8 @@ class Api:
         self.answer = answer
         self.asked: list[Asked] = []
         self.connections: list[socket.socket] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server = _Server(("127.0.0.1", port), Handler)
         self._server.api = self  # type: ignore[attr-defined]  # for the handler
-        self._server.daemon_threads = True
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)

@@ -13,6 +13,7 @@ from kdist.errors import NotFoundError
 from kdist.follow.lines import Line, RankFilter
 from kdist.follow.logs import Follower, Wanted, read, without_times
 from kdist.status import read_pod
+from tests.cli.cluster.conftest import Connect, Serve
 from tests.cli.follow.test_wait import DONE
 from tests.cli.follow.world import FIRST, SECOND, World, lines
 from tests.cli.status.objects import container, ended_pod, pod, terminated, unscheduled, waiting
@@ -174,3 +175,20 @@ def test_an_event_behind_an_unfinished_line_is_both() -> None:
     assert line.event is not None
     assert (line.event["event"], line.printed) == ("progress", "20%")
     assert Line(read_pod(pod(0)), "", '{"time": broken').event is None
+
+
+def test_who_no_longer_follows_is_told_nothing_more(world: World, serve: Serve, connect: Connect) -> None:
+    world.pods, world.logs = [pod(0)], {FIRST: lines("a")}
+    api = serve(world)
+    told: list[str] = []
+    follower = Follower(connect(api.url, patience=0.1), "digits", Wanted(), tell=told.append, look_seconds=0.02)
+    following = follower.lines()
+    assert next(following).text == "a"
+    world.logs = {FIRST: lines("a", "b")}
+    assert next(following).text == "b"
+    (reading,) = [thread for thread in threading.enumerate() if thread.name == f"log {FIRST}"]
+    following.close()
+    api.close()
+    reading.join(30)
+    assert not reading.is_alive()
+    assert told == []

@@ -17,9 +17,9 @@ from bench.loops import kdist_off
 from bench.ranks import launch_measured, report
 from bench.table import title
 from bench.work import take_both
-from kdist_trainer import loop
-from kdist_trainer.buffers import Buffers
-from kdist_trainer.run import Run
+from kdist_trainer.parallel.buffers import Buffers
+from kdist_trainer.training import trainer
+from kdist_trainer.training.context import Run
 
 SIZE = {"ranks": 2, "width": 384, "depth": 8, "norms": 1, "batch": 256, "steps": 3000, "rounds": 1}
 KINDS = ("nothing sent", "kdist, after the step", "DDP, before the pass")
@@ -38,14 +38,14 @@ def rank() -> None:
     """One rank: a training that sends its buffers another way every few steps."""
     size = json.loads(os.environ["KDIST_BENCH"])
     os.environ["MASTER_PORT"] = str(size["ports"][0])
-    step, kinds = loop.step, cost.order(size["steps"], len(KINDS))
+    step, kinds = trainer.step, cost.order(size["steps"], len(KINDS))
 
     def switched(run: Run) -> bool:
         if run.state.step % cost.BLOCK == 0:
             turn(run, kinds[run.state.step // cost.BLOCK])
         return step(run)
 
-    loop.step = switched
+    trainer.step = switched
     kdist_off(size)
     report(take_both(warm=2 + len(KINDS) * cost.BLOCK))
 

@@ -21,10 +21,11 @@ from bench.loops import kdist_on
 from bench.ranks import launch_measured, report
 from bench.table import columns, title
 from bench.work import take_both
-from kdist_trainer import collectives, loop
-from kdist_trainer.recorder import Recorder
-from kdist_trainer.run import Run
-from kdist_trainer.timing import Untimed
+from kdist_trainer.instrumentation import collective_hooks
+from kdist_trainer.instrumentation.flight_recorder import Recorder
+from kdist_trainer.instrumentation.step_timer import Untimed
+from kdist_trainer.training import trainer
+from kdist_trainer.training.context import Run
 
 SIZE = {"ranks": 2, "width": 384, "depth": 4, "batch": 512, "steps": 6000, "rounds": 1}
 STEP_SECONDS = 0.02
@@ -41,16 +42,16 @@ class Switch:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._recorder = next(each for each in collectives.listeners() if isinstance(each, Recorder))
-        self._timer = next(each for each in collectives.listeners() if each is not self._recorder)
+        self._recorder = next(each for each in collective_hooks.listeners() if isinstance(each, Recorder))
+        self._timer = next(each for each in collective_hooks.listeners() if each is not self._recorder)
         self._measuring = run.timer, run.report, run.beat
 
     def turn(self, kind: int) -> None:
         """Measure what `KINDS` says."""
         for listener, least in ((self._recorder, 1), (self._timer, 2)):
-            collectives.ignore(listener)
+            collective_hooks.ignore(listener)
             if kind >= least:
-                collectives.listen(listener)
+                collective_hooks.listen(listener)
         run = self._run
         run.timer, run.report, run.beat = self._measuring if kind == 2 else (Untimed(), _nothing, _no_beat)
 
@@ -97,7 +98,7 @@ def rank() -> None:
     """One rank: a training whose measuring is switched every few steps."""
     size = json.loads(os.environ["KDIST_BENCH"])
     os.environ["MASTER_PORT"] = str(size["ports"][0])
-    step, kinds, switches = loop.step, order(size["steps"]), list[Switch]()
+    step, kinds, switches = trainer.step, order(size["steps"]), list[Switch]()
 
     def switched(run: Run) -> bool:
         if not switches:
@@ -106,7 +107,7 @@ def rank() -> None:
             switches[0].turn(kinds[run.state.step // BLOCK])
         return step(run)
 
-    loop.step = switched
+    trainer.step = switched
     kdist_on(size)
     report(take_both(warm=WARM))
 

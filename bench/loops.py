@@ -16,8 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.ranks import environment
 from bench.work import Work
-from kdist_trainer import collectives, worker
+from kdist_trainer import worker
 from kdist_trainer.config import Checkpointing, Every, Nodes, Optimizer, TrainConfig, Training
+from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.workload import WorkloadContext
 from kdist_trainer.world import leave
 
@@ -101,8 +102,8 @@ def kdist(size: Size, *, timing: Any, **variables: str | None) -> None:
         try:
             worker.main()
         finally:
-            for listener in collectives.listeners():  # the next contestant is not to be noted
-                collectives.ignore(listener)
+            for listener in collective_hooks.listeners():  # the next contestant is not to be noted
+                collective_hooks.ignore(listener)
 
 
 def make(size: Size) -> Work:

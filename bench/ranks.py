@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.exporter import Exporter
+from kdist_trainer.metrics.exporter import Exporter
 
 RESULT = "KDIST_BENCH_RESULT"
 

@@ -24,12 +24,11 @@ from typing import Any
 from torch._C._distributed_c10d import Store, TCPStore
 
 from bench.table import title
-from kdist_trainer.agent.exchange import Exchange
-from kdist_trainer.agent.hearing import Heard, Hearing
-from kdist_trainer.rendezvous.configmap import ConfigMap
-from kdist_trainer.rendezvous.dynamic import open_rendezvous
-from kdist_trainer.rendezvous.kubernetes import KubernetesStore
-from kdist_trainer.rendezvous.pace import Pace
+from kdist_trainer.agent.coordination import Exchange
+from kdist_trainer.agent.monitor import Heard, Hearing
+from kdist_trainer.rendezvous.configmap_client import ConfigMap
+from kdist_trainer.rendezvous.handler import Pace, open_rendezvous
+from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
 from tests.trainer.rendezvous.control_plane import ControlPlane
 
 SIZES = (2, 8, 64)

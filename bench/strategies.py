@@ -75,10 +75,10 @@ def measure(strategy: str, precision: str, size: int) -> dict[str, float]:
 
 def rank() -> None:
     """One rank of a run."""
-    from kdist_trainer import loop
-    from kdist_trainer.assembly import Surroundings, assemble
-    from kdist_trainer.signals import StopFlag
-    from kdist_trainer.stats import StepStats
+    from kdist_trainer.metrics.step_stats import StepStats
+    from kdist_trainer.training import trainer
+    from kdist_trainer.training.builder import Surroundings, assemble
+    from kdist_trainer.training.sync import StopFlag
     from kdist_trainer.worker import load_workload
     from kdist_trainer.world import World
 
@@ -99,7 +99,7 @@ def rank() -> None:
         )
         with tempfile.TemporaryDirectory() as folder:
             os.environ["KDIST_SCRATCH"] = folder
-            loop.train(assemble(config, config.train, load_workload(config.train, world), around))
+            trainer.train(assemble(config, config.train, load_workload(config.train, world), around))
         every = world.all_gather_object(memory(world.device))
     seconds = statistics.median(after - before for before, after in zip(marks[WARM:], marks[WARM + 1 :], strict=False))
     block = int(str(config.train.options["block"]))

@@ -17,10 +17,10 @@ from pathlib import Path
 from rich.console import Console, Group, RenderableType
 
 from kdist import load, local, render
-from kdist.local import view
-from kdist.local.follow import Entry
+from kdist.events import Entry
 from kdist.local.progress import Progress
-from kdist_trainer.heartbeat import Heartbeat
+from kdist.views import live_run
+from kdist_trainer.liveness import Heartbeat
 
 HERE = Path(__file__).parent
 JOB = HERE.parent / "examples" / "digits.yaml"
@@ -40,7 +40,7 @@ class Photographer:
 
     def show(self, entry: Entry) -> None:
         """Keep the line; after the second checkpoint kill the last rank."""
-        self.lines.append(view.draw_entry(entry))
+        self.lines.append(live_run.draw_entry(entry))
         name = entry.event["event"] if entry.event else ""
         self.saves += name == "checkpoint-committed"
         if name == "checkpoint-committed" and self.saves == 2:
@@ -53,7 +53,8 @@ class Photographer:
         """Take the picture once the training has been back for a while."""
         if self.picture is None and self.came_back_at is not None and progress.step >= self.came_back_at + 60:
             command = f"$ kdist run {JOB.relative_to(HERE.parent)}"
-            self.picture = Group(command, *self.lines, view.draw(progress, hint="Ctrl-C saves and stops; twice ends it at once"))
+            hint = "Ctrl-C saves and stops; twice ends it at once"
+            self.picture = Group(command, *self.lines, live_run.draw(progress, hint=hint))
             os.kill(os.getpid(), signal.SIGINT)
 
 

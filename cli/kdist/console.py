@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import click
 
 from kdist.errors import InvalidJobError, KdistError, Problem
-from kdist.outlet import Outlet
+from kdist.nonblocking import Outlet
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -19,7 +19,7 @@ import yaml
 
 from kdist.dashboards import DASHBOARDS
 from kdist.dashboards.prometheus import Prometheus, Window, fill
-from kdist_trainer.heartbeat import Heartbeat
+from kdist_trainer.liveness import Heartbeat
 from tests.charts.rules import FILES
 from tests.cli.running import Run
 

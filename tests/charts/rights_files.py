@@ -1,21 +1,21 @@
-"""Makes what says who may do what, of the table in kdist.rights: `python -m tests.charts.rights_files`; tests compare."""
+"""Makes what says who may do what, of the table in kdist.rbac: `python -m tests.charts.rights_files`; tests compare."""
 
 from __future__ import annotations
 
-from kdist import rights
+from kdist import rbac
 from tests.house.tree import ROOT
 
 TEMPLATE = ROOT / "charts" / "kdist" / "templates" / "_rules.tpl"
 PAGE = ROOT / "docs" / "kubernetes.md"
-_BEGIN, _END = "<!-- made from kdist.rights -->\n", "<!-- end -->\n"
+_BEGIN, _END = "<!-- made from kdist.rbac -->\n", "<!-- end -->\n"
 
 
 def page() -> str:
     """Text of the page, with the table as it has to be."""
     before, _, rest = PAGE.read_text().partition(_BEGIN)
-    return f"{before}{_BEGIN}{rights.table()}\n{_END}{rest.partition(_END)[2]}"
+    return f"{before}{_BEGIN}{rbac.table()}\n{_END}{rest.partition(_END)[2]}"
 
 
 if __name__ == "__main__":
-    TEMPLATE.write_text(rights.chart_templates())
+    TEMPLATE.write_text(rbac.chart_templates())
     PAGE.write_text(page())

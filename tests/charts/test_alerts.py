@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kdist import backends
-from kdist.steer.anatomy import SLOW_BY
-from kdist_trainer.exporter.exposition import CATALOGUE
-from kdist_trainer.stats import Kind
+from kdist.agent_metrics import SLOW_BY
+from kdist_trainer.metrics.declarations import Kind
+from kdist_trainer.metrics.endpoint import CATALOGUE
 from tests.charts.rules import FILES, SCENARIOS, alerts, promtool_test, read_rules, run_promtool
 from tests.house.tree import ROOT
 

@@ -12,8 +12,8 @@ import pytest
 
 from kdist.dashboards import DASHBOARDS
 from kdist.dashboards.grafana import places, to_document, to_json
-from kdist_trainer.exporter.exposition import CATALOGUE
-from kdist_trainer.stats import Kind
+from kdist_trainer.metrics.declarations import Kind
+from kdist_trainer.metrics.endpoint import CATALOGUE
 from tests.charts import lint
 from tests.charts.rules import CHART, read_rules
 

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from kdist.dashboards import DASHBOARDS
-from kdist.dashboards.panels import Panel
+from kdist.dashboards.model import Panel
 from kdist.dashboards.preview import draw_page
-from kdist.dashboards.preview.panel import name_of
+from kdist.dashboards.preview.html import name_of
 from kdist.dashboards.prometheus import Prometheus, Window, fill
-from kdist_trainer.exporter import Exporter
-from kdist_trainer.reporter import Reporter
-from kdist_trainer.stats import Op, StepStats
+from kdist_trainer.metrics.exporter import Exporter
+from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.metrics.step_stats import Op, StepStats
 from tests.charts.monitored import SCRAPE_SECONDS, scraping, until
 
 pytestmark = pytest.mark.processes

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from kdist.dashboards import DASHBOARDS
-from kdist.dashboards.panels import Panel
+from kdist.dashboards.model import Panel
 from kdist.dashboards.preview import draw_page
 from kdist.dashboards.prometheus import Prometheus, Series, Window, fill
 from tests.charts import browser

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdist.dashboards import DASHBOARDS
-from kdist.dashboards.colors import STATUS
-from kdist.dashboards.panels import Kind, Panel, bars, lines, stat
-from kdist.dashboards.preview import chart, figures
-from kdist.dashboards.preview import panel as card
-from kdist.dashboards.preview.chart import Curve, Event
+from kdist.dashboards.model import STATUS, Kind, Panel, bars, lines, stat
+from kdist.dashboards.preview import html as card
+from kdist.dashboards.preview import svg
+from kdist.dashboards.preview.svg import Curve, Event
 from kdist.dashboards.prometheus import Series, Window, fill
 
 WINDOW = Window(1000.0, 1100.0, 1.0)
@@ -47,19 +46,19 @@ UNITS = ["none", "s", "percentunit", "bytes", "Bps", "cps", "flops"]
     ],
 )
 def test_a_number_is_shown_as_people_say_it(value: float, unit: str, text: str) -> None:
-    assert figures.show(value, unit) == text
+    assert svg.show(value, unit) == text
 
 
 @given(NUMBERS, st.sampled_from(UNITS), st.none() | st.integers(0, 4))
 def test_every_number_has_a_short_text(value: float, unit: str, decimals: int | None) -> None:
-    text = figures.show(value, unit, decimals=decimals)
+    text = svg.show(value, unit, decimals=decimals)
     assert text
     assert len(text) < 70
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e9))
 def test_ticks_are_few_and_inside(low: float, way: float) -> None:
-    found = figures.ticks(low, low + way)
+    found = svg.ticks(low, low + way)
     assert len(found) <= 6
     assert all(low - way * 1e-3 <= tick <= low + way * 1.001 for tick in found)
 
@@ -78,12 +77,12 @@ def test_ticks_are_few_and_inside(low: float, way: float) -> None:
     ],
 )
 def test_an_axis_has_one_unit_and_digits_that_tell_its_numbers_apart(high: float, unit: str, texts: list[str]) -> None:
-    assert [text for _, text in figures.axis(0.0, high, unit, most=4)] == texts
+    assert [text for _, text in svg.axis(0.0, high, unit, most=4)] == texts
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-9, 1e12), st.sampled_from([unit for unit in UNITS if unit != "s"]))
 def test_an_axis_never_says_two_things_alike(low: float, way: float, unit: str) -> None:
-    found = figures.axis(low, low + way, unit, most=4)
+    found = svg.axis(low, low + way, unit, most=4)
     if way > abs(low) * 0.01:
         assert len({text for _, text in found}) == len(found)
 
@@ -92,11 +91,11 @@ def test_a_rare_peak_does_not_flatten_all_the_rest_and_is_named() -> None:
     values = [0.02 + 0.001 * (index % 5) for index in range(100)]
     values[3] = 30.0
     curve = Curve("p50", BLUE, tuple((1000.0 + index, value) for index, value in enumerate(values)))
-    drawn = chart.draw(panel_of("lines", minimum=0.0), [curve], [], WINDOW, width=400, height=200)
+    drawn = svg.draw(panel_of("lines", minimum=0.0), [curve], [], WINDOW, width=400, height=200)
     assert "up to 30 s" not in drawn
     assert "up to 30" in drawn
     assert "0.02" in drawn
-    whole = chart.draw(panel_of("lines"), [curve], [], WINDOW, width=400, height=200)
+    whole = svg.draw(panel_of("lines"), [curve], [], WINDOW, width=400, height=200)
     assert "up to" not in whole, "an axis that need not begin at 0 shows all of it"
 
 
@@ -120,10 +119,10 @@ def test_a_legend_shows_what_fits_and_counts_the_rest() -> None:
 def test_what_happened_is_named_where_there_is_room() -> None:
     curve = Curve("a", BLUE, ((1000.0, 1.0), (1100.0, 2.0)))
     events = [Event("New group", BLUE, 1050.0, True), Event("Checkpoint", BLUE, 1060.0, False)]
-    wide = chart.draw(panel_of("lines"), [curve], events, WINDOW, width=700, height=200)
+    wide = svg.draw(panel_of("lines"), [curve], events, WINDOW, width=700, height=200)
     assert ">New group</text>" in wide
     assert ">Checkpoint</text>" not in wide
-    assert ">New group</text>" not in chart.draw(panel_of("lines"), [curve], events, WINDOW, width=400, height=200)
+    assert ">New group</text>" not in svg.draw(panel_of("lines"), [curve], events, WINDOW, width=400, height=200)
 
 
 def panel_of(kind: str, **fields: Any) -> Panel:
@@ -145,7 +144,7 @@ def test_whatever_the_numbers_are_the_picture_is_well_formed(
         for index, row in enumerate(rows)
     ]
     panel = panel_of(kind, logarithmic=logarithmic, bridged=bridged, minimum=minimum)
-    picture = chart.draw(panel, curves, [Event("a<b", BLUE, 1050.0, True)], WINDOW, width=400, height=200)
+    picture = svg.draw(panel, curves, [Event("a<b", BLUE, 1050.0, True)], WINDOW, width=400, height=200)
     tree = ElementTree.fromstring(picture)  # noqa: S314 - our own
     assert tree.tag == "svg"
     assert "nan" not in re.sub(r">[^<]*<", "><", picture)
@@ -155,16 +154,16 @@ def test_whatever_the_numbers_are_the_picture_is_well_formed(
 def test_a_gap_in_the_numbers_is_a_gap_in_the_line() -> None:
     points = ((1000.0, 1.0), (1001.0, 2.0), (1002.0, math.nan), (1003.0, 1.0), (1004.0, 2.0), (1050.0, 1.0), (1051.0, 2.0))
     curve = Curve("a", BLUE, points)
-    drawn = chart.draw(panel_of("lines"), [curve, curve], [], WINDOW, width=400, height=200)
+    drawn = svg.draw(panel_of("lines"), [curve, curve], [], WINDOW, width=400, height=200)
     assert drawn.count("<polyline") == 2 * 3
-    joined = chart.draw(panel_of("lines", bridged=True), [curve], [], WINDOW, width=400, height=200)
+    joined = svg.draw(panel_of("lines", bridged=True), [curve], [], WINDOW, width=400, height=200)
     assert joined.count("<polyline") < 3
 
 
 def test_layers_of_a_stack_stand_on_each_other() -> None:
     low = Curve("a", BLUE, ((1.0, 2.0), (2.0, 3.0)))
     high = Curve("b", BLUE, ((1.0, 1.0), (3.0, 5.0)))
-    piled = chart.pile([low, high])
+    piled = svg.pile([low, high])
     assert piled[0].points == ((1.0, 2.0), (2.0, 3.0), (3.0, 0.0))
     assert piled[1].points == ((1.0, 3.0), (2.0, 3.0), (3.0, 5.0))
 
@@ -190,7 +189,7 @@ def test_the_table_of_trainings_names_their_state_and_colours_what_is_bad() -> N
     }
     html = card.draw(table, card.Source(lambda _: [], lambda query: answers.get(query, []), WINDOW), [])
     assert "<td>hung, running</td>" in html
-    assert f'color:{chart.paint(STATUS["bad"])}">1.5</span>' in html
+    assert f'color:{svg.paint(STATUS["bad"])}">1.5</span>' in html
     assert html.count("<td>-</td>") == len(table.queries) - 2
 
 

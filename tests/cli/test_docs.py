@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from kdist.load import load_text
-from kdist.spec import fields
+from kdist.spec import reference
 from tests.cli.conftest import Kdist
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -25,7 +25,7 @@ def test_the_table_of_fields_is_the_models(kdist: Kdist) -> None:
     if os.environ.get("KDIST_REGENERATE"):
         PAGE.write_text(fresh)
     assert PAGE.read_text() == fresh
-    assert all(f"`{field.path}`" in fresh for field in fields.root().walk())
+    assert all(f"`{field.path}`" in fresh for field in reference.root().walk())
 
 
 def test_the_schema_in_the_documentation_is_the_models(kdist: Kdist) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist.outlet import LIMIT, Outlet
+from kdist.nonblocking import LIMIT, Outlet
 
 LINE = "x" * 99
 MANY = 20 * LIMIT // 100

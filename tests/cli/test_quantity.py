@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdist.quantity import number, seconds, size
+from kdist.units import number, seconds, size
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kdist import rights
+from kdist import rbac
 from kdist.errors import Code
 from tests.cli.cluster.api import Api, Asked, Reply, refusal, write_kubeconfig
 from tests.cli.cluster.conftest import Serve, serve
@@ -111,17 +111,17 @@ def test_a_job_of_another_kind_leaves_nothing_that_whoever_deletes_may_not_even_
 
 
 def test_the_role_that_is_advised_is_the_least_that_holds_the_rights() -> None:
-    assert "for the view role of kdist's chart" in rights.advise(["get pods/log", "list jobs.batch"], "ml")
-    assert "for the edit role of kdist's chart" in rights.advise(["get pods/log", "create pods/exec"], "ml")
-    assert "chart" not in rights.advise(["get pods/log", "get secrets"], "ml")
-    assert rights.advise(["list pods"], "") == "ask an admin of the cluster for a ClusterRole with: list pods"
+    assert "for the view role of kdist's chart" in rbac.advise(["get pods/log", "list jobs.batch"], "ml")
+    assert "for the edit role of kdist's chart" in rbac.advise(["get pods/log", "create pods/exec"], "ml")
+    assert "chart" not in rbac.advise(["get pods/log", "get secrets"], "ml")
+    assert rbac.advise(["list pods"], "") == "ask an admin of the cluster for a ClusterRole with: list pods"
 
 
 def test_a_rule_covers_what_it_names_and_no_more() -> None:
-    def may(right: rights.Right, **rule: list[str]) -> bool:
-        return rights._covers({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"], **rule}, right)
+    def may(right: rbac.Right, **rule: list[str]) -> bool:
+        return rbac._covers({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"], **rule}, right)
 
-    right = rights.Right("get", "v1", "Pod")
+    right = rbac.Right("get", "v1", "Pod")
     assert may(right)
     assert may(right, verbs=["*"], apiGroups=["*"], resources=["*"])
     assert not may(right, verbs=["list"])
@@ -132,10 +132,10 @@ def test_a_rule_covers_what_it_names_and_no_more() -> None:
 
 
 def test_the_chart_holds_every_right_of_the_table_and_view_changes_nothing() -> None:
-    held = {role: [*rights.rules(role, workloads=False), *rights.rules(role, workloads=True)] for role in ("view", "edit")}
-    for need in rights.NEEDS:
+    held = {role: [*rbac.rules(role, workloads=False), *rbac.rules(role, workloads=True)] for role in ("view", "edit")}
+    for need in rbac.NEEDS:
         rules = held["view"] + (held["edit"] if need.role == "edit" else [])
-        for right in [*need.rights, *rights.workload_rights(need.workload)]:
-            assert any(rights._covers(rule, right) for rule in rules), right
+        for right in [*need.rights, *rbac.workload_rights(need.workload)]:
+            assert any(rbac._covers(rule, right) for rule in rules), right
     changes = [rule for rule in held["view"] if set(rule["verbs"]) - {"get", "list", "watch"}]
     assert [rule["resources"] for rule in changes] == [["pods/portforward"]]

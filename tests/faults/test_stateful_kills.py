@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kdist_trainer.data.order import Deal
+from kdist_trainer.data.sampler import Deal
 from tests.draw import read_commit
 from tests.patience import soon
 from tests.trainer.checkpoint.exported import digest_of_export

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdist.render.canonical import cpu, storage
+from kdist.render.context import cpu, storage
 
 
 @pytest.mark.parametrize(

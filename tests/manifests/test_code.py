@@ -8,7 +8,7 @@ import re
 import pytest
 
 from kdist.errors import KdistError
-from kdist.render.code import LIMIT, pack
+from kdist.render.context import LIMIT, pack
 
 
 def test_every_file_comes_back_from_its_key() -> None:

@@ -7,9 +7,9 @@ import re
 import pytest
 import yaml
 
-from kdist import backends, rights
+from kdist import backends, rbac
 from kdist.render import find_pods
-from kdist.render.restricted import violations
+from kdist.render.pod_security import violations
 from tests.charts import rights_files
 from tests.house.tree import ROOT
 from tests.manifests.jobs import FULL, load, make, place
@@ -21,7 +21,7 @@ ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.s
 def test_what_each_command_may_need_is_the_table_of_rights() -> None:
     how = "run: python -m tests.charts.rights_files"
     assert rights_files.page() == PAGE, how
-    assert rights_files.TEMPLATE.read_text() == rights.chart_templates(), how
+    assert rights_files.TEMPLATE.read_text() == rbac.chart_templates(), how
 
 
 @pytest.mark.parametrize("name", backends.NAMES)

@@ -10,7 +10,7 @@ import pytest
 
 from kdist import backends
 from kdist.manifest import Manifest
-from kdist.spec import fields
+from kdist.spec import reference
 from tests.manifests.jobs import FULL, full, load, place
 
 Path = tuple[str | int, ...]
@@ -64,7 +64,7 @@ SECTIONS = ("spec.train.", "spec.script.", "spec.podTemplate.", "spec.train", "s
 
 def find_leaves() -> Iterator[str]:
     """The fields that hold a value themselves, by the model; what the trainer alone reads counts as one."""
-    for field in fields.root().walk():
+    for field in reference.root().walk():
         if field.path.startswith(SECTIONS[:3]) or (field.children and field.path != "spec.nodes"):
             continue
         if field.item is not None and (field.item.children or field.item.item is not None):
@@ -153,5 +153,5 @@ def test_every_object_of_another_name_is_another_object(backend: str) -> None:
 
 
 def test_a_field_of_which_nothing_is_rendered_has_its_reason() -> None:
-    known = {field.path for field in fields.root().walk()}
+    known = {field.path for field in reference.root().walk()}
     assert set(ELSEWHERE) <= known

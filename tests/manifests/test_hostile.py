@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kdist import backends
 from kdist.errors import InvalidJobError
 from kdist.render import Placement, render
-from kdist.spec import words
-from kdist.spec.words import SAYS
+from kdist.spec import models
+from kdist.spec.models import SAYS
 from tests.manifests.jobs import FULL, load, place
 from tests.manifests.test_fields import walk
 
@@ -41,7 +41,7 @@ HOSTILE = [
     "tab\t bell \x07 \x1b[31m",
     "😀 ünï 漢字",
 ]
-PATTERNS = [pattern for pattern in SAYS if pattern not in (words._ONE_LINE, words._NO_NUL)]
+PATTERNS = [pattern for pattern in SAYS if pattern not in (models._ONE_LINE, models._NO_NUL)]
 TEXTS = st.sampled_from(HOSTILE) | st.text(max_size=60) | st.one_of(*(st.from_regex(pattern) for pattern in PATTERNS))
 LEAVES = [path for path, value in walk(FULL) if isinstance(value, str) and path[:2] != ("spec", "podTemplate")]
 BASE = {backend: [each.document for each in place(load(FULL), backend)] for backend in backends.NAMES}

@@ -11,7 +11,7 @@ import pytest
 from kdist import backends
 from kdist.backends import Placement
 from kdist.render import find_pods, render
-from kdist.render.restricted import violations
+from kdist.render.pod_security import violations
 from tests.manifests.jobs import EXAMPLES, FULL, example, load, make, place, workload
 
 KINDS = pytest.mark.parametrize("backend", backends.NAMES)

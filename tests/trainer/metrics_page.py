@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kdist_trainer.exporter.exposition import CATALOGUE, label_names
-from kdist_trainer.stats import Kind, Metric
+from kdist_trainer.metrics.declarations import Kind, Metric
+from kdist_trainer.metrics.endpoint import CATALOGUE, label_names
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 

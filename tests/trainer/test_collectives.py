@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.nn.parallel import DistributedDataParallel
 
-from kdist_trainer import collectives
-from kdist_trainer.collectives import Follow
+from kdist_trainer.instrumentation import collective_hooks
+from kdist_trainer.instrumentation.collective_hooks import Follow
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
@@ -38,15 +38,15 @@ def listen_and_leave() -> dict[str, Any]:
     with World.from_environment(timeout_seconds=60):
         lines: list[str] = []
         early, late = Witness("early", lines), Witness("late", lines, follows=True)
-        collectives.listen(early)
-        collectives.listen(late)
-        told = {"listeners": collectives.listeners() == (early, late)}
+        collective_hooks.listen(early)
+        collective_hooks.listen(late)
+        told = {"listeners": collective_hooks.listeners() == (early, late)}
         dist.all_reduce(torch.ones(3))
         both = lines[:]
-        collectives.ignore(late)
-        collectives.ignore(late)
+        collective_hooks.ignore(late)
+        collective_hooks.ignore(late)
         dist.barrier()
-        collectives.ignore(early)
+        collective_hooks.ignore(early)
         silent = len(lines)
         x = torch.ones(2)
         dist.all_reduce(x)
@@ -69,7 +69,7 @@ def average_with_and_without() -> list[list[float]]:
     with World.from_environment(timeout_seconds=60) as world:
         for listener in (None, Witness("one", [], follows=True)):
             if listener is not None:
-                collectives.listen(listener)
+                collective_hooks.listen(listener)
             torch.manual_seed(0)
             model = DistributedDataParallel(nn.Linear(5, 3))
             torch.manual_seed(world.rank)

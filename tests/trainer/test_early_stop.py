@@ -7,8 +7,8 @@ import math
 import pytest
 
 from kdist_trainer.config import EarlyStop
-from kdist_trainer.early_stop import Patience
-from kdist_trainer.failure import ConfigProblem
+from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.training.early_stopping import Patience
 
 
 def observed(patience: Patience, *values: float) -> list[bool]:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from kdist_trainer import failure
+from kdist_trainer import errors
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import ConfigProblem, Failure, StorageProblem, classify, describe, find_place
+from kdist_trainer.errors import ConfigProblem, Failure, StorageProblem, classify, describe, find_place
 
 GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
 
@@ -94,14 +94,14 @@ def test_what_a_rank_records_its_agent_reads(tmp_path: Path, monkeypatch: pytest
     try:
         raise StorageProblem("the disk is full")
     except StorageProblem as error:
-        failure.record(error, scratch=tmp_path, local_rank=1, step=7)
-    left = failure.read(tmp_path, 1)
+        errors.record(error, scratch=tmp_path, local_rank=1, step=7)
+    left = errors.read(tmp_path, 1)
     assert left is not None
     assert (left.cause, left.code, left.rank, left.node, left.step) == (Cause.STORAGE, Exit.STORAGE, 5, "node-1", 7)
-    assert left.traceback[-1] == "kdist_trainer.failure.StorageProblem: the disk is full"
-    failure.record(ValueError("a later one"), scratch=tmp_path, local_rank=1)
-    assert failure.read(tmp_path, 1) == left, "the first failure of a rank stands"
-    assert failure.read(tmp_path, 0) is None
+    assert left.traceback[-1] == "kdist_trainer.errors.StorageProblem: the disk is full"
+    errors.record(ValueError("a later one"), scratch=tmp_path, local_rank=1)
+    assert errors.read(tmp_path, 1) == left, "the first failure of a rank stands"
+    assert errors.read(tmp_path, 0) is None
 
 
 def test_a_failure_survives_its_json_and_anything_else_is_refused() -> None:
@@ -113,7 +113,7 @@ def test_a_failure_survives_its_json_and_anything_else_is_refused() -> None:
 
 
 def test_recording_into_a_folder_that_is_gone_raises_nothing(tmp_path: Path) -> None:
-    failure.record(ValueError("odd"), scratch=tmp_path / "gone", local_rank=0)
+    errors.record(ValueError("odd"), scratch=tmp_path / "gone", local_rank=0)
 
 
 def test_the_place_of_a_failure_is_the_innermost_line_that_the_user_wrote(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from kdist_trainer.config import Training
-from kdist_trainer.guard import MOST_ROLLBACKS, USUAL_AFTER, Guard
+from kdist_trainer.training.gradient_guard import MOST_ROLLBACKS, USUAL_AFTER, Guard
 
 
 def make(**section: object) -> Guard:

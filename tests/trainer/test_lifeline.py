@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from kdist_trainer.lifeline import Lifeline, watch
+from kdist_trainer.liveness import Lifeline, watch
 
 
 def test_a_watcher_sleeps_while_the_owner_lives_and_wakes_when_it_lets_go(tmp_path: Path) -> None:
@@ -38,9 +38,9 @@ def test_watchers_of_a_dead_owner_do_not_mistake_its_successor_for_it(tmp_path: 
 
 
 def test_a_killed_owner_takes_the_group_of_its_watcher_along(tmp_path: Path) -> None:
-    owner = "import sys, time; from pathlib import Path; from kdist_trainer.lifeline import Lifeline\n"
+    owner = "import sys, time; from pathlib import Path; from kdist_trainer.liveness import Lifeline\n"
     owner += "line = Lifeline.create(Path(sys.argv[1])); print('ready', flush=True); time.sleep(60)"
-    watcher = "import os, subprocess, sys, time; from pathlib import Path; from kdist_trainer.lifeline import watch\n"
+    watcher = "import os, subprocess, sys, time; from pathlib import Path; from kdist_trainer.liveness import watch\n"
     watcher += "child = subprocess.Popen(['sleep', '60']); watch(Path(sys.argv[1])); print(child.pid, flush=True); time.sleep(60)"
     line = str(tmp_path / "line")
     holding = subprocess.Popen([sys.executable, "-c", owner, line], stdout=subprocess.PIPE)

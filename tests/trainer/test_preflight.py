@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from kdist_trainer import preflight
+from kdist_trainer import worker
 from kdist_trainer.config import AllReduceCheck, count_bytes
-from kdist_trainer.failure import TooSlow, classify
+from kdist_trainer.errors import TooSlow, classify
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
@@ -40,7 +40,7 @@ def check(demanded: str, slow: int | None) -> tuple[str, float]:
 
         wanted = AllReduceCheck(min_bus_bandwidth=demanded, size="256Ki")
         try:
-            preflight.check(wanted, world, node=f"node-{world.rank}", beat=int, exchange=exchange)
+            worker.check(wanted, world, node=f"node-{world.rank}", beat=int, exchange=exchange)
         except TooSlow as error:
             told, when = str(error), time.time()
             if world.rank == slow:

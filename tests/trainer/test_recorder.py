@@ -13,9 +13,9 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from kdist_trainer import recorder
-from kdist_trainer.heartbeat import Heartbeat
-from kdist_trainer.script_traffic import ScriptRecorder
+from kdist_trainer.instrumentation import flight_recorder
+from kdist_trainer.instrumentation.script_collectives import ScriptRecorder
+from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.world import World
 from tests.patience import soon
 from tests.trainer.training.group import run_group
@@ -24,7 +24,7 @@ from tests.trainer.training.group import run_group
 def call_everything(folder: Path) -> dict[str, list[str]]:
     with World.from_environment(timeout_seconds=60) as world:
         heartbeat = Heartbeat.create(folder / f"beat-{world.rank}")
-        recorder.install(heartbeat)
+        flight_recorder.install(heartbeat)
         told: dict[str, list[str]] = {}
 
         def note(name: str) -> None:
@@ -67,7 +67,7 @@ def call_everything(folder: Path) -> dict[str, list[str]]:
 
 def see_as_script(rank: int, heartbeat: Heartbeat, seen: Path) -> list[str]:
     """What rank 0 is in while rank 1 keeps it waiting, and once the collective has ended and nobody has waited for it."""
-    recorder.install(heartbeat, ScriptRecorder)
+    flight_recorder.install(heartbeat, ScriptRecorder)
     if rank == 1:
         assert soon(seen.exists, 60)
     work = dist.all_reduce(torch.ones(6), async_op=True)

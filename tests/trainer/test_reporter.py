@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer import Reporter
-from kdist_trainer.heartbeat import Heartbeat, Phase
-from kdist_trainer.reporter import CLOSE_SECONDS
-from kdist_trainer.stats import SLOTS, Record, StepStats, unpack
+from kdist_trainer.liveness import Heartbeat, Phase
+from kdist_trainer.metrics.reporter import CLOSE_SECONDS
+from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.wire import SLOTS, Record, unpack
 
 STEPS = SLOTS["kdist_steps_total"].start
 DROPPED = SLOTS["kdist_exporter_records_dropped_total"].start
@@ -71,7 +72,7 @@ def test_without_an_agent_nothing_is_sent_and_nothing_fails(path: Path) -> None:
 
 
 def test_an_agent_that_goes_away_and_comes_back_gets_the_sums(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kdist_trainer.reporter._RECONNECT_SECONDS", 0.0)
+    monkeypatch.setattr("kdist_trainer.metrics.reporter._RECONNECT_SECONDS", 0.0)
     stats = StepStats()
     reporter = Reporter(stats, min_interval_seconds=0)
     for life in (1, 2):
@@ -180,10 +181,10 @@ while True:
 
 @pytest.mark.processes
 def test_closing_waits_for_a_reader_that_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kdist_trainer.reporter.CLOSE_SECONDS", 60.0)
+    monkeypatch.setattr("kdist_trainer.metrics.reporter.CLOSE_SECONDS", 60.0)
     code = """
 import os, signal, socket, sys
-from kdist_trainer.stats import SLOTS, unpack
+from kdist_trainer.metrics import SLOTS, unpack
 reader = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 reader.bind(sys.argv[1])
 sys.stdout.write("ready\\n")

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils import flop_counter
 
-from kdist_trainer import resources
 from kdist_trainer.config import Training
-from kdist_trainer.resources import Resources, peak_flops, resident_bytes, was_counting
-from kdist_trainer.stats import StepStats
+from kdist_trainer.instrumentation import device_stats
+from kdist_trainer.instrumentation.device_stats import Resources, peak_flops, resident_bytes, was_counting
+from kdist_trainer.metrics.step_stats import StepStats
 
 
 def make(stats: StepStats, waiting: int | None = None, **train: Any) -> Resources:
@@ -76,13 +76,13 @@ def test_memory_and_waiting_batches_are_looked_at_once_a_moment(monkeypatch: pyt
     stats.queue_depth = None
     found.look()
     assert stats.queue_depth is None
-    now += resources.LOOK_SECONDS
+    now += device_stats.LOOK_SECONDS
     found.look()
     assert stats.queue_depth == 3
 
 
 def test_where_there_is_no_proc_memory_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(resources, "_PAGES", tmp_path / "statm")
+    monkeypatch.setattr(device_stats, "_PAGES", tmp_path / "statm")
     assert resident_bytes() is None
 
 

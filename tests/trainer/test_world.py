@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from kdist_trainer import recorder
-from kdist_trainer.heartbeat import Heartbeat
+from kdist_trainer.instrumentation import flight_recorder
+from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
@@ -41,7 +41,7 @@ def train_and_leave() -> tuple[int, int]:
 
 def leave_as_a_script_does(folder: Path) -> tuple[int, int]:
     heartbeat = Heartbeat.create(folder / f"beat-{os.environ['RANK']}")
-    recorder.install(heartbeat)
+    flight_recorder.install(heartbeat)
     dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Linear(4, 4))
     model(torch.ones(2, 4)).sum().backward()

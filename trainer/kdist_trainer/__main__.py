@@ -11,14 +11,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from kdist_trainer.agent.ending import end
-from kdist_trainer.agent.launch import launch
-from kdist_trainer.agent.outcome import failed
+from kdist_trainer.agent.exit_record import failed
+from kdist_trainer.agent.launch import end, launch
 from kdist_trainer.agent.settings import EXIT, ON_END, WORKER, Settings
-from kdist_trainer.agent.stopping import StopSignals
 from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig
-from kdist_trainer.failure import Failure
-from kdist_trainer.rendezvous.place import PLACES
+from kdist_trainer.errors import Failure
+from kdist_trainer.rendezvous.endpoint import PLACES
+from kdist_trainer.signals import StopSignals
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kdist_trainer import reserved
+from kdist_trainer import preallocated
 
 DONE, STOPPED = "done", "stopped"
 
@@ -17,13 +17,13 @@ def path_of(scratch: Path, local_rank: int) -> Path:
 
 def leave(outcome: str, *, scratch: Path, local_rank: int) -> None:
     """Leave `done` or `stopped` for the agent, at once and also on a full disk. Raises `OSError`."""
-    reserved.write(path_of(scratch, local_rank), json.dumps({"outcome": outcome}).encode())
+    preallocated.write(path_of(scratch, local_rank), json.dumps({"outcome": outcome}).encode())
 
 
 def read(scratch: Path, local_rank: int) -> str | None:
     """What the rank left: `done` or `stopped`, or None."""
     try:
-        outcome = json.loads(reserved.read(path_of(scratch, local_rank)))["outcome"]
+        outcome = json.loads(preallocated.read(path_of(scratch, local_rank)))["outcome"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return STOPPED if outcome == STOPPED else DONE

@@ -1,183 +1,56 @@
-"""SIGTERM on any rank becomes one decision of all ranks.
-
-The handler only raises a flag. Every few steps the ranks gather one small row each - losses, their clocks, their flags -
-in a single asynchronous collective that is read one interval later, when it has long arrived: what all ranks read is the
-same, so they decide the same at the same step, and no step ever waits for it.
-"""
+"""SIGTERM and SIGINT to the agent: noted, and only where the agent waits for others are they an exception."""
 
 from __future__ import annotations
 
-import math
-import os
 import signal
-from collections import deque
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Final, NamedTuple
-
-import torch
-import torch.distributed as dist
-from torch import Tensor
-
-from kdist_trainer.world import World
-
-AGREE_WITHIN_SECONDS: Final = 2.0
-"""How soon after a request all ranks should act on it."""
-
-_STOP, _SAVE, _PROFILE, _SECONDS, _NORM, _FLAGS = 0, 1, 2, 3, 4, 5
 
 
-class StopFlag:
-    """Raised by SIGTERM or SIGINT; a second SIGTERM ends the process at once."""
+class StopRequested(Exception):  # noqa: N818 - a request is no error
+    """The agent was asked to stop while it waited for something that may never come."""
+
+
+def stop_margin(grace_seconds: float) -> float:
+    """Seconds of the grace that the agent keeps for itself: to kill what is left, and to end."""
+    return min(5.0, max(0.5, grace_seconds / 10))
+
+
+class StopSignals:
+    """Whether somebody asked this agent to stop, since when (monotonic), and whether they asked twice."""
 
     def __init__(self) -> None:
-        self.requested = False
-        self._terminated = False
+        self.requested_at: float | None = None
+        self.urgent = False
+        self._interrupting = False
 
     def install(self) -> None:
         """Take over both signals. Main thread only."""
-        signal.signal(signal.SIGTERM, self._terminate)
-        signal.signal(signal.SIGINT, self._interrupt)
-
-    def _terminate(self, number: int, _: FrameType | None) -> None:
-        if self._terminated:
-            os._exit(128 + number)
-        self.requested = self._terminated = True
-
-    def _interrupt(self, _number: int, _: FrameType | None) -> None:
-        self.requested = True  # Ctrl-C reaches every process of a terminal; what a second one means is the launcher's to say
-
-
-class StepRecord(NamedTuple):
-    """One step as every rank knows it: number, positions of its first and last sample, this rank's seconds."""
-
-    step: int
-    first: int
-    last: int
-    seconds: float
-
-
-class Row(NamedTuple):
-    """What one rank says about the steps of an interval."""
-
-    records: Sequence[StepRecord] = ()
-    losses: Sequence[Tensor] = ()
-    """This rank's share of each step's loss; the shares of those that count, divided by their number, are the mean loss."""
-    norm: Tensor | None = None
-    """Norm of the last step's gradient, the same on every rank."""
-    stop: bool = False
-    save: bool = False
-    profile: bool = False
-
-
-class Interval(NamedTuple):
-    """What all ranks said about the steps of an interval; the same on every rank but for `records`' seconds."""
-
-    records: Sequence[StepRecord] = ()
-    losses: Sequence[float] = ()
-    norm: float | None = None
-    stop: bool = False
-    save: bool = False
-    profile: bool = False
-    step_seconds: float = 0.0
-    """Mean step time of the slowest rank; 0 where nothing was said yet."""
-
-
-class _Posted(NamedTuple):
-    row: Row
-    rows: Callable[[], list[list[float]]]
-    """Waits for the rows of all ranks, in their order."""
-
-
-class Exchange:
-    """Rows of all ranks, posted at the end of each interval and collected later; collective, same calls on every rank.
-
-    Each rank has a slot of its own in the table that is all-reduced, and every rank adds the slots in the same order when it
-    reads them: a sum made by the all-reduce itself would depend on the order in which it meets the ranks.
-    """
-
-    def __init__(self, world: World, *, most_steps: int, counts: bool = True) -> None:
-        """`counts`: whether this rank's losses are heard; one rank of each copy of the model speaks for all of the copy."""
-        self._world = world
-        self._counts = counts
-        self._shape = (world.size, _FLAGS + most_steps)
-        self._posted: deque[_Posted] = deque()
-        self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    def post(self, row: Row) -> None:
-        """Send this rank's row. Does not wait."""
-        seconds = sum([record.seconds for record in row.records]) / max(1, len(row.records))
-        flags = [float(row.stop), float(row.save), float(row.profile), seconds]
-        post = self._post_from_cpu if self._stream is None else self._post_from_device
-        self._posted.append(post(row, flags))
-
-    def _post_from_cpu(self, row: Row, flags: list[float]) -> _Posted:
-        losses = [loss.item() if self._counts else 0.0 for loss in row.losses]
-        numbers = [*flags, math.nan if row.norm is None else row.norm.item(), *losses]
-        if self._world.size == 1:
-            return _Posted(row, lambda: [numbers])  # a group of one has said it all
-        table = torch.zeros(self._shape, dtype=torch.float64)
-        table[self._world.rank, : len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
-        work = dist.all_reduce(table, async_op=True)
-
-        def rows() -> list[list[float]]:
-            work.wait()
-            return table.tolist()
-
-        return _Posted(row, rows)
-
-    def _post_from_device(self, row: Row, flags: list[float]) -> _Posted:
-        """Losses go from device to device and come to the CPU on a stream beside the training's: nothing waits for them."""
-        device, own = self._world.device, self._world.rank
-        table = torch.zeros(self._shape, dtype=torch.float64, device=device)
-        table[own, : len(flags)] = torch.tensor(flags, dtype=torch.float64).pin_memory().to(device, non_blocking=True)
-        table[own, _NORM] = math.nan if row.norm is None else row.norm
-        if self._counts:
-            table[own, _FLAGS : _FLAGS + len(row.losses)] = torch.stack(list(row.losses))
-        work = dist.all_reduce(table, async_op=True)
-        copy = torch.empty(self._shape, dtype=torch.float64, pin_memory=True)
-        with torch.cuda.stream(self._stream):
-            work.wait()
-            copy.copy_(table, non_blocking=True)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record()
-        table.record_stream(self._stream)  # type: ignore[arg-type]  # its memory is not given to others before the copy
-
-        def rows() -> list[list[float]]:
-            copied.synchronize()
-            return copy.tolist()
-
-        return _Posted(row, rows)
+        signal.signal(signal.SIGTERM, self._take)
+        signal.signal(signal.SIGINT, self._take)
 
     @property
-    def pending(self) -> int:
-        """Posts that were not collected yet."""
-        return len(self._posted)
+    def requested(self) -> bool:
+        return self.requested_at is not None
 
-    def collect(self) -> Interval:
-        """The oldest post of all ranks; waits for it where it is still under way."""
-        row, rows = self._posted.popleft()
-        said = rows()
-        share = 1 / self._world.data_size
-        return Interval(
-            records=row.records,
-            losses=[
-                sum(slots) * share for slots in zip(*[rank[_FLAGS : _FLAGS + len(row.losses)] for rank in said], strict=True)
-            ],
-            norm=None if row.norm is None else said[0][_NORM],
-            stop=any(rank[_STOP] for rank in said),
-            save=bool(said[0][_SAVE]),
-            profile=any(rank[_PROFILE] for rank in said),
-            step_seconds=max(rank[_SECONDS] for rank in said),
-        )
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Inside the block a request raises `StopRequested`, also one that came before."""
+        self._interrupting = True
+        try:
+            if self.requested:
+                raise StopRequested
+            yield
+        finally:
+            self._interrupting = False
 
-
-def interval_of(step_seconds: float, most: int) -> int:
-    """Steps in an interval: `most`, or fewer where steps are slow.
-
-    A request waits for the end of one interval to be sent and for the end of the next to be read: the two together should
-    last no longer than `AGREE_WITHIN_SECONDS`, where steps themselves are short enough for that.
-    """
-    if step_seconds <= 0:
-        return 1
-    return max(1, min(most, int(AGREE_WITHIN_SECONDS / 2 / step_seconds)))
+    def _take(self, _number: int, _frame: FrameType | None) -> None:
+        if self.requested:
+            self.urgent = True
+        else:
+            self.requested_at = time.monotonic()
+        if self._interrupting:
+            self._interrupting = False
+            raise StopRequested

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from kdist_trainer.failure import ConfigProblem, DataProblem
-from kdist_trainer.randomness import ORDER, derive
+from kdist_trainer.errors import ConfigProblem, DataProblem
+from kdist_trainer.rng import ORDER, derive
 
 
 class Stream(ABC):

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from kdist_trainer.config import Optimizer
 from kdist_trainer.data.loader import fetcher
-from kdist_trainer.data.order import Weighted
-from kdist_trainer.failure import DataProblem
-from kdist_trainer.randomness import FETCH, STEP, WEIGHTS, derive, generators
+from kdist_trainer.data.sampler import Weighted
+from kdist_trainer.errors import DataProblem
+from kdist_trainer.rng import FETCH, STEP, WEIGHTS, derive, generators
 from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.workload import Samples, Workload, WorkloadContext
 

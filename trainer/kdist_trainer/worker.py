@@ -1,4 +1,9 @@
-"""One rank: joins the group, loads the workload, trains. `main` is what an agent starts in torchrun's environment.
+"""The preflight: what a job demands of the network is measured by each new group of ranks, before it loads or trains anything.
+
+Each group, not only the first: after a restart the ranks may be on other machines. What counts is the fastest of a few
+rounds, so a moment's disturbance ends no job; a link that is slow is slow in every round.
+
+One rank: joins the group, loads the workload, trains. `main` is what an agent starts in torchrun's environment.
 
 By hand, one rank without an agent:  KDIST_CONFIG=train.json python -c 'from kdist_trainer.worker import main; main()'
 """
@@ -7,22 +12,65 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from kdist_trainer import failure, log, loop, preflight, recorder, workloads
-from kdist_trainer.assembly import Surroundings, assemble
-from kdist_trainer.config import Nodes, TrainConfig, Training
-from kdist_trainer.failure import ConfigProblem
-from kdist_trainer.heartbeat import Heartbeat, Phase
-from kdist_trainer.profiling import recording as profiling
-from kdist_trainer.reporter import Reporter
-from kdist_trainer.run import Run
-from kdist_trainer.signals import StopFlag
-from kdist_trainer.stats import StepStats
+from kdist_trainer import errors, log, workloads
+from kdist_trainer.bench.collectives import COLLECTIVES
+from kdist_trainer.bench.measure import Effort, Exchange, Slow, judge_pairs, measure
+from kdist_trainer.config import AllReduceCheck, Nodes, TrainConfig, Training, count_bytes
+from kdist_trainer.errors import ConfigProblem, TooSlow
+from kdist_trainer.instrumentation import flight_recorder
+from kdist_trainer.liveness import Heartbeat, Phase
+from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.training import profiler as profiling
+from kdist_trainer.training import trainer
+from kdist_trainer.training.builder import Surroundings, assemble
+from kdist_trainer.training.context import Run
+from kdist_trainer.training.sync import StopFlag
 from kdist_trainer.workload import Workload, WorkloadContext
 from kdist_trainer.world import World
+
+_EFFORT = Effort(rounds=10, warmup=2, seconds=20.0)
+_SLOW_FACTOR = 2.0
+
+
+def check(
+    wanted: AllReduceCheck, world: World, *, node: str, beat: Callable[[], object], exchange: Exchange | None = None
+) -> None:
+    """Measure the all-reduce that the job demands. Collective.
+
+    Raises `TooSlow` where the ranks do not reach it: first on the rank that is slow, as far as one is.
+    """
+    if world.size == 1:
+        return
+    collective = COLLECTIVES["all_reduce"]
+    row = measure(collective, count_bytes(wanted.size), world, _EFFORT, beat=beat)
+    reached, demanded = row.size / row.fastest * collective.factor(world.size), count_bytes(wanted.min_bus_bandwidth)
+    if world.is_leader:
+        log.event("preflight", busbw=round(reached), demanded=demanded, size=row.size, ranks=world.size)
+    if reached >= demanded:
+        return
+    _, slow = judge_pairs(world, _SLOW_FACTOR, beat=beat, exchange=exchange)
+    nodes = world.all_gather_object(node)
+    if world.rank != (slow.ranks[0] if slow is not None else 0):
+        world.barrier()  # the rank to blame speaks first, and this one ends with it
+    raise TooSlow(
+        f"an all-reduce of {wanted.size} among {world.size} ranks reaches a bus bandwidth of {reached / 1e9:.3g} GB/s, "
+        f"spec.preflight.allReduce.minBusBandwidth demands {wanted.min_bus_bandwidth} ({demanded / 1e9:.3g} GB/s); "
+        + _name(slow, nodes)
+    )
+
+
+def _name(slow: Slow | None, nodes: list[str]) -> str:
+    if slow is None:
+        return "no pair of ranks is slower than the others"
+    who = " and ".join(f"rank {rank} on {nodes[rank]}" for rank in slow.ranks)
+    what = "the pair " if len(slow.ranks) > 1 else ""
+    return f"slow is {what}{who}: {slow.ratio:.1f} times the median of the others"
 
 
 def main() -> str:
@@ -30,7 +78,7 @@ def main() -> str:
 
     Raises what ended the training, after leaving it where the agent looks for it.
     """
-    flag, heartbeat, run = StopFlag(), recorder.find_heartbeat(), None
+    flag, heartbeat, run = StopFlag(), flight_recorder.find_heartbeat(), None
     flag.install()
     try:
         config = read_config(Path(os.environ["KDIST_CONFIG"]))
@@ -39,13 +87,13 @@ def main() -> str:
             raise ConfigProblem("train.json has no train section: a script is not started by this entrypoint")
         torch.set_num_threads(config.threads_per_rank)
         beat(heartbeat, Phase.RENDEZVOUS)
-        recorder.note_collectives(heartbeat)
+        flight_recorder.note_collectives(heartbeat)
         with open_world(config, train) as world:
             beat(heartbeat, Phase.INIT)
             log.bind(rank=world.rank, generation=world.generation)
             if config.preflight is not None and config.preflight.all_reduce is not None:
                 node = os.environ.get("KDIST_NODE", "")
-                preflight.check(config.preflight.all_reduce, world, node=node, beat=lambda: beat(heartbeat, Phase.INIT))
+                check(config.preflight.all_reduce, world, node=node, beat=lambda: beat(heartbeat, Phase.INIT))
             stats = StepStats(rank=world.rank, generation=world.generation)
             with Reporter(stats) as reporter:
                 around = Surroundings(
@@ -60,7 +108,7 @@ def main() -> str:
                 run = assemble(config, train, load_workload(train, world), around)
                 scratch = Path(os.environ["KDIST_SCRATCH"]) if "KDIST_SCRATCH" in os.environ else None
                 profiling.attach(run, scratch=scratch, checkpoints=around.checkpoints)
-                outcome = loop.train(run)
+                outcome = trainer.train(run)
             beat(heartbeat, Phase.EXIT)
             return outcome
     except BaseException as error:
@@ -98,4 +146,4 @@ def beat(heartbeat: Heartbeat | None, phase: Phase) -> None:
 def record(error: BaseException, heartbeat: Heartbeat | None, run: Run | None) -> None:
     """Leave the failure for the agent, with the step and the collective that this rank was in."""
     collective = heartbeat.read().collective if heartbeat is not None else None
-    failure.record(error, step=run.state.step if run is not None else None, collective=collective)
+    errors.record(error, step=run.state.step if run is not None else None, collective=collective)

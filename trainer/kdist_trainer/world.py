@@ -1,4 +1,6 @@
-"""The group of ranks that train together: who am I, how many are we, and the few things said outside of a step.
+"""What one rank holds of a tensor that may be spread over several.
+
+The group of ranks that train together: who am I, how many are we, and the few things said outside of a step.
 
     with World.from_environment(timeout_seconds=300) as world:
         world.barrier()
@@ -18,10 +20,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
-from kdist_trainer.failure import ConfigProblem
+from kdist_trainer.errors import ConfigProblem
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, the whole of one that is not spread; without its history."""
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
+
 
 _left: list[object] = []
 

@@ -1,4 +1,4 @@
-{{/* Made from the table of rights in cli/kdist/rights.py: python -m tests.charts.rights_files */}}
+{{/* Made from the table of rights in cli/kdist/rbac.py: python -m tests.charts.rights_files */}}
 {{- define "kdist.rules.view.objects" -}}
 - apiGroups: [""]
   resources: [configmaps, events, persistentvolumeclaims, pods, serviceaccounts, services]

@@ -9,8 +9,8 @@ from typing import Any
 
 from kdist import load
 from kdist.errors import UsageError
-from kdist.quantity import size
 from kdist.spec import TrainingJob
+from kdist.units import size
 
 _LONGEST_NAME = 45  # what 4096 nodes leave of the 63 characters of a pod of a JobSet
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}

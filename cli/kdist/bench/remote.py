@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kdist import deploy, follow, rights
+from kdist import deploy, jobs, rbac
 from kdist.bench.result import Result, read_events
 from kdist.errors import Code, KdistError, UsageError
-from kdist.follow import logs
+from kdist.jobs import logs
 from kdist.spec import TrainingJob
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ def measure(
     for text in plan.warnings:
         tell(f"Warning: {text}")
     if not keep:  # what is sent has to be taken away again
-        rights.require(cluster, [*rights.to_send(plan.manifests), *rights.to_delete(plan.manifests)])
+        rbac.require(cluster, [*rbac.to_send(plan.manifests), *rbac.to_delete(plan.manifests)])
     for _ in deploy.send(cluster, plan):
         pass
     tell(f"sent {name} to namespace {cluster.namespace} as {plan.placement.backend}")
     try:
-        follow.until(cluster, name, timeout=timeout, tell=tell)
-        lines = (line.text for line in logs.read(cluster, follow.snapshot(cluster, name), logs.Wanted(), tell=tell))
+        jobs.wait_for(cluster, name, timeout=timeout, tell=tell)
+        lines = (line.text for line in logs.read(cluster, jobs.fetch_snapshot(cluster, name), logs.Wanted(), tell=tell))
         result = read_events(lines)
     except KeyboardInterrupt:
         _take_away(cluster, name, tell)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kdist.quantity import rate, size
+from kdist.units import rate, size
 
 COLUMNS = ("SIZE", "ROUNDS", "MEAN", "P50", "P90", "P99", "ALGBW", "BUSBW", "WRONG")
 _EVENT_START = '{"time"'

@@ -6,11 +6,11 @@ typed models, which cost half a second to import.
 """
 
 from kdist.cluster.access import Impersonation
-from kdist.cluster.connection import Cluster, connect
+from kdist.cluster.api_errors import MissingError, RefusalError
+from kdist.cluster.client import Cluster, connect
 from kdist.cluster.objects import Applied, essence
-from kdist.cluster.owners import ForeignError, check_owner, describe_owner
-from kdist.cluster.refusal import MissingError, RefusalError
-from kdist.cluster.session import Session
+from kdist.cluster.ownership import ForeignError, check_owner, describe_owner
+from kdist.cluster.streams import Session
 from kdist.cluster.transport import deadline
 
 __all__ = [

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Literal, TypeVar
 
-from kdist.cluster import resources, watching
-from kdist.cluster.owners import check_owner
-from kdist.cluster.refusal import MissingError, RefusalError
+from kdist.cluster import resources, watch
+from kdist.cluster.api_errors import MissingError, RefusalError
+from kdist.cluster.ownership import check_owner
 from kdist.cluster.transport import Answer, Request, Transport
 from kdist.manifest import Manifest, find_owner
 
@@ -274,7 +274,7 @@ class Objects:
         are mended here: nothing is missed but the states in between.
         """
         place = None if all_namespaces else namespace or self.namespace
-        return watching.watch(
+        return watch.watch(
             self._transport, self.list_with_version, api_version, kind,
             namespace=place, selector=selector, field_selector=field_selector, timeout=timeout, version=since,
         )  # fmt: skip

@@ -1,4 +1,11 @@
-"""Commands in a container and forwarded ports, over websockets."""
+"""A websocket on which several streams of bytes travel side by side, each message led by the number of its channel.
+
+Commands in a container and forwarded ports, over websockets.
+
+A command in a container that runs as long as somebody listens: its standard input stays open, and its lines are read.
+
+The person's own terminal while a command in a container uses it: keys pass untouched, and its size is told.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +13,8 @@ import json
 import os
 import select
 import socket
+import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,11 +23,77 @@ from typing import Any
 from urllib.parse import urlencode
 
 from kdist.cluster import resources
-from kdist.cluster.channels import ERROR, RESIZE, STDERR, STDIN, STDOUT, Channels
-from kdist.cluster.refusal import explain
-from kdist.cluster.terminal import raw_terminal
+from kdist.cluster.api_errors import explain
 from kdist.cluster.transport import Transport, deadline
 from kdist.errors import Code, KdistError
+
+STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
+_CLOSE = 255
+_V5 = "v5.channel.k8s.io"
+
+
+class Channels:
+    """The streams of a command in a container. `websocket` is open already."""
+
+    def __init__(self, websocket: Any) -> None:
+        self._websocket = websocket
+        self._open = True
+        self._read: dict[int, bytearray] = {}
+
+    def fileno(self) -> int:
+        """The socket's, for `select`."""
+        return int(self._websocket.sock.fileno())
+
+    def is_open(self) -> bool:
+        """Whether more may come, as far as `update` knows."""
+        return self._open
+
+    def update(self, timeout: float = 0) -> None:
+        """Take in what has come, waiting up to `timeout` seconds for the first of it. Raises `WebSocketException`, `OSError`."""
+        from websocket import ABNF
+
+        while self._open and self._waits(timeout):
+            timeout = 0
+            code, frame = self._websocket.recv_data_frame(True)
+            if code == ABNF.OPCODE_CLOSE:
+                self._open = False
+            elif code in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) and frame.data and frame.data[0] != _CLOSE:
+                self._read.setdefault(frame.data[0], bytearray()).extend(frame.data[1:])
+
+    def _waits(self, timeout: float) -> bool:
+        """Whether there is something to be read; a TLS socket may hold it already, where `select` does not see it."""
+        connection = self._websocket.sock
+        if connection is None:
+            self._open = False
+            return False
+        if isinstance(connection, ssl.SSLSocket) and connection.pending():
+            return True
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        return bool(poll.poll(timeout * 1000))
+
+    def read(self, channel: int) -> bytes:
+        """What has come on a channel since the last time."""
+        return bytes(self._read.pop(channel, b""))
+
+    def write(self, channel: int, data: bytes) -> None:
+        """Send bytes on a channel."""
+        from websocket import ABNF
+
+        self._websocket.send(bytes([channel]) + data, opcode=ABNF.OPCODE_BINARY)
+
+    def end(self, channel: int) -> None:
+        """Say that nothing more comes on this channel; a server that speaks v4 only cannot be told."""
+        from websocket import ABNF
+
+        if self._websocket.getsubprotocol() == _V5:
+            self._websocket.send(bytes([_CLOSE, channel]), opcode=ABNF.OPCODE_BINARY)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._open = False
+        self._websocket.close()
+
 
 _POLL_SECONDS = 0.1
 _CHUNK = 2**16
@@ -180,3 +255,80 @@ def open_websocket(
         raise explain(error.status_code, body, what=what, namespace=access.namespace, context=access.context) from error
     except (websocket.WebSocketException, OSError) as error:
         raise KdistError(f"{what}: the API server does not answer: {error}", code=Code.UNREACHABLE) from error
+
+
+_SESSION_POLL_SECONDS = 0.2
+
+
+class Session:
+    """What a command under way says."""
+
+    def __init__(self, client: Channels) -> None:
+        self._client = client
+        self._said = bytearray()
+
+    def read_line(self, timeout: float) -> bytes | None:
+        """The next line of its stdout; None if it ended, or said nothing for `timeout` seconds."""
+        end = time.monotonic() + timeout
+        while b"\n" not in self._said:
+            if time.monotonic() > end or not self.is_open():
+                return None
+        line, _, rest = bytes(self._said).partition(b"\n")
+        self._said[:] = rest
+        return line
+
+    def is_open(self) -> bool:
+        """Whether the command still runs, as far as we hear; takes a fraction of a second, in which what it says is read."""
+        from websocket import WebSocketException
+
+        try:
+            self._client.update(timeout=_SESSION_POLL_SECONDS)
+        except (WebSocketException, OSError):
+            self._client.close()
+        self._said += self._client.read(STDOUT)
+        return self._client.is_open()
+
+
+@contextmanager
+def session(transport: Transport, pod: str, argv: Sequence[str], *, namespace: str, container: str) -> Iterator[Session]:
+    """Run `argv`; the end of the block, or of this process, is the end of its standard input. Its stderr is dropped."""
+    query = [("container", container), *(("command", word) for word in argv), ("stdin", "true"), ("stdout", "true")]
+    client = Channels(open_websocket(transport, pod, namespace, "exec", query, what=f"exec in pod/{pod}"))
+    try:
+        yield Session(client)
+    finally:
+        with suppress(Exception):
+            client.end(STDIN)
+        client.close()
+
+
+class Terminal:
+    """Remembers the size that was told last."""
+
+    def __init__(self) -> None:
+        self._size: os.terminal_size | None = None
+
+    def changed_size(self) -> os.terminal_size | None:
+        """The terminal's size if it has changed since the last call, else None."""
+        size = os.get_terminal_size(0)
+        if size == self._size:
+            return None
+        self._size = size
+        return size
+
+
+@contextmanager
+def raw_terminal(wanted: bool) -> Iterator[Terminal | None]:
+    """Pass keys on as they are typed, Ctrl-C included, for as long as the context lasts; None where there is no terminal."""
+    if not (wanted and sys.stdin.isatty()):
+        yield None
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(0)
+    try:
+        tty.setraw(0)
+        yield Terminal()
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)

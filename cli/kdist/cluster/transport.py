@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from kdist.cluster import outage
+from kdist.cluster import retry
 from kdist.cluster.access import CONNECT_SECONDS, Access
+from kdist.cluster.api_errors import explain, read_status
 from kdist.cluster.credentials import Credential
-from kdist.cluster.outage import PASSING, Patience, Tries, is_lasting, is_wrong_certificate
-from kdist.cluster.refusal import explain, read_status
+from kdist.cluster.retry import PASSING, Patience, Tries, is_lasting, is_wrong_certificate
 from kdist.errors import Code, KdistError
 from kdist.manifest import to_json
 
@@ -172,7 +172,7 @@ class Transport:
         message = str(read_status(body).get("message") or "")
         if is_lasting(response.status, message):
             return False
-        at_most = outage.limit(response.status, message)
+        at_most = retry.limit(response.status, message)
         if "failed calling webhook" in message:
             return tries.pause(f"an admission webhook does not answer ({message})", at_most=at_most)
         asked = response.headers.get("Retry-After", "")

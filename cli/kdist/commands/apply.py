@@ -140,12 +140,12 @@ def _wait(places: Iterable[tuple[Cluster, str]], timeout: float | None) -> None:
     """Return when all jobs have ended well. Raises `KdistError` with the code of the first that has not."""
     import time
 
-    from kdist import follow
+    from kdist import jobs
 
     began = time.monotonic()
     for cluster, name in places:
         left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
-        follow.until(cluster, name, timeout=left, tell=console.message)
+        jobs.wait_for(cluster, name, timeout=left, tell=console.message)
 
 
 def _describe(plan: Plan) -> str:

@@ -120,8 +120,7 @@ def _measure_here(job: TrainingJob, base: Path) -> Result:
     """Run the bench as processes on this machine. Its folder goes when all went well."""
     import shutil
 
-    from kdist import bench, local, render
-    from kdist.local import narrate
+    from kdist import bench, events, local, render
 
     local.check_torch()
 
@@ -129,7 +128,7 @@ def _measure_here(job: TrainingJob, base: Path) -> Result:
         """One line per event on stderr."""
 
         def show(self, entry: Any) -> None:
-            console.message(narrate.line(entry))
+            console.message(events.line(entry))
 
         def draw(self, progress: Any) -> None:  # noqa: ARG002 - a screen's signature
             """Lines say it all."""
@@ -172,9 +171,9 @@ def _show(result: Result, *, output: str, out: Path | None) -> None:
             console.message(result.verdict())
         return
     if output == "html":
-        from kdist.bench import page
+        from kdist.bench import html
 
-        text = page.draw(result)
+        text = html.draw(result)
     elif output == "json":
         text = json.dumps(result.to_document(), indent=2) + "\n"
     else:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from kdist.steer.target import Target
+    from kdist.jobs.job import Target
 
 _FORMATS = ("table", "json", "yaml", "name")
 
@@ -92,18 +92,18 @@ def _check_options(question: str, output: str, *, step: int | None, ema: bool) -
 def _export(root: Path | None, find: Callable[[], Target], output: str, *, step: int | None, ema: bool) -> int:
     from pathlib import Path
 
-    from kdist.quantity import size
+    from kdist.units import size
 
     arguments = [*(["--step", str(step)] if step is not None else []), *(["--ema"] if ema else [])]
     file = Path(output)
     if root is not None:
-        from kdist.local import looking
+        from kdist.local import trainer_tools
 
-        document = looking.export(looking.checkpoints_of(root), file, *arguments)
+        document = trainer_tools.export(trainer_tools.checkpoints_of(root), file, *arguments)
     else:
-        from kdist.steer import export
+        from kdist.jobs import checkpoints
 
-        document = export.export(find(), file, *arguments, tell=console.message)
+        document = checkpoints.export(find(), file, *arguments, tell=console.message)
     average = f", {document['averaged']} of them averages" if document["averaged"] else ""
     told = f"{document['tensors']} tensors{average}, {size(document['bytes'])}, of {document['checkpoint']}"
     console.result(f"{document['file']}: {told}")
@@ -111,30 +111,30 @@ def _export(root: Path | None, find: Callable[[], Target], output: str, *, step:
 
 
 def _look(root: Path, question: str, arguments: list[str]) -> dict[str, Any]:
-    from kdist.local import looking
+    from kdist.local import trainer_tools
 
-    return looking.look(looking.checkpoints_of(root), question, *arguments)
+    return trainer_tools.look(trainer_tools.checkpoints_of(root), question, *arguments)
 
 
 def _ask(job: str | None, file: str | None, question: str, arguments: list[str], place: dict[str, Any]) -> dict[str, Any]:
-    from kdist.steer import inspect
+    from kdist.jobs import checkpoints
 
-    return inspect.ask(options.find_target(job, file, **place), question, *arguments, tell=console.message)
+    return checkpoints.ask(options.find_target(job, file, **place), question, *arguments, tell=console.message)
 
 
 def _show(document: dict[str, Any], output: str) -> int:
-    from kdist.steer import listing
+    from kdist.jobs import checkpoints
 
     if output == "name":
-        for entry in listing.entries(document):
+        for entry in checkpoints.entries(document):
             console.result(str(entry.get("name")))
     elif output != "table":
         console.emit({"apiVersion": "cli.kdist.dev/v1", "kind": "CheckpointList", **document}, output=output)
-    elif listing.entries(document):
-        console.table(listing.rows(document), header=listing.HEADER)
+    elif checkpoints.entries(document):
+        console.table(checkpoints.rows(document), header=checkpoints.HEADER)
     else:
         console.message(f"there are no checkpoints in {document.get('folder')}")
-    bad = listing.damaged(document)
+    bad = checkpoints.damaged(document)
     if bad:
         console.error(KdistError(f"{len(bad)} of them cannot be used: {', '.join(bad)}", hint="a training passes over them"))
     return Code.ERROR if bad else Code.OK

@@ -88,18 +88,18 @@ def _delete(
 ) -> bool:
     """Delete one job's objects; False if there is none."""
     from kdist.cluster import describe_owner
-    from kdist.deploy import dependents, removing
+    from kdist.deploy import delete, dependents
 
-    objects, foreign = removing.find_objects(cluster, name)
+    objects, foreign = delete.find_objects(cluster, name)
     for each in foreign:
         console.warning(f"{each.title} stays: it is not of job {name}: {describe_owner(each.document)}")
-    if removing.split(foreign)[0]:  # then the pods are somebody else's too
+    if delete.split(foreign)[0]:  # then the pods are somebody else's too
         wait, grace_period = False, None
     kept = [] if purge else [each for each in objects if each.kind == dependents.CLAIM]
     going = [each for each in objects if each not in kept]
     if not going:
         return False
-    pods = removing.find_pods(cluster, name) if wait and dry_run == "none" else []
+    pods = delete.find_pods(cluster, name) if wait and dry_run == "none" else []
     pods = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
     seconds = _patience(pods, grace_period) if timeout is None else timeout
     if pods:
@@ -108,7 +108,7 @@ def _delete(
     if dry_run == "client":
         gone = iter(going)
     else:
-        gone = removing.remove(
+        gone = delete.remove(
             cluster, name, going, grace=grace_period, dry_run=dry_run == "server", wait=seconds if wait else None
         )
     for each in gone:

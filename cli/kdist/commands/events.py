@@ -32,7 +32,7 @@ def command(job: str | None, file: str | None, *, watch: bool, types: str, outpu
       kdist events digits -w
       kdist events -f job.yaml --types=Warning
     """
-    from kdist import follow
+    from kdist import jobs
 
     found = options.find_job(job, file)
     cluster = options.connect(**where, job=found.namespace)
@@ -42,7 +42,7 @@ def command(job: str | None, file: str | None, *, watch: bool, types: str, outpu
     while True:
         events = [
             each
-            for each in follow.snapshot(cluster, found.name).events
+            for each in jobs.fetch_snapshot(cluster, found.name).events
             if not wanted or str(each.get("type") or "").lower() in wanted
         ]
         fresh = sorted((each for each in events if _key(each) not in shown), key=_last_seen)
@@ -89,7 +89,7 @@ def _show(events: list[Mapping[str, Any]], *, output: str, first: bool, stream: 
 def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
     from datetime import UTC, datetime
 
-    from kdist.follow.table import age
+    from kdist.views.status_table import age
 
     about = event.get("involvedObject") or {}
     series = event.get("series") or {}

@@ -41,7 +41,7 @@ def command(
       kdist exec digits --rank 3 -- python -c "import torch; print(torch.__version__)"
       kdist exec digits --rank 1 -it -- python
     """
-    from kdist.steer import agents
+    from kdist.jobs import agents
 
     if not argv:
         raise UsageError("name the command to run after `--`", next_command=f"kdist exec {job} -- nproc")

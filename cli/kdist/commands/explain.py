@@ -25,17 +25,17 @@ def command(field: str, recursive: bool, output: str) -> None:
 
     Exits with 4 if there is no such field.
     """
-    from kdist.spec import fields, manual
+    from kdist.spec import reference
 
-    found = fields.look_up(field)
+    found = reference.look_up(field)
     if found is None:
         raise _unknown(field)
     if output == "text":
-        console.result(manual.describe(found, recursive=recursive))
+        console.result(reference.describe(found, recursive=recursive))
     elif output == "markdown":
-        console.result(manual.table(found))
+        console.result(reference.table(found))
     else:
-        answer = manual.document(found, recursive=recursive)
+        answer = reference.document(found, recursive=recursive)
         console.emit({"apiVersion": "cli.kdist.dev/v1", "kind": "Field", **answer}, output=output)
 
 

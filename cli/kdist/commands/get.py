@@ -58,9 +58,9 @@ def command(names: tuple[str, ...], *, all_namespaces: bool, selector: str, watc
 
 def _find(cluster: Cluster, names: tuple[str, ...], *, strict: bool = True, **scope: Any) -> list[JobStatus]:
     """Status of every job that is asked for, of `survey`'s scope. Raises `NotFoundError` for a name that is none, if `strict`."""
-    from kdist import follow
+    from kdist import jobs
 
-    every = [seen.status for seen in follow.survey(cluster, **scope)]
+    every = [seen.status for seen in jobs.list_snapshots(cluster, **scope)]
     missing = [name for name in names if name not in {status.name for status in every}]
     if missing and strict:
         raise NotFoundError(
@@ -125,7 +125,7 @@ class Rows:
 
 
 def _narrow(status: JobStatus) -> Iterator[str]:
-    from kdist.quantity import number
+    from kdist.units import number
 
     yield str(status.phase)
     yield str(status.nodes)
@@ -136,7 +136,7 @@ def _narrow(status: JobStatus) -> Iterator[str]:
 
 
 def _wide(status: JobStatus) -> Iterator[str]:
-    from kdist.quantity import number
+    from kdist.units import number
 
     yield status.backend or "-"
     yield str(status.world_size or "-")
@@ -147,6 +147,6 @@ def _wide(status: JobStatus) -> Iterator[str]:
 
 
 def _age(status: JobStatus) -> str:
-    from kdist.follow.table import age
+    from kdist.views.status_table import age
 
     return "-" if status.age is None else age(status.age)

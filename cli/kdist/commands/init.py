@@ -28,14 +28,14 @@ def command(path: str, template: str, force: bool) -> None:
 
     Beside the file goes .kdist/job.schema.json, by which editors complete and check it.
     """
-    from kdist.spec import starter
+    from kdist.spec import scaffold
 
     if path == "-":
-        console.result(starter.write(template).rstrip("\n"))
+        console.result(scaffold.write(template).rstrip("\n"))
         return
     file = Path(path)
     schema = file.parent / ".kdist" / "job.schema.json"
-    _write(file, starter.write(template, schema=".kdist/job.schema.json"), force=force)
+    _write(file, scaffold.write(template, schema=".kdist/job.schema.json"), force=force)
     _write_schema(schema)
     console.message(f"Wrote {file}.")
     if template == "script":
@@ -57,10 +57,10 @@ def _write(file: Path, text: str, *, force: bool) -> None:
 
 def _write_schema(file: Path) -> None:
     """The schema is a convenience for editors: where it cannot be written, that is said and the rest goes on."""
-    from kdist.spec import fields
+    from kdist.spec import reference
 
     try:
         file.parent.mkdir(exist_ok=True)
-        file.write_text(fields.schema_text(), encoding="utf-8")
+        file.write_text(reference.schema_text(), encoding="utf-8")
     except OSError as error:
         console.warning(f"cannot write `{file}` for editors: {error.strerror}")

@@ -14,8 +14,8 @@ from kdist.errors import Code, UsageError
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-    from kdist.follow.lines import Line, RankFilter
-    from kdist.follow.logs import Wanted
+    from kdist.events import Line, RankFilter
+    from kdist.jobs.logs import Wanted
     from kdist.status import Pod, Snapshot
 
 _COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green", "bright_magenta", "bright_blue")
@@ -50,7 +50,7 @@ def command(job: str, *, follow: bool, raw: bool, timeout: float | None, **given
       0 shown   4 there is no such job, or nothing to read   with -f also: 6 not over after --timeout
       10 the job failed   11 it was stopped
     """
-    from kdist.follow.logs import Wanted
+    from kdist.jobs.logs import Wanted
 
     place = {name: given.pop(name) for name in ("namespace", "context")}
     found = find_job(job)
@@ -67,30 +67,30 @@ def _is_called(pod: Pod, wanted: str) -> bool:
 
 
 def _show(cluster: Cluster, name: str, wanted: Wanted, rank: str | None, raw: bool) -> int:
-    from kdist import follow
-    from kdist.follow import logs
+    from kdist import jobs
+    from kdist.jobs import logs
 
-    seen = follow.snapshot(cluster, name)
+    seen = jobs.fetch_snapshot(cluster, name)
     chosen = _rank_filter(rank, seen) if rank else None
     _print(logs.read(cluster, seen, wanted, tell=console.message), chosen, raw)
     return Code.OK
 
 
 def _follow(cluster: Cluster, name: str, wanted: Wanted, rank: str | None, raw: bool, timeout: float | None) -> int:
-    from kdist import follow
-    from kdist.follow import logs
+    from kdist import jobs
+    from kdist.jobs import logs
 
-    chosen = _rank_filter(rank, follow.snapshot(cluster, name)) if rank else None
+    chosen = _rank_filter(rank, jobs.fetch_snapshot(cluster, name)) if rank else None
     follower = logs.Follower(cluster, name, wanted, timeout=timeout, tell=console.message)
     _print(follower.lines(), chosen, raw)
     if follower.seen is None:
         return Code.OK
-    console.message(follow.describe(follower.seen.status))
-    return follow.ending(follower.seen.status)
+    console.message(jobs.describe_status(follower.seen.status))
+    return jobs.exit_code(follower.seen.status)
 
 
 def _rank_filter(given: str, seen: Snapshot) -> RankFilter:
-    from kdist.follow.lines import RankFilter
+    from kdist.events import RankFilter
 
     known: dict[str, list[int]] = {}
     for rank in seen.status.ranks:
@@ -124,7 +124,7 @@ def _print(lines: Iterator[Line], chosen: RankFilter | None, raw: bool) -> None:
 
 def format_line(line: Line, *, raw: bool = False) -> Iterator[str]:
     """The line with its pod in front: events in words with their time, what ranks print as it is."""
-    from kdist.local import narrate
+    from kdist import events
 
     colour = _COLOURS[(line.pod.index or 0) % len(_COLOURS)]
     source = click.style(line.source, fg=colour)
@@ -135,5 +135,5 @@ def format_line(line: Line, *, raw: bool = False) -> Iterator[str]:
         yield f"{click.style(f'[{line.source}]', fg=colour)} {line.printed}"
     event = line.event
     stamp = f"{str(event.get('time') or line.stamp)[:19]}Z"
-    told = f"{event['event']:<21} {narrate.describe(event)}".rstrip()
+    told = f"{event['event']:<21} {events.describe(event)}".rstrip()
     yield f"{click.style(stamp, dim=True)} {source} {click.style(told, fg=_LEVELS.get(str(event.get('level'))))}"

@@ -13,7 +13,7 @@ from kdist.errors import KdistError, NotFoundError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kdist.steer.readings import Reading
+    from kdist.agent_metrics import Reading
 
 _DETAIL = ("_bucket", "_created")
 _ONE_OF = ("kdist_job_state",)  # of these series one is 1
@@ -48,11 +48,11 @@ def command(
       kdist metrics digits --rank 0 --grep step
       kdist metrics digits -o prom > metrics.txt
     """
-    from kdist.steer import readings
+    from kdist import agent_metrics
 
     now = _read(job, file, local=local, timeout=timeout, **place)
     if rank is not None:
-        now = readings.select(now, rank)
+        now = agent_metrics.select(now, rank)
         if not now:
             raise NotFoundError(f"no agent has rank {rank}")
     _show(now, output, rank=rank, grep=grep)
@@ -68,7 +68,7 @@ def _read(
         if now := local_agents.read(root, metrics=True):
             return now
         raise KdistError(f"no agent of {root.name} answers", next_command=f"kdist status {root.name}")
-    from kdist.steer import agents
+    from kdist.jobs import agents
 
     target = options.find_target(job, file, namespace=namespace, context=context, timeout=timeout)
     if now := agents.read(target, target.pods(), metrics=True):
@@ -77,11 +77,11 @@ def _read(
 
 
 def _show(now: Mapping[str, Reading], output: str, *, rank: int | None, grep: str) -> None:
-    from kdist.quantity import number
-    from kdist.steer import exposition
+    from kdist import agent_metrics
+    from kdist.units import number
 
     if output == "prom":
-        for line in exposition.merge({owner: reading.metrics for owner, reading in now.items()}):
+        for line in agent_metrics.merge({owner: reading.metrics for owner, reading in now.items()}):
             console.result(line)
         return
     found = [
@@ -91,7 +91,7 @@ def _show(now: Mapping[str, Reading], output: str, *, rank: int | None, grep: st
         if grep in sample.name and (rank is None or sample.labels.get("rank", str(rank)) == str(rank))
     ]
     if output == "json":
-        samples = [{"pod": owner, **exposition.to_document([sample])[0]} for owner, sample in found]
+        samples = [{"pod": owner, **agent_metrics.to_document([sample])[0]} for owner, sample in found]
         console.emit({"apiVersion": "cli.kdist.dev/v1", "kind": "Metrics", "samples": samples}, output="json")
         return
     shown = [

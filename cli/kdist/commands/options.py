@@ -14,8 +14,8 @@ from kdist.errors import InvalidJobError, NotFoundError, Problem, UsageError
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
+    from kdist.jobs.job import Target
     from kdist.spec import TrainingJob
-    from kdist.steer.target import Target
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -191,11 +191,11 @@ def find_target(
     job: str | None, file: str | None, *, namespace: str | None, context: str | None, timeout: float | None = None
 ) -> Target:
     """The job in the cluster that is meant. Raises `NotFoundError`, and what `find_job` and `connect` raise."""
-    from kdist.steer import target
+    from kdist.jobs.job import find
 
     found = find_job(job, file)
     cluster = connect(namespace=namespace, context=context, timeout=timeout, job=found.namespace)
-    return target.find(cluster, found.name)
+    return find(cluster, found.name)
 
 
 def find_run(
@@ -214,7 +214,7 @@ def find_run(
     machine's is asked for or no cluster is known.
     """
     from kdist.cluster import kubeconfig
-    from kdist.local import agents, folder
+    from kdist.local import agents, run_dir
 
     name = job if job is not None and not job.endswith(_FILE_SUFFIXES) else find_job(job, file).name
     remote = asks_cluster(namespace, context)
@@ -228,7 +228,7 @@ def find_run(
     if root is None and not remote and not kubeconfig.is_there():
         raise NotFoundError(
             f"there is no run {name} {'at work ' if at_work else ''}on this machine, and no kubeconfig that names a cluster",
-            hint=f"runs of this machine are looked for in {folder.home()}; a job in a cluster needs KUBECONFIG",
+            hint=f"runs of this machine are looked for in {run_dir.home()}; a job in a cluster needs KUBECONFIG",
         )
     if root is not None and "/" not in name and not local:
         console.message(f"{name} of this machine, in {root}; -n NAMESPACE asks the cluster")

@@ -16,8 +16,8 @@ from kdist.errors import KdistError, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kdist.jobs.job import Target
     from kdist.status import Pod
-    from kdist.steer.target import Target
 
 _NAMED = {"metrics": 9401, "status": 9401}
 _TENSORBOARD = re.compile(r"(?:(\d{1,5})?:)?tensorboard")
@@ -72,7 +72,7 @@ def _show_tensorboard(job: str, local: int, *, timeout: float | None, **place: A
     if root is not None:
         _show_here(root, local)
         return
-    from kdist.steer import tensorboard
+    from kdist.jobs import tensorboard
 
     target = options.find_target(job, None, timeout=timeout, **place)
     while True:
@@ -90,9 +90,9 @@ def _show_tensorboard(job: str, local: int, *, timeout: float | None, **place: A
 
 
 def _show_here(root: Path, local: int) -> None:
-    from kdist.local import tensorboard
+    from kdist.local import trainer_tools
 
-    tensorboard.show(root, local, tell=lambda port: console.result(f"TensorBoard of {root.name}: http://127.0.0.1:{port}/"))
+    trainer_tools.show(root, local, tell=lambda port: console.result(f"TensorBoard of {root.name}: http://127.0.0.1:{port}/"))
 
 
 def read_port(text: str) -> tuple[int, int]:
@@ -109,7 +109,7 @@ def read_port(text: str) -> tuple[int, int]:
 
 def _serve(target: Target, wanted: list[tuple[int, int]], *, rank: int | None, pod: str) -> None:
     """Forward until Ctrl-C; when the pod goes and another takes its place, to that one, at the same local ports."""
-    from kdist.steer import agents
+    from kdist.jobs import agents
 
     while True:
         chosen = agents.choose_pod(target, rank=rank, pod=pod)
@@ -133,7 +133,7 @@ def _runs(target: Target, chosen: Pod) -> bool:
 
 def _await_another(target: Target, *, rank: int | None, pod: str) -> None:
     """Wait for a pod to forward to. Raises `KdistError` if the job is over."""
-    from kdist.steer import agents
+    from kdist.jobs import agents
 
     while True:
         state = target.state()

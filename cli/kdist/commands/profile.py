@@ -55,11 +55,11 @@ def command(
     Exit codes:
       0 recorded   1 it could not be asked   4 no such job or rank   6 it did not come to record (--timeout)
     """
-    from kdist.steer import profile
+    from kdist.jobs import profile
 
     root = options.find_run(job, file, local=local, at_work=True, **place)
     if root is not None:
-        from kdist.local import profile as here
+        from kdist.local import trainer_tools as here
 
         name, asks = root.name, here.of_run(root)
     else:

@@ -38,14 +38,14 @@ def command(
     if output == "table":
         _show(report)
         return
-    from kdist.report import page
+    from kdist.report import html
 
     if out is None and output == "json":
         console.emit(report, output="json")
         return
     import json
 
-    text = page.draw(report) if output == "html" else json.dumps(report, indent=2) + "\n"
+    text = html.draw(report) if output == "html" else json.dumps(report, indent=2) + "\n"
     if out is None:
         console.result(text.rstrip("\n"))
     else:
@@ -56,31 +56,31 @@ def command(
 def _read_local(root: Path) -> dict[str, Any]:
     import time
 
-    from kdist.local import agents, folder, looking, starts
-    from kdist.report import ledger, receipt
+    from kdist.local import agents, run_dir, summary, trainer_tools
+    from kdist.report import goodput, ledger
 
-    run = folder.read_json(root / "run.json") or {}
-    checkpoints = looking.checkpoints_of(root)
+    run = run_dir.read_json(root / "run.json") or {}
+    checkpoints = trainer_tools.checkpoints_of(root)
     events, steps = ledger.read_ledger(checkpoints)
     if not events:
         raise NotFoundError(f"there is no ledger of a run in {checkpoints}")
     lives = [(each["started"], each["ended"]) for each in run.get("invocations", ())] or [(events[0].get("time", 0.0), None)]
     if agents.is_at_work(root):
         lives[-1] = (lives[-1][0], time.time())
-    births = [receipt.Birth(began, began, up) for began, up in starts.starts(root, lives)]
-    return _envelope(root.name, receipt.build_receipt(events, steps, lives=lives, births=births), str(root))
+    births = [goodput.Birth(began, began, up) for began, up in summary.starts(root, lives)]
+    return _envelope(root.name, goodput.build_receipt(events, steps, lives=lives, births=births), str(root))
 
 
 def _read_cluster(job: str | None, file: str | None, **place: Any) -> dict[str, Any]:
-    from kdist.report import receipt
-    from kdist.steer import history
+    from kdist.jobs import history
+    from kdist.report import goodput
 
     target = options.find_target(job, file, **place)
     found = history.read(target, tell=console.message)
     if not found.events:
         raise NotFoundError(f"{target.name} has written no ledger yet", next_command=target.command("status"))
-    births = [receipt.Birth(*birth) for birth in found.births]
-    built = receipt.build_receipt(found.events, found.steps, lives=found.lives, births=births)
+    births = [goodput.Birth(*birth) for birth in found.births]
+    built = goodput.build_receipt(found.events, found.steps, lives=found.lives, births=births)
     return _envelope(target.name, built, f"{target.namespace}/{target.name}")
 
 
@@ -89,10 +89,10 @@ def _envelope(name: str, built: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _show(report: dict[str, Any]) -> None:
-    from kdist.report import words
+    from kdist.report import text
 
-    console.result(f"{report['job']}: {words.headline(report)}")
+    console.result(f"{report['job']}: {text.headline(report)}")
     console.result("")
-    console.table(words.totals(report), header=("CATEGORY", "TIME", "SHARE"))
-    console.result(f"\n{words.GOODPUT}\n")
-    console.table(words.attempts(report), header=words.ATTEMPTS)
+    console.table(text.totals(report), header=("CATEGORY", "TIME", "SHARE"))
+    console.result(f"\n{text.GOODPUT}\n")
+    console.table(text.attempts(report), header=text.ATTEMPTS)

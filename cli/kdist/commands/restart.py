@@ -37,7 +37,7 @@ def command(
     Exit codes:
       0 it trains again   4 no such job   6 pods did not go or come in time (--timeout)   11 not confirmed
     """
-    from kdist.steer import restart
+    from kdist.jobs import restart
 
     target = options.find_target(job, file, **place)
     if dry_run == "client":

@@ -28,10 +28,10 @@ def command(job: str | None, file: str | None, *, wait: bool, dry_run: str, time
     Exit codes:
       0 it trains again   1 it is over   4 no such job   6 it does not train in time (--timeout)
     """
-    from kdist.steer import pause
+    from kdist.jobs import suspend
 
     target = options.find_target(job, file, **place)
     if dry_run == "client":
         console.result(f"{target.name} would be resumed (client dry run)")
         return
-    console.result(pause.resume(target, wait=wait, timeout=timeout, tell=console.message, dry_run=dry_run == "server"))
+    console.result(suspend.resume(target, wait=wait, timeout=timeout, tell=console.message, dry_run=dry_run == "server"))

@@ -16,8 +16,8 @@ from kdist import console
 from kdist.errors import Code, KdistError, UsageError
 
 if TYPE_CHECKING:
+    from kdist.events import Entry
     from kdist.local import Ended, Screen
-    from kdist.local.follow import Entry
     from kdist.local.progress import Progress
     from kdist.spec import TrainingJob
 
@@ -128,13 +128,13 @@ def _job_of_script(file: str, args: tuple[str, ...]) -> dict[str, Any]:
 
 @contextmanager
 def _line_screen() -> Iterator[Screen]:
-    from kdist.local import narrate
+    from kdist import events
 
     class Lines:
         """One line per event, in a stable form, on stderr."""
 
         def show(self, entry: Entry) -> None:
-            console.message(narrate.line(entry))
+            console.message(events.line(entry))
 
         def draw(self, progress: Progress) -> None:  # noqa: ARG002 - a screen's signature
             """Lines say it all."""
@@ -145,18 +145,18 @@ def _line_screen() -> Iterator[Screen]:
 
 @contextmanager
 def _live_screen() -> Iterator[Screen]:
-    from kdist.local import view
+    from kdist.views import live_run
 
     class Live:
         """Events scroll above a view that is drawn anew."""
 
         def show(self, entry: Entry) -> None:
             if not entry.is_state:  # which the view draws
-                drawing.console.print(view.draw_entry(entry))
+                drawing.console.print(live_run.draw_entry(entry))
 
         def draw(self, progress: Progress) -> None:
             if console.catch_up():  # else the last picture is still to be read
-                drawing.update(view.draw(progress, hint=_HINT), refresh=True)
+                drawing.update(live_run.draw(progress, hint=_HINT), refresh=True)
 
     with console.drawing() as drawing:
         yield Live()

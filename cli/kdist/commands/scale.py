@@ -36,7 +36,7 @@ def command(
     Exit codes:
       0 scaled   2 wrong usage   4 no such job   6 nodes did not come or go in time (--timeout)
     """
-    from kdist.steer import scale
+    from kdist.jobs import scale
 
     target = options.find_target(job, file, **place)
     least, most = scale.read_bounds(nodes, target)

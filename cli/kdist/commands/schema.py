@@ -21,13 +21,13 @@ def command(out: Path | None) -> None:
       kdist schema --out .kdist/job.schema.json
       kdist schema | jq '."$defs".Spec.properties | keys'
     """
-    from kdist.spec import fields
+    from kdist.spec import reference
 
     if out is None:
-        console.result(fields.schema_text().rstrip("\n"))
+        console.result(reference.schema_text().rstrip("\n"))
         return
     try:
-        out.write_text(fields.schema_text(), encoding="utf-8")
+        out.write_text(reference.schema_text(), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write `{out}`: {error.strerror}") from None
     console.message(f"Wrote {out}.")

@@ -40,14 +40,14 @@ def command(job: str | None, file: str | None, *, watch: bool, output: str, time
       0 the status was shown; with -w the job is done   4 there is no such job   5 the API server stays away
       10, 11 with -w: the job failed, or was stopped   130 interrupted: the job goes on
     """
-    from kdist import follow
+    from kdist import jobs
 
     found = find_job(job, file)
     cluster = connect(**place, timeout=timeout, job=found.namespace, stays=watch)
     if watch:
         return _watch(cluster, found.name, output)
-    seen = follow.snapshot(cluster, found.name)
-    follow.settle(cluster, seen)
+    seen = jobs.fetch_snapshot(cluster, found.name)
+    jobs.finalize(cluster, seen)
     _print(seen.status, output)
     if seen.gap:
         console.warning(seen.gap)
@@ -55,55 +55,55 @@ def command(job: str | None, file: str | None, *, watch: bool, output: str, time
 
 
 def _print(status: JobStatus, output: str) -> None:
-    from kdist.follow import table
+    from kdist.views import status_table
 
     if output != "table":
         console.emit(status.to_document(), output=output, name=f"job/{status.name}")
         return
-    console.table(table.rows(status), header=("JOB", status.name))
-    ranks = table.rank_rows(status)
+    console.table(status_table.rows(status), header=("JOB", status.name))
+    ranks = status_table.rank_rows(status)
     if ranks:
         console.result("")
-        console.table(ranks, header=table.RANK_HEADER)
+        console.table(ranks, header=status_table.RANK_HEADER)
 
 
 def _watch(cluster: Cluster, name: str, output: str) -> int:
     """Look until the job ends: drawn on a terminal, else a line (or a document) whenever something has changed."""
-    from kdist import follow
+    from kdist import jobs
 
     kept: dict[str, Any] = {
-        "agents": follow.Agents(cluster, namespace=cluster.namespace),
-        "events": follow.Events(cluster, cluster.namespace),
+        "agents": jobs.Agents(cluster, namespace=cluster.namespace),
+        "events": jobs.Events(cluster, cluster.namespace),
     }
     last = ""
     if output == "table" and console.can_draw():
         return _draw(cluster, name, **kept)
     while True:
-        seen = follow.snapshot(cluster, name, **kept)
-        follow.settle(cluster, seen)
-        line = follow.describe(seen.status) + (f" ({seen.gap})" if seen.gap else "")
+        seen = jobs.fetch_snapshot(cluster, name, **kept)
+        jobs.finalize(cluster, seen)
+        line = jobs.describe_status(seen.status) + (f" ({seen.gap})" if seen.gap else "")
         if output != "table":
             console.emit(seen.status.to_document(), output=output, name=f"job/{name}")
         elif line != last:
             console.result(line)
         last = line
         if seen.status.phase.terminal:
-            return follow.ending(seen.status)
+            return jobs.exit_code(seen.status)
         time.sleep(_EVERY)
 
 
 def _draw(cluster: Cluster, name: str, **kept: Any) -> int:
-    from kdist import follow
-    from kdist.follow.view import View
+    from kdist import jobs
+    from kdist.views.live_job import View
 
     view = View()
     with console.drawing() as drawing:
         while True:
-            seen: Snapshot = follow.snapshot(cluster, name, **kept)
-            follow.settle(cluster, seen)
+            seen: Snapshot = jobs.fetch_snapshot(cluster, name, **kept)
+            jobs.finalize(cluster, seen)
             drawing.update(view.draw(seen), refresh=True)
             if seen.status.phase.terminal:
                 break
             time.sleep(_EVERY)
     _print(seen.status, "table")
-    return follow.ending(seen.status)
+    return jobs.exit_code(seen.status)

@@ -30,11 +30,11 @@ def command(job: str | None, file: str | None, *, wait: bool, dry_run: str, time
     Exit codes:
       0 suspended   1 it is over, or could not save   4 no such job   6 its pods did not end in time (--timeout)
     """
-    from kdist.steer import pause
+    from kdist.jobs import suspend
 
     target = options.find_target(job, file, **place)
     if dry_run == "client":
         console.result(f"{target.name} would be suspended (client dry run)")
         return
-    told = pause.suspend(target, "suspended", wait=wait, timeout=timeout, tell=console.message, dry_run=dry_run == "server")
+    told = suspend.suspend(target, "suspended", wait=wait, timeout=timeout, tell=console.message, dry_run=dry_run == "server")
     console.result(told)

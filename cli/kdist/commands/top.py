@@ -15,8 +15,7 @@ from kdist.errors import KdistError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from kdist.steer.anatomy import Row
-    from kdist.steer.readings import Reading
+    from kdist.agent_metrics import Reading, Row
 
     Look = Callable[[], Mapping[str, Reading]]
 
@@ -74,38 +73,39 @@ def _source(
 
         silence = KdistError(f"no agent of {root.name} answers", next_command=f"kdist status {root.name}")
         return root.name, lambda: local_agents.read(root, metrics=True), lambda: silence
-    from kdist.steer import agents
+    from kdist.jobs import agents
 
     target = options.find_target(job, file, namespace=namespace, context=context, timeout=timeout)
     return target.name, lambda: agents.read(target, target.pods(), metrics=True), lambda: agents.explain_silence(target)
 
 
 def _show(name: str, now: Mapping[str, Reading], before: Mapping[str, Reading] | None, output: str) -> None:
-    from kdist.steer import anatomy, grid, readings
+    from kdist import agent_metrics
+    from kdist.views import top
 
-    rows = readings.rows(now, before)
+    rows = agent_metrics.rows(now, before)
     if output == "json":
-        console.emit(grid.to_document(name, now, rows), output="json")
+        console.emit(top.to_document(name, now, rows), output="json")
         return
-    console.result(grid.headline(name, now))
-    shown, left = grid.choose(rows)
-    console.table([grid.cells(row) for row in shown], header=grid.HEADER)
+    console.result(top.headline(name, now))
+    shown, left = top.choose(rows)
+    console.table([top.cells(row) for row in shown], header=top.HEADER)
     if left:
         console.message(f"{left} more ranks; -o json has all of them")
-    for sentence in anatomy.describe_slow(rows):
+    for sentence in agent_metrics.describe_slow(rows):
         console.warning(sentence)
 
 
 def _live(name: str, look: Look, every: float) -> None:
     """Draw until Ctrl-C."""
-    from kdist.steer import readings
+    from kdist import agent_metrics
 
     before: Mapping[str, Reading] | None = None
     try:
         with console.drawing() as drawing:
             while True:
                 now = look()
-                drawing.update(_draw(name, now, readings.rows(now, before)), refresh=True)
+                drawing.update(_draw(name, now, agent_metrics.rows(now, before)), refresh=True)
                 before = now or before
                 time.sleep(every)
     except KeyboardInterrupt:
@@ -117,19 +117,20 @@ def _draw(name: str, now: Mapping[str, Reading], rows: list[Row]) -> RenderableT
     from rich.table import Table
     from rich.text import Text
 
-    from kdist.steer import anatomy, grid
+    from kdist import agent_metrics
+    from kdist.views import top
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column, title in enumerate(grid.HEADER):
+    for column, title in enumerate(top.HEADER):
         table.add_column(title, justify="left" if column in (1, 2, 13) else "right")
-    shown, left = grid.choose(rows)
+    shown, left = top.choose(rows)
     for row in shown:
-        table.add_row(*grid.cells(row), style="yellow" if row.slow else "")
-    foot = [Text(sentence, style="yellow") for sentence in anatomy.describe_slow(rows)]
+        table.add_row(*top.cells(row), style="yellow" if row.slow else "")
+    foot = [Text(sentence, style="yellow") for sentence in agent_metrics.describe_slow(rows)]
     if left:
         foot.append(Text(f"{left} more ranks", style="dim"))
     if not now:
         foot.append(Text("no agent answers", style="yellow"))
     return Group(
-        Text(grid.headline(name, now), style="bold"), table, *foot, Text("Ctrl-C ends this view, not the job", style="dim")
+        Text(top.headline(name, now), style="bold"), table, *foot, Text("Ctrl-C ends this view, not the job", style="dim")
     )

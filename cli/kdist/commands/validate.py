@@ -69,13 +69,13 @@ def _summary(job: Any) -> str:
 
 def _next(problems: tuple[Problem, ...]) -> str:
     """The field to read about: the first that the model knows, of the problems."""
-    from kdist.spec import fields
+    from kdist.spec import reference
     from kdist.spec.paths import parse
 
     for problem in problems:
         path = parse(problem.path) or ()
         while path:
-            field = fields.find(path)
+            field = reference.find(path)
             if field is not None and field.path and "*" not in field.path:
                 return f"kdist explain {field.path.replace('[]', '')}"
             path = path[:-1]

@@ -34,10 +34,10 @@ def command(job: str | None, file: str | None, *, goal: str, timeout: float | No
       0 it came so far   4 there is no such job   5 the API server stays away   6 timed out
       10 the job failed   11 the job was stopped
     """
-    from kdist import follow
+    from kdist import jobs
 
     found = find_job(job, file)
     cluster = connect(**place, timeout=timeout, job=found.namespace, stays=True)
-    status = follow.until(cluster, found.name, goal, timeout=timeout, tell=console.message)
-    console.result(f"{found.name} is gone" if status is None else follow.describe(status))
+    status = jobs.wait_for(cluster, found.name, goal, timeout=timeout, tell=console.message)
+    console.result(f"{found.name} is gone" if status is None else jobs.describe_status(status))
     return Code.OK

@@ -30,12 +30,12 @@ def command(job: str | None, file: str | None, *, output: str, timeout: float | 
       kdist why -f job.yaml
       kdist why digits -o json | jq -r .cause
     """
-    from kdist import follow
+    from kdist import jobs
     from kdist.diagnose import diagnose
 
     found = find_job(job, file)
     cluster = connect(**place, timeout=timeout, job=found.namespace)
-    seen = follow.snapshot(cluster, found.name, closely=True)
+    seen = jobs.fetch_snapshot(cluster, found.name, closely=True)
     cause = diagnose(seen)
     if seen.gap:
         console.warning(f"{seen.gap}: a rank that hangs or is slow may be among them")

@@ -6,7 +6,7 @@ chart, and a test compares.
 """
 
 from kdist.dashboards.fleet import FLEET
-from kdist.dashboards.panels import Dashboard
+from kdist.dashboards.model import Dashboard
 from kdist.dashboards.training import TRAINING
 
 DASHBOARDS: dict[str, Dashboard] = {"training-job": TRAINING, "fleet": FLEET}

@@ -1,7 +1,7 @@
 """The dashboard of all trainings: who runs, who stands, and where the time of the machines goes."""
 
-from kdist.dashboards.panels import RATE, Dashboard, Kind, Panel, Row, Step, Variable, at_least, bars, lines, stack, stat
-from kdist.steer.anatomy import SLOW_BY
+from kdist.agent_metrics import SLOW_BY
+from kdist.dashboards.model import RATE, Dashboard, Kind, Panel, Row, Step, Variable, at_least, bars, lines, stack, stat
 
 _BY_JOB = "by (namespace, kdist_job)"
 _BUSY = 'kdist_step_phase_seconds_total{phase=~"data_wait|forward|backward|optimizer"}'

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from kdist.dashboards.colors import NAMED, STATUS
-from kdist.dashboards.panels import Dashboard, Kind, Mark, Panel, Row, Variable
+from kdist.dashboards.model import NAMED, STATUS, Dashboard, Kind, Mark, Panel, Row, Variable
 
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _SCHEMA = 39

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kdist.dashboards.panels import Dashboard
+from kdist.dashboards.model import Dashboard
 from kdist.errors import Code, KdistError, NotFoundError, UsageError
 
 _TIMEOUT_SECONDS = 30.0

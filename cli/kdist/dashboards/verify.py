@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from kdist.dashboards.grafana import to_document
-from kdist.dashboards.panels import Dashboard
+from kdist.dashboards.model import Dashboard
 from kdist.errors import Code, KdistError
 
 _TIMEOUT_SECONDS = 30.0

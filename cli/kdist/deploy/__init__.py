@@ -1,12 +1,9 @@
 """A job goes to a cluster and leaves it: what it becomes there, sending its objects, what a change would do, taking them away."""
 
-from kdist.deploy.code import read_code
+from kdist.deploy.apply import Difference, Sent, compare, forget_end, keep_runtime, send
+from kdist.deploy.delete import find_objects, prune, remove
 from kdist.deploy.dependents import release
-from kdist.deploy.difference import Difference, compare
-from kdist.deploy.placing import Plan, plan
-from kdist.deploy.pruning import prune
-from kdist.deploy.removing import find_objects, remove
-from kdist.deploy.sending import Sent, forget_end, keep_runtime, send
+from kdist.deploy.plan import Plan, plan, read_code
 
 __all__ = [
     "Difference",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from kdist.deploy.placing import Plan
+from kdist.deploy.plan import Plan
 from kdist.errors import Code, KdistError
 from kdist.render import find_pods
 

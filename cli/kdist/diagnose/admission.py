@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable
 
 from kdist.backends import operators
-from kdist.diagnose.case import Case, Diagnosis, Event, clip
-from kdist.quantity import seconds
-from kdist.status import Phase, fields
+from kdist.diagnose.rule import Case, Diagnosis, Event, clip
+from kdist.status import Phase, documents
+from kdist.units import seconds
 
 _SHORT, _LONG = 5.0, 30.0  # seconds that a controller may take: one that is known to be away, any other
 _MAKERS = ("Job", "StatefulSet", "JobSet", "TrainJob", "PyTorchJob")
@@ -21,11 +21,11 @@ def find_queue(case: Case) -> Diagnosis | None:
     if case.status.phase is not Phase.QUEUED:
         return None
     queue, admission = case.status.queue, case.seen.admission
-    reserved, evicted = fields.condition(admission, "QuotaReserved"), fields.condition(admission, "Evicted")
-    said = fields.text(reserved, "message") or fields.text(evicted, "message") or case.status.message
-    evidence = [f"workload/{fields.name(admission)}: {clip(said)}"] if admission else []
+    reserved, evicted = documents.condition(admission, "QuotaReserved"), documents.condition(admission, "Evicted")
+    said = documents.text(reserved, "message") or documents.text(evicted, "message") or case.status.message
+    evidence = [f"workload/{documents.name(admission)}: {clip(said)}"] if admission else []
     commands = [case.kubectl("get", "localqueue", queue), case.kubectl("get", "workloads.kueue.x-k8s.io")]
-    if fields.text(reserved, "reason") == "Inadmissible" or "doesn't exist" in said:
+    if documents.text(reserved, "reason") == "Inadmissible" or "doesn't exist" in said:
         return Diagnosis(
             "queue-unusable",
             f"the queue {queue} cannot admit the job: {clip(said, 200)}",
@@ -33,8 +33,8 @@ def find_queue(case: Case) -> Diagnosis | None:
             fix="set spec.queue to a LocalQueue of this namespace whose ClusterQueue is active",
             commands=(case.kubectl("get", "localqueues"),),
         )
-    if fields.text(evicted, "status") == "True":
-        why = fields.text(evicted, "reason") or "evicted"
+    if documents.text(evicted, "status") == "True":
+        why = documents.text(evicted, "reason") or "evicted"
         sentence = f"the queue {queue} has taken the job's place away ({why}); it waits to come in again"
     elif away := _is_away(case, "LocalQueue"):
         fix = "whoever runs the cluster must bring Kueue back: the job goes on by itself then"
@@ -173,8 +173,8 @@ def find_idle_operator(case: Case) -> Diagnosis | None:
     workload, age = case.seen.workload, case.status.age
     if not case.stuck or case.pods or workload is None or age is None or case.status.phase is Phase.QUEUED:
         return None
-    kind = fields.text(workload, "kind")
-    touched = bool(fields.items(workload, "status", "conditions"))
+    kind = documents.text(workload, "kind")
+    touched = bool(documents.items(workload, "status", "conditions"))
     needed = [kind, *(operators.OPERATORS[kind].needs if kind in operators.OPERATORS else ())]
     away = [words for each in needed if (words := _is_away(case, each))]
     if age < (_SHORT if away else _LONG) or (touched and not away):
@@ -201,10 +201,10 @@ def _is_away(case: Case, kind: str) -> str:
     if found is None:
         return ""
     ready, wanted = operators.count_ready(found)
-    place = f"{fields.text(found, 'metadata', 'namespace')}/{fields.name(found)}"
+    place = f"{documents.text(found, 'metadata', 'namespace')}/{documents.name(found)}"
     return "" if ready else f"the controller of {kind} does not run: 0 of {wanted} replicas of {place} are ready"
 
 
 def _describe(case: Case, kind: str) -> str:
     found = operators.find_deployment(case.seen.deployments, kind)
-    return f"kubectl describe deployment {fields.name(found)} -n {fields.text(found, 'metadata', 'namespace')}"
+    return f"kubectl describe deployment {documents.name(found)} -n {documents.text(found, 'metadata', 'namespace')}"

@@ -8,34 +8,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kdist.diagnose import admission, ending, placement, starting, working
-from kdist.diagnose.case import Case, Diagnosis, Rule
+from kdist.diagnose import admission, container_start, failures, runtime, scheduling
+from kdist.diagnose.rule import Case, Diagnosis, Rule
 from kdist.status import Phase, Snapshot
 
 RULES: tuple[Rule, ...] = (
-    working.find_success,
-    working.find_rest,
-    working.find_gone,
+    runtime.find_success,
+    runtime.find_rest,
+    runtime.find_gone,
     admission.find_queue,
     admission.find_refusal,
-    placement.find_claim_trouble,
-    starting.find_mount_trouble,
-    starting.find_config_trouble,
-    starting.find_image_trouble,
-    ending.find_memory_trouble,
-    starting.find_start_trouble,
-    working.find_lost_node,
-    ending.find_failure,
-    ending.find_crash,
-    ending.find_eviction,
-    placement.find_unschedulable,
-    ending.find_limit,
-    working.find_hang,
-    working.find_rendezvous,
-    starting.find_slow_pull,
+    scheduling.find_claim_trouble,
+    container_start.find_mount_trouble,
+    container_start.find_config_trouble,
+    container_start.find_image_trouble,
+    failures.find_memory_trouble,
+    container_start.find_start_trouble,
+    runtime.find_lost_node,
+    failures.find_failure,
+    failures.find_crash,
+    failures.find_eviction,
+    scheduling.find_unschedulable,
+    failures.find_limit,
+    runtime.find_hang,
+    runtime.find_rendezvous,
+    container_start.find_slow_pull,
     admission.find_idle_operator,
-    working.find_no_answer,
-    working.find_on_its_way,
+    runtime.find_no_answer,
+    runtime.find_on_its_way,
 )
 """From the cause that explains most to the one that explains least."""
 
@@ -54,9 +54,9 @@ def diagnose(seen: Snapshot) -> Diagnosis:
         and case.status.reason != "NoAnswer"
         and not any(each.cause == "hang" for each in found)
     ):
-        found.insert(0, working.find_nothing_wrong(case))  # what limps beside a job that trains is worth a word, no more
+        found.insert(0, runtime.find_nothing_wrong(case))  # what limps beside a job that trains is worth a word, no more
     if not found:
-        found = [working.find_nothing_wrong(case)]
+        found = [runtime.find_nothing_wrong(case)]
     first, *others = found
     known = (*_ONLY_WHEN_ALONE, *_FOLLOWS, first.cause)
     news = [each for each in others if each.cause not in known and not _repeats(first, each)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from kdist.doctor import kinds, machine, place, rights
+from kdist.doctor import cluster_checks, local_checks
 from kdist.doctor.finding import Finding, missing, ok, unknown
 from kdist.errors import KdistError
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 Check = Callable[["Cluster"], Iterator[Finding]]
 
 CHECKS: tuple[tuple[str, Check], ...] = (
-    ("you", rights.check_identity),
-    ("rights", rights.check_rights),
-    ("workload kinds", kinds.check_kinds),
-    ("operators", kinds.check_operators),
-    ("namespace", place.check_namespace),
-    ("pods", place.check_pod_is_admitted),
-    ("quota", place.check_quota),
-    ("queues", place.check_queues),
-    ("nodes", place.check_nodes),
-    ("storage", place.check_storage),
-    ("DNS", place.check_dns),
+    ("you", cluster_checks.check_identity),
+    ("rights", cluster_checks.check_rights),
+    ("workload kinds", cluster_checks.check_kinds),
+    ("operators", cluster_checks.check_operators),
+    ("namespace", cluster_checks.check_namespace),
+    ("pods", cluster_checks.check_pod_is_admitted),
+    ("quota", cluster_checks.check_quota),
+    ("queues", cluster_checks.check_queues),
+    ("nodes", cluster_checks.check_nodes),
+    ("storage", cluster_checks.check_storage),
+    ("DNS", cluster_checks.check_dns),
 )
 _THREADS = 4
 OLDEST = (1, 31)
@@ -48,7 +48,7 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
 
 def check_machine() -> Iterator[Finding]:
     """What `kdist run` needs of this machine."""
-    return machine.check()
+    return local_checks.check()
 
 
 def _check_version(cluster: Cluster, version: dict[str, str]) -> Finding:

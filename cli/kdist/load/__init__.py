@@ -13,8 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from kdist.errors import InvalidJobError, Problem, UsageError
-from kdist.load.text import MAX_BYTES, decode, split_lines
-from kdist.load.tree import Node, read
+from kdist.load.yaml_parser import MAX_BYTES, Node, decode, read, split_lines
 from kdist.spec import TrainingJob
 
 

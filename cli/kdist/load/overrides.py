@@ -11,9 +11,8 @@ import re
 from collections.abc import Sequence
 
 from kdist.errors import Problem
-from kdist.load.text import shown
-from kdist.load.tree import Mark, Node, read_value
-from kdist.spec import fields
+from kdist.load.yaml_parser import Mark, Node, read_value, shown
+from kdist.spec import reference
 from kdist.spec.paths import Path, near_path, parse, show
 
 
@@ -28,7 +27,7 @@ def override(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]
             hint = "for example --set spec.nodes=2"
             problems.append(Problem(source, 0, 0, "", "must be path=value", hint=hint))
             continue
-        field = fields.find(path)
+        field = reference.find(path)
         if field is None or not path:
             near = near_path(path)
             problems.append(Problem(source, 0, 0, show(path), "there is no such field", suggestion=near))
@@ -36,7 +35,7 @@ def override(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]
         node, found = _value(value, field, source)
         problems.extend(found)
         if not found:
-            changed = _put(tree, path, node, fields.root(), Mark(source, 0, 0))
+            changed = _put(tree, path, node, reference.root(), Mark(source, 0, 0))
             if changed is None:
                 problems.append(Problem(source, 0, 0, show(path), "the list has no such item", hint="one past its end appends"))
             else:
@@ -52,7 +51,7 @@ def _split(option: str) -> tuple[str, str, str]:
     return (option[:end], "=", option[end + 1 :]) if end >= 0 else (option, "", "")
 
 
-def _value(text: str, field: fields.Field, source: str) -> tuple[Node | None, list[Problem]]:
+def _value(text: str, field: reference.Field, source: str) -> tuple[Node | None, list[Problem]]:
     """The node of a value, or None to take the field away."""
     if text.strip() == "null":
         return None, []
@@ -64,7 +63,7 @@ def _value(text: str, field: fields.Field, source: str) -> tuple[Node | None, li
     return node, problems
 
 
-def _put(node: Node | None, path: Path, value: Node | None, field: fields.Field | None, mark: Mark) -> Node | None:
+def _put(node: Node | None, path: Path, value: Node | None, field: reference.Field | None, mark: Mark) -> Node | None:
     """A copy of `node` with the value at `path`; None where a list has no such item."""
     if not path:
         return value
@@ -88,7 +87,7 @@ def _put(node: Node | None, path: Path, value: Node | None, field: fields.Field 
     return Node("mapping", node.mark if node is not None else mark, entries=entries)
 
 
-def _written_out(node: Node | None, field: fields.Field | None, mark: Mark) -> dict[str, tuple[Mark, Node]]:
+def _written_out(node: Node | None, field: reference.Field | None, mark: Mark) -> dict[str, tuple[Mark, Node]]:
     """What a section says before a field of it is set: `nodes: 2` says min and max, and so does its default."""
     if field is None or not isinstance(field.default, dict):
         return {}

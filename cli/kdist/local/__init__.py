@@ -8,8 +8,7 @@ This room prints nothing: it is given a `Screen`.
 
 from __future__ import annotations
 
-from kdist.local.job import Ended, run_job
 from kdist.local.launch import check_torch
-from kdist.local.session import Screen
+from kdist.local.runner import Ended, Screen, run_job
 
 __all__ = ["Ended", "Screen", "check_torch", "run_job"]

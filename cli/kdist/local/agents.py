@@ -1,4 +1,7 @@
-"""The agents of a run on this machine, asked from outside: which are at work, and what they answer."""
+"""The agents of a run on this machine, asked from outside: which are at work, and what they answer.
+
+Asks each agent for its `/status`, in a thread of its own, so that a slow answer delays neither the view nor the training.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,15 @@ import fcntl
 import http.client
 import json
 import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from kdist.local import folder
-from kdist.steer.readings import Reading
+from kdist.agent_metrics import Reading
+from kdist.local import run_dir
 
 _MOST_BYTES = 4 << 20
 
@@ -21,7 +29,7 @@ def find_run(name: str) -> Path | None:
     A path to a folder of checkpoints will do too.
     """
     if os.sep not in name:
-        root = folder.home() / name
+        root = run_dir.home() / name
         return root if (root / "run.json").is_file() else None
     root = Path(name).absolute()
     known = (root / "run.json").is_file() or (root / "ledger").is_dir() or any(root.glob("step-*"))
@@ -48,10 +56,10 @@ def read(root: Path, *, metrics: bool = False) -> dict[str, Reading]:
     """What each agent that is at work says, by its node."""
     found = {}
     for node, port in ports(root).items() if is_at_work(root) else ():
-        status = ask(port, "/status")
+        status = ask_agents(port, "/status")
         if status is None:
             continue
-        page = ask(port, "/metrics") if metrics else b""
+        page = ask_agents(port, "/metrics") if metrics else b""
         with contextlib.suppress(ValueError):
             document = json.loads(status)
             found[node] = Reading(document if isinstance(document, dict) else {}, (page or b"").decode(errors="replace"))
@@ -62,13 +70,13 @@ def ports(root: Path) -> dict[str, int]:
     """Port of each agent by its node, as the agents wrote them down."""
     found = {}
     for scratch in sorted(root.glob("node-*")):
-        note = folder.read_json(scratch / "agent.json")
+        note = run_dir.read_json(scratch / "agent.json")
         if note and isinstance(note.get("port"), int):
             found[scratch.name] = int(note["port"])
     return found
 
 
-def ask(port: int, path: str, *, timeout: float = 2.0) -> bytes | None:
+def ask_agents(port: int, path: str, *, timeout: float = 2.0) -> bytes | None:
     """What an agent on this machine answers to `GET path`, None if it does not. Seconds."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     try:
@@ -79,3 +87,69 @@ def ask(port: int, path: str, *, timeout: float = 2.0) -> bytes | None:
         return None
     finally:
         connection.close()
+
+
+TIMEOUT = 1.0  # seconds for one answer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The last status that an agent gave. `asked_at` and `answered_at` are monotonic seconds; the latter is None before any."""
+
+    status: Mapping[str, Any]
+    asked_at: float
+    answered_at: float | None
+
+    def silence(self, now: float) -> float:
+        """Seconds since the last answer, or since the first question."""
+        return now - (self.answered_at if self.answered_at is not None else self.asked_at)
+
+
+class StatusPoller:
+    """Keeps the newest answer of every agent. `scratch` names each node's folder, where `agent.json` tells the port."""
+
+    def __init__(self, scratch: Mapping[str, Path], *, every: float = 0.5) -> None:
+        self._scratch = dict(scratch)
+        self._every = every
+        self._answers: dict[str, Answer] = {}
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._ask_on, args=(node,), daemon=True, name=f"status {node}") for node in scratch
+        ]
+
+    def start(self) -> None:
+        """Begin to ask."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Ask no more. Threads that wait for an answer end by themselves and are not waited for."""
+        self._over.set()
+
+    def answers(self) -> dict[str, Answer]:
+        """The newest answer of each node that has been asked."""
+        return dict(self._answers)
+
+    def _ask_on(self, node: str) -> None:
+        while not self._over.wait(self._every):
+            now = time.monotonic()
+            previous = self._answers.get(node) or Answer({}, now, None)
+            note = run_dir.read_json(self._scratch[node] / "agent.json")
+            status = ask(note.get("port")) if note else None
+            self._answers[node] = previous if status is None else Answer(status, now, time.monotonic())
+
+
+def ask(port: object) -> dict[str, Any] | None:
+    """The status that an agent on this machine gives at `port`, or None if it gives none."""
+    if not isinstance(port, int):
+        return None
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+    try:
+        connection.request("GET", "/status")
+        response = connection.getresponse()
+        status = json.loads(response.read(1 << 20)) if response.status == 200 else None
+    except (OSError, OverflowError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+    return status if isinstance(status, dict) else None

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kdist.errors import KdistError, UsageError
-from kdist.local import leftovers
-from kdist.local.folder import RunFolder
-from kdist.local.kubelet import AgentCommand
+from kdist.local import supervisor
+from kdist.local.run_dir import RunFolder
+from kdist.local.supervisor import AgentCommand
 from kdist.spec import TrainingJob
 
 
@@ -54,7 +54,7 @@ def plan_agents(
         argv = [sys.executable, "-m", "kdist_trainer", "--config", str(folder.root / "train.json"), "--run-id", folder.run_id]
         argv += ["--node", node, "--scratch", scratch, "--rendezvous", f"file:{folder.store}", "--port", "0"]
         argv += ["--lifeline", str(folder.lifeline), *shared]
-        mine = {**variables, leftovers.MARK: scratch, **_share(devices, index, count)}
+        mine = {**variables, supervisor.MARK: scratch, **_share(devices, index, count)}
         commands.append(AgentCommand(node, argv, mine, base, folder.log(node)))
     return commands
 

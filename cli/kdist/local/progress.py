@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kdist.local.follow import Entry
-from kdist.local.poll import Answer
+from kdist.events import Entry
+from kdist.local.agents import Answer
 
 SLOW = 3.0  # seconds without an answer after which an agent's numbers are marked as old
 QUIET = 1.0  # seconds of a job that says nothing, after which it says what it waits for

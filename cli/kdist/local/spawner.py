@@ -15,9 +15,9 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kdist.local import leftovers
-from kdist.local.folder import RunFolder
-from kdist.local.kubelet import AgentCommand
+from kdist.local import supervisor
+from kdist.local.run_dir import RunFolder
+from kdist.local.supervisor import AgentCommand
 
 _VARIABLE = "KDIST_SPAWNER"
 _AGENT, _SHIM, _SPAWNER = "kdist_trainer", "kdist_trainer.agent.shim", "kdist_trainer.agent.spawner"
@@ -34,7 +34,7 @@ class Spawner:
         self._asking, serving = socket.socketpair(type=socket.SOCK_DGRAM)
         with serving:
             environment = dict(command.environment)
-            environment.pop(leftovers.MARK, None)  # by which the end of one agent would end this too
+            environment.pop(supervisor.MARK, None)  # by which the end of one agent would end this too
             argv = [
                 command.argv[0],
                 "-m",

@@ -10,11 +10,9 @@ from kdist import backends, manifest
 from kdist.backends import Placement
 from kdist.errors import KdistError
 from kdist.manifest import Manifest
-from kdist.render.code import pack
-from kdist.render.pod import read_pod
-from kdist.render.restricted import violations
+from kdist.render.context import check, collect, digest_version, pack, read_pod
+from kdist.render.pod_security import violations
 from kdist.render.templates import TEMPLATES, Part, as_json, read_template, render_template
-from kdist.render.values import check, collect, digest_version
 from kdist.spec import TrainingJob
 
 __all__ = [

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from kdist.spec import fields
+from kdist.spec import reference
 
 Path: TypeAlias = tuple[str | int, ...]
 _PART = re.compile(r"""\.?(?:(?P<name>[^.\[\]"'=\s]+)|\[(?P<index>[0-9]{1,6})\]|\[(?P<quote>["'])(?P<key>[^"']+)(?P=quote)\])""")
@@ -55,7 +55,7 @@ def near_path(path: Sequence[str | int]) -> str:
     """The whole path that a wrong one is close to: a near name in its section, else the same name elsewhere."""
     good: list[str | int] = []
     for index, part in enumerate(path):
-        field = fields.find(good)
+        field = reference.find(good)
         if field is None:
             return ""
         known = isinstance(part, int) or part in field.children or field.entry is not None
@@ -65,7 +65,9 @@ def near_path(path: Sequence[str | int]) -> str:
         near = near_name(str(part), field.children)
         if near:
             return (
-                show([*good, near, *path[index + 1 :]]) if fields.find([*good, near, *path[index + 1 :]]) else show([*good, near])
+                show([*good, near, *path[index + 1 :]])
+                if reference.find([*good, near, *path[index + 1 :]])
+                else show([*good, near])
             )
         return elsewhere(str(part))
     return ""
@@ -73,7 +75,7 @@ def near_path(path: Sequence[str | int]) -> str:
 
 def elsewhere(name: str) -> str:
     """The only field of that name in the whole file; empty if there is none or several."""
-    found = [field.path for field in fields.root().walk() if _letters(field.name) == _letters(name)]
+    found = [field.path for field in reference.root().walk() if _letters(field.name) == _letters(name)]
     return found[0] if len(found) == 1 else ""
 
 

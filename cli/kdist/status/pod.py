@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from kdist.status import fields
-from kdist.status.fields import Document
-from kdist.status.record import ExitRecord
+from kdist.status import documents
+from kdist.status.documents import Document
+from kdist.status.exit_record import ExitRecord
 
 _CONTAINERS = ("trainer", "pytorch", "node")  # what the kinds of workloads call the training's container
 _INDEX_LABELS = (
@@ -86,16 +86,18 @@ def read_pod(document: Document, *, lost_nodes: Collection[str] = (), answers: b
     while that all nodes are silent.
     """
     container = container_of(document)
-    status = next((each for each in fields.items(document, "status", "containerStatuses") if each.get("name") == container), {})
-    node, phase = fields.text(document, "spec", "nodeName"), fields.text(document, "status", "phase")
-    running = phase == "Running" and bool(fields.mapping(status, "state", "running"))
-    deleting = bool(fields.text(document, "metadata", "deletionTimestamp"))
+    status = next(
+        (each for each in documents.items(document, "status", "containerStatuses") if each.get("name") == container), {}
+    )
+    node, phase = documents.text(document, "spec", "nodeName"), documents.text(document, "status", "phase")
+    running = phase == "Running" and bool(documents.mapping(status, "state", "running"))
+    deleting = bool(documents.text(document, "metadata", "deletionTimestamp"))
     silent = not answers and (node in lost_nodes or _is_abandoned(document))
     lost = phase not in ("Succeeded", "Failed") and bool(node) and silent
-    ended = _read_end(fields.at(status, "state", "terminated"))
+    ended = _read_end(documents.at(status, "state", "terminated"))
     reason, message = _read_trouble(document, status)
     return Pod(
-        name=fields.name(document),
+        name=documents.name(document),
         container=container,
         index=_read_index(document),
         node=node,
@@ -103,72 +105,72 @@ def read_pod(document: Document, *, lost_nodes: Collection[str] = (), answers: b
         state=_name_state(phase, reason, ended, deleting=deleting, lost=lost),
         reason=reason,
         message=message,
-        ready=running and not lost and fields.at(status, "ready") is True,
+        ready=running and not lost and documents.at(status, "ready") is True,
         running=running,
         scheduled=bool(node),
         deleting=deleting,
         lost=lost,
-        restarts=fields.integer(status, "restartCount") or 0,
-        created=fields.moment(document, "metadata", "creationTimestamp"),
-        started=fields.moment(status, "state", "running", "startedAt"),
+        restarts=documents.integer(status, "restartCount") or 0,
+        created=documents.moment(document, "metadata", "creationTimestamp"),
+        started=documents.moment(status, "state", "running", "startedAt"),
         ended=ended,
-        before=_read_end(fields.at(status, "lastState", "terminated")),
+        before=_read_end(documents.at(status, "lastState", "terminated")),
     )
 
 
 def container_of(document: Document) -> str:
     """Name of the container that trains: kinds of workloads want it under different names."""
-    names = [fields.text(each, "name") for each in fields.items(document, "spec", "containers")]
+    names = [documents.text(each, "name") for each in documents.items(document, "spec", "containers")]
     return next((name for name in _CONTAINERS if name in names), names[0] if names else _CONTAINERS[0])
 
 
 def _read_index(document: Document) -> int | None:
     for key in _INDEX_LABELS:
-        if (found := fields.label(document, key)).isdecimal():
+        if (found := documents.label(document, key)).isdecimal():
             return int(found[:9])
-    in_name = _INDEX_IN_NAME.search(fields.name(document))
+    in_name = _INDEX_IN_NAME.search(documents.name(document))
     return int(in_name[1][:9]) if in_name else None
 
 
 def _is_abandoned(document: Document) -> bool:
     """Whether the control plane took readiness away from a pod whose own containers were ready: its node is silent."""
-    if fields.text(document, "status", "reason") == "NodeLost":
+    if documents.text(document, "status", "reason") == "NodeLost":
         return True
-    if fields.items(document, "spec", "readinessGates"):
+    if documents.items(document, "spec", "readinessGates"):
         return False
-    ready, inside = fields.condition(document, "Ready"), fields.condition(document, "ContainersReady")
-    return fields.text(ready, "status") == "False" and fields.text(inside, "status") == "True"
+    ready, inside = documents.condition(document, "Ready"), documents.condition(document, "ContainersReady")
+    return documents.text(ready, "status") == "False" and documents.text(inside, "status") == "True"
 
 
 def _read_end(terminated: object) -> Ended | None:
-    code = fields.integer(terminated, "exitCode")
+    code = documents.integer(terminated, "exitCode")
     if code is None:
         return None
-    message = fields.text(terminated, "message")
+    message = documents.text(terminated, "message")
     return Ended(
         code=code,
-        reason=fields.text(terminated, "reason"),
+        reason=documents.text(terminated, "reason"),
         message=message,
-        at=fields.moment(terminated, "finishedAt"),
+        at=documents.moment(terminated, "finishedAt"),
         record=ExitRecord.parse(message),
     )
 
 
 def _read_trouble(document: Document, status: Document) -> tuple[str, str]:
     """Why the pod does not run: reason and message of the container, of an init container, of scheduling, or of the pod."""
-    for each in (status, *fields.items(document, "status", "initContainerStatuses")):
-        waiting = fields.mapping(each, "state", "waiting")
-        if fields.text(waiting, "reason") not in _ON_ITS_WAY:
-            return fields.text(waiting, "reason"), fields.text(waiting, "message")
-    scheduled = fields.condition(document, "PodScheduled")
-    if fields.text(scheduled, "status") == "False":
-        return fields.text(scheduled, "reason"), fields.text(scheduled, "message")
-    disrupted = fields.condition(document, "DisruptionTarget")
-    if fields.text(disrupted, "status") == "True":
-        return fields.text(disrupted, "reason"), fields.text(disrupted, "message")
-    if reason := fields.text(document, "status", "reason"):
-        return reason, fields.text(document, "status", "message")
-    return fields.text(status, "state", "waiting", "reason"), fields.text(status, "state", "waiting", "message")
+    for each in (status, *documents.items(document, "status", "initContainerStatuses")):
+        waiting = documents.mapping(each, "state", "waiting")
+        if documents.text(waiting, "reason") not in _ON_ITS_WAY:
+            return documents.text(waiting, "reason"), documents.text(waiting, "message")
+    scheduled = documents.condition(document, "PodScheduled")
+    if documents.text(scheduled, "status") == "False":
+        return documents.text(scheduled, "reason"), documents.text(scheduled, "message")
+    disrupted = documents.condition(document, "DisruptionTarget")
+    if documents.text(disrupted, "status") == "True":
+        return documents.text(disrupted, "reason"), documents.text(disrupted, "message")
+    if reason := documents.text(document, "status", "reason"):
+        return reason, documents.text(document, "status", "message")
+    return documents.text(status, "state", "waiting", "reason"), documents.text(status, "state", "waiting", "message")
 
 
 def _name_state(phase: str, reason: str, ended: Ended | None, *, deleting: bool, lost: bool) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kdist import load
-from kdist.bench import Wanted, make_job, page, read_events, read_size
+from kdist.bench import Wanted, html, make_job, read_events, read_size
 from kdist.bench.result import COLUMNS, Result, duration
 from kdist.errors import UsageError
 from tests.cli.conftest import Kdist
@@ -106,7 +106,7 @@ def test_what_ranks_have_logged_becomes_a_table_with_the_slow_pair_named() -> No
 
 
 def test_the_page_stands_for_itself_and_holds_no_foreign_markup() -> None:
-    text = page.draw(told(slow=True))
+    text = html.draw(told(slow=True))
     assert "<b>node-2" not in text
     assert not re.search(r"https?://|<script|src=", text)
     assert text.count("<polyline") == 4

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kdist import cluster
-from kdist.cluster import Cluster, outage
+from kdist.cluster import Cluster, retry
 from tests.cli.cluster.api import Answer, Api, write_kubeconfig
 
 Serve = Callable[..., Api]
@@ -19,8 +19,8 @@ Connect = Callable[..., Cluster]
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses that people would not notice, told of at once."""
-    monkeypatch.setattr(outage, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(outage, "QUIET", 0.0)
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(retry, "QUIET", 0.0)
 
 
 @pytest.fixture

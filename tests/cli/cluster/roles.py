@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kdist import rights
+from kdist import rbac
 
 ROLES = ("chart-view", "chart-edit", "builtin-view", "builtin-edit")
 EVERYBODY, EDIT = frozenset(ROLES), frozenset({"chart-edit", "builtin-edit"})
@@ -85,5 +85,5 @@ def rules(role: str, aggregated: dict[str, list[dict[str, Any]]]) -> list[dict[s
     origin, _, who = role.partition("-")
     parts = ["view", "edit"] if who == "edit" else ["view"]
     if origin == "chart":
-        return [rule for part in parts for many in (False, True) for rule in rights.rules(part, workloads=many)]  # type: ignore[arg-type]  # they are view and edit
+        return [rule for part in parts for many in (False, True) for rule in rbac.rules(part, workloads=many)]  # type: ignore[arg-type]  # they are view and edit
     return [rule for part in parts for rule in aggregated[part]]

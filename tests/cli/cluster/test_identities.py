@@ -19,7 +19,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from kdist import cluster, rights
+from kdist import cluster, rbac
 from kdist.app import COMMANDS, cli
 from kdist.cluster import Impersonation, resources
 from kdist.errors import Code
@@ -45,7 +45,7 @@ SENTENCE = re.compile(
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 KINDS = [("v1", "Pod"), ("batch/v1", "Job"), ("v1", "ConfigMap"), ("v1", "Service"), ("v1", "ServiceAccount")]
 KINDS += [("v1", "PersistentVolumeClaim"), ("networking.k8s.io/v1", "NetworkPolicy"), ("policy/v1", "PodDisruptionBudget")]
-KINDS += [(rights.RBAC, "Role"), (rights.RBAC, "RoleBinding")]
+KINDS += [(rbac.RBAC, "Role"), (rbac.RBAC, "RoleBinding")]
 
 
 @pytest.fixture(scope="module")
@@ -165,8 +165,8 @@ def test_every_command_that_meets_a_cluster_is_in_the_table() -> None:
 @pytest.mark.parametrize("role", [*ROLES, "nobody"])
 def test_whoever_acts_as_another_may_do_what_kubectl_says_they_may(role: str, plane: ControlPlane, folder: Path) -> None:
     assert plane.port
-    wanted = list(dict.fromkeys([right for need in rights.NEEDS for right in need.rights]))
-    wanted += rights.workload_rights("get list watch create patch delete")
+    wanted = list(dict.fromkeys([right for need in rbac.NEEDS for right in need.rights]))
+    wanted += rbac.workload_rights("get list watch create patch delete")
     items = []
     for each in wanted:
         asked = {"namespace": NAMESPACE, "verb": each.verb, "group": resources.group(each.api_version)}
@@ -180,7 +180,7 @@ def test_whoever_acts_as_another_may_do_what_kubectl_says_they_may(role: str, pl
     answers = [line == "true" for line in done.stdout.split()]
     ours = cluster.connect(impersonation=Impersonation(role))
     assert ours.whoami() == role
-    missing = set(rights.find_missing(ours, wanted))
+    missing = set(rbac.find_missing(ours, wanted))
     assert [each not in missing for each in wanted] == answers
     if role == "chart-edit":
         assert not missing

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from kdist.errors import Code
-from kdist.steer import restart
+from kdist.jobs import restart
 from tests.cli.cluster.api import Api, write_kubeconfig
 from tests.cli.cluster.store import Store
 from tests.cli.conftest import Kdist

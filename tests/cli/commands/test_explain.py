@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from kdist.spec import fields
+from kdist.spec import reference
 from tests.cli.conftest import Kdist
 
-FIELDS = list(fields.root().walk())
+FIELDS = list(reference.root().walk())
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.path)
-def test_every_field_is_explained(field: fields.Field, kdist: Kdist) -> None:
+def test_every_field_is_explained(field: reference.Field, kdist: Kdist) -> None:
     result = kdist("explain", field.path)
     assert result.exit_code == 0
     assert result.stdout.startswith(f"FIELD:    {field.path}\nTYPE:     ")

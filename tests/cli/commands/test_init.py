@@ -10,7 +10,7 @@ import pytest
 
 from kdist.commands.init import TEMPLATES
 from kdist.load import load_file, load_text
-from kdist.spec import fields, starter
+from kdist.spec import reference, scaffold
 from tests.cli.conftest import Kdist
 
 
@@ -21,7 +21,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_command_offers_every_template() -> None:
-    assert set(TEMPLATES) == set(starter.TEMPLATES)
+    assert set(TEMPLATES) == set(scaffold.TEMPLATES)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -34,7 +34,7 @@ def test_what_is_written_is_valid(template: str, kdist: Kdist) -> None:
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_field_that_is_commented_out_is_valid_when_it_is_taken(template: str) -> None:
-    text = starter.write(template)
+    text = scaffold.write(template)
     taken = re.sub(r"^( *)#(?=[a-zA-Z])", r"\1", text, flags=re.MULTILINE)
     assert taken != text
     assert load_text(taken, source=template).spec.image is not None
@@ -42,10 +42,10 @@ def test_a_field_that_is_commented_out_is_valid_when_it_is_taken(template: str) 
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_every_field_stands_below_its_sentence(template: str) -> None:
-    text = " ".join(line.strip().removeprefix("# ") for line in starter.write(template).splitlines())
-    job = starter.TEMPLATES[template]["spec"]
+    text = " ".join(line.strip().removeprefix("# ") for line in scaffold.write(template).splitlines())
+    job = scaffold.TEMPLATES[template]["spec"]
     for name in job:
-        field = fields.find(("spec", name))
+        field = reference.find(("spec", name))
         assert field is not None
         assert field.sentence in text
 
@@ -62,7 +62,7 @@ def test_the_modeline_leads_editors_to_the_schema(kdist: Kdist, tmp_path: Path) 
     kdist("init", "jobs/mine.yaml")
     first = (tmp_path / "jobs/mine.yaml").read_text().splitlines()[0]
     schema = first.removeprefix("# yaml-language-server: $schema=")
-    assert json.loads((tmp_path / "jobs" / schema).read_text()) == fields.schema()
+    assert json.loads((tmp_path / "jobs" / schema).read_text()) == reference.schema()
 
 
 def test_a_file_that_is_there_is_kept(kdist: Kdist, tmp_path: Path) -> None:

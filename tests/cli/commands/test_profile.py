@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kdist.errors import KdistError
-from kdist.steer import profile
+from kdist.jobs import profile
 from tests.cli.conftest import Kdist
 from tests.cli.running import Start, read_ledger, write_job
 

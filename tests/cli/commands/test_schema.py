@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kdist.spec import fields
+from kdist.spec import reference
 from tests.cli.conftest import Kdist
 
 
@@ -36,7 +36,7 @@ def test_a_place_that_cannot_be_written_is_an_error(kdist: Kdist, tmp_path: Path
 
 
 def test_every_mapping_is_closed_and_every_field_described() -> None:
-    found = list(objects(fields.schema()))
+    found = list(objects(reference.schema()))
     assert len(found) > 10
     for each in found:
         assert each["additionalProperties"] is False
@@ -44,6 +44,6 @@ def test_every_mapping_is_closed_and_every_field_described() -> None:
 
 
 def test_no_python_name_and_no_generated_title_is_left() -> None:
-    text = json.dumps({key: value for key, value in fields.schema().items() if key != "title"})
+    text = json.dumps({key: value for key, value in reference.schema().items() if key != "title"})
     assert '"title"' not in text
     assert '"max_restarts"' not in text

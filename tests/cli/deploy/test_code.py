@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kdist import deploy, load
-from kdist.deploy import code
+from kdist.deploy import plan
 from kdist.errors import KdistError, UsageError
 from kdist.spec import TrainingJob
 
@@ -41,7 +41,7 @@ def test_a_folder_that_is_missing_or_far_too_big_is_said(
 ) -> None:
     with pytest.raises(UsageError, match="there is no folder"):
         deploy.read_code(with_code, tmp_path)
-    monkeypatch.setattr(code, "MOST_BYTES", 10)
+    monkeypatch.setattr(plan, "MOST_BYTES", 10)
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "weights.bin").write_bytes(b"x" * 11)
     with pytest.raises(KdistError, match="holds more than") as raised:

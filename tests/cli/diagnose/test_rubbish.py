@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from kdist import backends
 from kdist.diagnose import RULES, diagnose
-from kdist.diagnose.case import Case
-from kdist.follow import table
+from kdist.diagnose.rule import Case
 from kdist.status import Snapshot, WorkloadState
+from kdist.views import status_table
 from tests.cli.diagnose.scenes import FAILED, asking, claim, creating, event, mounting, node, nodes, scene
 from tests.cli.status.objects import ended_pod, lost_pod, pod, record, report, unscheduled, waiting
 
@@ -49,8 +49,8 @@ def check(seen: Snapshot) -> None:
     """Everything that is made of a snapshot can be made, and shown."""
     assert json.dumps(seen.status.to_document(), allow_nan=False)
     assert json.dumps(diagnose(seen).to_document())
-    assert table.rows(seen.status)
-    assert all(len(row) == len(table.RANK_HEADER) for row in table.rank_rows(seen.status))
+    assert status_table.rows(seen.status)
+    assert all(len(row) == len(status_table.RANK_HEADER) for row in status_table.rank_rows(seen.status))
     for rule in RULES:
         rule(Case(seen))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kdist.doctor.place import make_pod
+from kdist.doctor.cluster_checks import make_pod
 from kdist.render import find_pods
-from kdist.render.restricted import violations
+from kdist.render.pod_security import violations
 from tests.manifests.jobs import make, place
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kdist import follow
+from kdist import jobs
 from kdist.cluster import Cluster
 from kdist.errors import KdistError, NotFoundError
 from kdist.status import Phase, Snapshot, read_pod
@@ -30,7 +30,7 @@ def test_a_snapshot_is_whole_and_takes_few_requests(world: World, serve: Serve, 
         event("Pulled", "x", name=SECOND),
     ]
     api = serve(world)
-    seen = follow.snapshot(connect(api.url), "digits")
+    seen = jobs.fetch_snapshot(connect(api.url), "digits")
     assert (seen.status.phase, seen.status.step, str(seen.status.nodes)) == (Phase.RUNNING, 120, "2/2")
     assert set(seen.reports) == {FIRST, SECOND}
     assert len(seen.events) == 2
@@ -40,22 +40,22 @@ def test_a_snapshot_is_whole_and_takes_few_requests(world: World, serve: Serve, 
 def test_there_is_no_job_without_any_object_of_it(cluster: Cluster, world: World) -> None:
     world.config_map, world.workload, world.pods = None, None, []
     with pytest.raises(NotFoundError, match="no job digits in namespace ml"):
-        follow.snapshot(cluster, "digits")
+        jobs.fetch_snapshot(cluster, "digits")
 
 
 def test_what_may_not_be_read_is_left_out(cluster: Cluster, world: World) -> None:
     world.forbidden = {"/events", "/nodes", "/proxy"}
     world.pods = [pod(0), unscheduled(1, "0/2 nodes are available: 2 Insufficient cpu.")]
-    seen = follow.snapshot(cluster, "digits", agents=follow.Agents(cluster, namespace="ml", forwards=0))
+    seen = jobs.fetch_snapshot(cluster, "digits", agents=jobs.Agents(cluster, namespace="ml", forwards=0))
     assert (seen.events, seen.nodes, seen.reports) == ((), {}, {})
 
 
 def test_a_pod_that_answers_is_not_lost_whatever_the_control_plane_says_after_an_outage(cluster: Cluster, world: World) -> None:
     world.pods = [pod(0), lost_pod(1)]
-    status = follow.snapshot(cluster, "digits").status
+    status = jobs.fetch_snapshot(cluster, "digits").status
     assert (status.phase, status.reason, str(status.nodes)) == (Phase.RUNNING, "", "2/2")
     del world.reports[SECOND]
-    status = follow.snapshot(cluster, "digits").status
+    status = jobs.fetch_snapshot(cluster, "digits").status
     assert (status.phase, status.reason, str(status.nodes)) == (Phase.RUNNING, "NodeLost", "1/2")
 
 
@@ -64,22 +64,22 @@ def test_controllers_are_looked_for_closely_where_nobody_makes_pods(world: World
     found = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": about}
     world.deployments = [found]
     cluster = connect(serve(world).url)
-    assert follow.snapshot(cluster, "digits", closely=True).deployments == (), "there are pods"
+    assert jobs.fetch_snapshot(cluster, "digits", closely=True).deployments == (), "there are pods"
     world.pods = []
-    assert follow.snapshot(cluster, "digits").deployments == ()
-    assert list(follow.snapshot(cluster, "digits", closely=True).deployments) == [found]
+    assert jobs.fetch_snapshot(cluster, "digits").deployments == ()
+    assert list(jobs.fetch_snapshot(cluster, "digits", closely=True).deployments) == [found]
     world.forbidden = {"/deployments"}
-    assert list(follow.snapshot(cluster, "digits", closely=True).deployments) == []
+    assert list(jobs.fetch_snapshot(cluster, "digits", closely=True).deployments) == []
 
 
 def test_pods_that_may_not_be_listed_are_an_error(cluster: Cluster, world: World) -> None:
     world.forbidden = {"/pods"}
     with pytest.raises(KdistError):
-        follow.snapshot(cluster, "digits")
+        jobs.fetch_snapshot(cluster, "digits")
 
 
 def test_a_survey_shows_every_job_with_its_numbers(cluster: Cluster) -> None:
-    found = follow.survey(cluster)
+    found = jobs.list_snapshots(cluster)
     assert [(seen.name, seen.status.phase, seen.status.step) for seen in found] == [("digits", Phase.RUNNING, 120)]
 
 
@@ -91,21 +91,21 @@ def test_a_survey_reads_no_code_and_a_job_again_only_when_it_has_changed(world: 
     api = serve(world)
     cluster, known = connect(api.url), dict[str, Any]()
     for _ in range(3):
-        (seen,) = follow.survey(cluster, known=known)
+        (seen,) = jobs.list_snapshots(cluster, known=known)
     listed = [asked for asked in api.asked if asked.path.endswith("/configmaps")]
     assert all("as=PartialObjectMetadataList" in asked.headers["accept"] for asked in listed)
     assert [asked.path.rpartition("/")[2] for asked in api.asked if "/configmaps/" in asked.path] == ["digits"]
     world.config_map["metadata"]["resourceVersion"] = "2"
     world.config_map["data"] = config_map(most=4)["data"]
-    assert (str(seen.status.nodes), str(follow.survey(cluster, known=known)[0].status.nodes)) == ("2/2", "2/4")
+    assert (str(seen.status.nodes), str(jobs.list_snapshots(cluster, known=known)[0].status.nodes)) == ("2/2", "2/4")
 
 
 def test_events_are_listed_once_and_then_watched(world: World, serve: Serve, connect: Connect) -> None:
     world.events = [event("Started", "x")]
     api = serve(world)
     cluster = connect(api.url)
-    events = follow.Events(cluster, "ml")
-    while len(seen := follow.snapshot(cluster, "digits", events=events).events) < 2:
+    events = jobs.Events(cluster, "ml")
+    while len(seen := jobs.fetch_snapshot(cluster, "digits", events=events).events) < 2:
         world.events = [event("Started", "x"), event("BackOff", "x")]
     assert [each["reason"] for each in seen] == ["Started", "BackOff"]
     asked = [each for each in api.asked if each.path.endswith("/events")]
@@ -116,10 +116,10 @@ def test_events_that_may_be_listed_and_not_watched_are_listed_each_time(world: W
     world.events = [event("Started", "x")]
     api = serve(lambda asked: refusal(403, "no", "Forbidden") if "watch" in asked.query else world(asked))
     cluster = connect(api.url)
-    events = follow.Events(cluster, "ml")
-    assert len(follow.snapshot(cluster, "digits", events=events).events) == 1
+    events = jobs.Events(cluster, "ml")
+    assert len(jobs.fetch_snapshot(cluster, "digits", events=events).events) == 1
     world.events = [event("Started", "x"), event("BackOff", "x", name=SECOND)]
-    while len(seen := follow.snapshot(cluster, "digits", events=events).events) < 2:
+    while len(seen := jobs.fetch_snapshot(cluster, "digits", events=events).events) < 2:
         assert len(seen) == 1, "the watch has not been refused yet"
 
 
@@ -158,7 +158,7 @@ class CutOff:
 
 def test_agents_behind_a_policy_are_asked_over_a_forwarded_port_and_from_then_on() -> None:
     cut: Any = CutOff()
-    agents = follow.Agents(cut, namespace="ml")
+    agents = jobs.Agents(cut, namespace="ml")
     for _ in range(2):
         assert agents.ask([read_pod(pod(0))])[FIRST]["step"] == 77
     assert cut.proxied == 1
@@ -177,14 +177,14 @@ class Crowd:
 
 def test_the_agents_of_all_pods_are_asked_however_many_there_are() -> None:
     crowd: Any = Crowd(0.0)
-    agents = follow.Agents(crowd, namespace="ml")
+    agents = jobs.Agents(crowd, namespace="ml")
     assert len(agents.ask([read_pod(pod(index)) for index in range(700)])) == 700
     assert agents.unasked == 0
 
 
 def test_agents_for_which_there_is_no_time_are_counted_and_said() -> None:
     slow: Any = Crowd(0.02)
-    agents = follow.Agents(slow, namespace="ml", altogether=0.01)
+    agents = jobs.Agents(slow, namespace="ml", altogether=0.01)
     pods = [pod(index) for index in range(100)]
     answers = agents.ask([read_pod(each) for each in pods])
     assert 0 < agents.unasked == 100 - len(answers)
@@ -195,7 +195,7 @@ def test_agents_for_which_there_is_no_time_are_counted_and_said() -> None:
 def test_many_nodes_are_asked_for_at_once(world: World, serve: Serve, connect: Connect) -> None:
     world.pods = [pod(index, node=f"worker-{index}", phase="Pending") for index in range(30)]
     api = serve(world)
-    follow.snapshot(connect(api.url), "digits")
+    jobs.fetch_snapshot(connect(api.url), "digits")
     assert [asked.path for asked in api.asked if "/nodes" in asked.path] == ["/api/v1/nodes"]
 
 
@@ -214,8 +214,8 @@ def test_work_that_is_over_and_cannot_end_is_taken_away_with_its_outcome(
 ) -> None:
     done = parked(state, record(code, cause, outcome="done" if code == 0 else "failed"))
     cluster = connect(serve(lambda asked: _as_statefulset(done, asked)).url)
-    seen = follow.snapshot(cluster, "digits")
-    assert follow.settle(cluster, seen)
+    seen = jobs.fetch_snapshot(cluster, "digits")
+    assert jobs.finalize(cluster, seen)
     assert done.patches[0]["spec"] == {"replicas": 0}
     assert json.loads(done.patches[0]["metadata"]["annotations"]["kdist.dev/outcome"])["code"] == code
 
@@ -231,7 +231,7 @@ def _as_statefulset(world: World, asked: Any) -> Any:
 
 
 def test_a_job_that_works_or_ends_by_itself_is_left_alone(cluster: Cluster, world: World) -> None:
-    assert not follow.settle(cluster, follow.snapshot(cluster, "digits"))
+    assert not jobs.finalize(cluster, jobs.fetch_snapshot(cluster, "digits"))
     world.reports = {name: report("succeeded") for name in (FIRST, SECOND)}
-    assert not follow.settle(cluster, follow.snapshot(cluster, "digits"))
+    assert not jobs.finalize(cluster, jobs.fetch_snapshot(cluster, "digits"))
     assert world.patches == []

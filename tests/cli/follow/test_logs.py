@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from kdist import follow
+from kdist import jobs
 from kdist.cluster import Cluster
 from kdist.errors import NotFoundError
-from kdist.follow.lines import Line, RankFilter
-from kdist.follow.logs import Follower, Wanted, read, without_times
+from kdist.events import Line, RankFilter
+from kdist.jobs.logs import Follower, Wanted, read, without_times
 from kdist.status import read_pod
 from tests.cli.cluster.conftest import Connect, Serve
 from tests.cli.follow.test_wait import DONE
@@ -21,22 +21,22 @@ from tests.cli.status.objects import container, ended_pod, pod, terminated, unsc
 
 def test_what_is_there_comes_in_the_order_of_its_times(cluster: Cluster, world: World) -> None:
     world.logs = {FIRST: lines("a", "c", at=0)[:1] + lines("c", at=2), SECOND: lines("b", at=1) + lines("d", at=3)}
-    found = [(line.source, line.text) for line in read(cluster, follow.snapshot(cluster, "digits"), Wanted())]
+    found = [(line.source, line.text) for line in read(cluster, jobs.fetch_snapshot(cluster, "digits"), Wanted())]
     assert found == [("digits-0", "a"), ("digits-1", "b"), ("digits-0", "c"), ("digits-1", "d")]
 
 
 def test_one_pod_and_its_last_lines_can_be_chosen(cluster: Cluster, world: World) -> None:
     world.logs = {FIRST: lines("a"), SECOND: lines("b", "c", "d")}
     wanted = Wanted(choose=lambda each: each.index == 1, tail=2)
-    assert [line.text for line in read(cluster, follow.snapshot(cluster, "digits"), wanted)] == ["c", "d"]
+    assert [line.text for line in read(cluster, jobs.fetch_snapshot(cluster, "digits"), wanted)] == ["c", "d"]
 
 
 def test_where_there_is_no_log_yet_the_reason_is_told(cluster: Cluster, world: World) -> None:
     world.pods = [unscheduled(0, "0/2 nodes are available: 2 Insufficient cpu.")]
     with pytest.raises(NotFoundError, match="nothing to read yet: digits-0-abcde finds no node"):
-        list(read(cluster, follow.snapshot(cluster, "digits"), Wanted()))
+        list(read(cluster, jobs.fetch_snapshot(cluster, "digits"), Wanted()))
     with pytest.raises(NotFoundError, match="no container of it has been started again"):
-        list(read(cluster, follow.snapshot(cluster, "digits"), Wanted(previous=True)))
+        list(read(cluster, jobs.fetch_snapshot(cluster, "digits"), Wanted(previous=True)))
 
 
 class Reader:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kdist import follow
+from kdist import jobs
 from kdist.cluster import Cluster
 from kdist.errors import Code, KdistError, NotFoundError
 from tests.cli.cluster.api import Api
@@ -21,7 +21,7 @@ FAILED = changed(workload(), conditions=[{"type": "Failed", "status": "True", "r
 
 def wait(cluster: Cluster, goal: str = "done", timeout: float | None = 5.0, heard: list[str] | None = None) -> object:
     """Wait with short pauses."""
-    return follow.until(cluster, "digits", goal, timeout=timeout, pause=0.01, tell=(heard if heard is not None else []).append)
+    return jobs.wait_for(cluster, "digits", goal, timeout=timeout, pause=0.01, tell=(heard if heard is not None else []).append)
 
 
 @pytest.mark.parametrize("goal", ["running", "first-step", "checkpoint"])

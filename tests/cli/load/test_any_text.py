@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from kdist.errors import InvalidJobError
 from kdist.load import load_text
-from kdist.spec import TrainingJob, fields
+from kdist.spec import TrainingJob, reference
 from tests.cli.conftest import JOB
 
 FAST = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-NAMES = sorted({field.name for field in fields.root().walk()})
+NAMES = sorted({field.name for field in reference.root().walk()})
 SIGNS = ["  ", "\t", "- ", "? ", ": ", "&a ", "*a", "!!str ", "<<: ", "{", "}", "[", "]", ",", "'", '"', "|", ">-", "#"]
 MORE_SIGNS = ["---", "...", "%YAML 1.1", "\n", "\r\n", "\u2028", "0o7", "012", "\\x"]
 PIECES = st.sampled_from([*JOB.splitlines(), *(f"{name}: " for name in NAMES[::7]), *SIGNS, *MORE_SIGNS])
@@ -61,7 +61,7 @@ def test_any_damage_to_a_good_file_is_told_with_places(piece: str, position: int
 
 
 @FAST
-@given(st.sampled_from([field.path for field in fields.root().walk()]), VALUES)
+@given(st.sampled_from([field.path for field in reference.root().walk()]), VALUES)
 def test_any_value_in_any_field_is_taken_or_told(path: str, value: Any) -> None:
     job: dict[str, Any] = yaml.safe_load(JOB)
     place: Any = job

@@ -11,7 +11,7 @@ import pytest
 
 from kdist.errors import InvalidJobError
 from kdist.load import load_text
-from kdist.load.tree import MAX_DEPTH, MAX_NODES
+from kdist.load.yaml_parser import MAX_DEPTH, MAX_NODES
 from tests.cli.conftest import JOB
 
 BOMB = "podTemplate:\n" + "".join(

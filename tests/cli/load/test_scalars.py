@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdist.load.scalars import number_hint, resolve
+from kdist.load.yaml_parser import number_hint, resolve
 
 
 @pytest.mark.parametrize("text", ["no", "No", "yes", "on", "OFF", "y", "n", "TrUe", "1:30", "1_000", "2026-01-01", "0b11", "1,5"])

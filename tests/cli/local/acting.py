@@ -14,7 +14,7 @@ import sys
 import threading
 from pathlib import Path
 
-from kdist_trainer.lifeline import watch
+from kdist_trainer.liveness import watch
 
 
 def act(end: str) -> None:

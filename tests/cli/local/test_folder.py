@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from kdist.errors import KdistError
-from kdist.local import folder as folders
-from kdist.local.folder import RunFolder
+from kdist.local import run_dir as folders
+from kdist.local.run_dir import RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +127,8 @@ def test_a_run_that_is_at_work_lets_nobody_else_in_and_says_who_it_is(fresh: boo
 @pytest.mark.processes
 def test_the_lock_of_a_killed_owner_is_free(home: Path) -> None:
     code = (
-        "import os, signal; from kdist.local.folder import RunFolder; RunFolder.open('job'); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal; from kdist.local.run_dir import RunFolder; RunFolder.open('job'); "
+        "os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     assert (home / "job" / "lock").read_text().strip().isdigit()

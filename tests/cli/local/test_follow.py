@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist.local.follow import Entry, LogTail, last_words
+from kdist.events import Entry, LogTail, last_words
 
 
 class Clock:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kdist.local import kubelet as kubelets
-from kdist.local.kubelet import AgentCommand, Kubelet, Outcome
+from kdist.local import supervisor as kubelets
+from kdist.local.supervisor import AgentCommand, Kubelet, Outcome
 
 ACTING = Path(__file__).parent / "acting.py"
 PATIENCE = 60.0

@@ -12,8 +12,8 @@ import pytest
 from kdist.errors import KdistError, UsageError
 from kdist.load import load_text
 from kdist.local import launch
-from kdist.local.folder import RunFolder
-from kdist.local.kubelet import AgentCommand
+from kdist.local.run_dir import RunFolder
+from kdist.local.supervisor import AgentCommand
 from kdist.spec import TrainingJob
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from kdist.local.follow import Entry
-from kdist.local.narrate import Narrator, describe, line
+from kdist.events import Entry, Narrator, describe, line
 
 TIME = "2026-01-31T12:00:01.123Z"
 

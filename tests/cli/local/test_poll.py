@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kdist.local import poll
-from kdist.local.poll import StatusPoller
+from kdist.local import agents
+from kdist.local.agents import StatusPoller
 
 PATIENCE = 30.0
 
@@ -68,19 +68,19 @@ def test_a_status_is_read_where_the_agent_says_it_listens(serve: Serve, tmp_path
 
 @pytest.mark.parametrize(("body", "status"), [(b"{}", 503), (b"not json", 200), (b"[]", 200), (b"", 200)])
 def test_an_answer_that_is_no_status_is_none(serve: Serve, body: bytes, status: int) -> None:
-    assert poll.ask(serve(body, status)) is None
+    assert agents.ask(serve(body, status)) is None
 
 
 @pytest.mark.parametrize("port", [None, "80", 0, 70000])
 def test_a_port_that_is_none_gives_no_status(port: object) -> None:
-    assert poll.ask(port) is None
+    assert agents.ask(port) is None
 
 
 def test_an_agent_that_accepts_and_stays_silent_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poll, "TIMEOUT", 0.2)
+    monkeypatch.setattr(agents, "TIMEOUT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
-        assert poll.ask(silent.getsockname()[1]) is None
+        assert agents.ask(silent.getsockname()[1]) is None
     assert time.monotonic() - began < 60
 
 

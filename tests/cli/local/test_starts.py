@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kdist.local.starts import starts
+from kdist.local.summary import starts
 
 
 def write_log(root: Path, node: str, *lines: tuple[str, float]) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from kdist.errors import Code, KdistError
 from kdist.local import summary
-from kdist.local.job import Ended
-from kdist.local.kubelet import Kind, Outcome
+from kdist.local.runner import Ended
+from kdist.local.supervisor import Kind, Outcome
 
 
 def make_report(**fields: Any) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from kdist.local.follow import Entry
-from kdist.local.poll import Answer
+from kdist.events import Entry
+from kdist.local.agents import Answer
 from kdist.local.progress import Node, Progress
-from kdist.local.view import draw, draw_entry, sparkline
+from kdist.views.live_run import draw, draw_entry, sparkline
 
 
 class Clock:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdist.report import words
+from kdist.report import text
+from kdist.report.goodput import build_receipt
 from kdist.report.ledger import build_report, parse_lines, read_ledger
-from kdist.report.receipt import build_receipt
 
 Record = dict[str, Any]
 
@@ -223,5 +223,5 @@ def test_of_a_script_that_tells_no_steps_nothing_is_claimed() -> None:
         "rendezvous": 1.0,
         "unobserved": 9.0,
     }
-    assert words.headline(receipt) == "goodput unknown · steps unknown · 0 restarts"
-    assert words.attempts(receipt)[0][3:6] == ("-", "-", "-")
+    assert text.headline(receipt) == "goodput unknown · steps unknown · 0 restarts"
+    assert text.attempts(receipt)[0][3:6] == ("-", "-", "-")

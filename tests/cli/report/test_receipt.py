@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdist.report import page, words
-from kdist.report.receipt import CATEGORIES, Birth, build_receipt
+from kdist.report import html, text
+from kdist.report.goodput import CATEGORIES, Birth, build_receipt
 from tests.cli.report.test_ledger import commit, failure, first_step, generation, step
 
 Record = dict[str, Any]
@@ -97,14 +97,14 @@ def test_a_run_that_never_formed_a_group_is_all_other() -> None:
 
 def test_the_rows_show_shares_and_the_rank_that_failed() -> None:
     receipt = build_receipt(EVENTS, STEPS, lives=LIVES)
-    assert ("down", "3.0 s", "12.0%") in words.totals(receipt)
-    assert words.totals(receipt)[-1] == ("together", "25 s", "100.0%")
-    assert words.attempts(receipt)[0] == ("1", "start", "step 0", "6", "4", "2", "13 s", "30.8%", "signal: gone")
+    assert ("down", "3.0 s", "12.0%") in text.totals(receipt)
+    assert text.totals(receipt)[-1] == ("together", "25 s", "100.0%")
+    assert text.attempts(receipt)[0] == ("1", "start", "step 0", "6", "4", "2", "13 s", "30.8%", "signal: gone")
     receipt["attempts"][0]["failure"]["message"] = "a traceback that is long\n" * 3
-    assert words.attempts(receipt)[0][-1] == "signal: a traceback that is long"
+    assert text.attempts(receipt)[0][-1] == "signal: a traceback that is long"
     receipt["attempts"][0]["failure"]["message"] = "far too long " * 9
-    assert words.attempts(receipt)[0][-1] == "signal (rank 1)"
-    assert words.headline(receipt) == "goodput 40.0% · 10 steps, 2 lost · 1 restart · loss 0.1"
+    assert text.attempts(receipt)[0][-1] == "signal (rank 1)"
+    assert text.headline(receipt) == "goodput 40.0% · 10 steps, 2 lost · 1 restart · loss 0.1"
 
 
 class Page(HTMLParser):
@@ -132,7 +132,7 @@ class Page(HTMLParser):
 def test_the_page_is_whole_draws_everything_and_fetches_nothing() -> None:
     receipt = {"job": "<b>digits</b>", **build_receipt(EVENTS, STEPS, lives=LIVES)}
     receipt["attempts"][0]["failure"]["message"] = "<script>alert(1)</script>"
-    text = page.draw(receipt)
+    text = html.draw(receipt)
     reader = Page()
     reader.feed(text)
     assert (reader.open, reader.outside) == ([], [])
@@ -144,7 +144,7 @@ def test_the_page_is_whole_draws_everything_and_fetches_nothing() -> None:
 
 
 def test_a_page_of_a_run_that_did_nothing_yet_can_be_drawn() -> None:
-    text = page.draw({"job": "d", **build_receipt([], [], lives=[(1.0, None)])})
+    text = html.draw({"job": "d", **build_receipt([], [], lives=[(1.0, None)])})
     assert "Too few steps" in text
     assert "Nothing was noted" in text
 
@@ -170,4 +170,4 @@ def test_no_ledger_makes_the_receipt_or_its_page_raise(
     receipt = build_receipt(events, steps, lives=[(began, ended)])
     assert all(value >= 0 for value in receipt["secondsByCategory"].values())
     assert json.dumps(receipt)
-    assert page.draw({"job": "d", **receipt}).endswith("</html>\n")
+    assert html.draw({"job": "d", **receipt}).endswith("</html>\n")

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from kdist.errors import InvalidJobError
 from kdist.load import load_text
-from kdist.spec import Spec, TrainConfig, TrainingJob, fields
+from kdist.spec import Spec, TrainConfig, TrainingJob, reference
 from tests.cli.conftest import JOB
 
-FIELDS = list(fields.root().walk())
+FIELDS = list(reference.root().walk())
 # Words that end a name of seconds, and those of names that do not count seconds.
 SECONDS = [field for field in FIELDS if field.name.endswith("Seconds")]
 
@@ -99,14 +99,14 @@ def test_fields_that_job_and_trainer_share_agree() -> None:
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.path)
-def test_a_field_is_camel_case_and_its_sentence_opens_with_its_name(field: fields.Field) -> None:
+def test_a_field_is_camel_case_and_its_sentence_opens_with_its_name(field: reference.Field) -> None:
     assert re.fullmatch(r"[a-z][a-zA-Z0-9]*", field.name)
     assert re.match(rf"{field.name}\b", field.sentence) or re.match(rf"{field.name}s?\b", field.sentence)
     assert field.sentence.endswith(".")
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.path)
-def test_a_field_is_no_boolean_and_every_number_list_and_mapping_is_bounded(field: fields.Field) -> None:
+def test_a_field_is_no_boolean_and_every_number_list_and_mapping_is_bounded(field: reference.Field) -> None:
     for form in field.forms:
         kind = form.get("type")
         assert kind != "boolean"
@@ -121,7 +121,7 @@ def test_a_field_is_no_boolean_and_every_number_list_and_mapping_is_bounded(fiel
 
 
 @pytest.mark.parametrize("field", SECONDS, ids=lambda field: field.path)
-def test_seconds_are_whole_numbers_of_at_most_a_year(field: fields.Field) -> None:
+def test_seconds_are_whole_numbers_of_at_most_a_year(field: reference.Field) -> None:
     (form,) = field.forms
     assert form["type"] == "integer"
     assert form["maximum"] == 31_536_000

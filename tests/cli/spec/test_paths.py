@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdist.spec import fields
+from kdist.spec import reference
 from kdist.spec.paths import elsewhere, near_name, near_path, parse, show
 
 
@@ -40,9 +40,9 @@ def test_a_name_that_stands_elsewhere_is_found_only_if_it_is_the_only_one() -> N
     assert elsewhere("nothing-like-it") == ""
 
 
-@pytest.mark.parametrize("field", list(fields.root().walk()), ids=lambda field: field.path)
-def test_every_field_is_found_by_its_path_and_by_a_slip_in_it(field: fields.Field) -> None:
-    found = fields.look_up(field.path)
+@pytest.mark.parametrize("field", list(reference.root().walk()), ids=lambda field: field.path)
+def test_every_field_is_found_by_its_path_and_by_a_slip_in_it(field: reference.Field) -> None:
+    found = reference.look_up(field.path)
     assert found is not None
     assert found.path == field.path
     if field.path.startswith("spec.") and len(field.name) > 5:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kdist.status import JobStatus, Phase, WorkloadState, read
+from kdist.status import JobStatus, Phase, WorkloadState, read_status
 from tests.cli.status.objects import (
     NOW,
     config_map,
@@ -46,7 +46,7 @@ def look(
 ) -> JobStatus:
     """The status of a job of two nodes."""
     over = workload() if over is None and state else over
-    return read(told or config_map(), over, pods, reports or {}, state=state, now=NOW.timestamp(), **more)
+    return read_status(told or config_map(), over, pods, reports or {}, state=state, now=NOW.timestamp(), **more)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdist.status import ExitRecord
-from kdist_trainer.agent.outcome import failed, stopped, success
+from kdist_trainer.agent.exit_record import failed, stopped, success
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import Failure
+from kdist_trainer.errors import Failure
 from tests.cli.status.objects import record
 
 FAILURE = Failure(Cause.USER_CODE, Exit.USER, True, 'ValueError: ä "quoted"\nsecond line', rank=3, node="digits-3", step=17)

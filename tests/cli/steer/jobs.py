@@ -6,9 +6,9 @@ from typing import Any, cast
 
 from kdist import backends, render
 from kdist.backends import Placement
+from kdist.jobs.job import Target
 from kdist.load import load_text
 from kdist.manifest import Manifest
-from kdist.steer.target import Target
 
 JOB = """
 apiVersion: kdist.dev/v1alpha1

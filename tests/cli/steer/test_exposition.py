@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from kdist.steer.exposition import Sample, merge, parse, to_document
-from kdist_trainer.exporter import Exporter
+from kdist.agent_metrics import Sample, merge, parse, to_document
+from kdist_trainer.metrics.exporter import Exporter
 
 PAGE = """\
 # HELP kdist_steps_total Optimizer steps completed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdist.steer.history import lives, pull_seconds
+from kdist.jobs.history import lives, pull_seconds
 
 STOPPED = {"event": "stopped", "time": 50.0}
 RESUMED = {"event": "generation", "reason": "resume", "time": 90.0}

@@ -8,13 +8,13 @@ import pytest
 
 from kdist import backends
 from kdist.errors import KdistError
-from kdist.steer import inspect
+from kdist.jobs import checkpoints
 from tests.cli.steer import jobs
 
 
 def viewer(backend: str = "job", *, read_only: bool = True) -> dict[str, Any]:
     target = jobs.target(backend=backend)
-    return inspect.viewer(target, jobs.objects(target), "digits-viewer-1", ["python", "-m", "x"], read_only=read_only)
+    return checkpoints.viewer(target, jobs.objects(target), "digits-viewer-1", ["python", "-m", "x"], read_only=read_only)
 
 
 @pytest.mark.parametrize("backend", backends.NAMES)
@@ -47,4 +47,4 @@ def test_a_job_without_checkpoints_in_the_cluster_has_none_to_show() -> None:
     target = jobs.target()
     bare = target.job.model_copy(update={"spec": target.job.spec.model_copy(update={"checkpoints": None})})
     with pytest.raises(KdistError, match="has no checkpoints in the cluster"):
-        inspect.ask(type(target)(target.cluster, {}, bare, target.backend, target.placement), "list", tell=print)
+        checkpoints.ask(type(target)(target.cluster, {}, bare, target.backend, target.placement), "list", tell=print)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdist.steer import listing
+from kdist.jobs import checkpoints
 
 ENTRY = {
     "name": "step-00000020-e1", "step": 20, "epoch": 1, "time": 940.0, "bytes": 2048, "worldSize": 2, "samplesSeen": 1280,
@@ -17,7 +17,7 @@ def document(*entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_row_says_age_size_and_which_one_is_resumed() -> None:
-    assert listing.rows(document(ENTRY)) == [
+    assert checkpoints.rows(document(ENTRY)) == [
         ("20", "step-00000020-e1", "1:00", "2.0 KiB", "2", "1,280", "complete", "LATEST <- resumes here")
     ]
 
@@ -25,14 +25,14 @@ def test_a_row_says_age_size_and_which_one_is_resumed() -> None:
 def test_a_damaged_one_says_why_and_is_counted() -> None:
     bad = ENTRY | {"name": "step-00000010-e1", "step": 10, "state": "damaged", "problem": "x.distcp is missing", "bytes": None}
     found = document(ENTRY, bad)
-    assert listing.rows(found)[1][3:] == ("-", "2", "1,280", "damaged: x.distcp is missing", "")
-    assert listing.damaged(found) == ["step-00000010-e1"]
+    assert checkpoints.rows(found)[1][3:] == ("-", "2", "1,280", "damaged: x.distcp is missing", "")
+    assert checkpoints.damaged(found) == ["step-00000010-e1"]
 
 
 def test_evidence_that_was_set_aside_long_ago_is_no_new_damage() -> None:
     aside = {"name": "step-00000010-e1.damaged", "step": 10, "state": "damaged", "problem": None}
-    assert listing.damaged(document(ENTRY, aside)) == []
+    assert checkpoints.damaged(document(ENTRY, aside)) == []
 
 
 def test_an_answer_without_a_list_is_an_empty_list() -> None:
-    assert (listing.rows({}), listing.damaged({"checkpoints": "?"})) == ([], [])
+    assert (checkpoints.rows({}), checkpoints.damaged({"checkpoints": "?"})) == ([], [])

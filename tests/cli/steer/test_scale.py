@@ -8,7 +8,7 @@ import re
 import pytest
 
 from kdist.errors import KdistError, UsageError
-from kdist.steer import scale, sending
+from kdist.jobs import job, scale
 from tests.cli.steer import jobs
 
 
@@ -41,15 +41,15 @@ def test_bounds_that_no_job_may_have_are_refused_in_the_jobs_own_words() -> None
 def test_the_agents_of_another_version_are_told_the_new_nodes_and_nothing_else(backend: str) -> None:
     before = jobs.target(backend=backend)
     wanted = before.with_nodes(1, 5)
-    workload = next(one.document for one in jobs.objects(before) if sending.is_workload(before, one))
+    workload = next(one.document for one in jobs.objects(before) if job.is_workload(before, one))
     workload = json.loads(re.sub("digits-train-[0-9a-f]+", "digits-train-0123456789", json.dumps(workload)))
-    fitted = sending.fit(wanted, jobs.objects(wanted), workload)
+    fitted = job.fit(wanted, jobs.objects(wanted), workload)
     config = next(one.document for one in fitted if one.kind == "ConfigMap" and one.name == "digits")
     assert json.loads(config["data"]["nodes.json"]) == {"min": 1, "max": 5}
     assert not [one for one in fitted if "-train-" in one.name], "what they were started with stays"
-    assert "digits-train-0123456789" in json.dumps(next(one.document for one in fitted if sending.is_workload(wanted, one)))
+    assert "digits-train-0123456789" in json.dumps(next(one.document for one in fitted if job.is_workload(wanted, one)))
     assert json.loads(config["data"]["job.json"])["spec"]["nodes"] == {"min": 1, "max": 5}
-    assert "5" in json.dumps(next(one.document for one in fitted if sending.is_workload(wanted, one))["spec"])
+    assert "5" in json.dumps(next(one.document for one in fitted if job.is_workload(wanted, one))["spec"])
 
 
 def test_the_size_is_told_in_words() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kdist.steer import grid, readings
-from kdist.steer.anatomy import PHASES, describe_slow
-from kdist.steer.readings import Reading
+from kdist import agent_metrics
+from kdist.agent_metrics import PHASES, Reading, describe_slow
+from kdist.views import top
 
 
 def page(rank: int, steps: int, *, data: float = 0.0, forward: float = 0.01, backward: float = 0.02, wait: float = 0.0) -> str:
@@ -27,7 +27,7 @@ def reading(rank: int, steps: int, generation: int = 1, **parts: float) -> Readi
 def test_a_rank_is_shown_by_its_mean_step_since_the_reading_before() -> None:
     before = {"a": reading(0, 100, forward=0.5)}
     now = {"a": Reading(reading(0, 110).status, page(0, 110, forward=(0.5 * 100 + 0.01 * 10) / 110))}
-    whole, recent = readings.rows(now)[0], readings.rows(now, before)[0]
+    whole, recent = agent_metrics.rows(now)[0], agent_metrics.rows(now, before)[0]
     assert (recent.steps, whole.steps) == (10, 110)
     assert recent.phases["forward"] == pytest.approx(0.01)
     assert whole.phases["forward"] == pytest.approx(50.1 / 110)
@@ -38,13 +38,13 @@ def test_a_rank_is_shown_by_its_mean_step_since_the_reading_before() -> None:
 
 def test_the_slow_rank_is_told_by_its_busy_time_although_its_all_reduces_are_the_shortest() -> None:
     now = {f"pod-{rank}": reading(rank, 50, wait=0.05) for rank in (0, 1, 3)} | {"pod-2": reading(2, 50, data=0.05)}
-    rows = readings.rows(now)
+    rows = agent_metrics.rows(now)
     assert [row.rank for row in rows if row.slow] == [2]
     assert min(rows, key=lambda row: row.exchange or 0).rank == 2
     assert list(describe_slow(rows)) == [
         "rank 2 on pod-2 is slow: busy 2.7 times as long as the others, most of it in waiting for data"
     ]
-    assert grid.cells(rows[2])[-1] == "SLOW"
+    assert top.cells(rows[2])[-1] == "SLOW"
 
 
 def test_what_a_rank_exchanges_is_told_by_kind_and_shown_together() -> None:
@@ -52,63 +52,63 @@ def test_what_a_rank_exchanges_is_told_by_kind_and_shown_together() -> None:
         f'kdist_collective_seconds_total{{rank="0",op="{op}"}} {seconds}'
         for op, seconds in (("all_gather", 3.0), ("reduce_scatter", 1.0))
     )
-    (row,) = readings.rows({"a": Reading(reading(0, 100).status, f'kdist_steps_total{{rank="0"}} 100\n{gathered}')})
+    (row,) = agent_metrics.rows({"a": Reading(reading(0, 100).status, f'kdist_steps_total{{rank="0"}} 100\n{gathered}')})
     assert row.to_document()["collectiveSeconds"] == {"all_gather": pytest.approx(0.03), "reduce_scatter": pytest.approx(0.01)}
     assert row.to_document()["allReduceSeconds"] is None
-    assert "40 ms" in grid.cells(row)
+    assert "40 ms" in top.cells(row)
 
 
 def test_of_two_ranks_too_the_slower_one_is_named() -> None:
-    rows = readings.rows({"a": reading(0, 50, wait=0.03), "b": reading(1, 50, backward=0.05)})
+    rows = agent_metrics.rows({"a": reading(0, 50, wait=0.03), "b": reading(1, 50, backward=0.05)})
     assert [row.rank for row in rows if row.slow] == [1]
 
 
 def test_equal_ranks_and_a_rank_alone_are_not_slow() -> None:
-    assert not any(row.slow for row in readings.rows({"a": reading(0, 50), "b": reading(1, 50, forward=0.012)}))
-    assert not any(row.slow for row in readings.rows({"a": reading(0, 50, forward=9.0)}))
+    assert not any(row.slow for row in agent_metrics.rows({"a": reading(0, 50), "b": reading(1, 50, forward=0.012)}))
+    assert not any(row.slow for row in agent_metrics.rows({"a": reading(0, 50, forward=9.0)}))
 
 
 def test_sums_that_began_anew_are_taken_as_they_are() -> None:
-    row = readings.rows({"a": reading(0, 5)}, {"a": reading(0, 100)})[0]
+    row = agent_metrics.rows({"a": reading(0, 5)}, {"a": reading(0, 100)})[0]
     assert row.steps == 5
     assert row.phases["backward"] == pytest.approx(0.02)
 
 
 def test_an_agent_left_behind_in_an_older_generation_is_not_shown() -> None:
-    rows = readings.rows({"a": reading(0, 9, generation=2), "cut-off": reading(0, 5, generation=1)})
+    rows = agent_metrics.rows({"a": reading(0, 9, generation=2), "cut-off": reading(0, 5, generation=1)})
     assert [(row.rank, row.pod) for row in rows] == [(0, "a")]
 
 
 def test_a_rank_that_has_not_stepped_yet_is_shown_without_times() -> None:
     silent = Reading({"generation": 1, "ranks": [{"rank": 0, "step": None, "phase": "init", "heartbeat_age": 12.0}]}, "")
-    row = readings.rows({"a": silent})[0]
-    assert grid.cells(row) == ("0", "a", "init", "-", *["-"] * 9, "silent for 12 s")
+    row = agent_metrics.rows({"a": silent})[0]
+    assert top.cells(row) == ("0", "a", "init", "-", *["-"] * 9, "silent for 12 s")
 
 
 def test_of_very_many_ranks_the_slow_ones_are_among_those_shown() -> None:
     now = {f"pod-{rank:03}": reading(rank, 50) for rank in range(199)} | {"pod-199": reading(199, 50, forward=0.2)}
-    shown, left = grid.choose(readings.rows(now), 20)
+    shown, left = top.choose(agent_metrics.rows(now), 20)
     assert (len(shown), left, shown[-1].rank) == (20, 180, 199)
 
 
 def test_the_headline_is_what_rank_0_says() -> None:
     now = {"b": reading(1, 7), "a": Reading({**reading(0, 8).status, "loss": 0.5, "target_steps": 1000}, "")}
-    assert grid.headline("d", now) == "d · step 8/1,000 · loss 0.5 · 2 ranks, generation 1 · no checkpoint yet"
+    assert top.headline("d", now) == "d · step 8/1,000 · loss 0.5 · 2 ranks, generation 1 · no checkpoint yet"
 
 
 def test_the_throughput_is_that_of_all_agents() -> None:
     now = {name: Reading({**reading(rank, 8).status, "samples_per_second": 100.0}, "") for rank, name in enumerate("ab")}
-    assert "200 samples/s" in grid.headline("d", now)
-    assert grid.to_document("d", now, [])["samplesPerSecond"] == 200
+    assert "200 samples/s" in top.headline("d", now)
+    assert top.to_document("d", now, [])["samplesPerSecond"] == 200
 
 
 def test_programs_get_every_number() -> None:
     now = {"a": reading(0, 10)}
-    document = grid.to_document("d", now, readings.rows(now))
+    document = top.to_document("d", now, agent_metrics.rows(now))
     assert (document["kind"], document["step"], document["worldSize"]) == ("Top", 10, 2)
     assert set(document["ranks"][0]["phases"]) == set(PHASES)
 
 
 def test_an_answer_of_any_shape_is_no_trouble() -> None:
     odd = Reading({"ranks": [1, {"rank": "x"}, {"rank": 3, "step": "y"}], "generation": "z"}, 'kdist_steps_total{rank="q"} 1')
-    assert [(row.rank, row.step) for row in readings.rows({"a": odd, "b": Reading()})] == [(3, None)]
+    assert [(row.rank, row.step) for row in agent_metrics.rows({"a": odd, "b": Reading()})] == [(3, None)]

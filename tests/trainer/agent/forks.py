@@ -29,9 +29,9 @@ from tests.house.tree import ROOT
 
 _LARGEST = 1 << 17  # bytes of a request: a command line and an environment
 _IMPORTED = (
-    "kdist_trainer.agent.elastic",
-    "kdist_trainer.rendezvous.dynamic",
-    "kdist_trainer.agent.entry",
+    "kdist_trainer.agent.agent",
+    "kdist_trainer.rendezvous.handler",
+    "kdist_trainer.agent.worker_entry",
     "torch.nn.parallel",
     "torch._dynamo",
     "kdist_trainer.worker",

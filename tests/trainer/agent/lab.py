@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kdist_trainer.lifeline import Lifeline
+from kdist_trainer.liveness import Lifeline
 from tests.house.tree import ROOT
 from tests.trainer.agent.forks import ForkedAgent, fork_agent
 

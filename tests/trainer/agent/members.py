@@ -20,8 +20,8 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from kdist_trainer import recorder
-from kdist_trainer.heartbeat import Heartbeat, Phase
+from kdist_trainer.instrumentation import flight_recorder
+from kdist_trainer.liveness import Heartbeat, Phase
 
 _open: list[Listener] = []
 
@@ -82,7 +82,7 @@ def disagree() -> NoReturn:
     """Three collectives in harmony; in the fourth, named by $LAB_OP, rank 1 does as $LAB_ODD says, and then all go on."""
     rank, op, odd = int(os.environ["RANK"]), os.environ["LAB_OP"], os.environ["LAB_ODD"]
     heartbeat = Heartbeat.attach(Path(os.environ["KDIST_SCRATCH"], f"rank-{os.environ['LOCAL_RANK']}.heartbeat"))
-    recorder.install(heartbeat)
+    flight_recorder.install(heartbeat)
     dist.init_process_group("gloo", timeout=timedelta(seconds=int(os.environ["LAB_TIMEOUT"])))
     for step in range(1, 4):
         heartbeat.beat(Phase.STEP, step)

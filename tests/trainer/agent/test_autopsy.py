@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer import failure, result
-from kdist_trainer.agent import autopsy
-from kdist_trainer.agent.autopsy import Circumstances
-from kdist_trainer.agent.entry import stacks_path
-from kdist_trainer.agent.memory import RECENT_SECONDS, OomKills, count_oom_kills, read_count
+from kdist_trainer import errors, result
+from kdist_trainer.agent import exit_analysis
+from kdist_trainer.agent.exit_analysis import RECENT_SECONDS, Circumstances, OomKills, count_oom_kills, read_count
+from kdist_trainer.agent.worker_entry import stacks_path
 from kdist_trainer.config import Cause, Exit
 
 
@@ -48,14 +47,14 @@ CODES = [
 def test_an_exit_code_alone_gives_a_cause(
     tmp_path: Path, code: int, fields: dict[str, Any], cause: Cause, exit_code: Exit, primary: bool
 ) -> None:
-    (found,) = autopsy.failures(known(tmp_path, code, steps={1: 12}, **fields)).values()
+    (found,) = exit_analysis.failures(known(tmp_path, code, steps={1: 12}, **fields)).values()
     assert (found.cause, found.code, found.primary) == (cause, exit_code, primary)
     assert (found.rank, found.node, found.generation, found.step) == (7, "node-1", 4, 12)
 
 
 def test_what_the_rank_left_says_more_than_its_exit_code(tmp_path: Path) -> None:
-    failure.record(ValueError("odd"), scratch=tmp_path, local_rank=1)
-    (found,) = autopsy.failures(known(tmp_path, -6, steps={1: 3}, collectives={1: "barrier"})).values()
+    errors.record(ValueError("odd"), scratch=tmp_path, local_rank=1)
+    (found,) = exit_analysis.failures(known(tmp_path, -6, steps={1: 3}, collectives={1: "barrier"})).values()
     assert (found.cause, found.message, found.step, found.collective) == (Cause.USER_CODE, "ValueError: odd", 3, "barrier")
     assert (found.rank, found.generation) == (7, 4)
 
@@ -75,8 +74,8 @@ def test_ends_that_are_no_failures(tmp_path: Path, code: int, left: str | None, 
     if left is not None:
         (tmp_path / "rank-1.result").write_text(json.dumps({"outcome": left}))
     circumstances = known(tmp_path, code, terminated=terminated)
-    assert autopsy.outcomes(circumstances) == {1: outcome}
-    assert not autopsy.failures(circumstances)
+    assert exit_analysis.outcomes(circumstances) == {1: outcome}
+    assert not exit_analysis.failures(circumstances)
 
 
 @pytest.mark.parametrize(
@@ -96,22 +95,22 @@ def test_the_exit_code_of_a_script_speaks_for_it_as_under_torchrun(
     if left is not None:
         result.leave(left, scratch=tmp_path, local_rank=1)
     circumstances = known(tmp_path, code, terminated=terminated, managed=False)
-    assert autopsy.outcomes(circumstances) == {1: outcome}
-    assert not autopsy.failures(circumstances)
+    assert exit_analysis.outcomes(circumstances) == {1: outcome}
+    assert not exit_analysis.failures(circumstances)
 
 
 def test_what_a_rank_has_left_counts_before_its_process_has_ended(tmp_path: Path) -> None:
-    failure.record(ValueError("odd"), scratch=tmp_path, local_rank=0)
-    (found,) = autopsy.failures_left(known(tmp_path, -9)).values()
+    errors.record(ValueError("odd"), scratch=tmp_path, local_rank=0)
+    (found,) = exit_analysis.failures_left(known(tmp_path, -9)).values()
     assert (found.rank, found.message) == (6, "ValueError: odd")
 
 
 def test_what_an_earlier_generation_left_is_cleared(tmp_path: Path) -> None:
-    failure.record(ValueError("odd"), scratch=tmp_path, local_rank=1)
+    errors.record(ValueError("odd"), scratch=tmp_path, local_rank=1)
     (tmp_path / "rank-0.result").write_text('{"outcome": "done"}')
     stacks_path(tmp_path, 0).touch()
-    autopsy.clear(tmp_path, 2)
-    assert [(failure.read(tmp_path, rank), result.read(tmp_path, rank)) for rank in (0, 1)] == [(None, None)] * 2
+    exit_analysis.clear(tmp_path, 2)
+    assert [(errors.read(tmp_path, rank), result.read(tmp_path, rank)) for rank in (0, 1)] == [(None, None)] * 2
     assert not list(tmp_path.glob("*.stacks"))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.agent.bounds import Bounds
+from kdist_trainer.agent.settings import Bounds
 from kdist_trainer.config import Nodes, TrainConfig
 from tests.trainer.agent.lab import Lab
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from kdist_trainer.agent import repeats
-from kdist_trainer.agent.budget import Book, Generation, count_restarts
-from kdist_trainer.agent.exchange import Exchange
+from kdist_trainer.agent import restart_policy
+from kdist_trainer.agent.coordination import Exchange
+from kdist_trainer.agent.restart_policy import Book, Generation, count_restarts
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import Failure
+from kdist_trainer.errors import Failure
 
 AGENTS = {"node-0": "a", "node-1": "b"}
 NewBook = Callable[..., Book]
@@ -253,7 +253,7 @@ def test_where_no_step_is_known_the_same_crash_is_one_after_about_the_same_time(
     def last(lived: float) -> Failure:
         return replace(crashed(3, step=None), time=3000.0 + lived)
 
-    assert repeats.count(history(4, 5, 6), last(6)) == 3
-    assert repeats.count(history(4, 5, 600), last(600)) == 1, "it got further: it may have checkpoints of its own"
+    assert restart_policy.count(history(4, 5, 6), last(6)) == 3
+    assert restart_policy.count(history(4, 5, 600), last(600)) == 1, "it got further: it may have checkpoints of its own"
     saved = {"event": "commit", "step": 3}
-    assert repeats.count([*history(4, 5), saved, *history(4, 5, 6)[4:]], last(6)) == 1
+    assert restart_policy.count([*history(4, 5), saved, *history(4, 5, 6)[4:]], last(6)) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.rendezvous.tcp import names_us, open_tcp_store
+from kdist_trainer.rendezvous.tcp_store import names_us, open_tcp_store
 from tests.trainer.agent.lab import Lab, descendants, kill
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.agent.disagreement import Comparison, find_missing, find_odd, name_ranks, tell, write_calls
-from kdist_trainer.agent.standstill import judge
+from kdist_trainer.agent.desync import Comparison, find_missing, find_odd, name_ranks, tell, write_calls
+from kdist_trainer.agent.hang_detection import judge
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import Failure
-from kdist_trainer.heartbeat import Call
+from kdist_trainer.errors import Failure
+from kdist_trainer.liveness import Call
 
 
 def call(op: str, sequence: int, numel: int = 8, group: str = "", dtype: str = "float32") -> Call:

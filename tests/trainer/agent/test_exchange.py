@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from kdist_trainer.agent.exchange import Exchange, failures_of
-from kdist_trainer.agent.outcome import deciding, failed, stopped, success, write_record
+from kdist_trainer.agent.coordination import Exchange, failures_of
+from kdist_trainer.agent.exit_record import deciding, failed, stopped, success, write_record
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig
-from kdist_trainer.failure import Failure
-from kdist_trainer.rendezvous.file import FileStore
+from kdist_trainer.errors import Failure
+from kdist_trainer.rendezvous.file_store import FileStore
 
 
 def failure(time: float, *, primary: bool = True, cause: Cause = Cause.SIGNAL, code: Exit = Exit.PEERS_LOST) -> Failure:

@@ -23,7 +23,7 @@ import multiprocessing, os, signal, sys
 from pathlib import Path
 from tests.trainer.agent import test_forkserver
 from kdist_trainer.agent import forkserver
-from kdist_trainer.lifeline import Lifeline
+from kdist_trainer.liveness import Lifeline
 
 if __name__ == "__main__":
     os.environ.update(KDIST_LIFELINE=sys.argv[1], KDIST_ENTRYPOINT="other:one")

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer import failure, reserved, result
+from kdist_trainer import errors, preallocated, result
 from kdist_trainer.config import Cause, Exit
 from tests.house.tree import ROOT
 from tests.small_disk import fill, small_disk
 from tests.trainer.agent.lab import Lab, kill
 
-ENTER = "from kdist_trainer.agent.entry import enter; enter('tests.trainer.agent.test_full_scratch:lack_data')"
+ENTER = "from kdist_trainer.agent.worker_entry import enter; enter('tests.trainer.agent.test_full_scratch:lack_data')"
 
 
 def lack_data() -> None:
     """What a rank runs whose data is not there."""
-    raise failure.DataProblem("no data")
+    raise errors.DataProblem("no data")
 
 
 @pytest.fixture(name="disk")
@@ -31,19 +31,19 @@ def make_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_what_has_a_reserved_place_is_written_whole_on_a_full_disk_and_once(disk: Path) -> None:
-    for path in (failure.path_of(disk, 0), result.path_of(disk, 0)):
-        reserved.reserve(path)
-        assert reserved.read(path) == b""
+    for path in (errors.path_of(disk, 0), result.path_of(disk, 0)):
+        preallocated.reserve(path)
+        assert preallocated.read(path) == b""
     fill(disk)
     long = ValueError("é" * 3000)
     long.__cause__ = DeepError()
-    failure.record(long, scratch=disk, local_rank=0)
-    left = failure.read(disk, 0)
+    errors.record(long, scratch=disk, local_rank=0)
+    left = errors.read(disk, 0)
     assert left is not None
     assert left.message.startswith("ValueError: éé")
     assert left.traceback[-1].startswith("ValueError: éé")
-    failure.record(KeyError("later"), scratch=disk, local_rank=0)
-    assert failure.read(disk, 0) == left
+    errors.record(KeyError("later"), scratch=disk, local_rank=0)
+    assert errors.read(disk, 0) == left
     result.leave(result.DONE, scratch=disk, local_rank=0)
     assert result.read(disk, 0) == result.DONE
 

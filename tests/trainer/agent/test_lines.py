@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from kdist_trainer.agent.lines import LIVE_SECONDS, LOG_SECONDS, RankLines
+from kdist_trainer.agent.log_relay import LIVE_SECONDS, LOG_SECONDS, RankLines
 
 EVENT = json.dumps({"time": "2026-01-31T12:00:00.000Z", "event": "progress", "step": 1}).encode()
 

@@ -15,7 +15,7 @@ from tests.patience import soon
 AGENT = """
 import os, pathlib, subprocess, sys
 from kdist_trainer import log
-from kdist_trainer.agent.relay import Relay
+from kdist_trainer.agent.log_relay import Relay
 
 scratch, rank = pathlib.Path(sys.argv[1]), sys.argv[2]
 with Relay(scratch, ranks=2) as relay:

@@ -27,7 +27,7 @@ SCRIPT = "tests/trainer/agent/torchrun_script.py"
 def run_script(path: Path, *arguments: str, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a script by the runner alone, without an agent."""
     path.write_text(textwrap.dedent(code))
-    command = [sys.executable, "-u", "-m", "kdist_trainer.script", str(path), *arguments]
+    command = [sys.executable, "-u", "-m", "kdist_trainer.run_script", str(path), *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, **environment}, timeout=60)
 
 
@@ -113,9 +113,9 @@ def test_collectives_are_timed_where_there_are_any_and_nobody_says_no(
 ) -> None:
     code = """
         import importlib.util, sys
-        assert importlib.util.find_spec("torch").origin and "kdist_trainer.collectives" not in sys.modules
+        assert importlib.util.find_spec("torch").origin and "kdist_trainer.instrumentation.collective_hooks" not in sys.modules
         import torch
-        print("kdist_trainer.collectives" in sys.modules)
+        print("kdist_trainer.instrumentation.collective_hooks" in sys.modules)
     """
     around = {"KDIST_METRICS_SOCKET": str(tmp_path / "nobody.sock"), "WORLD_SIZE": "2", **environment}
     assert run_script(tmp_path / "script.py", code=code, **around).stdout == f"{times}\n"
@@ -284,7 +284,7 @@ def test_a_module_runs_as_under_python_m_with_its_package_and_the_working_folder
     (package / "__init__.py").touch()
     (package / "words.py").write_text("WORD = 'found'")
     (package / "__main__.py").write_text("import sys\nfrom .words import WORD\nprint(__name__, WORD, sys.argv[1:])")
-    command = [sys.executable, "-m", "kdist_trainer.script", "-m", "tools", "--lr", "0.1"]
+    command = [sys.executable, "-m", "kdist_trainer.run_script", "-m", "tools", "--lr", "0.1"]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert (ended.stdout, ended.stderr) == ("__main__ found ['--lr', '0.1']\n", "")
     command[4] = "nowhere.at.all"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.agent.watchdog import Watchdog, culprit, dump_stacks, heartbeat_path, is_stopped
-from kdist_trainer.heartbeat import Heartbeat, Phase
+from kdist_trainer.agent.hang_detection import Watchdog, culprit, dump_stacks, heartbeat_path, is_stopped
+from kdist_trainer.liveness import Heartbeat, Phase
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr("kdist_trainer.agent.watchdog.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("kdist_trainer.agent.hang_detection.time.monotonic", lambda: self.now)
 
     def pass_by(self, seconds: float, dog: Watchdog) -> list[int]:
         """Let time pass with a look every half second; returns what the last look found."""

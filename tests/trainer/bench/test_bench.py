@@ -10,10 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from kdist_trainer.bench import pairs as pairing
-from kdist_trainer.bench.cases import COLLECTIVES, Collective
-from kdist_trainer.bench.measure import Effort, Row, measure, sizes, summarize
-from kdist_trainer.bench.pairs import Slow, find_slow, judge_pairs, schedule
+from kdist_trainer.bench import measure as pairing
+from kdist_trainer.bench.collectives import COLLECTIVES, Collective
+from kdist_trainer.bench.measure import Effort, Row, Slow, find_slow, judge_pairs, measure, schedule, sizes, summarize
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 

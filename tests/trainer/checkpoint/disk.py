@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from kdist_trainer.checkpoint.files import Operation
+from kdist_trainer.checkpoint.durable_files import Operation
 
 Fate = Literal["kept", "lost", "garbled"]
 

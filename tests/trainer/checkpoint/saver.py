@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from kdist_trainer.checkpoint import files
-from kdist_trainer.failure import StorageProblem
+from kdist_trainer.checkpoint import durable_files
+from kdist_trainer.errors import StorageProblem
 from tests.trainer.checkpoint.states import load, open_store, save
 
 _ATTACHED = 424_242
@@ -80,7 +80,7 @@ def _save_all(request: dict[str, Any], parent: socket.socket) -> None:
     """In the child: open the store, load, wait for strace, save."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1 & (2**64 - 1)), 0, 0, 0)
-        files.BUFFER_BYTES = request["buffer"]
+        durable_files.BUFFER_BYTES = request["buffer"]
         store = open_store(Path(request["root"]), generation=request["generation"], keep=request["keep"])
         if not request["watch_load"]:
             load(store)

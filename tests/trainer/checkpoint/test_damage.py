@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint.files import Digest
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.durable_files import Digest
+from kdist_trainer.checkpoint.layout import CheckpointDirectory, Manifest, read_manifest
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.checkpoint.manifest import Manifest, read_manifest
-from kdist_trainer.checkpoint.unpickler import METADATA
-from kdist_trainer.failure import Mismatch
+from kdist_trainer.checkpoint.safe_unpickler import METADATA
+from kdist_trainer.errors import Mismatch
 from tests.trainer.checkpoint.states import load, open_store, save
 
 TENSORS = "__0_0.distcp"

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from kdist_trainer.checkpoint import reader
 from kdist_trainer.checkpoint.checkpointer import CheckpointStore
-from kdist_trainer.checkpoint.distribution import _Layout, buckets, send
-from kdist_trainer.checkpoint.peers import Peers
+from kdist_trainer.checkpoint.peers import Peers, _Layout, buckets, send
 from kdist_trainer.config import Checkpointing
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
 from tests.trainer.checkpoint.states import Alone, load, make_state, opened

@@ -18,8 +18,8 @@ from torch import nn
 
 from kdist_trainer.checkpoint import __main__ as look
 from kdist_trainer.checkpoint import export
-from kdist_trainer.checkpoint.manifest import Damaged
-from kdist_trainer.failure import Mismatch
+from kdist_trainer.checkpoint.layout import Damaged
+from kdist_trainer.errors import Mismatch
 from tests.trainer.checkpoint.states import make_state, opened, position
 
 

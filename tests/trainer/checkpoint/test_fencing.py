@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint import files, retention
-from kdist_trainer.checkpoint.files import Operation
+from kdist_trainer.checkpoint import commit, durable_files
+from kdist_trainer.checkpoint.durable_files import Operation
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Superseded
 from tests.trainer.checkpoint.ranks import prepared_context
@@ -68,7 +68,7 @@ def fall_asleep_while_saving(root: Path, point: int, answers: Connection) -> Non
     store = open_store(root, generation=2)
     assert load(store) == OLD
     outcomes = []
-    with files.observed(observe):
+    with durable_files.observed(observe):
         for step in (SLEEPERS, SLEEPERS + 1):
             try:
                 result = save(store, step)
@@ -123,7 +123,7 @@ def test_what_a_sleeper_brings_in_before_the_winner_has_committed_anything_count
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Whoever takes over clears the sleeper's files away. Here they escape, as they may where folders are cached.
-    monkeypatch.setattr(retention, "sweep", lambda *_, **__: None)
+    monkeypatch.setattr(commit, "sweep", lambda *_, **__: None)
     root = tmp_path / "checkpoints"
     first = open_store(root)
     load(first)
@@ -137,7 +137,7 @@ def test_what_a_sleeper_brings_in_before_the_winner_has_committed_anything_count
             operations.append(one)
             assert load(open_store(root, generation=3)) == OLD
 
-    with files.observed(take_over), pytest.raises(Superseded):
+    with durable_files.observed(take_over), pytest.raises(Superseded):
         save(sleeper, SLEEPERS)
     assert operations
     assert (root / SLEEPERS_NAME).is_dir(), "the sleeper was caught between its look at the lock and its rename"

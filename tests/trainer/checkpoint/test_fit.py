@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
-from kdist_trainer.failure import Mismatch
+from kdist_trainer.errors import Mismatch
 from tests.trainer.checkpoint.states import FINGERPRINT, digest_of, load, make_state, open_store, position
 
 

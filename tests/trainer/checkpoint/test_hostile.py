@@ -25,10 +25,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from kdist_trainer.checkpoint.files import Digest
-from kdist_trainer.checkpoint.manifest import Damaged, read_manifest
+from kdist_trainer.checkpoint.durable_files import Digest
+from kdist_trainer.checkpoint.layout import Damaged, read_manifest
 from kdist_trainer.checkpoint.reader import inspect
-from kdist_trainer.checkpoint.unpickler import METADATA
+from kdist_trainer.checkpoint.safe_unpickler import METADATA
 from tests.trainer.checkpoint.states import load, open_store
 
 TENSORS = "__0_0.distcp"

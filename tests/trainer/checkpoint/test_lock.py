@@ -8,7 +8,7 @@ import pytest
 
 from kdist_trainer.checkpoint.layout import Checkpoint, name_of
 from kdist_trainer.checkpoint.lock import Lock, Superseded
-from kdist_trainer.failure import Mismatch
+from kdist_trainer.errors import Mismatch
 
 
 def test_a_higher_epoch_of_the_same_run_takes_over_at_once(tmp_path: Path) -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint import files
-from kdist_trainer.checkpoint.files import Operation
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint import durable_files
+from kdist_trainer.checkpoint.durable_files import Operation
+from kdist_trainer.checkpoint.layout import CheckpointDirectory, Damaged, check_digests
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.checkpoint.manifest import Damaged, check_digests
 from kdist_trainer.checkpoint.reader import inspect
 from tests.trainer.checkpoint.disk import Disk, Fate
 from tests.trainer.checkpoint.states import load, open_store, resumable_step, save
@@ -41,7 +40,7 @@ def record(folder: Path, *, keep: int) -> Recording:
     assert save(store, OLD).ok
     before = Path(shutil.copytree(root, folder / "before"))
     operations: list[Operation] = []
-    with files.observed(operations.append):
+    with durable_files.observed(operations.append):
         assert save(store, NEW).ok
     name = f"step-{NEW:08d}-e1"
     renamed = next(at for at, one in enumerate(operations) if one.name == "rename" and one.target and one.target.name == name)

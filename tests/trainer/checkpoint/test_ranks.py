@@ -14,10 +14,9 @@ import torch
 import torch.distributed as dist
 
 from kdist_trainer.checkpoint.checkpointer import CheckpointStore, SaveResult
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
-from kdist_trainer.checkpoint.manifest import read_manifest
+from kdist_trainer.checkpoint.layout import CheckpointDirectory, read_manifest
 from kdist_trainer.config import Cause, Checkpointing, Exit
-from kdist_trainer.failure import Mismatch, PeersLost, classify
+from kdist_trainer.errors import Mismatch, PeersLost, classify
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
 from tests.trainer.checkpoint.states import FINGERPRINT, digest_of, load, make_state, open_store, position, save
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint import files
+from kdist_trainer.checkpoint import durable_files
 from kdist_trainer.checkpoint.checkpointer import SaveResult
-from kdist_trainer.checkpoint.files import Operation
+from kdist_trainer.checkpoint.durable_files import Operation
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Superseded
-from kdist_trainer.failure import Mismatch, StorageProblem
+from kdist_trainer.errors import Mismatch, StorageProblem
 from tests.small_disk import fill, small_disk
 from tests.trainer.checkpoint.states import load, make_state, open_store, opened, position, resumable_step, save
 
@@ -72,7 +72,7 @@ def test_a_rename_that_could_not_be_synced_is_made_again_by_the_next_try(root: P
             failed.append(one)
             raise OSError(5, "Input/output error")
 
-    with files.observed(refuse):
+    with durable_files.observed(refuse):
         store.save(make_state(1), position(1), step=1, required=True)
     assert failed
     assert [one.step for one in CheckpointDirectory(root).committed()] == [1]
@@ -145,7 +145,7 @@ def test_storage_that_lacks_what_saves_need_is_refused_before_the_first_step(roo
         if one.name == operation and ".tmp-probe" in str(one.path):
             raise OSError(errno.ENOTSUP, "Operation not supported")
 
-    with files.observed(refuse), pytest.raises(Mismatch, match=rf"cannot {told}.*Operation not supported.*use a volume"):
+    with durable_files.observed(refuse), pytest.raises(Mismatch, match=rf"cannot {told}.*Operation not supported.*use a volume"):
         open_store(root)
     assert list(root.iterdir()) == [], "nothing is left behind"
 
@@ -155,6 +155,6 @@ def test_storage_that_is_full_at_the_start_may_have_room_at_the_next_try(root: P
         if one.name == "write" and "probe" in str(one.path):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with files.observed(refuse), pytest.raises(StorageProblem, match="No space left"):
+    with durable_files.observed(refuse), pytest.raises(StorageProblem, match="No space left"):
         open_store(root)
     assert load(open_store(root)) is None

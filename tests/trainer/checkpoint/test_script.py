@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from kdist_trainer import Checkpointer
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.failure import Mismatch
+from kdist_trainer.errors import Mismatch
 from tests.trainer.checkpoint.exported import digest_of, digest_of_export
 from tests.trainer.checkpoint.ranks import Rank, prepared_context, run_ranks
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint import files
+from kdist_trainer.checkpoint import durable_files
 from kdist_trainer.checkpoint.checkpointer import SaveResult
-from kdist_trainer.checkpoint.files import Operation
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.durable_files import Operation
+from kdist_trainer.checkpoint.layout import CheckpointDirectory, read_manifest
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.checkpoint.manifest import read_manifest
 from kdist_trainer.checkpoint.reader import inspect
 from tests.trainer.checkpoint.states import digest_of, make_state, open_store, opened, position, resumable_step, save
 
@@ -56,7 +55,7 @@ def test_the_training_goes_on_while_the_save_is_written_and_what_it_changes_is_n
     results: list[SaveResult] = []
     store.on_result = results.append
     state, where, gate = make_state(1), position(1), Gate()
-    with files.observed(gate):
+    with durable_files.observed(gate):
         begun = store.save(state, where, step=1)
         assert not begun.waited
         store.poll()
@@ -77,7 +76,7 @@ def test_the_next_save_waits_its_turn_and_says_so(root: Path) -> None:
     gate = Gate()
     order: list[str] = []
     store.on_result = lambda result: order.append(f"told {result.step}")
-    with files.observed(gate):
+    with durable_files.observed(gate):
         store.save(make_state(1), position(1), step=1)
         assert gate.reached.wait(60)
         threading.Timer(0.2, gate.opened.set).start()
@@ -163,7 +162,7 @@ def test_a_step_that_this_group_has_committed_is_not_written_again(root: Path) -
     assert save(store, 3).ok
     before = content_of(root / "step-00000003-e1")
     operations: list[Operation] = []
-    with files.observed(operations.append):
+    with durable_files.observed(operations.append):
         assert save(store, 3).ok
     assert operations == []
     assert content_of(root / "step-00000003-e1") == before
@@ -204,7 +203,7 @@ def test_a_state_whose_shapes_change_is_staged_anew(root: Path) -> None:
 def test_files_are_synced_even_where_dcp_would_forget(root: Path) -> None:
     store = opened(root)
     operations: list[Operation] = []
-    with files.observed(operations.append):
+    with durable_files.observed(operations.append):
         save(store, 1)
     for created in [one.path for one in operations if one.name == "create"]:
         last_write = max(at for at, one in enumerate(operations) if one.name == "write" and one.path == created)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.exporter import Exporter
+from kdist_trainer.metrics.exporter import Exporter
 from tests.trainer.exporter.scrape import exporting
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kdist_trainer.exporter import Exporter
-from kdist_trainer.stats import Op, Record, StepPhase, StepStats, Wall, pack, unpack
+from kdist_trainer.metrics.exporter import Exporter
+from kdist_trainer.metrics.step_stats import Op, StepPhase, StepStats, Wall
+from kdist_trainer.metrics.wire import Record, pack, unpack
 
 INFO = {
     "framework": "ddp",

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.exporter import Exporter
-from kdist_trainer.reporter import Reporter, reachable
-from kdist_trainer.stats import pack
+from kdist_trainer.metrics.exporter import Exporter
+from kdist_trainer.metrics.reporter import Reporter, reachable
+from kdist_trainer.metrics.wire import pack
 from tests.trainer.exporter.scrape import exporting, fetch, full_stats, read, send_raw, total, wait_until
 
 
@@ -77,8 +77,8 @@ def test_a_scratch_folder_with_a_very_long_path_works(tmp_path: Path, monkeypatc
 @pytest.mark.processes
 def test_a_scrape_is_answered_while_the_workers_are_stopped(exporter: Exporter) -> None:
     code = """
-from kdist_trainer.reporter import Reporter
-from kdist_trainer.stats import StepStats
+from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.metrics import StepStats
 stats = StepStats(rank=0, generation=1)
 reporter = Reporter(stats, min_interval_seconds=0)
 while True:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.exporter import Exporter
-from kdist_trainer.heartbeat import Heartbeat, Phase
-from kdist_trainer.reporter import Reporter
-from kdist_trainer.stats import StepPhase, StepStats, pack
+from kdist_trainer.liveness import Heartbeat, Phase
+from kdist_trainer.metrics.exporter import Exporter
+from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.metrics.step_stats import StepPhase, StepStats
+from kdist_trainer.metrics.wire import pack
 from tests.trainer.exporter.scrape import (
     counters,
     exporting,

@@ -11,10 +11,11 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from kdist_trainer.exporter.exposition import CATALOGUE, label_names
-from kdist_trainer.reporter import Reporter
-from kdist_trainer.stats import MAX_RECORD, STATES, Kind, StepStats, pack
-from kdist_trainer.stats.agent import RENDEZVOUS_DURATION
+from kdist_trainer.metrics.declarations import RENDEZVOUS_DURATION, STATES, Kind
+from kdist_trainer.metrics.endpoint import CATALOGUE, label_names
+from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.wire import MAX_RECORD, pack
 from tests.trainer.exporter.scrape import exporting, fetch, full_stats, make_exporter, read, tell_all, total, value
 from tests.trainer.metrics_page import PAGE, render
 

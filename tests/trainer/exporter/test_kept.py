@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.exporter import Exporter
-from kdist_trainer.exporter.kept import Sums, place, read
-from kdist_trainer.reporter import Reporter
+from kdist_trainer.metrics.exporter import Exporter
+from kdist_trainer.metrics.persistence import Sums, place, read
+from kdist_trainer.metrics.reporter import Reporter
 from tests.trainer.exporter.scrape import INFO, Samples, counters, fetch, full_stats, tell_all, total
 from tests.trainer.exporter.scrape import read as parse
 from tests.trainer.exporter.training import TrainingRun, training

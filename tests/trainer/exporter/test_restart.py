@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.heartbeat import Heartbeat
+from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.tensorboard import FOLDER
 from tests.trainer.exporter.scrape import Samples, counters, fetch, read, total, value, wait_until
 from tests.trainer.exporter.training import PATIENCE, training

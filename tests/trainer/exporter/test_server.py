@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.exporter import Exporter, server
-from kdist_trainer.reporter import Reporter
+from kdist_trainer.metrics import endpoint
+from kdist_trainer.metrics.exporter import Exporter
+from kdist_trainer.metrics.reporter import Reporter
 from tests.trainer.exporter.scrape import exporting, fetch, full_stats, tell_all
 
 PATHS = ["/metrics", "/healthz", "/readyz", "/status"]
@@ -133,11 +134,11 @@ def test_a_client_that_dribbles_its_request_is_dropped_at_the_deadline(exporter:
             except ConnectionError:
                 ended = True
             assert time.monotonic() - began < 60
-    assert time.monotonic() - began >= server.DEADLINE_SECONDS * 0.9
+    assert time.monotonic() - began >= endpoint.DEADLINE_SECONDS * 0.9
 
 
 def test_many_idle_clients_do_not_keep_a_probe_out(exporter: Exporter) -> None:
-    idle = [socket.create_connection(("127.0.0.1", exporter.port), timeout=60) for _ in range(server.MAX_CONNECTIONS + 60)]
+    idle = [socket.create_connection(("127.0.0.1", exporter.port), timeout=60) for _ in range(endpoint.MAX_CONNECTIONS + 60)]
     try:
         assert answers(exporter.port)
     finally:

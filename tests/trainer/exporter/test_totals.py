@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdist_trainer.exporter.totals import Totals
-from kdist_trainer.stats import GAUGES, SLOTS, WALL_CATEGORIES, StepPhase, StepStats, Wall
+from kdist_trainer.metrics.aggregation import Totals
+from kdist_trainer.metrics.step_stats import WALL_CATEGORIES, StepPhase, StepStats, Wall
+from kdist_trainer.metrics.wire import GAUGES, SLOTS
 from tests.trainer.exporter.scrape import full_stats, record_of
 
 STEPS = SLOTS["kdist_steps_total"].start

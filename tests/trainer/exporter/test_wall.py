@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdist_trainer.exporter.wall import WallClock
-from kdist_trainer.heartbeat import Phase
-from kdist_trainer.stats import STATES, WALL_CATEGORIES, Wall
+from kdist_trainer.liveness import Phase
+from kdist_trainer.metrics.declarations import STATES
+from kdist_trainer.metrics.step_stats import WALL_CATEGORIES, Wall
+from kdist_trainer.metrics.wall_time import WallClock
 
 COUNT = len(WALL_CATEGORIES)
 PRODUCTIVE = WALL_CATEGORIES.index(Wall.PRODUCTIVE_STEP)

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.rendezvous.configmap import ConfigMap, Server
+from kdist_trainer.rendezvous.configmap_client import ConfigMap, Server
 
 TOKEN = "token-1"  # noqa: S105 - of nobody
 LOST_ANSWER, CUT = -1, -2

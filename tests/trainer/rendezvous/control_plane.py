@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.rendezvous.configmap import ConfigMap, Server
+from kdist_trainer.rendezvous.configmap_client import ConfigMap, Server
 
 BINARIES = Path(os.environ.get("KDIST_CLUSTER_BIN", Path.home() / ".cache/kdist-cluster/bin"))
 NAMESPACE, NAME = "ml", "digits-rendezvous"

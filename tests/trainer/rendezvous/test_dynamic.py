@@ -16,9 +16,8 @@ from torch.distributed.elastic.rendezvous import api as torch_api
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torch_dynamic
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousInfo
 
-from kdist_trainer.rendezvous.dynamic import Rendezvous, open_rendezvous
-from kdist_trainer.rendezvous.file import FileStore
-from kdist_trainer.rendezvous.pace import Pace
+from kdist_trainer.rendezvous.file_store import FileStore
+from kdist_trainer.rendezvous.handler import Pace, Rendezvous, open_rendezvous
 from tests.patience import soon
 
 

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 import torch.distributed as dist
 
-from kdist_trainer.rendezvous.file import FileStore
+from kdist_trainer.rendezvous.file_store import FileStore
 
 
 def test_a_writer_does_not_wait_for_ever_for_one_that_was_stopped_in_the_middle(tmp_path: Path) -> None:

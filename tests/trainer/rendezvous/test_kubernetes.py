@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore
 
-from kdist_trainer.failure import ConfigProblem
-from kdist_trainer.rendezvous import configmap
-from kdist_trainer.rendezvous.kubernetes import KubernetesStore, decode_key, encode_key, prune
+from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.rendezvous import configmap_client
+from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore, decode_key, encode_key, prune
 from tests.trainer.rendezvous.api_server import CUT, LOST_ANSWER, ApiServer
 
 
@@ -120,13 +120,13 @@ def test_a_token_that_was_replaced_is_read_anew(api: ApiServer, tmp_path: Path) 
 def test_a_refusal_from_the_start_that_lasts_is_a_problem_of_configuration(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch, fault: int, words: str
 ) -> None:
-    monkeypatch.setattr(configmap, "REFUSAL_SECONDS", 0.2)
+    monkeypatch.setattr(configmap_client, "REFUSAL_SECONDS", 0.2)
     with api.failing(fault, for_ever=True), pytest.raises(ConfigProblem, match=words):
         open_store(api).set("key", "value")
 
 
 def test_a_refusal_after_a_success_is_ridden_out_like_an_outage(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(configmap, "REFUSAL_SECONDS", 0.0)
+    monkeypatch.setattr(configmap_client, "REFUSAL_SECONDS", 0.0)
     store = open_store(api, patience=0.3)
     store.set("key", "value")
     with api.failing(403, for_ever=True), pytest.raises(dist.DistStoreError, match="403"):
@@ -174,10 +174,10 @@ def test_every_key_becomes_one_that_a_config_map_holds_and_back(key: str) -> Non
 
 
 def test_the_environment_of_a_pod_names_the_server_and_nothing_else_does() -> None:
-    server = configmap.Server.from_environment({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"})
+    server = configmap_client.Server.from_environment({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"})
     assert (server.host, server.port, server.scheme, str(server.account)) == ("fd00::1", 443, "https", "/var/run/secrets/kdist")
     with pytest.raises(ConfigProblem):
-        configmap.Server.from_environment({})
+        configmap_client.Server.from_environment({})
 
 
 def test_an_answer_that_is_no_config_map_is_refused(api: ApiServer) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kdist_trainer.failure import ConfigProblem
-from kdist_trainer.rendezvous.place import Place, parse
+from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.rendezvous.endpoint import Place, parse
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.stats import StepPhase, StepStats
-from kdist_trainer.tensorboard import FOLDER, Curves, events
+from kdist_trainer.metrics.step_stats import StepPhase, StepStats
+from kdist_trainer.tensorboard import FOLDER, Curves, writer
 from tests.patience import soon
 from tests.trainer.tensorboard.drawn import LOSS, read, steps
 
@@ -104,7 +104,7 @@ def test_without_a_folder_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.M
 def test_a_disk_that_refuses_is_told_once_and_costs_points_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(events, "_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(writer, "_RETRY_SECONDS", 0.05)
     (tmp_path / FOLDER).write_text("in the way")
     curves = Curves(tmp_path, StepStats())
     curves.begin(0)
@@ -137,14 +137,14 @@ def test_without_tensorboard_the_training_goes_on_and_says_so_once(
 
 def test_storage_that_hangs_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
-    opening = events.open_file
+    opening = writer.open_file
 
     def hang(folder: Path) -> object:
         released.wait()
         return opening(folder)
 
-    monkeypatch.setattr(events, "open_file", hang)
-    monkeypatch.setattr("kdist_trainer.tensorboard.curves._CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(writer, "open_file", hang)
+    monkeypatch.setattr("kdist_trainer.tensorboard.writer._CLOSE_SECONDS", 0.01)
     begun = time.monotonic()
     curves = Curves(tmp_path, StepStats())
     curves.begin(0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.stats import StepStats
+from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.tensorboard import FOLDER, Curves
 from kdist_trainer.tensorboard.__main__ import NEEDED_BYTES, free_bytes, main
 from tests.patience import soon

@@ -18,12 +18,13 @@ from torch.nn import functional
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
-from kdist_trainer import config, loop, worker
+from kdist_trainer import config, worker
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import TrainConfig
-from kdist_trainer.heartbeat import Heartbeat
-from kdist_trainer.run import Run
+from kdist_trainer.liveness import Heartbeat
+from kdist_trainer.training import trainer
+from kdist_trainer.training.context import Run
 from kdist_trainer.workload import Split, Workload, WorkloadContext
 from tests.trainer.checkpoint.exported import assert_each_done_tells_what_is_kept
 from tests.trainer.training.group import PATIENCE, run_group
@@ -208,7 +209,7 @@ def train_watched(
 ) -> Run:
     """The same, and the run it was; `steps` gets the seconds of each step, `sent` each step that was told of in any case."""
     runs: list[Run] = []
-    original = loop.begin
+    original = trainer.begin
 
     def begin(run: Run) -> None:
         runs.append(run)
@@ -218,7 +219,7 @@ def train_watched(
             run.flush = lambda: sent.append(int(run.stats.last_step or 0))
         original(run)
 
-    loop.begin = begin
+    trainer.begin = begin
     train(document, folder)
     return runs[0]
 

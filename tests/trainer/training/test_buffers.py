@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from kdist_trainer import collectives
-from kdist_trainer.buffers import Buffers
+from kdist_trainer.instrumentation import collective_hooks
+from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
@@ -53,7 +53,7 @@ def in_group(work: Callable[[int, Sends], Any]) -> Any:
     """What `work(rank, sends)` returns on a rank of a group."""
     with World.from_environment(timeout_seconds=60) as world:
         sends = Sends()
-        collectives.listen(sends)
+        collective_hooks.listen(sends)
         torch.default_generator.manual_seed(world.rank)
         return work(world.rank, sends)
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from kdist_trainer.averages import Averages
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.training.ema import Averages
 from tests.trainer.training.cells import document, layout
 from tests.trainer.training.group import RankFailed
 from tests.trainer.training.tasks import Wild, describe, done, losses, train_here

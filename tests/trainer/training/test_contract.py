@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.nn import functional
 
-from kdist_trainer.contract import refuse_mean, split
-from kdist_trainer.failure import ConfigProblem
+from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.training.loss_check import refuse_mean, split
 from kdist_trainer.workload import Workload, WorkloadContext
 from tests.trainer.training.cells import OFFLOADED, STRATEGIES, layout
 from tests.trainer.training.group import RankFailed

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 
-from kdist.spec import rules
-from kdist_trainer import loop, workloads
-from kdist_trainer.assembly import Surroundings, assemble
+from kdist.spec import validators
+from kdist_trainer import workloads
 from kdist_trainer.config import TrainConfig
-from kdist_trainer.failure import ConfigProblem
-from kdist_trainer.signals import StopFlag
-from kdist_trainer.stats import StepStats
+from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.training import trainer
+from kdist_trainer.training.builder import Surroundings, assemble
+from kdist_trainer.training.sync import StopFlag
 from kdist_trainer.worker import load_workload, open_world
 from kdist_trainer.workload import Workload
 from kdist_trainer.workloads.gpt import Options
@@ -54,7 +55,7 @@ def count(described: dict[str, Any], folder: Path) -> int:
             heartbeat=None,
             checkpoints=None,
         )
-        loop.train(assemble(config, config.train, load_workload(config.train, world), around))
+        trainer.train(assemble(config, config.train, load_workload(config.train, world), around))
         return int(stats.samples)
 
 
@@ -66,8 +67,8 @@ def test_a_sample_that_two_ranks_compute_together_counts_once(tmp_path: Path) ->
 
 def test_the_command_line_knows_which_workloads_have_a_plan_and_how_many_heads_there_are() -> None:
     able = [name for name in workloads.shipped() if workloads.load(name).tensor_plan is not Workload.tensor_plan]
-    assert tuple(able) == rules.TENSOR_WORKLOADS
-    assert Options().heads == rules.GPT_HEADS
+    assert tuple(able) == validators.TENSOR_WORKLOADS
+    assert Options().heads == validators.GPT_HEADS
 
 
 class Misspelt(Small):

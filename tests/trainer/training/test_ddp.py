@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
-from kdist_trainer.parallel.replicated import named_state
+from kdist_trainer.parallel.ddp import named_state
 
 
 def plain() -> nn.Sequential:

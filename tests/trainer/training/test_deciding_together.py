@@ -13,8 +13,8 @@ import pytest
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import read
-from kdist_trainer.signals import interval_of
+from kdist_trainer.errors import read
+from kdist_trainer.training.sync import interval_of
 from tests.faults.check_ledger import assert_every_sample_once
 from tests.trainer.training.group import RankFailed
 from tests.trainer.training.tasks import Interrupted, describe, done, losses, train_here
@@ -114,7 +114,7 @@ def test_slow_steps_shorten_the_interval(step_seconds: float, most: int, expecte
 def test_a_second_sigterm_ends_the_rank_at_once() -> None:
     program = """
 import signal, sys
-from kdist_trainer.signals import StopFlag
+from kdist_trainer.training.sync import StopFlag
 flag = StopFlag()
 flag.install()
 print("ready", flush=True)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.diary import Diary
-from kdist_trainer.signals import StepRecord
+from kdist_trainer.training.step_log import Diary
+from kdist_trainer.training.sync import StepRecord
 from kdist_trainer.world import World
 
 

@@ -13,11 +13,11 @@ import torch
 from pydantic import BaseModel
 from torch import nn
 
-from kdist_trainer import loop
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Schedule, Training, changes
-from kdist_trainer.run import Run
-from kdist_trainer.schedule import Curve, build, factor, take_over
+from kdist_trainer.training import trainer
+from kdist_trainer.training.context import Run
+from kdist_trainer.workload import Curve, build, factor, take_over
 from tests.faults.check_ledger import assert_every_sample_once
 from tests.trainer.training.group import RankFailed, run_group
 from tests.trainer.training.tasks import describe, done, losses, train_here
@@ -150,13 +150,13 @@ def test_a_scheduler_of_the_workloads_own_goes_on_at_the_edited_rate() -> None:
 def train_and_tell(document: dict[str, Any], folder: Path) -> tuple[list[dict[str, Any]], float]:
     """Train; what the rank logged, and the learning rate of the first step."""
     rates: list[float] = []
-    original = loop.begin
+    original = trainer.begin
 
     def begin(run: Run) -> None:
         original(run)
         rates.append(float(run.optimizer.param_groups[0]["lr"]))
 
-    loop.begin = begin
+    trainer.begin = begin
     return train_and_listen(document, folder), rates[0]
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from kdist_trainer import loop
 from kdist_trainer.checkpoint.export import prepare
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.run import Run
+from kdist_trainer.training import trainer
+from kdist_trainer.training.context import Run
 from tests.faults.code.stateful import Stateful
 from tests.trainer.training.group import run_group
 from tests.trainer.training.tasks import WIDE, Adaptive, Whimsical, describe, done, losses, train, train_here
@@ -120,7 +120,7 @@ def test_the_timing_of_all_reduces_changes_no_bit(tmp_path: Path, size: int) -> 
 
 def train_cold(document: dict[str, Any], folder: Path) -> str:
     """Train without the two backward passes before the first step."""
-    loop.warm_up = leave_cold  # type: ignore[attr-defined]
+    trainer.warm_up = leave_cold
     return train(document, folder)
 
 

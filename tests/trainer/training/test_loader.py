@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kdist_trainer import config
 from kdist_trainer.data.loader import Batch, Loader, fetcher
-from kdist_trainer.data.order import Deal, Order, Steps
+from kdist_trainer.data.sampler import Deal, Order, Steps
 from kdist_trainer.workload import Samples, Split, WorkloadContext
 from tests.trainer.training.tasks import Small
 

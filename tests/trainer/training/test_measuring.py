@@ -14,9 +14,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from kdist_trainer.stats import Op, StepPhase, StepStats
-from kdist_trainer.timing import HostAllReduces, Laps
-from kdist_trainer.traffic import HostTraffic
+from kdist_trainer.instrumentation.collective_timer import HostTraffic
+from kdist_trainer.instrumentation.step_timer import HostAllReduces, Laps
+from kdist_trainer.metrics.step_stats import Op, StepPhase, StepStats
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 from tests.trainer.training.tasks import Dawdling, describe, train_watched

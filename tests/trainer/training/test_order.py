@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdist_trainer.data.order import LARGE, Deal, Keyed, Order, Steps, order_of, share_of
-from kdist_trainer.failure import ConfigProblem, DataProblem
+from kdist_trainer.data.sampler import LARGE, Deal, Keyed, Order, Steps, order_of, share_of
+from kdist_trainer.errors import ConfigProblem, DataProblem
 
 
 def indices_by_shard(steps: Steps) -> list[tuple[int, int, int, list[int]]]:

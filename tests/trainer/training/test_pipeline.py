@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from kdist_trainer import parallel
 from kdist_trainer.config import Cause, Training
-from kdist_trainer.failure import ConfigProblem, read
-from kdist_trainer.parallel.stages import borders, cut
+from kdist_trainer.errors import ConfigProblem, read
+from kdist_trainer.parallel.pipeline import borders, cut
 from kdist_trainer.workload import WorkloadContext
 from kdist_trainer.world import World
 from tests.trainer.training.cells import distance, learn

@@ -13,8 +13,8 @@ from torch import nn
 
 from kdist_trainer.checkpoint import export
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
-from kdist_trainer.failure import DataProblem
-from kdist_trainer.pretrained import CheckpointFolder, SafetensorsFile, open_source
+from kdist_trainer.errors import DataProblem
+from kdist_trainer.training.pretrained import CheckpointFolder, SafetensorsFile, open_source
 from kdist_trainer.workload import WorkloadContext
 from tests.trainer.training.cells import document
 from tests.trainer.training.group import RankFailed

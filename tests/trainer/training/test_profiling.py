@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kdist_trainer.profiling import __main__ as ask
-from kdist_trainer.profiling import request as requests
-from kdist_trainer.profiling.recording import union
+from kdist_trainer.profiling import requests as requests
+from kdist_trainer.training.profiler import union
 from kdist_trainer.workload import WorkloadContext
 from tests.trainer.training.tasks import Small, describe, done, train_here
 

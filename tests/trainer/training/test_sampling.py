@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 
 from kdist_trainer import config
 from kdist_trainer.data.loader import Loader
-from kdist_trainer.data.order import LARGE, Deal, Positions, Steps, Weighted, WeightedByPosition, order_of
-from kdist_trainer.failure import ConfigProblem, DataProblem
+from kdist_trainer.data.sampler import LARGE, Deal, Positions, Steps, Weighted, WeightedByPosition, order_of
+from kdist_trainer.errors import ConfigProblem, DataProblem
 from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.workload import Samples, Split, WorkloadContext
 from tests.trainer.training.group import RankFailed

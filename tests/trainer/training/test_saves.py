@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kdist_trainer.config import Every
-from kdist_trainer.saves import Saves
-from kdist_trainer.stats import StepStats
+from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.training.checkpointing import Saves
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kdist_trainer.config import Schedule
-from kdist_trainer.schedule import build, factor
+from kdist_trainer.workload import build, factor
 
 
 def curve(steps: int, **settings: Any) -> list[float]:

@@ -14,10 +14,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from kdist_trainer import parallel
 from kdist_trainer.config import Training
-from kdist_trainer.data.order import Deal
-from kdist_trainer.shards import local
+from kdist_trainer.data.sampler import Deal
 from kdist_trainer.workload import WorkloadContext
-from kdist_trainer.world import World
+from kdist_trainer.world import World, local
 from tests.trainer.training.cells import STRATEGIES, TOLERANCE, distance, document, layout, learn, losses
 from tests.trainer.training.group import run_group
 from tests.trainer.training.tasks import Small, done, train_here

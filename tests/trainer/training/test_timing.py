@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kdist_trainer import timing
-from kdist_trainer.heartbeat import Heartbeat
-from kdist_trainer.stats import StepPhase, StepStats
-from kdist_trainer.timing import HostAllReduces, Laps, Probe, add_spans
+from kdist_trainer.instrumentation import step_timer
+from kdist_trainer.instrumentation.step_timer import HostAllReduces, Laps, Probe, add_spans
+from kdist_trainer.liveness import Heartbeat
+from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 from tests.trainer.training.tasks import WIDE, Late, SlowToCount, describe, train, train_watched
@@ -22,7 +22,7 @@ from tests.trainer.training.tasks import WIDE, Late, SlowToCount, describe, trai
 
 def test_laps_sum_to_the_time_they_cover_and_skips_belong_to_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 7.0, 57.0, 61.0])
-    monkeypatch.setattr(timing, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(step_timer, "perf_counter", lambda: next(now))
     stats = StepStats()
     laps = Laps(stats)
     assert laps.skip() == 1.0

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kdist_trainer import timing, traffic
-from kdist_trainer.stats import StepPhase, StepStats
-from kdist_trainer.timing import Laps
-from kdist_trainer.traffic import DeviceTraffic, HostTraffic
+from kdist_trainer.instrumentation import collective_timer, step_timer
+from kdist_trainer.instrumentation.collective_timer import DeviceTraffic, HostTraffic
+from kdist_trainer.instrumentation.step_timer import Laps
+from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 
 
 class Handle:
@@ -45,7 +45,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        for module in (timing, traffic):
+        for module in (step_timer, collective_timer):
             monkeypatch.setattr(module, "perf_counter", lambda: self.now)
 
     def pass_by(self, seconds: float) -> None:

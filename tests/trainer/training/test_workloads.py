@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 
 from kdist_trainer import config, workloads
-from kdist_trainer.failure import ConfigProblem, DataProblem
+from kdist_trainer.errors import ConfigProblem, DataProblem
 from kdist_trainer.testing import check_workload
 from kdist_trainer.workload import Samples, Split, Sums, Workload, WorkloadContext
 from kdist_trainer.workloads.digits import Digits, read_scans

@@ -22,7 +22,7 @@ from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kdist_trainer.agent import imports
+from kdist_trainer.agent import preload
 
 _PRELOAD = "kdist_trainer.agent.preload"
 """What the server imports besides, while the agent meets the others."""
@@ -30,7 +30,7 @@ _PRELOAD = "kdist_trainer.agent.preload"
 
 def start() -> None:
     """Import torch, then fork the server off. Main thread only, before this process starts threads or touches a GPU."""
-    imports.import_all(imports.AGENT)
+    preload.import_all(preload.AGENT)
     multiprocessing.set_forkserver_preload([_PRELOAD])
     resource_tracker.ensure_running()
     util.spawnv_passfds = _fork  # what multiprocessing starts the server with

@@ -1,26 +1,112 @@
-"""One agent from start to end: its surroundings first, then torch, then the loop; the exit record last."""
+"""The end of an agent: it says how its work ended, to everybody who may ask, and goes or stays as it was told.
+
+One agent from start to end: its surroundings first, then torch, then the loop; the exit record last.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from kdist_trainer import descendants, lifeline, log
+from kdist_trainer import liveness, log, process_tree
 from kdist_trainer.agent import forkserver
-from kdist_trainer.agent.ending import end, start_exporter
-from kdist_trainer.agent.outcome import failed, read_done, stopped, success
-from kdist_trainer.agent.relay import Relay
-from kdist_trainer.agent.settings import Settings, clear_litter, count_procs, make_tempdir, prepare_scratch
-from kdist_trainer.agent.stopping import StopRequested, StopSignals
-from kdist_trainer.agent.telling import Teller
-from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import Failure, KdistTrainerError, Mismatch, classify, describe
+from kdist_trainer.agent.exit_record import failed, read_done, stopped, success, write_record
+from kdist_trainer.agent.log_relay import Relay
+from kdist_trainer.agent.settings import PARK, Settings, clear_litter, count_procs, make_tempdir, prepare_scratch
+from kdist_trainer.agent.telemetry import Teller
+from kdist_trainer.config import Cause, Exit, TrainConfig
+from kdist_trainer.errors import Failure, KdistTrainerError, Mismatch, classify, describe
+from kdist_trainer.metrics.exporter import SCRIPT, Exporter
+from kdist_trainer.metrics.persistence import place
+from kdist_trainer.rendezvous.endpoint import FILE
+from kdist_trainer.signals import StopRequested, StopSignals, stop_margin
+
+_LOOK_SECONDS = 0.2
+_ANSWER_SECONDS = 0.5  # for the answer to arrive
+
+
+def start_exporter(
+    settings: Settings, procs: int, *, healthy: Callable[[], bool] = lambda: True, since: float | None = None
+) -> Exporter:
+    """The exporter of this agent, serving since a monotonic time; where it does is noted in `agent.json`. Raises `OSError`."""
+    config = settings.config
+    info = {
+        "node": settings.node,
+        "framework": config.train.strategy if config.train else SCRIPT,
+        "workload_kind": config.train.workload if config.train else SCRIPT,
+        "world_size_min": str(config.nodes.min * procs),
+        "world_size_max": str(config.max_world_size(procs)),
+    }
+    exporter = Exporter(
+        job=config.name,
+        run_id=settings.run_id,
+        socket_path=settings.socket,
+        port=settings.port,
+        host=_listening(settings),
+        info=info,
+        healthy=healthy,
+        nodes=settings.bounds.now,
+        since=since,
+        kept=place(settings.checkpoints, run_id=settings.run_id, node=settings.node) if settings.checkpoints else None,
+    )
+    exporter.start()
+    document = {"pid": os.getpid(), "port": exporter.port, "node": settings.node, "run_id": settings.run_id}
+    fresh = settings.scratch / "agent.json.new"
+    fresh.write_text(json.dumps(document))
+    fresh.replace(settings.scratch / "agent.json")
+    return exporter
+
+
+def _listening(settings: Settings) -> str:
+    """Where metrics and status are served: to this machine only, or to whoever may reach the pod."""
+    if settings.rendezvous.startswith(f"{FILE}:"):
+        return "127.0.0.1"
+    return "::" if ":" in (settings.address or "") else "0.0.0.0"  # noqa: S104 - Prometheus comes from outside the pod
+
+
+def end(settings: Settings, record: dict[str, Any], *, stop: StopSignals, exporter: Exporter | None = None) -> int:
+    """Leave the record everywhere, linger or park as the job says; returns the exit code."""
+    write_record(record, settings.scratch, settings.termination_message)
+    code = Exit(record["code"])
+    if code not in (Exit.DONE, Exit.STOPPED):
+        fields = {name: record.get(name) for name in ("cause", "code", "rank", "step", "traceback", "message")}
+        log.error("failed", node=record.get("node") or settings.node, **fields)
+    parks = settings.on_end == PARK and not code.retryable
+    if exporter is None and parks:
+        exporter = start_exporter(settings, procs=1)
+    if exporter is not None:
+        exporter.set_end(record)
+        if parks:
+            log.event("parked", code=int(code), message="the work is over: this agent stays until it is told to go")
+            while not stop.requested:
+                time.sleep(_LOOK_SECONDS)
+        elif not code.retryable:
+            _linger(settings.config, exporter, stop)
+        exporter.close()
+    return int(code)
+
+
+def _linger(config: TrainConfig, exporter: Exporter, stop: StopSignals) -> None:
+    """Stay until the last numbers were scraped, at most so long as the job says; where nobody ever scraped, not at all.
+
+    The end of the first agent has the others of its job taken away, so a request to stop shortens this to their grace only.
+    """
+    seen, deadline = exporter.scrapes, time.monotonic() + config.metrics_linger_seconds
+    while seen and exporter.scrapes == seen and time.monotonic() < deadline and not stop.urgent:
+        time.sleep(_LOOK_SECONDS)
+        if stop.requested_at is not None:
+            deadline = min(deadline, stop.requested_at + config.grace_seconds - stop_margin(config.grace_seconds))
+    if exporter.scrapes > seen:
+        time.sleep(_ANSWER_SECONDS)
+
 
 _MONITOR_SECONDS = 0.1
 RUN = "kdist.dev/run"
@@ -89,14 +175,14 @@ def _conclude(
     return failed(Failure(cause, reason, True, message, node=settings.node, time=time.time()))
 
 
-def _arrange_life(settings: Settings) -> lifeline.Lifeline:
+def _arrange_life(settings: Settings) -> liveness.Lifeline:
     """Lead a process group of one's own, die with `kdist run`, and tell the ranks where they are and how to die."""
     with suppress(PermissionError):  # started as a leader already
         os.setsid()
-    descendants.adopt()  # what a rank leaves behind becomes this agent's to end
+    process_tree.adopt()  # what a rank leaves behind becomes this agent's to end
     if settings.lifeline is not None:
-        lifeline.watch(settings.lifeline)
-    own = lifeline.Lifeline.create(settings.own_lifeline)
+        liveness.watch(settings.lifeline)
+    own = liveness.Lifeline.create(settings.own_lifeline)
     os.environ.update(settings.environment())
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.config.threads_per_rank))
     if settings.config.script is not None:
@@ -114,10 +200,10 @@ def _work(
     """Everything that needs torch; returns the exit record."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-    from kdist_trainer.agent.elastic import Agent
-    from kdist_trainer.agent.entry import enter
-    from kdist_trainer.agent.exchange import Exchange
-    from kdist_trainer.agent.meeting import open_handler, open_stores
+    from kdist_trainer.agent.agent import Agent
+    from kdist_trainer.agent.coordination import Exchange
+    from kdist_trainer.agent.rendezvous import open_handler, open_stores
+    from kdist_trainer.agent.worker_entry import enter
 
     _quieten()
     config = settings.config
@@ -130,7 +216,7 @@ def _work(
         local_world_size=procs,
         rdzv_handler=handler,
         entrypoint=enter if script is None else sys.executable,
-        args=(settings.entrypoint,) if script is None else ("-u", "-m", "kdist_trainer.script", *script.command),
+        args=(settings.entrypoint,) if script is None else ("-u", "-m", "kdist_trainer.run_script", *script.command),
         max_restarts=config.max_restarts,
         monitor_interval=_MONITOR_SECONDS,
     )

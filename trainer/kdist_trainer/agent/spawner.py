@@ -25,8 +25,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kdist_trainer import descendants, lifeline
-from kdist_trainer.agent import forkserver, imports
+from kdist_trainer import liveness, process_tree
+from kdist_trainer.agent import forkserver, preload
 from kdist_trainer.agent.shim import SPAWNER
 from kdist_trainer.config import TrainConfig
 
@@ -117,10 +117,10 @@ class Spawner:
         """Kill what comes from agents that have ended: it has become this process's own."""
         deadline = time.monotonic() + _ORPHAN_SECONDS
         while time.monotonic() < deadline:
-            orphans = [pid for pid in descendants.find_children() if pid not in self._agents]
-            if not descendants.find(below=orphans):
+            orphans = [pid for pid in process_tree.find_children() if pid not in self._agents]
+            if not process_tree.find(below=orphans):
                 return
-            descendants.kill(below=orphans, seconds=_ORPHAN_SECONDS)
+            process_tree.kill(below=orphans, seconds=_ORPHAN_SECONDS)
 
     def _end_without_shim(self, connection: Any) -> None:
         """The shim was killed, and its agent was meant."""
@@ -164,15 +164,15 @@ def _say(connection: socket.socket, **said: int) -> None:
 def main(config_path: Path, line: Path) -> NoReturn:
     """Import what the agents of the job at `config_path` and their ranks need, then fork as asked."""
     requests = socket.socket(fileno=int(os.environ.pop(SPAWNER)))
-    descendants.adopt()  # what an agent leaves behind becomes this process's to end
-    lifeline.watch(line)
+    process_tree.adopt()  # what an agent leaves behind becomes this process's to end
+    liveness.watch(line)
     config = TrainConfig.read(config_path)
     # Read when torch is imported.
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads_per_rank))
-    imports.import_all(imports.AGENT)
+    preload.import_all(preload.AGENT)
     if config.train is not None:
-        imports.import_all(imports.RANK)
-        imports.import_all(imports.training(config_path))
+        preload.import_all(preload.RANK)
+        preload.import_all(preload.training(config_path))
     gc.collect()
     gc.freeze()  # no collection in an agent writes to the pages it shares with the others
     Spawner(requests).serve()

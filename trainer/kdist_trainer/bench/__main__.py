@@ -15,11 +15,10 @@ from dataclasses import asdict
 import torch
 
 from kdist_trainer import log
-from kdist_trainer.bench.cases import COLLECTIVES
-from kdist_trainer.bench.measure import Effort, measure, sizes
-from kdist_trainer.bench.pairs import NBYTES, Pair, Slow, judge_pairs
-from kdist_trainer.heartbeat import Phase
-from kdist_trainer.recorder import find_heartbeat, note_collectives
+from kdist_trainer.bench.collectives import COLLECTIVES
+from kdist_trainer.bench.measure import NBYTES, Effort, Pair, Slow, judge_pairs, measure, sizes
+from kdist_trainer.instrumentation.flight_recorder import find_heartbeat, note_collectives
+from kdist_trainer.liveness import Phase
 from kdist_trainer.world import World
 
 Tell = Callable[..., None]

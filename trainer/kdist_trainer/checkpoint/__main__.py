@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from kdist_trainer.checkpoint import listing
-from kdist_trainer.checkpoint.manifest import Damaged
-from kdist_trainer.failure import KdistTrainerError
+from kdist_trainer.checkpoint.layout import Damaged
+from kdist_trainer.errors import KdistTrainerError
 
 _DISK = 74
 

@@ -1,4 +1,7 @@
-"""The one door to checkpoints: what a training loop uses to resume, to save beside the training, and to end a run."""
+"""One piece of work at a time beside the training, on a thread of its own. Free of torch.
+
+The one door to checkpoints: what a training loop uses to resume, to save beside the training, and to end a run.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,64 @@ import hashlib
 import json
 import platform
 import secrets
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 import kdist_trainer
 from kdist_trainer import log
-from kdist_trainer.checkpoint import retention, storage
-from kdist_trainer.checkpoint.background import Background
+from kdist_trainer.checkpoint import commit, peers
 from kdist_trainer.checkpoint.commit import Request, SaveResult
-from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
+from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory, Manifest
 from kdist_trainer.checkpoint.lock import Lock, Superseded
-from kdist_trainer.checkpoint.manifest import Manifest
 from kdist_trainer.checkpoint.peers import Peers, Ranks
-from kdist_trainer.checkpoint.restore import Fallback, Judge, Restore
-from kdist_trainer.checkpoint.staging import Paths, Stager
-from kdist_trainer.checkpoint.writer import Writer
+from kdist_trainer.checkpoint.reader import Fallback, Judge, Restore
+from kdist_trainer.checkpoint.writer import Paths, Stager, Writer
 from kdist_trainer.config import Checkpointing
-from kdist_trainer.failure import Mismatch, PeersLost, StorageProblem
+from kdist_trainer.errors import Mismatch, PeersLost, StorageProblem
 
 T = TypeVar("T")
+
+
+class Background(Generic[T]):
+    """Runs one function on a daemon thread: a process that ends by force does not wait for it."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._results: list[T] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether something was started that has not yet ended."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def pending(self) -> bool:
+        """Whether something was started whose result was not yet taken."""
+        return self._thread is not None
+
+    def start(self, work: Callable[[], T]) -> None:
+        """Start `work`, which must not raise. The result of what was started before must have been taken."""
+
+        def run() -> None:
+            self._results.append(work())
+
+        self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def take(self) -> T:
+        """Wait for the end of what was started and return its result."""
+        assert self._thread is not None  # noqa: S101 - asked for only while pending
+        self._thread.join()
+        self._thread = None
+        return self._results.pop()
+
+
 __all__ = ["CheckpointStore", "Fallback", "Save", "SaveResult"]
 
 
@@ -78,7 +115,7 @@ class CheckpointStore:
         self._blocking = config.mode == "blocking"
         self._job = dict(job)
         self._config_digest = hashlib.sha256(json.dumps(self._job, sort_keys=True).encode()).hexdigest()
-        seen = storage.probe(root, self._peers)
+        seen = peers.probe(root, self._peers)
         self.shared = all(seen)
         self._sees_leader = seen[self._peers.rank]
         self._say_if_not_shared(sharded)
@@ -191,7 +228,7 @@ class CheckpointStore:
         epoch = generation if self.shared else max(generation, max(known) + 1)
         claim = self._on_lock(lambda: self._lock.acquire(run_id=self._run_id, epoch=epoch, take_over=take_over))
         if self._peers.is_leader:
-            retention.sweep(self.directory, epoch=claim.epoch)
+            commit.sweep(self.directory, epoch=claim.epoch)
         return claim.epoch
 
     def _on_lock(self, work: Callable[[], T]) -> T:

@@ -2,21 +2,26 @@
 
 All files of the tensors are synced when this begins. Then: the state, the manifest, the folder's names, a look at the lock,
 the rename, the parent's names, another look at the lock, LATEST. Only after that is the checkpoint acknowledged.
+
+Which checkpoints are kept. Free of torch.
+
+The newest `keep` stay, and the one that LATEST names stays whatever its age. What did not verify is evidence and stays too,
+the newest few of it. Litter of saves that were cut short goes, unless a later epoch's writer may be at work on it.
 """
 
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kdist_trainer.checkpoint import files
-from kdist_trainer.checkpoint.files import Digest
-from kdist_trainer.checkpoint.layout import MANIFEST, STATE, CheckpointDirectory
+from kdist_trainer.checkpoint import durable_files
+from kdist_trainer.checkpoint.durable_files import Digest
+from kdist_trainer.checkpoint.layout import MANIFEST, STATE, Checkpoint, CheckpointDirectory, Manifest
 from kdist_trainer.checkpoint.lock import Lock, Superseded
-from kdist_trainer.checkpoint.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -51,24 +56,24 @@ class SaveResult:
     """Whether it failed because other ranks are gone: no disk is to blame."""
 
 
-def commit(directory: CheckpointDirectory, lock: Lock, request: Request, digests: Mapping[str, Digest]) -> Manifest:
+def commit_checkpoint(directory: CheckpointDirectory, lock: Lock, request: Request, digests: Mapping[str, Digest]) -> Manifest:
     """Commit the folder of tensor files that `request.temporary` is. Returns the manifest as written.
 
     Raises `Superseded` when another group has the lock, `OSError` when the disk fails: nothing is acknowledged then.
     """
     folder = request.temporary
-    files.make_folder(folder)  # torch made it, unless there was no tensor
-    state = files.write_new(folder / STATE, request.state)
+    durable_files.make_folder(folder)  # torch made it, unless there was no tensor
+    state = durable_files.write_new(folder / STATE, request.state)
     manifest = replace(request.manifest, files={**digests, STATE: state})
-    files.write_new(folder / MANIFEST, manifest.to_bytes())
-    files.sync_folder(folder)
+    durable_files.write_new(folder / MANIFEST, manifest.to_bytes())
+    durable_files.sync_folder(folder)
     if request.before_commit is not None:
         request.before_commit()
     target = directory.root / manifest.name
     _make_way(target)
     lock.check()
-    files.rename(folder, target)
-    files.sync_folder(directory.root)
+    durable_files.rename(folder, target)
+    durable_files.sync_folder(directory.root)
     lock.check()
     directory.write_latest(target.name)
     return manifest
@@ -78,14 +83,14 @@ def _make_way(target: Path) -> None:
     """Put aside what an earlier try of this very save left under its name after it had failed to be acknowledged."""
     if target.exists():
         litter = target.with_name(f"{target.name}.tmp-retried")
-        files.remove_tree(litter)
-        files.rename(target, litter)
+        durable_files.remove_tree(litter)
+        durable_files.rename(target, litter)
 
 
 def discard(request: Request) -> None:
     """Remove what a failed save left. Never raises `OSError`."""
     with suppress(OSError):
-        files.remove_tree(request.temporary)
+        durable_files.remove_tree(request.temporary)
 
 
 def cause_of(error: BaseException) -> str:
@@ -98,3 +103,53 @@ def cause_of(error: BaseException) -> str:
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return "enospc"
     return "eio" if number == errno.EIO else "other"
+
+
+KEEP_DAMAGED = 3
+OLD_SECONDS = 3600
+
+
+def prune(directory: CheckpointDirectory, lock: Lock, *, keep: int) -> None:
+    """Remove what need not be kept; called by the holder of the lock after a commit. Never raises `OSError`."""
+    with suppress(OSError):
+        committed = directory.committed()
+        valid = lock.valid(committed)
+        named = directory.named()
+        kept = {one.path for one in valid[:keep]} | {one.path for one in committed if one.name == named}
+        for one in committed:
+            if one.path not in kept:
+                _discard(one)
+        for one in directory.damaged()[KEEP_DAMAGED:]:
+            durable_files.remove_tree(one.path)
+
+
+def sweep(directory: CheckpointDirectory, *, epoch: int) -> None:
+    """Remove the litter of all epochs before this one, and of this one: called before its first save. Never raises `OSError`."""
+    with suppress(OSError):
+        for one in directory.temporary():
+            if one.epoch <= epoch:
+                durable_files.remove_tree(one.path)
+        for path in directory.loose_files():
+            if time.time() - path.stat().st_mtime > OLD_SECONDS:  # a younger one may be in use this moment
+                durable_files.remove(path)
+
+
+def set_aside(checkpoint: Checkpoint) -> None:
+    """Keep a damaged checkpoint as evidence, out of the way of whoever looks for one to load. Raises `OSError`."""
+    target = checkpoint.path.with_name(f"{checkpoint.name}.damaged")
+    number = 1
+    while target.exists():
+        number += 1
+        target = checkpoint.path.with_name(f"{checkpoint.name}.damaged-{number}")
+    durable_files.rename(checkpoint.path, target)
+    durable_files.sync_folder(target.parent)
+
+
+def _discard(checkpoint: Checkpoint) -> None:
+    """Take the committed name away first: a crash in the middle must not leave half a checkpoint under it."""
+    with suppress(OSError):
+        litter = checkpoint.path.with_name(f"{checkpoint.name}.tmp-pruned")
+        durable_files.remove_tree(litter)
+        durable_files.rename(checkpoint.path, litter)
+        durable_files.sync_folder(litter.parent)
+        durable_files.remove_tree(litter)

@@ -22,10 +22,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from kdist_trainer.checkpoint import listing
-from kdist_trainer.checkpoint.layout import Checkpoint
-from kdist_trainer.checkpoint.manifest import Damaged, Manifest, check_digests, read_manifest
+from kdist_trainer.checkpoint.layout import Checkpoint, Damaged, Manifest, check_digests, read_manifest
 from kdist_trainer.checkpoint.reader import fetch_whole, load_metadata
-from kdist_trainer.failure import Mismatch
+from kdist_trainer.errors import Mismatch
 
 _TYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.checkpoint import files
+from kdist_trainer.checkpoint import durable_files
 
 FOLDER = "ledger"
 STEPS = "steps.jsonl"
@@ -24,8 +24,8 @@ EVENTS = "events.jsonl"
 
 def _open_for_append(path: Path) -> int:
     """Open a ledger file, ending a line that a dead writer left torn. Raises `OSError`."""
-    files.make_folder(path.parent, durable=True)
-    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, files.FILE_MODE)
+    durable_files.make_folder(path.parent, durable=True)
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, durable_files.FILE_MODE)
     size = os.fstat(handle).st_size
     if size and os.pread(handle, 1, size - 1) != b"\n":
         os.write(handle, b"\n")

@@ -11,11 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.checkpoint.layout import MANIFEST, Checkpoint, CheckpointDirectory
+from kdist_trainer.checkpoint.layout import (
+    MANIFEST,
+    Checkpoint,
+    CheckpointDirectory,
+    Damaged,
+    Manifest,
+    check_digests,
+    read_manifest,
+)
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.checkpoint.manifest import Damaged, Manifest, check_digests, read_manifest
-from kdist_trainer.failure import Mismatch
+from kdist_trainer.errors import Mismatch
 
 _MOST_STEPS = 20_000
 

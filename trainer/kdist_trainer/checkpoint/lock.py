@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.checkpoint import files
+from kdist_trainer.checkpoint import durable_files
 from kdist_trainer.checkpoint.layout import Checkpoint, parse_name
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import KdistTrainerError, Mismatch
+from kdist_trainer.errors import KdistTrainerError, Mismatch
 
 _CLAIM = re.compile(r"e(\d{8,})\.json")
 _KEEP = 3
@@ -141,26 +141,26 @@ class Lock:
         return self.folder / f"e{epoch:08d}.json"
 
     def _create(self, claim: Claim) -> None:
-        files.make_folder(self.folder, durable=True)
+        durable_files.make_folder(self.folder, durable=True)
         try:
-            files.write_new(self._path(claim.epoch), _to_bytes(claim), exclusive=True)
+            durable_files.write_new(self._path(claim.epoch), _to_bytes(claim), exclusive=True)
         except FileExistsError as error:
             raise Superseded(f"epoch {claim.epoch} of {self.folder.parent} was claimed at the same moment") from error
         except OSError:
             self._remove(claim.epoch)  # ours, but without its content
             raise
-        files.sync_folder(self.folder)
+        durable_files.sync_folder(self.folder)
         self.mine = claim
 
     def _rewrite(self, **changes: Any) -> None:
         self.check()
         assert self.mine is not None  # noqa: S101 - check() raised otherwise
         self.mine = replace(self.mine, **changes)
-        files.replace(self._path(self.mine.epoch), _to_bytes(self.mine))
+        durable_files.replace(self._path(self.mine.epoch), _to_bytes(self.mine))
 
     def _remove(self, epoch: int) -> None:
         with suppress(FileNotFoundError):
-            files.remove(self._path(epoch))
+            durable_files.remove(self._path(epoch))
 
     def _prune(self) -> None:
         for epoch in self._epochs()[:-_KEEP]:

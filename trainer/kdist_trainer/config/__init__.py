@@ -12,11 +12,23 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import from_json, to_json
 
+from kdist_trainer.config.base import Count, Model, Name, Nodes, PositiveSeconds, Seconds
 from kdist_trainer.config.changes import Change, Fate, Finished, compare, judge_done, refuse
-from kdist_trainer.config.codes import Cause, Exit
-from kdist_trainer.config.model import Count, Model, Name, Nodes, PositiveSeconds, Seconds
-from kdist_trainer.config.preflight import QUANTITY, AllReduceCheck, Preflight, count_bytes
-from kdist_trainer.config.training import Checkpointing, EarlyStop, Every, Init, Loader, Optimizer, Schedule, Training
+from kdist_trainer.config.exit_codes import Cause, Exit
+from kdist_trainer.config.training import (
+    QUANTITY,
+    AllReduceCheck,
+    Checkpointing,
+    EarlyStop,
+    Every,
+    Init,
+    Loader,
+    Optimizer,
+    Preflight,
+    Schedule,
+    Training,
+    count_bytes,
+)
 
 __all__ = [
     "QUANTITY",

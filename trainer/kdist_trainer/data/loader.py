@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from kdist_trainer import config
-from kdist_trainer.data.order import Part, Steps
-from kdist_trainer.randomness import FETCH, derive, generators
+from kdist_trainer.data.sampler import Part, Steps
+from kdist_trainer.rng import FETCH, derive, generators
 from kdist_trainer.stream import StreamSamples
 from kdist_trainer.workload import Samples, Workload
 

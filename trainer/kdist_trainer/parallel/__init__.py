@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from kdist_trainer.config import Training
 from kdist_trainer.parallel.base import Strategy
-from kdist_trainer.parallel.data_parallel import DataParallel
-from kdist_trainer.parallel.ddp import Ddp
+from kdist_trainer.parallel.ddp import DataParallel, Ddp
 from kdist_trainer.parallel.fsdp import Fsdp
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.parallel.tensor import Tensor

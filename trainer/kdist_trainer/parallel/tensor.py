@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.utils._pytree import tree_map_only
 
-from kdist_trainer.failure import ConfigProblem
-from kdist_trainer.parallel.sharded import Sharded
+from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.parallel.fsdp import Sharded
 from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kdist_trainer.profiling import request
+from kdist_trainer.profiling import requests
 
 _DISK = 74
 
@@ -31,15 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     root = given.root if given.root is not None and given.root.is_dir() else given.scratch
     try:
         if given.what == "send":
-            trace = request.folder_of(root, given.name) / request.trace_name(given.rank)
+            trace = requests.folder_of(root, given.name) / requests.trace_name(given.rank)
             with trace.open("rb") as source, open(1, "wb", closefd=False) as stream:
                 shutil.copyfileobj(source, stream)
             return 0
         if given.what == "ask":
             ranks = tuple(int(rank) for rank in given.ranks.split(",") if rank)
-            document = {"name": request.ask(given.scratch, steps=given.steps, ranks=ranks).name}
+            document = {"name": requests.ask(given.scratch, steps=given.steps, ranks=ranks).name}
         else:
-            document = request.look(root, given.name)
+            document = requests.look(root, given.name)
     except OSError as error:
         sys.stderr.write(f"{error.filename or root}: {error.strerror or error}\n")
         return _DISK

@@ -8,7 +8,7 @@ import inspect
 import pkgutil
 from types import ModuleType
 
-from kdist_trainer.failure import ConfigProblem
+from kdist_trainer.errors import ConfigProblem
 from kdist_trainer.workload import Workload
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from kdist_trainer.config import Model
-from kdist_trainer.failure import DataProblem
+from kdist_trainer.errors import DataProblem
 from kdist_trainer.workload import Split, Sums, Workload, WorkloadContext
 
 PRELOAD = ("sklearn.datasets",)

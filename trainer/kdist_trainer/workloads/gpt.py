@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kdist_trainer.config import Model
-from kdist_trainer.failure import ConfigProblem, DataProblem
+from kdist_trainer.errors import ConfigProblem, DataProblem
 from kdist_trainer.workload import Samples, Split, Workload, WorkloadContext
 
 if TYPE_CHECKING:

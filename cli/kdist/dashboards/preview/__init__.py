@@ -1,5 +1,5 @@
 """Draws a dashboard without a Grafana: one self-contained page, made of what a Prometheus says now."""
 
-from kdist.dashboards.preview.page import draw_page
+from kdist.dashboards.preview.html import draw_page
 
 __all__ = ["draw_page"]

@@ -1,10 +1,8 @@
 """The dashboard of one training: whether it learns, how fast, what it waits for, which rank is slow, what a restart cost."""
 
-from kdist.dashboards.panels import Dashboard, Mark, Variable
-from kdist.dashboards.training.learning import ANATOMY, COMMUNICATION, LEARNING, STRAGGLERS
-from kdist.dashboards.training.machines import DEVICES, EXPORTER, RESOURCES
-from kdist.dashboards.training.overview import OVERVIEW
-from kdist.dashboards.training.running import CHECKPOINTS, GOODPUT, RELIABILITY
+from kdist.dashboards.model import Dashboard, Mark, Variable
+from kdist.dashboards.training.learning import ANATOMY, COMMUNICATION, LEARNING, OVERVIEW, STRAGGLERS
+from kdist.dashboards.training.operations import CHECKPOINTS, DEVICES, EXPORTER, GOODPUT, RELIABILITY, RESOURCES
 
 TRAINING = Dashboard(
     uid="kdist-training-job",

@@ -1,0 +1,149 @@
+"""One job as a rule looks at it, and what a rule says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+from kdist.status import JobStatus, Phase, Pod, Snapshot, documents
+from kdist.status.documents import Document
+from kdist.units import seconds
+
+Severity = Literal["fine", "waiting", "blocked", "failed"]
+
+_LONGEST = 600  # characters of a message that is quoted
+_NAMED = 3  # pods that are named one by one
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One cause: a stable word, what it means in a sentence, what it was seen by, the way out, and what to type next.
+
+    `severity`: `fine` needs nothing, `waiting` may pass by itself, `blocked` needs somebody, `failed` is over.
+    """
+
+    cause: str
+    sentence: str
+    severity: Severity = "blocked"
+    evidence: tuple[str, ...] = ()
+    fix: str = ""
+    commands: tuple[str, ...] = ()
+    also: tuple[Diagnosis, ...] = field(default=(), compare=False)
+
+    def to_document(self) -> dict[str, Any]:
+        """The diagnosis for programs."""
+        found = {**asdict(self), "evidence": list(self.evidence), "commands": list(self.commands)}
+        return {**found, "also": [each.to_document() for each in self.also]}
+
+
+Rule = Callable[["Case"], Diagnosis | None]
+
+
+class Event(NamedTuple):
+    """One of the cluster's events. `at` is unix seconds of its latest time, `times` how often it came."""
+
+    kind: str
+    name: str
+    reason: str
+    message: str
+    at: float
+    times: int
+
+    def __str__(self) -> str:
+        often = f" ({self.times} times)" if self.times > 1 else ""
+        return f"{self.kind.lower()}/{self.name}: {self.reason}: {clip(self.message)}{often}"
+
+
+class Case:
+    """What rules look at: a snapshot, its status, and short ways to what they often ask."""
+
+    def __init__(self, seen: Snapshot) -> None:
+        self.seen = seen
+        self.status: JobStatus = seen.status
+        self.name, self.namespace = self.status.name, self.status.namespace
+        self.pods = self.status.pods
+        self.now = seen.taken
+
+    @cached_property
+    def events(self) -> list[Event]:
+        """All events of the job, the latest first."""
+        return sorted((_read_event(each) for each in self.seen.events), key=lambda event: -event.at)
+
+    def events_of(self, kind: str, names: Iterable[str], *reasons: str) -> Iterator[Event]:
+        """Events about these objects with one of these reasons, the latest first."""
+        wanted = set(names)
+        return (event for event in self.events if event.kind == kind and event.name in wanted and event.reason in reasons)
+
+    def document(self, pod: Pod) -> Document:
+        """The pod's object."""
+        return next((each for each in self.seen.pods if documents.name(each) == pod.name), {})
+
+    @property
+    def waiting(self) -> list[Pod]:
+        """Pods that do not run yet, or not again."""
+        return [pod for pod in self.pods if not pod.over and not pod.running and not pod.lost and not pod.deleting]
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the job ought to be at work and is not."""
+        return self.status.phase in (Phase.PENDING, Phase.QUEUED, Phase.STARTING, Phase.RECOVERING, Phase.UNKNOWN)
+
+    def ago(self, at: float | None) -> str:
+        """How long ago that was, in words."""
+        return "" if at is None or at <= 0 else f"{seconds(max(0.0, self.now - at))} ago"
+
+    def kdist(self, verb: str, *args: str) -> str:
+        """A command of ours about this job."""
+        return " ".join(["kdist", verb, self.name, *self._place, *args])
+
+    def kubectl(self, *args: str) -> str:
+        """A command of kubectl's in the job's namespace."""
+        return " ".join(["kubectl", *args, *self._place])
+
+    @property
+    def _place(self) -> list[str]:
+        return ["-n", self.namespace] if self.namespace else []
+
+
+def _read_event(document: Document) -> Event:
+    times = (
+        documents.moment(document, "lastTimestamp"),
+        documents.moment(document, "series", "lastObservedTime"),
+        documents.moment(document, "eventTime"),
+        documents.moment(document, "firstTimestamp"),
+        documents.moment(document, "metadata", "creationTimestamp"),
+    )
+    return Event(
+        kind=documents.text(document, "involvedObject", "kind"),
+        name=documents.text(document, "involvedObject", "name"),
+        reason=documents.text(document, "reason"),
+        message=documents.text(document, "message").strip(),
+        at=next((each for each in times if each is not None), 0.0),
+        times=documents.integer(document, "count") or documents.integer(document, "series", "count") or 1,
+    )
+
+
+def clip(text: str, longest: int = _LONGEST) -> str:
+    """Text on one line, cut where it is too long."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def name_pods(pods: Sequence[Pod]) -> str:
+    """`digits-1`, `digits-1 and digits-2`, `digits-1, digits-2, digits-3 and 5 more`."""
+    return name_all([pod.name for pod in pods])
+
+
+def name_all(names: Sequence[str]) -> str:
+    """Names in a sentence: at most three, and how many more."""
+    shown, more = list(names[:_NAMED]), len(names) - _NAMED
+    if more > 0:
+        return f"{', '.join(shown)} and {more} more"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+def count(number: int, what: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

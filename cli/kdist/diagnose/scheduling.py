@@ -1,0 +1,253 @@
+"""Kubernetes' quantities: `500m`, `4Gi`, `2`, and what pods ask for in them.
+
+Why pods find no node: resources, taints, selectors, and volumes that cannot be had.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from kdist.diagnose.rule import Case, Diagnosis, Severity, clip, count, name_all, name_pods
+from kdist.status import Pod, documents
+from kdist.status.documents import Document
+from kdist.units import number, size
+
+_UNITS = {
+    "n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,
+}  # fmt: skip
+_QUANTITY = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)(?:[eE]([+-]?[0-9]{1,2}))?([numkMGTPE]?i?)")
+
+
+def parse(text: object) -> float | None:
+    """The number that a quantity stands for; None if it is none."""
+    found = _QUANTITY.fullmatch(str(text)) if isinstance(text, str | int | float) and not isinstance(text, bool) else None
+    if found is None or found[3] not in _UNITS:
+        return None
+    return float(found[1]) * 10.0 ** int(found[2] or 0) * _UNITS[found[3]]
+
+
+def show(resource: str, amount: float) -> str:
+    """An amount as people write it: `8 cpu`, `4.0 GiB memory`."""
+    shown = size(amount) if resource in ("memory", "ephemeral-storage") else number(round(amount, 3))
+    return f"{shown.removesuffix('.0')} {resource}"
+
+
+def requests(pod: Document) -> dict[str, float]:
+    """What all containers of a pod ask for together."""
+    found: dict[str, float] = {}
+    for container in documents.items(pod, "spec", "containers"):
+        asked: Mapping[str, object] = {
+            **documents.mapping(container, "resources", "limits"),
+            **documents.mapping(container, "resources", "requests"),
+        }
+        for resource, amount in asked.items():
+            found[resource] = found.get(resource, 0.0) + (parse(amount) or 0.0)
+    return found
+
+
+def allocatable(node: Document, resource: str) -> float:
+    """What a node has to give of a resource, to all pods together."""
+    return parse(documents.at(node, "status", "allocatable", resource)) or 0.0
+
+
+_OBSTACLE = re.compile(r"(\d+) (node\(s\) (?:\{[^}]*\}|[^,.{])*|Insufficient [\w./-]*\w|Too many pods)")
+
+
+def _unscheduled(case: Case) -> list[Pod]:
+    return [pod for pod in case.waiting if not pod.scheduled and pod.reason == "Unschedulable"]
+
+
+def find_claim_trouble(case: Case) -> Diagnosis | None:
+    """A volume claim does not exist, or gets no volume."""
+    if not case.waiting:
+        return None
+    for pod in _unscheduled(case):
+        if found := re.search(r'persistentvolumeclaim "([^"]+)" not found', pod.message):
+            return _missing_claim(case, found[1], f"pod/{pod.name}: {clip(pod.message)}")
+    for name, claim in case.seen.claims.items():
+        if not claim:
+            return _missing_claim(case, name, f"{name_pods(case.waiting)} mount it")
+    return next(filter(None, (_pending_claim(case, name) for name in case.seen.claims)), None)
+
+
+def _missing_claim(case: Case, name: str, evidence: str) -> Diagnosis:
+    return Diagnosis(
+        "claim-missing",
+        f"the volume claim {name} does not exist in namespace {case.namespace}",
+        evidence=(evidence,),
+        fix="create it (`kdist render JOB.yaml --claims only` prints that of `checkpoints.size`), name one that exists, or let "
+        "`kdist apply` make one with `checkpoints: {size: 10Gi}`",
+        commands=(case.kubectl("get", "pvc"),),
+    )
+
+
+def _pending_claim(case: Case, name: str) -> Diagnosis | None:
+    claim = case.seen.claims[name]
+    events = list(case.events_of("PersistentVolumeClaim", [name], "ProvisioningFailed", "FailedBinding", "VolumeResizeFailed"))
+    phase = documents.text(claim, "status", "phase")
+    if phase == "Lost":
+        return _claim(
+            case, "claim-lost", f"the volume of claim {name} is gone", [f"pvc/{name}: Lost"], "restore it, or use another claim"
+        )
+    waits = any("unbound immediate PersistentVolumeClaims" in pod.message for pod in _unscheduled(case))
+    if phase != "Pending" or not (events or waits):
+        return None
+    wanted = documents.text(claim, "spec", "storageClassName")
+    modes = documents.at(claim, "spec", "accessModes")
+    asked = ", ".join(str(mode) for mode in modes) if isinstance(modes, list) else ""
+    said = events[0].message if events else ""
+    fix = "choose a class that can give it: `kubectl get storageclass` lists them"
+    if "not found" in said and wanted:
+        sentence = f"the volume claim {name} wants the storage class {wanted}, which does not exist"
+    elif "no storage class is set" in said:
+        sentence = f"the volume claim {name} names no storage class, there is no default one, and no volume fits"
+        fix = "set checkpoints.class, or have a default storage class made"
+    elif "ReadWriteMany" in asked:
+        sentence = f"the volume claim {name} gets no volume; the class {wanted or 'used'} may not know ReadWriteMany"
+        fix = "choose a class that can share volumes, or checkpoints.accessMode: ReadWriteOnce for a job of one node"
+    else:
+        sentence = f"the volume claim {name} has got no volume yet"
+    return _claim(case, "claim-pending", sentence, [str(event) for event in events[:2]] or [f"pvc/{name}: Pending"], fix)
+
+
+def _claim(case: Case, cause: str, sentence: str, evidence: Sequence[str], fix: str) -> Diagnosis:
+    name = sentence.split("claim ")[1].split()[0].rstrip(",")
+    return Diagnosis(cause, sentence, evidence=tuple(evidence), fix=fix, commands=(case.kubectl("describe", "pvc", name),))
+
+
+def find_unschedulable(case: Case) -> Diagnosis | None:
+    """No node takes a pod: which resource is short, and what the nodes have."""
+    pods = _unscheduled(case)
+    if not pods:
+        return None
+    message = next((pod.message for pod in pods if pod.message), "")
+    obstacles = [(int(number), what.strip()) for number, what in _OBSTACLE.findall(message.split("preemption:")[0])]
+    short = [what.removeprefix("Insufficient ") for _, what in obstacles if what.startswith("Insufficient ")]
+    evidence = [f"pod/{pods[0].name}: {clip(message)}"]
+    if short:
+        return _short_of(case, pods, short, evidence)
+    return _kept_off(case, pods, obstacles, message, evidence)
+
+
+def _short_of(case: Case, pods: Sequence[Pod], short: Sequence[str], evidence: list[str]) -> Diagnosis:
+    wanted = requests(case.document(pods[0]))
+    resource = next((each for each in short if not _fits_anywhere(case, each, wanted)), short[0])
+    asked = show(resource, wanted[resource]) if resource in wanted else resource
+    largest = max((allocatable(node, resource) for node in case.seen.nodes.values()), default=None)
+    evidence += [_describe_nodes(case, resource)] if case.seen.nodes else []
+    who = f"{name_pods(pods)} {'find' if len(pods) > 1 else 'finds'} no node"
+    if largest is not None and resource in wanted and largest < wanted[resource]:
+        offers = f"the largest node has {show(resource, largest)}" if largest else f"no node has any {resource}"
+        sentence = f"{who}: each asks for {asked}, {offers}"
+        fix = f"ask for less {resource} in spec.resources, or add a larger node"
+    else:
+        sentence = f"{who}: each asks for {asked}, and the nodes that could give it are full"
+        fix = f"wait until something ends, ask for less {resource} in spec.resources, use fewer nodes, or add one"
+    severity: Severity = "blocked" if largest is not None and largest < wanted.get(resource, 0.0) else "waiting"
+    commands = ("kubectl describe nodes", case.kubectl("describe", "pod", pods[0].name))
+    return Diagnosis("unschedulable", sentence, severity, tuple(evidence), fix, commands)
+
+
+def _fits_anywhere(case: Case, resource: str, wanted: dict[str, float]) -> bool:
+    return any(allocatable(node, resource) >= wanted.get(resource, 0.0) for node in case.seen.nodes.values())
+
+
+def _describe_nodes(case: Case, resource: str) -> str:
+    have = [f"{name} {show(resource, allocatable(node, resource))}" for name, node in case.seen.nodes.items()]
+    return f"allocatable in all: {', '.join(have[:8])}" + (f" and {len(have) - 8} more nodes" if len(have) > 8 else "")
+
+
+_KEPT_OFF: tuple[tuple[str, str, str], ...] = (
+    ("unreachable", "nodes are not reachable", "bring the nodes back, or add others"),
+    ("not-ready", "nodes are not ready", "bring the nodes back, or add others"),
+    ("taint", "nodes have taints that the job does not tolerate", "add the taint to spec.tolerations, or use nodes without it"),
+    ("affinity/selector", "no node has the labels of spec.nodeSelector", "change spec.nodeSelector, or label nodes"),
+    (
+        "volume node affinity",
+        "the volume is on a node, or in a zone, that cannot take the pod",
+        "use a volume that all nodes can mount",
+    ),
+    ("available persistent volumes", "no volume fits the job's claim on any node", "have a volume made, or choose another class"),
+    ("unschedulable", "nodes are cordoned", "uncordon one: kubectl uncordon NODE"),
+    ("Too many pods", "the nodes are full of pods", "wait, or add a node"),
+    ("free ports", "a host port of the pod is taken on every node", "take the host port out of spec.podTemplate"),
+)
+
+
+_SELECTOR = "affinity/selector"
+_EVERY_CLUSTER = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+
+
+def _kept_off(
+    case: Case,
+    pods: Sequence[Pod],
+    obstacles: Sequence[tuple[int, str]],
+    message: str,
+    evidence: list[str],
+) -> Diagnosis:
+    reasons = _rank_obstacles(case, pods[0], obstacles or [(0, message)])
+    words = "; ".join(each for each, _ in reasons) or clip(message, 200) or "the scheduler does not say why"
+    if case.seen.nodes:
+        taints = sorted({_taint(each) for each in _taints(case)})
+        evidence += [f"taints of the nodes: {name_all(taints)}"] if taints and "taint" in message else []
+        evidence += [f"{count(len(case.seen.nodes), 'node')}: {name_all(list(case.seen.nodes))}"]
+    who = f"{name_pods(pods)} {'find' if len(pods) > 1 else 'finds'} no node"
+    commands = (case.kubectl("describe", "pod", pods[0].name), "kubectl get nodes --show-labels")
+    return Diagnosis(
+        "unschedulable",
+        f"{who}: {words}",
+        evidence=tuple(evidence),
+        fix="; ".join(fix for _, fix in reasons) or "see what the scheduler says of the pod, and what nodes there are",
+        commands=commands,
+    )
+
+
+def _rank_obstacles(case: Case, pod: Pod, obstacles: Sequence[tuple[int, str]]) -> list[tuple[str, str]]:
+    """Words and way out of the two that explain most.
+
+    The scheduler names one obstacle per node, taints first. A control plane's taint is in every cluster, and a selector that
+    no node at all satisfies decides whatever the taints are.
+    """
+    selector = documents.mapping(case.document(pod), "spec", "nodeSelector")
+    ranked: dict[str, tuple[tuple[bool, int], str, str]] = {}
+    for nodes, said in obstacles:
+        for key, words, fix in _KEPT_OFF:
+            if key not in said:
+                continue
+            named = ", ".join(f"{name}={value}" for name, value in selector.items())
+            told = f"{words} ({named})" if key == _SELECTOR and named else words
+            late = key == "taint" and _is_control_plane(case, said)
+            ranked[key] = ((late, -nodes), told, fix)
+            break
+    if _SELECTOR in ranked and case.seen.nodes and selector:
+        matching = [node for node in case.seen.nodes.values() if _satisfies(node, selector)]
+        if matching:  # it is the obstacle of the other nodes only
+            words = "the others lack the labels of spec.nodeSelector"
+            ranked[_SELECTOR] = ((True, 1), words, ranked[_SELECTOR][2])
+        else:
+            ranked = {_SELECTOR: ranked[_SELECTOR]}
+    return [(words, fix) for _, words, fix in sorted(ranked.values(), key=lambda each: each[0])][:2]
+
+
+def _is_control_plane(case: Case, said: str) -> bool:
+    """Whether the taints that were met are those of control planes alone, as far as is known."""
+    named = re.search(r"\{([^:=}]+)", said)
+    keys = {named[1]} if named else {documents.text(each, "key") for each in _taints(case)}
+    return bool(keys) and keys <= set(_EVERY_CLUSTER)
+
+
+def _taints(case: Case) -> list[documents.Document]:
+    nodes = case.seen.nodes.values()
+    return [each for node in nodes for each in documents.items(node, "spec", "taints")]
+
+
+def _satisfies(node: documents.Document, selector: documents.Document) -> bool:
+    labels = documents.mapping(node, "metadata", "labels")
+    return all(labels.get(key) == value for key, value in selector.items())
+
+
+def _taint(taint: documents.Document) -> str:
+    value = documents.text(taint, "value")
+    return f"{documents.text(taint, 'key')}{'=' + value if value else ''}:{documents.text(taint, 'effect')}"

@@ -1,0 +1,273 @@
+"""Who we are to the cluster, and what kdist's commands may do in our name.
+
+Which workload kinds the cluster has, and whether the operators behind them are at work.
+
+The namespace that a job goes to, and what the cluster has for it: policies, quota, queues, nodes, GPUs, storage, names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from kdist import backends, rbac
+from kdist.backends import operators
+from kdist.cluster import MissingError, RefusalError
+from kdist.doctor.finding import Finding, missing, note, ok, unknown
+from kdist.errors import Code
+
+if TYPE_CHECKING:
+    from kdist.cluster import Cluster
+
+
+def check_identity(cluster: Cluster) -> Iterator[Finding]:
+    """The name that the cluster knows us by."""
+    name = cluster.whoami()
+    yield ok("you", f"{name or 'known to the server'}, namespace {cluster.namespace}")
+
+
+def check_rights(cluster: Cluster) -> Iterator[Finding]:
+    """Each group of commands with the verbs that it lacks."""
+    served = cluster.kinds()
+    groups: list[tuple[str, list[rbac.Right], str]] = [
+        (need.commands, [each for each in need.rights if _is_served(each, served)], need.without) for need in rbac.NEEDS
+    ]
+    verbs = list(dict.fromkeys(verb for need in rbac.NEEDS for verb in need.workload.split()))
+    for name in backends.NAMES:
+        kind = (backends.get(name).api_version, backends.get(name).kind)
+        if kind in served:
+            groups.append((f"jobs as {kind[1]}", [rbac.Right(verb, *kind) for verb in verbs], "other kinds may do"))
+    gone = set(rbac.find_missing(cluster, [right for _, wanted, _ in groups for right in wanted]))
+    lacking = [(name, [str(each) for each in wanted if each in gone], without) for name, wanted, without in groups if wanted]
+    jobs = [each for each in lacking if each[0].startswith("jobs as")]
+    if not any(verbs for _, verbs, _ in jobs):
+        yield ok("rights: jobs", f"every verb on {', '.join(name.removeprefix('jobs as ') for name, _, _ in jobs)}")
+        lacking = [each for each in lacking if each not in jobs]
+    for name, found, without in lacking:
+        title = f"rights: {name}"
+        fix = rbac.advise(found, cluster.namespace)
+        if not found:
+            yield ok(title, "all verbs")
+        elif without:
+            yield note(title, f"not allowed: {', '.join(found)}; {without}", fix)
+        else:
+            yield missing(title, f"not allowed: {', '.join(found)}", fix)
+
+
+def _is_served(right: rbac.Right, served: set[tuple[str, str]]) -> bool:
+    """Whether the cluster has what the right is about, in whichever version; what every cluster has is not looked up."""
+    group = right.api_version.rpartition("/")[0]
+    return (
+        "." not in group
+        or (group.endswith(".k8s.io") and not group.endswith("x-k8s.io"))
+        or any(kind == right.kind and version.startswith(f"{group}/") for version, kind in served)
+    )
+
+
+def check_kinds(cluster: Cluster) -> Iterator[Finding]:
+    """One finding for all kinds: what jobs may become, and what `backend: auto` chooses."""
+    served = cluster.kinds()
+    found: list[str] = []
+    absent: list[str] = []
+    for name in backends.NAMES:
+        backend = backends.get(name)
+        (found if (backend.api_version, backend.kind) in served else absent).append(name)
+    chosen = backends.choose(served)
+    yield ok("workload kinds", f"{', '.join(found)} (`backend: auto` takes {chosen})")
+    if absent:
+        yield note("workload kinds", f"not there: {', '.join(absent)}", "install their operators if your jobs name them")
+
+
+def check_operators(cluster: Cluster) -> Iterator[Finding]:
+    """A kind whose operator is away takes objects and does nothing with them."""
+    served = {kind for _, kind in cluster.kinds()}
+    wanted = [kind for kind in operators.OPERATORS if kind in served]
+    if not wanted:
+        return
+    try:
+        deployments = cluster.list("apps/v1", "Deployment", all_namespaces=True)
+    except (RefusalError, MissingError) as error:
+        yield unknown("operators", f"of {', '.join(wanted)}: {error}")
+        return
+    for kind in wanted:
+        found = operators.find_deployment(deployments, kind)
+        if found is None:
+            project = operators.OPERATORS[kind].project
+            yield note(
+                f"operator of {kind}", "no deployment is named as it is", f"if {kind} objects stay as they are, install {project}"
+            )
+            continue
+        home, name = found["metadata"]["namespace"], found["metadata"]["name"]
+        where = f"{home}/{name}"
+        ready, _ = operators.count_ready(found)
+        if ready:
+            yield ok(f"operator of {kind}", f"{where} is ready")
+        else:
+            taken = f"{where} is not ready: {kind} objects are taken and nothing happens"
+            yield missing(f"operator of {kind}", taken, f"kubectl -n {home} describe deployment {name}")
+
+
+_ENFORCE = "pod-security.kubernetes.io/enforce"
+_DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+# Parts of the names of provisioners whose volumes many nodes can write to.
+_SHARED = ("nfs", "cephfs", "efs", "azurefile", "filestore", "lustre", "glusterfs", "weka", "beegfs", "juicefs", "gpfs", "smb")
+
+
+def check_namespace(cluster: Cluster) -> Iterator[Finding]:
+    """It exists, and how strict it is with pods."""
+    name = cluster.namespace
+    try:
+        found = cluster.get("v1", "Namespace", name)
+    except MissingError:
+        yield missing("namespace", f"there is no namespace {name}", f"kubectl create namespace {name}")
+        return
+    except RefusalError as error:
+        yield unknown("namespace", f"{name}: {error}")
+        return
+    level = (found["metadata"].get("labels") or {}).get(_ENFORCE, "")
+    yield ok("namespace", f"{name}: Pod Security {level or 'enforces nothing'}, and kdist's pods meet `restricted`")
+
+
+def check_pod_is_admitted(cluster: Cluster) -> Iterator[Finding]:
+    """The pod of a small job is rehearsed: policies, quota and webhooks answer as they will."""
+    try:
+        cluster.create(make_pod(), dry_run=True)
+    except MissingError:
+        return  # the namespace is missing, which another check says
+    except RefusalError as error:
+        if error.code == Code.FORBIDDEN:
+            yield unknown("pods", f"cannot be rehearsed: {error} (jobs do it for you)")
+        else:
+            yield missing("pods", f"a pod as kdist makes them is refused: {error}", error.hint or "ask who runs the cluster")
+        return
+    yield ok("pods", "a restricted pod is admitted (rehearsed)")
+
+
+def make_pod() -> dict[str, Any]:
+    """The pod of a small job as it is rendered, but for its account, which only a job that is sent brings along."""
+    from kdist.render import Placement, find_pods, render
+    from kdist.spec import TrainingJob
+
+    document = {
+        "apiVersion": "kdist.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "kdist-doctor"},
+        "spec": {
+            "image": "kdist-doctor:rehearsal",
+            "resources": {"cpu": "0.1", "memory": "64Mi"},
+            "train": {"workload": "digits", "epochs": 1},
+        },
+    }
+    job = TrainingJob.model_validate(document, by_alias=True, by_name=False)
+    pod = next(pod for each in render(job, Placement("job", "c10d", "doctor")) for pod in find_pods(each.document))
+    spec = {key: value for key, value in pod["spec"].items() if key != "serviceAccountName"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kdist-doctor", **pod["metadata"]}, "spec": spec}
+
+
+def check_quota(cluster: Cluster) -> Iterator[Finding]:
+    """Each quota of the namespace, and what is used up."""
+    for quota in cluster.list("v1", "ResourceQuota"):
+        status = quota.get("status") or {}
+        hard, used = status.get("hard") or {}, status.get("used") or {}
+        text = ", ".join(f"{key} {used.get(key, '0')} of {value}" for key, value in sorted(hard.items()))
+        full = [key for key, value in hard.items() if str(used.get(key, "0")) == str(value) and str(value) != "0"]
+        name = f"quota {quota['metadata']['name']}"
+        if full:
+            yield note(name, f"{text}; used up: {', '.join(sorted(full))}", "end other jobs, or ask for more")
+        else:
+            yield ok(name, text)
+
+
+def check_queues(cluster: Cluster) -> Iterator[Finding]:
+    """Kueue's queues that jobs of the namespace may name."""
+    versions = sorted(version for version, kind in cluster.kinds() if kind == "LocalQueue")
+    if not versions:
+        return
+    queues = cluster.list(versions[-1], "LocalQueue")
+    if not queues:
+        yield note(
+            "queues",
+            f"Kueue is there, but namespace {cluster.namespace} has no LocalQueue",
+            "leave out spec.queue, or have one made",
+        )
+    for queue in queues:
+        conditions = (queue.get("status") or {}).get("conditions") or []
+        active: dict[str, Any] = next((each for each in conditions if each.get("type") == "Active"), {})
+        name = f"queue {queue['metadata']['name']}"
+        if active.get("status") == "False":
+            yield note(name, f"is not active: {active.get('message', '')}", "jobs that name it wait until it is")
+        else:
+            yield ok(name, f"of ClusterQueue {(queue.get('spec') or {}).get('clusterQueue')}")
+
+
+def check_nodes(cluster: Cluster) -> Iterator[Finding]:
+    """Nodes that are ready, and their GPUs."""
+    try:
+        nodes = cluster.list("v1", "Node")
+    except RefusalError as error:
+        yield unknown("nodes", f"GPUs cannot be counted: {error}")
+        return
+    ready = [node for node in nodes if _is_ready(node) and not (node.get("spec") or {}).get("unschedulable")]
+    if not ready:
+        yield missing("nodes", f"none of {len(nodes)} is ready for pods", "kubectl get nodes")
+        return
+    yield ok("nodes", f"{len(ready)} of {len(nodes)} are ready for pods")
+    gpus: dict[str, int] = {}
+    for node in ready:
+        for resource, count in ((node.get("status") or {}).get("allocatable") or {}).items():
+            if resource.endswith("/gpu") and str(count).isdecimal() and int(count):
+                gpus[resource] = gpus.get(resource, 0) + int(count)
+    if gpus:
+        yield ok("GPUs", ", ".join(f"{count} {resource}" for resource, count in sorted(gpus.items())))
+    else:
+        yield note("GPUs", "no node offers any", "for jobs with resources.gpu, install the device plugin of your GPUs")
+
+
+def check_storage(cluster: Cluster) -> Iterator[Finding]:
+    """Classes that volumes for checkpoints can come from."""
+    classes = cluster.list("storage.k8s.io/v1", "StorageClass")
+    if not classes:
+        yield note("storage", "there is no StorageClass", "name an existing claim: checkpoints: {claim: …}")
+        return
+    default = [each["metadata"]["name"] for each in classes if _is_default(each)]
+    shared = [
+        each["metadata"]["name"] for each in classes if any(part in str(each.get("provisioner")).lower() for part in _SHARED)
+    ]
+    names = ", ".join(each["metadata"]["name"] for each in classes)
+    if default:
+        yield ok("storage", f"classes {names}; default {default[0]}")
+    else:
+        yield note("storage", f"classes {names}; none is the default", "name one: checkpoints: {size: …, class: …}")
+    if shared:
+        yield ok("shared storage", f"{', '.join(shared)} can be written from many nodes")
+    else:
+        yield unknown("shared storage", "whether a class offers ReadWriteMany cannot be told from their provisioners",
+                      "with ReadWriteOnce, checkpoints of several nodes need strategy ddp")  # fmt: skip
+
+
+def check_dns(cluster: Cluster) -> Iterator[Finding]:
+    """The name server that pods find each other by."""
+    try:
+        slices = cluster.list(
+            "discovery.k8s.io/v1", "EndpointSlice", namespace="kube-system", selector="kubernetes.io/service-name=kube-dns"
+        )
+    except RefusalError as error:
+        yield unknown("DNS", str(error))
+        return
+    endpoints = [each for found in slices for each in found.get("endpoints") or []]
+    ready = [each for each in endpoints if (each.get("conditions") or {}).get("ready") is not False]
+    if ready:
+        yield ok("DNS", f"kube-dns has {len(ready)} ready endpoints")
+    elif slices:
+        yield missing("DNS", "kube-dns has no ready endpoint: pods do not find each other", "kubectl -n kube-system get pods")
+    else:
+        yield unknown("DNS", "there is no kube-dns; another name server may do its work")
+
+
+def _is_ready(node: dict[str, Any]) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
+
+
+def _is_default(storage_class: dict[str, Any]) -> bool:
+    return (storage_class["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"

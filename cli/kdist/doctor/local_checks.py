@@ -1,0 +1,85 @@
+"""What `kdist run` needs of this machine. torch is found, never imported: that takes seconds."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from kdist.doctor.finding import Finding, missing, note, ok
+from kdist.units import size
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_TORCH = (2, 10)
+LITTLE_DISK = 2 * 2**30
+LITTLE_SHM = 256 * 2**20
+
+
+def check() -> Iterator[Finding]:
+    """All checks of this machine."""
+    yield check_python(sys.version_info[:2])
+    yield check_torch(_torch_version())
+    yield check_disk(Path.cwd())
+    if Path("/dev/shm").is_dir():  # noqa: S108 - the machine's shared memory itself
+        yield check_shared_memory(Path("/dev/shm"))  # noqa: S108
+    yield ok("processors", f"{len(_processors())} of {os.cpu_count()} may be used; {platform.system()} {platform.machine()}")
+
+
+def check_python(version: tuple[int, ...]) -> Finding:
+    """The interpreter that kdist, and so a training of `kdist run`, runs on."""
+    detail = f"{'.'.join(map(str, version))} at {sys.executable}"
+    if version < OLDEST_PYTHON:
+        return missing("python", detail, f"install Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer")
+    return ok("python", detail)
+
+
+def check_torch(version: str | None) -> Finding:
+    """The version of torch beside kdist; None if there is none."""
+    if version is None:
+        return note("torch", "not installed here, which `kdist run` needs and a cluster does not", "pip install 'kdist[local]'")
+    number = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdecimal())
+    if number < OLDEST_TORCH:
+        return missing(
+            "torch", version, f"older versions read checkpoints unsafely: install {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer"
+        )
+    return ok("torch", version)
+
+
+def check_disk(folder: Path) -> Finding:
+    """Room for the runs and checkpoints of `kdist run`."""
+    free = shutil.disk_usage(folder).free
+    detail = f"{size(free)} free in {folder}"
+    return (
+        note("disk", detail, "checkpoints may fill it; KDIST_HOME puts runs elsewhere")
+        if free < LITTLE_DISK
+        else ok("disk", detail)
+    )
+
+
+def check_shared_memory(folder: Path) -> Finding:
+    """Memory that processes of one node share; a container's 64 MB ends data loaders with a bus error."""
+    total = shutil.disk_usage(folder).total
+    detail = f"{size(total)} at {folder}"
+    return (
+        note("shared memory", detail, "give the container more: --shm-size=1g")
+        if total < LITTLE_SHM
+        else ok("shared memory", detail)
+    )
+
+
+def _torch_version() -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
+
+
+def _processors() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))

@@ -1,0 +1,270 @@
+"""Quantities as the API server writes them back, so that sending a job again changes nothing: `0.2` is `200m`.
+
+The files of `spec.code` as the content of a ConfigMap, and the list of paths that restores their folders in a volume.
+
+What templates are given: the job as its file writes it, the names and labels of its objects, what was decided elsewhere.
+
+The pod template that all kinds share, with the job's own overlay laid over it last.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from decimal import ROUND_CEILING, Decimal
+from hashlib import sha256
+from typing import Any, Final
+
+from kdist import backends
+from kdist.backends import Placement
+from kdist.errors import KdistError
+from kdist.render.pod_overlay import lay
+from kdist.render.templates import Sourced, read_template, spread
+from kdist.spec import TrainingJob
+
+_STEPS: Final = {1024: ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1000: ("k", "M", "G", "T", "P", "E")}
+
+
+def cpu(text: str) -> str:
+    """Cores (`1.5`) or millicores (`1500m`); less than a millicore is rounded up to one."""
+    exact = Decimal(text.removesuffix("m")) * (1 if text.endswith("m") else 1000)
+    millis = int(exact.to_integral_value(ROUND_CEILING))
+    return f"{millis}m" if millis % 1000 else str(millis // 1000)
+
+
+def storage(text: str) -> str:
+    """Bytes with the largest unit that leaves a whole number."""
+    digits = text.rstrip("KMGTPEik")
+    number, unit = int(digits), text[len(digits) :]
+    for step, units in _STEPS.items():
+        if unit in units:
+            place = units.index(unit)
+            while number % step == 0 and place + 1 < len(units):
+                number, place = number // step, place + 1
+            return f"{number}{units[place]}"
+    return text
+
+
+def rewrite(document: dict[str, Any]) -> dict[str, Any]:
+    """The job file's document with its quantities in that form; the rest is shared with the original."""
+    spec = dict(document["spec"])
+    wanted = spec["resources"]
+    spec["resources"] = {**wanted, "cpu": cpu(wanted["cpu"]), "memory": storage(wanted["memory"])}
+    if spec["checkpoints"] and spec["checkpoints"]["size"]:
+        spec["checkpoints"] = {**spec["checkpoints"], "size": storage(spec["checkpoints"]["size"])}
+    return {**document, "spec": spec}
+
+
+LIMIT: Final = 1024 * 1024
+"""Bytes that a ConfigMap may hold."""
+_LARGEST_SHOWN: Final = 3
+
+
+def pack(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Values for templates: `digest`, `data` (text), `binary` (base64) and `items` (key, path), always in the same order.
+
+    Raises `KdistError` where they are too big for a ConfigMap, with the files to blame.
+    """
+    _check_size(files)
+    data: dict[str, str] = {}
+    binary: dict[str, str] = {}
+    items = []
+    whole = sha256()
+    for index, (path, content) in enumerate(sorted(files.items())):
+        key = f"{index:04d}-{re.sub(r'[^-._a-zA-Z0-9]', '_', path)[-200:]}"
+        items.append({"key": key, "path": path})
+        whole.update(f"{path}\0{len(content)}\0".encode() + content)
+        try:
+            data[key] = content.decode()
+        except UnicodeDecodeError:
+            binary[key] = b64encode(content).decode()
+    return {"digest": whole.hexdigest()[:10], "data": data, "binary": binary, "items": items}
+
+
+def _check_size(files: Mapping[str, bytes]) -> None:
+    total = sum(map(len, files.values()))
+    if total > LIMIT:
+        largest = sorted(files, key=lambda path: (-len(files[path]), path))[:_LARGEST_SHOWN]
+        named = ", ".join(f"{path} ({len(files[path]) / 1024:.0f} KiB)" for path in largest)
+        raise KdistError(
+            f"spec.code holds {total / 1024:.0f} KiB, and a ConfigMap holds at most {LIMIT // 1024} KiB: {named}",
+            hint="put data and weights on a claim (spec.data), large code into the image",
+        )
+
+
+RENDEZVOUS_PORT: Final = 29_400
+METRICS_PORT: Final = 9401
+_NOT_THE_PODS: Final = ("backend", "code", "nodes", "queue", "ttlSeconds")
+"""Fields of the job that change nothing in its pods, or by more than their own text."""
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+
+
+def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
+    """The values that every template may use. Without a placement only those of the ConfigMap of a local run."""
+    document = job.model_dump(mode="json", by_alias=True)
+    values: dict[str, Any] = {
+        "name": Sourced(job.metadata.name, "metadata.name"),
+        "metadata": _metadata(job),
+        "placement": placement,
+        "train_json": spread(_write(job.to_train_config().to_document()), "spec"),
+        "notes": "\n".join(_notes(job)) + "\n",
+    }
+    if placement is None:
+        return values
+    backend, written = backends.get(placement.backend), rewrite(document)
+    told = job.to_train_config().to_document()
+    nodes = told.pop("nodes")
+    return values | {
+        "train_json": spread(_write(told), "spec"),
+        "train_digest": sha256(_write(told).encode()).hexdigest()[:10],
+        "nodes_json": spread(_write(nodes), "spec.nodes"),
+        "checkpoint_folder": job.checkpoint_folder,
+        "backend": backend,
+        "field": _field(written),
+        "spec": written["spec"],
+        "job_json": spread(_write(document), "spec"),
+        "elastic": backends.is_elastic(job),
+        "replaced_whole": "jobset" in backend.parts and not backends.is_elastic(job),
+        "procs": Sourced(str(job.spec.procs_per_node), "spec.procsPerNode"),
+        "backstop": Sourced(backends.backstop(job), "spec.maxRestarts"),
+        "job_backstop": Sourced(100 * backends.backstop(job), "spec.maxRestarts"),
+        "permanent_codes": backends.list_permanent_codes(),
+        "rendezvous": placement.rendezvous,
+        "host": f"{backend.first_host(job.metadata.name)}:{RENDEZVOUS_PORT}",
+        "metrics_port": METRICS_PORT,
+        "selector": {"kdist.dev/job": spread(job.metadata.name, "metadata.name")},
+        "workload_labels": {QUEUE_LABEL: Sourced(job.spec.queue, "spec.queue")} if job.spec.queue else {},
+        "workload_annotations": {},
+        "run_id": placement.run_id,
+        "guarded": min(job.spec.nodes.min, job.spec.nodes.max - 1),
+    }
+
+
+def digest_version(job: TrainingJob, code: str) -> str:
+    """What tells one version of what the job's pods run from another, with code of that digest; the same at any size."""
+    spec = job.model_dump(mode="json", by_alias=True)["spec"]
+    told = {name: value for name, value in spec.items() if name not in _NOT_THE_PODS}
+    return sha256(_write({**told, "code": code}).encode()).hexdigest()[:10]
+
+
+def _write(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _metadata(job: TrainingJob) -> Callable[..., dict[str, Any]]:
+    """A function for templates: the metadata of an object of that name, with more labels and annotations if it needs any."""
+    own = {
+        "app.kubernetes.io/name": "kdist",
+        "app.kubernetes.io/instance": Sourced(job.metadata.name, "metadata.name"),
+        "app.kubernetes.io/component": "training",
+        "app.kubernetes.io/managed-by": "kdist",
+        "kdist.dev/job": Sourced(job.metadata.name, "metadata.name"),
+    }
+    labels = {**spread(job.metadata.labels, "metadata.labels"), **own}
+    annotations = spread(job.metadata.annotations, "metadata.annotations")
+
+    def metadata(
+        suffix: str = "", *, extra_labels: dict[str, Any] | None = None, extra_annotations: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        name = Sourced(job.metadata.name + suffix, "metadata.name")
+        found: dict[str, Any] = {"name": name}
+        if job.metadata.namespace is not None:
+            found["namespace"] = Sourced(job.metadata.namespace, "metadata.namespace")
+        found["labels"] = {**labels, **(extra_labels or {})}
+        if annotations or extra_annotations:
+            found["annotations"] = {**annotations, **(extra_annotations or {})}
+        return found
+
+    return metadata
+
+
+def _field(document: dict[str, Any]) -> Callable[[str], Any]:
+    """A function for templates: the value at a path of the job file, marked with that path."""
+
+    def field(path: str) -> Any:
+        value: Any = document
+        for part in path.split("."):
+            value = value[part]
+        return spread(value, path)
+
+    return field
+
+
+def _notes(job: TrainingJob) -> Iterator[str]:
+    """What somebody who comes upon the object in a cluster should know."""
+    yield f"The training job {job.metadata.name}, rendered by kdist from its job.yaml; change it there and send it again."
+    yield "train.json is read by every agent and every rank of the job: the same bytes everywhere, every default written out."
+
+
+def check(job: TrainingJob, placement: Placement) -> None:
+    """Raises `KdistError` with everything that pods need and the job does not say."""
+    problems = list(_missing(job, placement))
+    if problems:
+        hint = "`--set spec.image=REGISTRY/NAME:TAG` gives it for once" if job.spec.image is None else ""
+        raise KdistError("; ".join(problems), hint=hint, next_command="kdist explain spec")
+
+
+def _missing(job: TrainingJob, placement: Placement) -> Iterator[str]:
+    if job.spec.image is None:
+        yield "spec.image is missing: pods need the image of the trainer"
+    for index, data in enumerate(job.spec.data):
+        if data.claim is None:
+            yield f"spec.data[{index}] is at {data.path} of your own machine; add the claim that holds it on the cluster"
+    if job.spec.code is not None and placement.code is None:
+        yield f"spec.code: the files of {job.spec.code} were not read"
+
+
+# The root of the image is read-only, and what is printed shall be seen at once; a job may say otherwise.
+_DEFAULT_VARIABLES: Final = {"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}  # noqa: S108 - an emptyDir of the pod
+
+
+def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The pod template as a document with marked leaves. Raises `KdistError` if the overlay breaks what kdist needs."""
+    taken = {toleration.key for toleration in job.spec.tolerations}
+    lost = [key for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable") if key not in taken]
+    more = {
+        "lost_node_taints": lost,
+        "tolerations": [toleration.model_dump(by_alias=True, exclude_none=True) for toleration in job.spec.tolerations],
+        "mounts": list(_mounts(job)),
+        "variables": list(_variables(job)),
+        "default_variables": [
+            {"name": name, "value": value}
+            for name, value in _DEFAULT_VARIABLES.items()
+            if name not in {variable.name for variable in job.spec.env}
+        ],
+        "pull_policy": _pull_policy(job.spec.image or ""),
+        "resources": _resources(values["field"], job.spec.resources.gpu),
+    }
+    (pod,) = read_template("_pod.yaml.j2", {**values, **more})
+    return lay(pod, job.spec.pod_template, values["backend"])
+
+
+def literal(text: str) -> str:
+    """`text` so that Kubernetes hands it to the container as it is, where it would otherwise replace `$(NAME)`."""
+    return text.replace("$", "$$") if "$(" in text or "$$" in text else text
+
+
+def _mounts(job: TrainingJob) -> Iterator[dict[str, Any]]:
+    for data in job.spec.data:
+        claim, path = Sourced(data.claim, "spec.data"), Sourced(data.mount_path, "spec.data")
+        yield {"claim": claim, "path": path, "argument": literal(data.mount_path)}
+
+
+def _variables(job: TrainingJob) -> Iterator[dict[str, Any]]:
+    for variable in job.spec.env:
+        secret = variable.secret and variable.secret.model_dump()
+        yield {"name": variable.name, "value": literal(variable.value or ""), "secret": secret}
+
+
+def _resources(field: Callable[[str], Any], gpus: int) -> dict[str, Any]:
+    found = {name: field(f"spec.resources.{name}") for name in ("cpu", "memory")}
+    return found | ({"nvidia.com/gpu": Sourced(str(gpus), "spec.resources.gpu")} if gpus else {})
+
+
+def _pull_policy(image: str) -> str:
+    """Kubernetes' own default, written out: a tag that moves is pulled each time."""
+    name = image.rsplit("/", 1)[-1]
+    moves = "@" not in name and (":" not in name or name.endswith(":latest"))
+    return "Always" if moves else "IfNotPresent"

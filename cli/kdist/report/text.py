@@ -1,0 +1,98 @@
+"""The receipt as rows for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kdist.units import number, seconds
+
+LABELS = {
+    "queue": "queue",
+    "imagePull": "image pull",
+    "rendezvous": "rendezvous",
+    "start": "start",
+    "productive": "productive",
+    "allReduceWait": "all-reduce wait",
+    "checkpoint": "checkpoint",
+    "lost": "lost and redone",
+    "down": "down",
+    "unobserved": "unobserved",
+    "other": "other",
+}
+ATTEMPTS = ("ATTEMPT", "WHY", "FROM", "STEPS", "KEPT", "LOST", "TIME", "GOODPUT", "ENDED BY")
+GOODPUT = "goodput is productive + all-reduce wait (any waiting for peers): the time of the steps that count"
+_LONGEST = 60
+
+Report = Mapping[str, Any]
+
+
+def totals(report: Report) -> list[tuple[str, str, str]]:
+    """(category, time, share) of the whole run, and what they sum to."""
+    return list(_totals(report))
+
+
+def _totals(report: Report) -> Iterator[tuple[str, str, str]]:
+    found, elapsed = report["secondsByCategory"], report["elapsedSeconds"]
+    for name, label in LABELS.items():
+        if found.get(name):
+            yield label, seconds(found[name]), _share(found[name], elapsed)
+    yield "together", seconds(elapsed), _share(sum(found.values()), elapsed)
+
+
+def attempts(report: Report) -> list[tuple[str, ...]]:
+    """One row per attempt."""
+    return [_attempt(one) for one in report["attempts"]]
+
+
+def _attempt(one: Mapping[str, Any]) -> tuple[str, ...]:
+    spent = one["secondsByCategory"]
+    whole = sum(spent.values())
+    if spent.get("unobserved"):  # a script that tells no steps
+        unknown = ("-",) * 4
+        return str(one["generation"]), str(one["reason"]), *unknown, seconds(whole), "-", _end(one)
+    return (
+        str(one["generation"]),
+        str(one["reason"]),
+        f"step {number(one['fromStep'])}",
+        number(one["reachedStep"] - one["fromStep"]),
+        number(one["keptSteps"]),
+        number(one["lostSteps"]),
+        seconds(whole),
+        _share(spent.get("productive", 0.0) + spent.get("allReduceWait", 0.0), whole),
+        _end(one),
+    )
+
+
+def _end(one: Mapping[str, Any]) -> str:
+    """What ended an attempt: the cause, and in whose words."""
+    if not one.get("endedBy"):
+        return "-"
+    failure = one.get("failure") or {}
+    said = next(iter(str(failure.get("message") or "").splitlines()), "")
+    if said and len(said) <= _LONGEST:
+        return f"{one['endedBy']}: {said}"
+    return f"{one['endedBy']} (rank {failure['rank']})" if failure.get("rank") is not None else str(one["endedBy"])
+
+
+def headline(report: Report) -> str:
+    """The run in one line."""
+    goodput = report.get("goodput")
+    return f"{f'goodput {goodput:.1%}' if goodput is not None else 'goodput unknown'} · {course(report)}"
+
+
+def course(report: Report) -> str:
+    """What the run came to, its goodput left out."""
+    steps, restarts = report["steps"], report["restarts"]
+    reached = "steps unknown" if steps["reached"] is None else f"{number(steps['reached'])} steps"
+    parts = [
+        reached + ("" if steps["lost"] is None else f", {number(steps['lost'])} lost"),
+        f"{restarts['total']} restart{'' if restarts['total'] == 1 else 's'}",
+    ]
+    if report.get("loss") is not None:
+        parts.append(f"loss {number(report['loss'])}")
+    return " · ".join(parts)
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole > 0 else "-"

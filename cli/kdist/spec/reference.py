@@ -1,0 +1,314 @@
+"""The fields of job.yaml as data: the JSON Schema, and each field's type in words, default, limits and sentence.
+
+Everything that tells a person about fields (`kdist explain`, `kdist init`, the documentation, the problems of a file) reads
+them here, so it cannot say anything else than the model does.
+
+The manual of job.yaml's fields: as text for `kdist explain`, as a Markdown table for the documentation, as plain values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache, cached_property
+from textwrap import wrap
+from typing import Any, Final
+
+from kdist.spec.models import SAYS, TrainingJob
+
+SCHEMA_ID: Final = "https://kdist.dev/schemas/v1alpha1/job.schema.json"
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of job.yaml. Shared: do not change it."""
+    document = TrainingJob.model_json_schema(by_alias=True)
+    _tidy(document)
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, "title": "TrainingJob of kdist"}
+    return head | document
+
+
+def _tidy(node: Any) -> None:
+    """Drop pydantic's generated titles, which only repeat names, and close the mappings whose keys follow a pattern."""
+    if isinstance(node, dict):
+        if isinstance(node.get("title"), str):
+            del node["title"]
+        if "patternProperties" in node:
+            node["additionalProperties"] = False
+        for each in node.values():
+            _tidy(each)
+    elif isinstance(node, list):
+        for each in node:
+            _tidy(each)
+
+
+class Field:
+    """One field with its references resolved. `path` is dotted, with `[]` for a list's items: `spec.env[].name`."""
+
+    def __init__(self, path: str, node: dict[str, Any], *, required: bool) -> None:
+        self.path = path
+        self.required = required
+        self._node = node
+        forms = [_resolved(form) for form in _resolved(node).get("anyOf", [_resolved(node)])]
+        self.forms = [form for form in forms if form.get("type") != "null"]
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rsplit(".", 1)[-1]
+
+    @property
+    def sentence(self) -> str:
+        """What the field is for."""
+        return str(self._node.get("description", ""))
+
+    @property
+    def default(self) -> Any:
+        """The default as it would be written in the file; None where leaving it out means something no value can say."""
+        return self._node.get("default")
+
+    @property
+    def words(self) -> str:
+        """The type and its limits, as the end of a sentence that begins with "must be"."""
+        return " or ".join(dict.fromkeys(describe_fields(form) for form in self.forms))
+
+    @property
+    def choices(self) -> list[str]:
+        """The allowed words, where the field is chosen from a list."""
+        return [str(word) for form in self.forms for word in _choices(form)]
+
+    @property
+    def takes_text(self) -> bool:
+        """True where text may stand."""
+        return any(form.get("type") == "string" for form in self.forms)
+
+    @property
+    def takes_only_text(self) -> bool:
+        """True where nothing but text may stand, so that a plain 012 has to be quoted."""
+        return all(form.get("type") == "string" for form in self.forms)
+
+    @property
+    def is_free(self) -> bool:
+        """True where any JSON value may stand, with anything below it."""
+        return self.forms == [{}]
+
+    @cached_property
+    def children(self) -> dict[str, Field]:
+        """The fields of a section, in the order of the model; empty for values, lists and free mappings."""
+        return {
+            name: Field(f"{self.path}.{name}" if self.path else name, node, required=name in form.get("required", []))
+            for form in self.forms
+            for name, node in form.get("properties", {}).items()
+        }
+
+    @cached_property
+    def item(self) -> Field | None:
+        """The field that a list's items are, if this is a list."""
+        for form in self.forms:
+            kinds = [form["items"]] if "items" in form else form.get("prefixItems", [])
+            if kinds:
+                return Field(f"{self.path}[]", kinds[0], required=False)
+        return self.entry if self.is_free else None
+
+    @cached_property
+    def entry(self) -> Field | None:
+        """The field that the values of a free mapping are, if this is one."""
+        if self.is_free:
+            return Field(f"{self.path}.*", {}, required=False)
+        for form in self.forms:
+            if form.get("type") == "object" and "properties" not in form:
+                free = next(iter(form.get("patternProperties", {}).values()), form.get("additionalProperties", {}))
+                return Field(f"{self.path}.*", free if isinstance(free, dict) else {}, required=False)
+        return None
+
+    def walk(self) -> Iterator[Field]:
+        """This field's descendants, each before its own."""
+        for child in self.children.values():
+            yield child
+            yield from child.walk()
+        if self.item is not None:
+            yield from self.item.walk()
+
+
+@cache
+def root() -> Field:
+    """The whole file as a field without a path."""
+    return Field("", schema(), required=True)
+
+
+def find(path: Sequence[str | int]) -> Field | None:
+    """The field at a path of names and list positions; None if the model has none there."""
+    field: Field | None = root()
+    for part in path:
+        if field is None:
+            return None
+        field = field.item if isinstance(part, int) else field.children.get(part, field.entry)
+    return field
+
+
+def look_up(dotted: str) -> Field | None:
+    """The field that a person names: `spec.env[].name`, `spec.env[0].name` and `spec.env.name` are the same."""
+    field: Field | None = root()
+    for part in re.sub(r"\[[0-9]*\]", "", dotted.strip(".")).split(".") if dotted.strip(".") else ():
+        if field is None:
+            return None
+        inner = field.item
+        field = field.children.get(part) or (inner.children.get(part) if inner is not None else None)
+    return field
+
+
+def schema_text() -> str:
+    """The JSON Schema as a file."""
+    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def describe_fields(form: dict[str, Any]) -> str:
+    """One form of a field in words."""
+    choices = _choices(form)
+    if choices:
+        return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
+    kind = form.get("type")
+    if kind == "integer":
+        return "a whole number" + _limits(form)
+    if kind == "number":
+        return "a number" + _limits(form)
+    if kind == "string":
+        says = SAYS.get(form.get("pattern", ""), "")
+        return says.removeprefix("must be ") if says.startswith("must be ") else "text"
+    if kind == "array":
+        return f"a list of {len(form['prefixItems'])} numbers" if "prefixItems" in form else "a list"
+    if kind == "boolean":
+        return "true or false"
+    if kind == "object":
+        names = list(form.get("properties", {}))
+        return "{" + ", ".join(names) + "}" if 0 < len(names) <= 5 else "a mapping"
+    return "a value"
+
+
+def _limits(form: dict[str, Any]) -> str:
+    low, above = form.get("minimum"), form.get("exclusiveMinimum")
+    high, below = form.get("maximum"), form.get("exclusiveMaximum")
+    if low is not None and high is not None:
+        return f" from {_number(low)} to {_number(high)}"
+    parts = [(" greater than", above), (" at least", low), (" at most", high), (" less than", below)]
+    return " and".join(f"{word} {_number(limit)}" for word, limit in parts if limit is not None)
+
+
+def _number(limit: float) -> str:
+    return f"{limit:g}" if isinstance(limit, float) else str(limit)
+
+
+def _choices(form: dict[str, Any]) -> list[Any]:
+    choices: list[Any] = form.get("enum", [form["const"]] if "const" in form else [])
+    return choices
+
+
+def _resolved(node: dict[str, Any]) -> dict[str, Any]:
+    reference = node.get("$ref")
+    if reference is None:
+        return node
+    definition: dict[str, Any] = schema()["$defs"][str(reference).rsplit("/", 1)[-1]]
+    return definition
+
+
+_WIDTH = 100
+
+
+def describe(field: Field, *, recursive: bool = False) -> str:
+    """A field as `kdist explain` shows it: what it is, its limits, its default, and the fields below it."""
+    lines = [f"FIELD:    {field.path or 'the whole file'}", *_wrapped("TYPE:     ", _type(field))]
+    lines += _wrapped("DEFAULT:  ", default_words(field))
+    if field.sentence:
+        lines += ["", *wrap(_opening(field), _WIDTH)]
+    below = list(_below(field, recursive=recursive))
+    if below:
+        width = min(max(len(name) for name, _ in below), 44)
+        lines += ["", "FIELDS:"]
+        for name, child in below:
+            lines.append(f"  {name:<{width}}  <{_short(child)}>{_marks(child)}")
+            lines += wrap(child.sentence, _WIDTH, initial_indent=" " * (width + 4), subsequent_indent=" " * (width + 4))
+    return "\n".join(lines)
+
+
+def table(field: Field) -> str:
+    """The fields below `field` as a Markdown table."""
+    rows = ["| field | type | default | what it is |", "|---|---|---|---|"]
+    for child in field.walk():
+        cells = (f"`{child.path}`", _type(child), _as_code(default_words(child)), child.sentence)
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)
+
+
+def document(field: Field, *, recursive: bool = False) -> dict[str, Any]:
+    """A field as plain values, its children the same."""
+    value: dict[str, Any] = {
+        "path": field.path,
+        "type": _type(field),
+        "required": field.required,
+        "default": field.default,
+        "choices": field.choices,
+        "description": field.sentence,
+    }
+    if field.children or field.item is not None:
+        inner = field.children or (field.item.children if field.item else {})
+        value["fields"] = [
+            document(child, recursive=True) if recursive else {"path": child.path, "description": child.sentence}
+            for child in inner.values()
+        ]
+    return value
+
+
+def default_words(field: Field) -> str:
+    """The default as it would be written; `required` and `none` where there is no such thing."""
+    if field.required:
+        return "required"
+    return "none" if field.default is None else json.dumps(_without_none(field.default), ensure_ascii=False)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return value
+
+
+def _type(field: Field) -> str:
+    item = field.item
+    if item is not None and field.words == "a list":
+        return f"a list; each item is {item.words}"
+    return field.words
+
+
+def _short(field: Field) -> str:
+    """The kind of value in one or two words."""
+    kinds = dict.fromkeys(str(form.get("type", "choice" if "const" in form or "enum" in form else "any")) for form in field.forms)
+    names = {"integer": "int", "string": "text", "object": "mapping", "array": "list"}
+    return " or ".join(field.choices if field.choices and len(kinds) == 1 else [names.get(kind, kind) for kind in kinds])
+
+
+def _marks(field: Field) -> str:
+    words = default_words(field)
+    return " required" if words == "required" else "" if words == "none" or len(words) > 40 else f" default {words}"
+
+
+def _below(field: Field, *, recursive: bool) -> Iterator[tuple[str, Field]]:
+    start = len(field.path) + 1 if field.path else 0
+    if recursive:
+        yield from ((child.path[start:], child) for child in field.walk())
+        return
+    children = field.children or (field.item.children if field.item is not None else {})
+    yield from ((child.name, child) for child in children.values())
+
+
+def _opening(field: Field) -> str:
+    """The sentence as it stands alone: without its own `name:`, and with a capital unless it opens with a camelCase name."""
+    text = field.sentence.removeprefix(f"{field.name}: ")
+    return text if text.startswith(field.name) and not field.name.islower() else text[:1].upper() + text[1:]
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    return wrap(text, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
+
+
+def _as_code(words: str) -> str:
+    return words if words in ("required", "none") else f"`{words}`"

@@ -1,0 +1,112 @@
+"""The job files that `kdist init` writes: a few fields with values, each under its sentence from the model."""
+
+from __future__ import annotations
+
+import json
+from textwrap import wrap
+from typing import Any, Final
+
+from kdist.spec import reference
+from kdist.spec.models import API_VERSION, KIND
+
+_WIDTH = 100
+
+
+class _Later:
+    """A field that is written as a comment, for the reader to take."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _job(name: str, **spec: Any) -> dict[str, Any]:
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
+
+
+_CLUSTER: Final = {
+    "image": _Later("registry.example.com/team/kdist-trainer:0.1.0"),
+    "resources": _Later({"cpu": 2, "memory": "4Gi", "gpu": 1}),
+    "checkpoints": _Later({"claim": "checkpoints"}),
+}
+
+TEMPLATES: Final[dict[str, dict[str, Any]]] = {
+    "digits": _job(
+        "digits",
+        nodes={"min": 1, "max": 2},
+        procsPerNode=1,
+        **_CLUSTER,
+        train={
+            "workload": "digits",
+            "epochs": 40,
+            "globalBatch": 128,
+            "virtualShards": 4,
+            "optimizer": {"name": "adamw", "learningRate": 0.002},
+            "schedule": {"name": "cosine", "warmupSteps": 20},
+            "checkpoint": {"every": {"steps": 50}, "keep": 3},
+        },
+    ),
+    "gpt": _job(
+        "gpt",
+        nodes={"min": 1, "max": 2},
+        procsPerNode="auto",
+        **_CLUSTER,
+        train={
+            "workload": "gpt",
+            "steps": 500,
+            "globalBatch": 32,
+            "microBatch": 8,
+            "precision": "fp32",
+            "clipGradNorm": 1.0,
+            "optimizer": {"name": "adamw", "learningRate": 0.001, "weightDecay": 0.1},
+            "schedule": {"name": "cosine", "warmupSteps": 50, "finalRatio": 0.1},
+            "checkpoint": {"every": {"seconds": 60}, "keep": 3},
+        },
+    ),
+    "script": _job(
+        "script",
+        nodes=2,
+        procsPerNode=1,
+        **_CLUSTER,
+        env=_Later([{"name": "WANDB_MODE", "value": "offline"}]),
+        data=_Later([{"claim": "my-data", "path": "./data", "mountPath": "/data"}]),
+        script={"path": "train.py", "args": ["--epochs", "10"]},
+    ),
+}
+
+
+def write(template: str, *, schema: str = reference.SCHEMA_ID) -> str:
+    """Text of a job file. `schema` is what editors check it by. Raises `KeyError` for a template that is not there."""
+    head = [
+        f"# yaml-language-server: $schema={schema}",
+        "#",
+        "# A training job. `kdist validate` checks this file, `kdist run` trains on this machine, and",
+        "# `kdist explain spec` shows all the fields that are not here, with their defaults.",
+        "# A line that begins with `#` and no space is a field to take when you need it.",
+    ]
+    return "\n".join([*head, *_section(TEMPLATES[template], reference.root(), 0)]) + "\n"
+
+
+def _section(values: dict[str, Any], section: reference.Field, depth: int) -> list[str]:
+    lines: list[str] = []
+    indent = "  " * depth
+    for name, value in values.items():
+        field = section.children[name]
+        mark, plain = ("#", value.value) if isinstance(value, _Later) else ("", value)
+        if depth:
+            lines += wrap(field.sentence, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+        if isinstance(plain, dict) and not mark and (depth == 0 or name == "train"):
+            lines += [f"{indent}{name}:", *_section(plain, field, depth + 1)]
+        else:
+            lines.append(f"{indent}{mark}{name}: {_flow(plain)}")
+    return lines
+
+
+def _flow(value: Any) -> str:
+    """A value on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_flow(inner) for inner in value) + "]"
+    if isinstance(value, str) and value.replace("-", "a").replace(".", "a").replace("/", "a").isalnum() and value[0].isalpha():
+        return value
+    return json.dumps(value)

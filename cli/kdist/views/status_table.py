@@ -1,0 +1,105 @@
+"""A job's status as rows of tables and lines of text. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from kdist.status import JobStatus, Phase, Pod, Rank
+from kdist.units import number, seconds
+
+RANK_HEADER = ("RANK", "POD", "STATUS", "STEP", "STEP TIME", "BUSY", "ALL-REDUCE", "RESTARTS", "NODE")
+
+
+def rows(status: JobStatus) -> list[tuple[str, str]]:
+    """(name, value) of all that is known of the job as a whole."""
+    return list(_rows(status))
+
+
+def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
+    yield "phase", f"{status.phase}" + (f" ({status.reason})" if status.reason and status.reason != status.phase else "")
+    if status.message:
+        yield "message", " ".join(status.message.split())[:300]
+    least = f", at least {status.nodes.min}" if status.nodes.min != status.nodes.max else ""
+    yield "nodes", f"{status.nodes}{least}"
+    if status.world_size:
+        yield "ranks", f"{status.world_size}, generation {status.generation}"
+    if status.step is not None:
+        of = f"/{status.target_steps:,} ({status.step / status.target_steps:.0%})" if status.target_steps else ""
+        yield "step", f"{status.step:,}{of}"
+    if status.loss is not None:
+        yield "loss", number(status.loss)
+    if status.throughput is not None:
+        yield "samples/s", number(round(status.throughput))
+    if status.all_reduce_seconds is not None:
+        yield "all-reduce", f"{seconds(status.all_reduce_seconds)} per step"
+    if status.last_checkpoint_step is not None:
+        yield "last checkpoint", describe_checkpoint(status)
+    left = f" ({status.restarts_left} left)" if status.restarts_left is not None else ""
+    yield "restarts", f"{status.restarts}{left}"
+    if status.lost_steps:
+        yield "lost steps", f"{status.lost_steps:,}"
+    if status.queue:
+        yield "queue", status.queue
+    if status.exit_record is not None and status.phase.terminal:
+        yield "exit record", f"{status.exit_record.cause or status.exit_record.outcome}, code {status.exit_record.code}"
+    yield "backend", status.backend or "?"
+    yield "namespace", status.namespace
+    if status.age is not None:
+        yield "age", age(status.age)
+
+
+def describe_checkpoint(status: JobStatus, *, now: float | None = None) -> str:
+    """`step 100, 30 s ago`; empty while there is none."""
+    if status.last_checkpoint_step is None:
+        return ""
+    when = status.last_checkpoint_time
+    ago = "" if when is None else f", {seconds(max(0.0, (time.time() if now is None else now) - when))} ago"
+    return f"step {status.last_checkpoint_step:,}{ago}"
+
+
+def rank_rows(status: JobStatus) -> list[tuple[str, ...]]:
+    """One row for each rank that is known, and one for each pod without any."""
+    ranks: dict[str, list[Rank]] = {}
+    for rank in status.ranks:
+        ranks.setdefault(rank.pod, []).append(rank)
+    found: list[tuple[str, ...]] = []
+    for pod in status.pods:
+        if (
+            status.phase is not Phase.FAILED
+            and pod.over
+            and any(other.index == pod.index and not other.over for other in status.pods)
+        ):
+            continue  # another pod has taken its place
+        found += [_rank_row(pod, rank) for rank in ranks.get(pod.name, [])] or [_pod_row(pod)]
+    return found
+
+
+def _rank_row(pod: Pod, rank: Rank) -> tuple[str, ...]:
+    return (
+        str(rank.rank),
+        pod.name,
+        pod.state,
+        "-" if rank.step is None else f"{rank.step:,}",
+        _shown(rank.step_seconds),
+        _shown(rank.busy_seconds),
+        _shown(rank.all_reduce_seconds),
+        str(pod.restarts),
+        pod.node or "-",
+    )
+
+
+def _pod_row(pod: Pod) -> tuple[str, ...]:
+    return ("-", pod.name, pod.state, "-", "-", "-", "-", str(pod.restarts), pod.node or "-")
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else seconds(value)
+
+
+def age(value: float) -> str:
+    """An age as kubectl writes it: 45s, 5m, 3h, 2d."""
+    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if value >= 2 * length:
+            return f"{int(value // length)}{unit}"
+    return f"{int(value)}s"

@@ -1,0 +1,243 @@
+"""kdist's elastic agent: torch's LocalElasticAgent starts the ranks, kdist's rules say when and what their end means.
+
+One round of `_invoke_run`: meet the other agents, agree on a generation, start the ranks, look after them, and draw the
+conclusion: form again, or end with a record that all agents share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
+
+from kdist_trainer import log
+from kdist_trainer.agent import exit_analysis
+from kdist_trainer.agent.coordination import Exchange
+from kdist_trainer.agent.exit_analysis import End
+from kdist_trainer.agent.exit_record import Ended, failed, stopped
+from kdist_trainer.agent.hang_detection import Watchdog
+from kdist_trainer.agent.monitor import Attendance, Heard, Hearing
+from kdist_trainer.agent.restart_policy import Book, Generation
+from kdist_trainer.agent.settings import Settings
+from kdist_trainer.agent.telemetry import Teller
+from kdist_trainer.agent.termination import Conclusion
+from kdist_trainer.agent.workers import Ranks
+from kdist_trainer.config import Cause, Exit
+from kdist_trainer.errors import Failure
+from kdist_trainer.rendezvous import endpoint
+from kdist_trainer.rendezvous.handler import Rendezvous
+from kdist_trainer.signals import StopRequested, StopSignals
+
+_AGENT, _GENERATION = "kdist/agent/", "kdist/generation"
+_HEALTHY_SECONDS = 60.0
+_DEATH_SECONDS = 30.0  # to free what a rank held, on the host and on its device
+
+
+class Agent(LocalElasticAgent):
+    """The agent of one node. `run` returns when its work is over; `record` then says how it ended."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        settings: Settings,
+        *,
+        exchange: Exchange,
+        hasty: Exchange,
+        teller: Teller,
+        stop: StopSignals,
+        start_method: str,
+    ) -> None:
+        """`hasty` is the exchange while ranks are at work, when nobody waits for a store that is away."""
+        super().__init__(spec, DefaultLogsSpecs(log_dir=str(settings.scratch / "torchelastic")), start_method=start_method)
+        assert isinstance(spec.rdzv_handler, Rendezvous)  # noqa: S101 - launch makes it so
+        self.record: dict[str, Any] = {}
+        self._rendezvous_handler = spec.rdzv_handler
+        self._settings = settings
+        self._hasty = hasty
+        self._teller = teller
+        self._stop = stop
+        self._book = Book(
+            exchange,
+            checkpoints=settings.checkpoints,
+            max_restarts=settings.config.max_restarts,
+            is_script=settings.config.script is not None,
+        )
+        self._conclusion = Conclusion(settings, exchange, self._rendezvous_handler, teller, self._book, stop)
+        self._incarnation = f"{os.getpid()}-{time.time_ns()}"
+        self._generation: Generation | None = None
+        self._pulse: float | None = None
+
+    @property
+    def group_size(self) -> int:
+        """Agents in the last group."""
+        return len(self._generation.nodes) if self._generation is not None else 1
+
+    def is_healthy(self) -> bool:
+        """Whether the agent's loop is alive; waiting for other nodes is."""
+        return self._pulse is None or time.monotonic() - self._pulse < _HEALTHY_SECONDS
+
+    def _invoke_run(self, role: str = "default") -> RunResult:  # noqa: ARG002 - torch's signature
+        try:
+            while True:
+                generation = self._form()
+                self._conclusion.draw(generation, self._look_after(generation))
+        except Ended as ended:
+            self.record = ended.record
+        except dist.DistError as error:
+            self.record = self._lost(f"the store of the rendezvous is lost: {error}")
+        state = WorkerState.SUCCEEDED if self.record["code"] == Exit.DONE else WorkerState.FAILED
+        return RunResult(state=state)
+
+    def _form(self) -> Generation:
+        """Meet the other agents and agree on the next generation."""
+        self._pulse = None
+        self._teller.rendezvous_started()
+        timeout = self._settings.config.rendezvous_timeout_seconds
+        deadline, rested = time.monotonic() + timeout, False
+        while True:
+            try:
+                with self._stop.interruptible():
+                    rested = rested or self._rest()
+                    with self._rendezvous_handler.watching_departures():
+                        self._rendezvous(self._worker_group)
+                        generation = self._agree()
+                break
+            except (RendezvousClosedError, RendezvousGracefulExitError):  # torch's word for it to a node above the maximum
+                raise Ended(self._conclusion.final_record()) from None
+            except (StopRequested, RendezvousError, dist.DistError, RuntimeError) as error:
+                if self._stop.requested:
+                    self._conclusion.leave()
+                    raise Ended(stopped("stopped while waiting for other nodes", step=None)) from None
+                if isinstance(error, RendezvousTimeoutError) or time.monotonic() > deadline:
+                    self._teller.rendezvous_ended("timeout")
+                    self._give_up(f"no group of {self._settings.bounds.now().min} nodes came together within {timeout} s")
+                gone = isinstance(error, RendezvousConnectionError | dist.DistNetworkError)
+                if gone and self._settings.place.scheme == endpoint.C10D:
+                    raise Ended(self._lost(f"the agent that keeps the store of the rendezvous is gone: {error}")) from None
+                log.warn("rendezvous-retried", message=f"the group did not come about: {error}")
+                time.sleep(self._rendezvous_handler.pace.poll)
+        self._teller.rendezvous_ended("formed")
+        if generation.spent:
+            self._conclusion.end_spent(generation)
+        return generation
+
+    def _rest(self) -> bool:
+        """Give a disk that refuses time to be cleared, for otherwise the restarts are spent in seconds; True once done."""
+        if seconds := self._book.pause_seconds():
+            log.warn("disk-refuses", message=f"the checkpoints' disk takes nothing: the next attempt is in {seconds} s")
+            time.sleep(seconds)
+        elif seconds := self._book.repeat_seconds():
+            log.warn("backing-off", message=f"the same failure again: the next attempt is in {seconds} s")
+            time.sleep(seconds)
+        return True
+
+    def _give_up(self, message: str) -> None:
+        self._conclusion.leave()
+        raise Ended(self._lost(message))
+
+    def _lost(self, message: str) -> dict[str, Any]:
+        return failed(Failure(Cause.RENDEZVOUS, Exit.PEERS_LOST, True, message, node=self._settings.node, time=time.time()))
+
+    def _agree(self) -> Generation:
+        """What the leader decides on this generation; the leader decides it now."""
+        group: Any = self._worker_group  # torch declares None what it sets later
+        store, rank = group.store, group.group_rank
+        store.set(f"{_AGENT}{rank}", json.dumps([self._settings.node, self._incarnation]))
+        if rank == 0:
+            agents = dict(json.loads(store.get(f"{_AGENT}{other}")) for other in range(group.group_world_size))
+            nodes = self._settings.bounds.now()
+            generation = self._book.open_generation(agents, world_size=group.workers[0].world_size, bounds=(nodes.min, nodes.max))
+            store.set(_GENERATION, generation.to_json())
+        return Generation.from_json(store.get(_GENERATION))
+
+    def _look_after(self, generation: Generation) -> End:
+        """Start this node's ranks and attend to them; returns how they ended."""
+        settings, config, group = self._settings, self._settings.config, self._worker_group
+        self._generation = generation
+        self._remaining_restarts = max(0, config.max_restarts - generation.restarts)
+        size = len(group.workers)
+        exit_analysis.clear(settings.scratch, size)
+        watchdog = Watchdog(
+            settings.scratch, ranks=size, hang_seconds=config.hang_timeout_seconds, from_start=config.train is not None
+        )
+        ranks = [worker.global_rank for worker in group.workers]
+        self._teller.group_formed(generation, world_size=group.workers[0].world_size, ranks=ranks, leader=group.group_rank == 0)
+        processes = self._start_ranks(ranks)
+        handler = self._rendezvous_handler
+        try:
+            number = generation.number
+            with Hearing(lambda: Heard(handler.news(), self._hasty.generation(number)), seconds=handler.pace.watch) as hear:
+                return Attendance(
+                    config=config,
+                    scratch=settings.scratch,
+                    node=settings.node,
+                    generation=generation,
+                    global_ranks=ranks,
+                    ranks=processes,
+                    watchdog=watchdog,
+                    exchange=self._hasty,
+                    hear=hear,
+                    teller=self._teller,
+                    stop=self._stop,
+                    alive=self._beat,
+                ).attend()
+        finally:
+            self._pulse = None
+            immortal = [ranks[local_rank] for local_rank in processes.kill(patience_seconds=_DEATH_SECONDS)]
+            processes.close()
+            watchdog.close()
+            if immortal:
+                raise Ended(self._cannot_end(immortal))
+
+    def _cannot_end(self, ranks: list[int]) -> dict[str, Any]:
+        """The record where ranks outlive SIGKILL: what they hold is not free for a next generation on this node."""
+        which = ", ".join(map(str, ranks))
+        message = f"rank {which} on node {self._settings.node} was killed and does not end: the kernel waits in it, for a disk, "
+        message += "a network's file system or a device that does not answer; see `dmesg` there, or replace the node"
+        return failed(Failure(Cause.HANG, Exit.HANG, True, message, rank=ranks[0], node=self._settings.node, time=time.time()))
+
+    def _start_ranks(self, ranks: list[int]) -> Ranks:
+        self._beat()
+        pids = self._start_workers(self._worker_group)
+        for worker in self._worker_group.workers:
+            worker.id = pids[worker.local_rank]
+            self._teller.rank_started(ranks[worker.local_rank], worker.id)
+        self._worker_group.state = WorkerState.HEALTHY
+        assert self._pcontext is not None  # noqa: S101 - _start_workers made it
+        return Ranks(self._pcontext)
+
+    def _beat(self) -> None:
+        self._pulse = time.monotonic()
+
+    def _set_local_rank_env(self, worker_env: dict[str, str | None], local_rank: int, spec: WorkerSpec) -> None:
+        super()._set_local_rank_env(worker_env, local_rank, spec)
+        if self._generation is not None:
+            worker_env["KDIST_GENERATION"] = str(self._generation.number)
+            worker_env["KDIST_NODES"] = "{}:{}".format(*self._generation.bounds)
+
+    # torch would resolve this host's name for each of its own events, which nobody reads and which may take seconds.
+
+    @contextmanager
+    def record_duration(self, state: str) -> Iterator[None]:  # noqa: ARG002
+        yield
+
+    def _record_worker_events(self, result: RunResult) -> None:
+        pass
+
+    def _record_metrics(self, group_results: RunResult) -> None:
+        pass

@@ -1,0 +1,104 @@
+"""How a run ended: the failure that decides, and the exit record that all agents write alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.config import Cause, Exit, TrainConfig, judge_done
+from kdist_trainer.errors import Failure, Mismatch
+
+RECORD = "exit.json"
+TERMINATION_BYTES = 4096
+"""What Kubernetes keeps of a termination message."""
+
+
+class Ended(Exception):  # noqa: N818 - it is how the agent's loop is left, well or badly
+    """The agent's work is over; `record` says how."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        super().__init__(record.get("message"))
+        self.record = record
+
+    @property
+    def code(self) -> Exit:
+        return Exit(self.record["code"])
+
+
+def deciding(failures: Iterable[Failure]) -> Failure | None:
+    """The failure that decides: the first primary one; without any, a time-out before a lost peer; None without failures."""
+    ordered = sorted(failures, key=lambda failure: failure.time)
+    for failure in ordered:
+        if failure.primary:
+            return failure
+    for failure in ordered:
+        if failure.code is Exit.HANG:
+            return failure
+    return ordered[0] if ordered else None
+
+
+def success(*, step: int | None) -> dict[str, Any]:
+    """The record of a run that is done."""
+    return {"code": int(Exit.DONE), "cause": None, "outcome": "done", "message": "done", "step": step}
+
+
+def stopped(message: str, *, step: int | None) -> dict[str, Any]:
+    """The record of an agent that stopped on request."""
+    return {
+        "code": int(Exit.STOPPED),
+        "cause": Cause.PREEMPTED.value,
+        "outcome": "stopped",
+        "message": message,
+        "step": step,
+    }
+
+
+def failed(failure: Failure) -> dict[str, Any]:
+    """The record of a run that ends because of `failure`."""
+    return {**json.loads(failure.to_json()), "outcome": "failed"}
+
+
+def write_record(record: dict[str, Any], scratch: Path, termination_message: Path | None = None) -> None:
+    """Write the record to `scratch`, and a short form where Kubernetes looks. Never raises: the exit code still speaks."""
+    fresh = scratch / f"{RECORD}.new"
+    with suppress(OSError):
+        fresh.write_bytes(json.dumps(record, indent=2, ensure_ascii=False).encode(errors="replace") + b"\n")
+        fresh.replace(scratch / RECORD)
+    if termination_message is not None:
+        with suppress(OSError):  # a mounted file: it can be written, not replaced
+            termination_message.write_bytes(shorten(record))
+
+
+def shorten(record: dict[str, Any], limit: int = TERMINATION_BYTES) -> bytes:
+    """The record as JSON of at most `limit` bytes: the traceback's first lines go first, then the ends of texts and lists."""
+    for length, most in ((2000, 32), (500, 16), (50, 4)):
+        short = {name: value[:length] if isinstance(value, str) else value for name, value in record.items()}
+        if isinstance(record.get("collectives"), list):
+            short["collectives"] = [line[:length] for line in record["collectives"][:most]]
+        lines = [line[:length] for line in record.get("traceback") or []]
+        while True:
+            text = json.dumps({**short, "traceback": lines}, ensure_ascii=False).encode(errors="replace")
+            if len(text) <= limit:
+                return text
+            if not lines:
+                break
+            lines = lines[1:]
+    return json.dumps({"code": record["code"]}).encode()
+
+
+def read_done(checkpoints: Path | None, config: TrainConfig, *, run_id: str) -> dict[str, Any] | None:
+    """What the run's last commit left; None while what the job asks for by now has not been done.
+
+    Raises `Mismatch` where the run has ended and the job was edited since in a way that it cannot go on by.
+    """
+    done = CheckpointDirectory(checkpoints).done() if checkpoints is not None else None
+    if done is None or done.get("run_id", run_id) != run_id:
+        return None
+    finished = judge_done(done, config.to_job())
+    if finished.problem is not None:
+        raise Mismatch(finished.problem)
+    return done if finished.is_over else None

@@ -1,0 +1,341 @@
+r"""One stream of a rank's output, cut into lines that carry the rank.
+
+A line becomes `[rank3]: text`, as torch marks the lines of a rank's traceback. Events of kdist stay as they are. The states
+of a progress bar, which it draws over with `\r`, become lines from time to time, and its last state always does.
+
+Takes what the ranks of a node print from their pipes and writes it, with the agent's own events, to the agent's log.
+
+Neither the ranks nor the agent ever wait for whoever reads that log: a thread writes, and beyond a limit lines are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kdist_trainer import log
+from kdist_trainer.output import STREAMS, pipe_path
+
+LOG_SECONDS, LIVE_SECONDS = 5.0, 0.4
+"""Between two states of a progress bar: in a log, and where a live view draws them in one place."""
+_UNFINISHED_SECONDS = 1.0  # that a line may wait for its end
+_BELOW_SECONDS = 0.1  # after which a bar that ended its line did not do so to draw the bar below it
+_LONGEST_LINE = 1 << 16
+_UP = b"\x1b[A"
+_EVENT_START = b'{"time"'
+_CONTROL = re.compile(rb"(\n|\r|\x1b\[A)")
+_INVISIBLE = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]|\s")
+
+
+class RankLines:
+    r"""Lines of one stream. `live` ends the states of a progress bar by `\r\n`, by which the live view tells them."""
+
+    def __init__(self, *, live: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._end_of_state = b"\r\n" if live else b"\n"
+        self._interval = LIVE_SECONDS if live else LOG_SECONDS
+        self._clock = clock
+        self._prefix = b""
+        self._row = b""
+        self._drawn = False  # whether the row was begun by \r, as bars are
+        self._grown_at = 0.0
+        self._above: list[tuple[bytes, float]] = []  # rows of bars that may go on, and when they were left
+        self._is_back = False  # whether the row is an older state, back from a bar below it
+        self._state = b""  # a bar's state that was drawn over and is not shown yet
+        self._shown, self._shown_at = b"", float("-inf")
+
+    def begin(self, rank: int) -> None:
+        """What comes now is written by this rank."""
+        self._prefix = b"[rank%d]: " % rank
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Lines that are complete with `data`, and what else is due."""
+        self._grown_at = self._clock()
+        found: list[bytes] = []
+        if self._drawn or self._above or b"\r" in data or _UP in data:
+            for piece in _CONTROL.split(data):
+                found += self._take(piece)
+        else:
+            *lines, self._row = (self._row + data).split(b"\n")
+            found += [marked for line in lines for marked in self._mark(line)]
+        while len(self._row) > _LONGEST_LINE:
+            found += self._mark(self._row[:_LONGEST_LINE])
+            self._row = self._row[_LONGEST_LINE:]
+        return found + self.due()
+
+    def due(self) -> list[bytes]:
+        """What has waited long enough."""
+        now, found = self._clock(), []
+        while self._above and now >= self._above[0][1] + _BELOW_SECONDS:
+            found += self._leave(self._above.pop(0)[0])
+        if self._row and not self._drawn and now >= self._grown_at + _UNFINISHED_SECONDS:
+            found += self._mark(self._row)
+            self._row = b""
+        state = self._newest_state()
+        if state and now >= self._shown_at + self._interval:
+            found.append(self._prefix + state + self._end_of_state)
+            self._state, self._shown, self._shown_at = b"", state, now
+        return found
+
+    def wait_seconds(self) -> float | None:
+        """In how long something is due; None if nothing waits."""
+        times = [left_at + _BELOW_SECONDS for _, left_at in self._above[:1]]
+        if self._row and not self._drawn:
+            times.append(self._grown_at + _UNFINISHED_SECONDS)
+        if self._newest_state():
+            times.append(self._shown_at + self._interval)
+        return max(0.0, min(times) - self._clock()) if times else None
+
+    def finish(self) -> list[bytes]:
+        """All that is left, at the end of the stream."""
+        rows = [*(row for row, _ in self._above), self._row or self._state]
+        self._above, self._row, self._drawn, self._state = [], b"", False, b""
+        return [line for row in rows for line in self._leave(row)]
+
+    def _newest_state(self) -> bytes:
+        is_row = self._drawn and not self._is_back and _is_visible(self._row)
+        state = self._row if is_row else self._state
+        return b"" if state == self._shown else state
+
+    def _take(self, piece: bytes) -> list[bytes]:
+        if piece == b"\n":
+            return self._end_row()
+        if piece in (b"\r", _UP):
+            if _is_visible(self._row) and not self._is_back:
+                self._state = self._row
+            self._is_back = piece == _UP and bool(self._above)
+            self._row = self._above.pop()[0] if self._is_back else b""
+            self._drawn = True
+        elif piece:
+            self._row += piece
+            self._is_back = False
+        return []
+
+    def _end_row(self) -> list[bytes]:
+        row, drawn, self._row, self._drawn = self._row, self._drawn, b"", False
+        if _EVENT_START in row or not (drawn or self._above) or (not drawn and _is_visible(row)):
+            above, self._above = self._above, []
+            left = [line for text, _ in above for line in self._leave(text)]
+            return [*left, *self._mark(row)]
+        if not self._is_back:
+            self._state = b""
+        self._above.append((row, self._clock()))
+        return []
+
+    def _leave(self, row: bytes) -> list[bytes]:
+        """The last state of a bar as a line, nothing of a bar that was wiped out."""
+        if not _is_visible(row):
+            return []
+        self._state = b""
+        return self._mark(row)
+
+    def _mark(self, text: bytes) -> list[bytes]:
+        """The text as a line behind its rank, an event as it is; torch's own tracebacks name their rank already."""
+        text = text.removesuffix(b"\r")
+        start = text.find(_EVENT_START)
+        if start >= 0 and _is_event(text[start:]):
+            printed = text[:start]
+            return [*(self._mark(printed) if _is_visible(printed) else []), text[start:] + b"\n"]
+        prefix = b"" if text.startswith(self._prefix) else self._prefix
+        return [prefix + text + b"\n"]
+
+
+def _is_visible(text: bytes) -> bool:
+    return bool(_INVISIBLE.sub(b"", text))
+
+
+def _is_event(text: bytes) -> bool:
+    try:
+        event = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(event, dict) and isinstance(event.get("event"), str)
+
+
+LIMIT = 1 << 24
+"""Bytes that wait for the log's reader."""
+LIVE = "KDIST_LIVE_VIEW"
+"""Set by `kdist run` where a live view draws progress bars: then their states come more often, and marked."""
+_PIPE_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
+_TURNS = 16  # reads of all pipes in a row, so that a flood does not hold up the agent
+_GATHER_SECONDS = 0.02  # between two looks, so that a rank that prints a lot does not wake the agent for each line
+_DRAIN_SECONDS = 2.0  # that the log's reader may stand still at the agent's end
+
+
+class Relay:
+    """The output of one node. It works from its creation to `close`."""
+
+    def __init__(self, scratch: Path, *, ranks: int, live: bool | None = None) -> None:
+        """Make the pipes, replacing a dead predecessor's. Raises `OSError`."""
+        live = LIVE in os.environ if live is None else live
+        self._streams: dict[int, tuple[int, int, RankLines]] = {}  # by descriptor: local rank, stream, lines
+        for local_rank in range(ranks):
+            for stream in STREAMS:
+                descriptor = _make_pipe(pipe_path(scratch, local_rank, stream))
+                self._streams[descriptor] = local_rank, stream, RankLines(live=live)
+        self._lock = threading.Lock()
+        self._log = _Log()
+        self._over = False
+        self._wake_read, self._wake = os.pipe()
+        self._thread = threading.Thread(target=self._pump, name="relay", daemon=True)
+        self._thread.start()
+        log.write_to(self.write)
+
+    def begin(self, global_ranks: list[int]) -> None:
+        """The ranks that start now, by local rank."""
+        with self._lock:
+            self._read()
+            for local_rank, stream, lines in self._streams.values():
+                self._log.put(stream, lines.finish())
+                lines.begin(global_ranks[local_rank])
+
+    def write(self, line: bytes) -> None:
+        """Write an event of the agent's behind all that the ranks have printed so far."""
+        with self._lock:
+            self._read()
+            self._log.put(STREAMS[1], [line])
+
+    def close(self) -> None:
+        """Write all that is left, unless nobody reads it; what is logged later is written directly."""
+        log.write_to(None)
+        self._over = True
+        os.write(self._wake, b"\0")
+        self._thread.join()
+        with self._lock:
+            self._read()
+            for _, stream, lines in self._streams.values():
+                self._log.put(stream, lines.finish())
+        self._log.close()
+        for descriptor in (*self._streams, self._wake_read, self._wake):
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _pump(self) -> None:
+        poller = select.poll()
+        for descriptor in (*self._streams, self._wake_read):
+            poller.register(descriptor, select.POLLIN)
+        while not self._over:
+            with self._lock:
+                flooded = self._read()
+                wait = self._wait_seconds()
+            if not flooded:
+                time.sleep(_GATHER_SECONDS)
+                poller.poll(None if wait is None else wait * 1000 + 1)
+
+    def _wait_seconds(self) -> float | None:
+        waits = [lines.wait_seconds() for _, _, lines in self._streams.values()]
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def _read(self) -> bool:
+        """Take what is in the pipes; whether there was too much for this time."""
+        waiting = list(self._streams)
+        for _ in range(_TURNS):
+            waiting = [descriptor for descriptor in waiting if self._read_one(descriptor)]
+            if not waiting:
+                break
+        for _, stream, lines in self._streams.values():
+            self._log.put(stream, lines.due())
+        return bool(waiting)
+
+    def _read_one(self, descriptor: int) -> bool:
+        """Whether there may be more."""
+        _, stream, lines = self._streams[descriptor]
+        try:
+            data = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        self._log.put(stream, lines.feed(data))
+        return len(data) == _READ_BYTES
+
+
+def _make_pipe(path: Path) -> int:
+    """A named pipe that can be read without waiting, and that has a writer at all times, so that it has no end."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with contextlib.suppress(OSError):  # more than this user may have
+            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return descriptor
+
+
+class _Log:
+    """Lines on their way to standard output and standard error, written by a thread that may have to wait."""
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[int, bytes]] = deque()
+        self._bytes = 0
+        self._left_out = 0
+        self._changed = threading.Condition()
+        self._written_at = time.monotonic()
+        threading.Thread(target=self._write, name="log", daemon=True).start()
+
+    def put(self, stream: int, lines: list[bytes]) -> None:
+        """Take the lines, or leave them out while too much waits for the reader."""
+        if not lines:
+            return
+        with self._changed:
+            if self._bytes > LIMIT:
+                self._left_out += len(lines)
+                return
+            if self._left_out:
+                words = f"… {self._left_out} lines are left out: they were not read in time\n"
+                lines, self._left_out = [words.encode(), *lines], 0
+            data = b"".join(lines)
+            self._lines.append((stream, data))
+            self._bytes += len(data)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wait until all is written, or the reader takes nothing any more."""
+        with self._changed:
+            self._written_at = time.monotonic()
+            while self._bytes and time.monotonic() - self._written_at < _DRAIN_SECONDS:
+                self._changed.wait(0.1)
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                while not self._lines:
+                    self._changed.wait()
+                stream, data = self._lines.popleft()
+            for start in range(0, len(data), _READ_BYTES):
+                _write_whole(stream, data[start : start + _READ_BYTES])
+                with self._changed:
+                    self._written_at = time.monotonic()
+            with self._changed:
+                self._bytes -= len(data)
+                self._changed.notify_all()
+
+
+def _write_whole(descriptor: int, data: bytes) -> None:
+    """Write all of it; what a full disk or a closed pipe refuses is lost, and changes nothing else."""
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                return
+            select.select([], [descriptor], [])

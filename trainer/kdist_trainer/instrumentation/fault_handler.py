@@ -1,0 +1,56 @@
+"""What a rank was doing when a signal such as SIGSEGV ended it: stacks by faulthandler.
+
+They go into a file, from which the agent takes them. Where the user has switched faulthandler on
+(PYTHONFAULTHANDLER) it writes where the user wants it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+from pathlib import Path
+
+from kdist_trainer.errors import TRACEBACK_LINES, is_user_code
+
+SIGNALS = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
+"""The signals that faulthandler writes the stacks for."""
+_MOST_BYTES = 1 << 16
+_FRAME = re.compile(r'\s+File "(.*)", line (\d+) in (.*)')
+
+
+def path_of(scratch: Path, local_rank: int) -> Path:
+    """Where a rank's last stacks are."""
+    return scratch / f"rank-{local_rank}.crash"
+
+
+def watch(scratch: Path, local_rank: int) -> None:
+    """Write the stacks of this process to its file when a fatal signal ends it."""
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        return
+    try:
+        faulthandler.enable(file=path_of(scratch, local_rank).open("w"))
+    except OSError:  # no room for another file: to stderr
+        faulthandler.enable()
+
+
+def read(scratch: Path, local_rank: int) -> tuple[tuple[str, ...], str | None]:
+    """The lines of the thread that crashed, innermost last, and the last of them that is the user's.
+
+    No lines where none were left, or where it is not known which thread it was.
+    """
+    try:
+        with path_of(scratch, local_rank).open(encoding="utf-8", errors="replace") as left:
+            text = left.read(_MOST_BYTES)
+    except OSError:
+        return (), None
+    # A child process that crashed earlier has written to the same file.
+    _, current, rest = text.rpartition("Current thread ")
+    if not current:
+        return (), None
+    thread = rest.partition("\n\n")[0].splitlines()
+    frames = [frame for line in reversed(thread) if (frame := _FRAME.fullmatch(line))]
+    shown = [f'File "{frame[1]}", line {frame[2]}, in {frame[3]}' for frame in frames]
+    own = [line for line, frame in zip(shown, frames, strict=True) if is_user_code(frame[1])]
+    return tuple(shown[-TRACEBACK_LINES:]), own[-1] if own else None

@@ -1,0 +1,295 @@
+"""The heartbeat of a rank: a small file mapped into the rank and its agent, which outlives the rank's abort.
+
+The rank writes what it does and which collective it is in; the agent reads and so tells a slow rank from a hanging one, and
+the rank that hangs from those that wait for it. One beat costs less than a microsecond or two and no system call.
+
+The lifeline: a named pipe whose only writer is its owner, so that its end of file says that the owner is gone.
+
+`kdist run` holds one for its agents and each agent one for its ranks. Whoever watches kills all processes below it and its
+process group when the owner dies, however it dies. It works where PDEATHSIG does not: for ranks, whose parent is the forkserver
+and not the agent, and on macOS. A process that is stopped cannot watch: the kernel continues it when its parent ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+
+from kdist_trainer import process_tree
+
+
+class Phase(StrEnum):
+    """What a rank is doing. The place in this list is the number in the file: append, never reorder."""
+
+    START = "start"
+    RENDEZVOUS = "rendezvous"
+    INIT = "init"
+    RESTORE = "restore"
+    DATA = "data"
+    STEP = "step"
+    SYNC = "sync"
+    SAVE = "save"
+    EVALUATE = "evaluate"
+    EXIT = "exit"
+
+
+_PHASES = tuple(Phase)
+_NUMBER = {phase: number for number, phase in enumerate(_PHASES)}
+
+_OWNER = struct.Struct("<QQ")  # pid, generation: written once, when the rank attaches
+_BEAT = struct.Struct("<QqqQQ")  # count, phase, step, nanoseconds of the monotonic clock, count again
+_COLLECTIVE = struct.Struct("<QQ")  # number of the last collective, inside
+_TEXTS = struct.Struct("24s12s24s32s")  # operation, element type, group, shape; what is longer is cut off
+_CALL = struct.Struct(f"<QQQ{_TEXTS.size}sQ")  # number, sequence, elements, texts, number again
+_OWNER_AT = 0
+_BEAT_AT = 64  # parts on cache lines of their own: each has its own writer thread at times
+_COLLECTIVE_AT = 128
+_BEAT_END = _BEAT_AT + _BEAT.size
+_COLLECTIVE_END = _COLLECTIVE_AT + _COLLECTIVE.size
+_INSIDE_AT = _COLLECTIVE_AT + 8
+_ATTEMPTS = 1000  # far more than a writer needs, unless it was stopped in the middle
+_CALLS_AT = 256
+_KEPT_CALLS = 128
+_SIZE = _CALLS_AT + _KEPT_CALLS * _CALL.size
+_FLAG = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective that a rank has entered. `number` counts those of the rank, `sequence` those of its group, from 1."""
+
+    number: int
+    sequence: int
+    op: str
+    dtype: str
+    numel: int
+    shape: str
+    group: str
+
+    def __str__(self) -> str:
+        """Such as `all_reduce(float32[4,256]) #17`."""
+        of = f" of group {self.group}" if self.group else ""
+        what = f"({self.dtype}[{self.shape or self.numel}])" if self.dtype else ""
+        return f"{self.op}{what} #{self.sequence}{of}"
+
+
+@dataclass(frozen=True)
+class Beat:
+    """One reading. `count` grows with every beat; `step` is -1 until one is known; `time_ns` is CLOCK_MONOTONIC.
+
+    `call` is the last collective that this rank has entered, and `inside` says that it has not returned.
+    """
+
+    count: int
+    phase: Phase
+    step: int
+    time_ns: int
+    call: Call | None
+    inside: bool
+    generation: int
+    pid: int
+
+    @property
+    def sequence(self) -> int:
+        """Collectives that this rank has entered."""
+        return self.call.number if self.call is not None else 0
+
+    @property
+    def collective(self) -> str | None:
+        """The collective that this rank is in, such as `all_reduce(float32[1024]) #17`, or None."""
+        return str(self.call) if self.inside and self.call is not None else None
+
+
+class Heartbeat:
+    """One rank's file, mapped. The rank is its only writer; `read` may be called from anywhere."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _SIZE)
+        self._count = 0
+        self._number = 0
+        self._sequences: dict[str, int] = {}
+        self._texts: dict[tuple[str, ...], bytes] = {}
+
+    @classmethod
+    def create(cls, path: Path) -> Heartbeat:
+        """Make a new file of zeros at `path` and map it: the agent's part. Who maps the old one writes into the void."""
+        fresh = path.with_name(path.name + ".new")
+        fresh.write_bytes(bytes(_SIZE))
+        fresh.replace(path)
+        return cls(path)
+
+    @classmethod
+    def attach(cls, path: Path) -> Heartbeat:
+        """Map an existing file and sign it with this process and `KDIST_GENERATION`: the rank's part. Raises `OSError`."""
+        heartbeat = cls(path)
+        _OWNER.pack_into(heartbeat._map, _OWNER_AT, os.getpid(), int(os.environ.get("KDIST_GENERATION", "0")))
+        return heartbeat
+
+    def beat(self, phase: Phase, step: int) -> None:
+        """Say that this rank goes on: it is in `phase`, at `step`."""
+        self._count += 1
+        # Packed aside and copied in one go: pack_into would first fill the place with zeros, for a reader to see.
+        self._map[_BEAT_AT:_BEAT_END] = _BEAT.pack(self._count, _NUMBER[phase], step, time.monotonic_ns(), self._count)
+
+    def enter(self, op: str, numel: int, dtype: str, *, shape: str = "", group: str = "", current: bool = True) -> None:
+        """Say that a collective over `numel` elements of `dtype` begins among the ranks of `group` (empty: all of them).
+
+        One that is not `current` goes on beside what the rank waits for, on a thread of its own.
+        """
+        self._number += 1
+        number, sequence = self._number, self._sequences.get(group, 0) + 1
+        self._sequences[group] = sequence
+        named = (op, dtype, group, shape)
+        texts = self._texts.get(named)
+        if texts is None:
+            texts = self._texts[named] = _TEXTS.pack(*(text.removeprefix("torch.").encode() for text in named))
+        at = _CALLS_AT + (number % _KEPT_CALLS) * _CALL.size
+        self._map[at : at + _CALL.size] = _CALL.pack(number, sequence, numel, texts, number)
+        if current:
+            self._map[_COLLECTIVE_AT:_COLLECTIVE_END] = _COLLECTIVE.pack(number, 1)
+
+    def wait(self) -> None:
+        """Say that the rank waits for a collective that it has entered before."""
+        _FLAG.pack_into(self._map, _INSIDE_AT, 1)
+
+    def leave(self, number: int | None = None) -> None:
+        """Say that the collective returned; with the `number` of one, nothing where another has begun since."""
+        if number is None or number == self._number:
+            _FLAG.pack_into(self._map, _INSIDE_AT, 0)
+
+    @property
+    def entered(self) -> int:
+        """The number of the last collective that this rank has entered."""
+        return self._number
+
+    def read(self) -> Beat:
+        """The latest beat. Without a lock: read until the beat is whole, as the first reading nearly always is."""
+        for _ in range(_ATTEMPTS):
+            raw = self._map[:]
+            count, number, step, nanoseconds, count_again = _BEAT.unpack_from(raw, _BEAT_AT)
+            if count == count_again:
+                break
+        pid, generation = _OWNER.unpack_from(raw, _OWNER_AT)
+        last, inside = _COLLECTIVE.unpack_from(raw, _COLLECTIVE_AT)
+        return Beat(
+            count=count,
+            phase=_PHASES[number] if 0 <= number < len(_PHASES) else Phase.START,
+            step=step if count else -1,
+            time_ns=nanoseconds,
+            call=_call(raw, last) if last else None,
+            inside=bool(inside),
+            generation=generation,
+            pid=pid,
+        )
+
+    def calls(self, most: int = _KEPT_CALLS) -> list[Call]:
+        """The last collectives that the rank has entered, at most so many, oldest first; also after its end."""
+        raw = self._map[:]
+        numbers = [_FLAG.unpack_from(raw, _CALLS_AT + place * _CALL.size)[0] for place in range(_KEPT_CALLS)]
+        found = (_call(raw, number) for number in sorted(number for number in numbers if number)[-most:])
+        return [call for call in found if call is not None]
+
+    def close(self) -> None:
+        """Unmap the file; it stays on disk."""
+        self._map.close()
+
+
+def _call(raw: bytes, number: int) -> Call | None:
+    """The call of that number; None if another has taken its place, or is just doing so."""
+    place = _CALLS_AT + (number % _KEPT_CALLS) * _CALL.size
+    first, sequence, numel, texts, last = _CALL.unpack_from(raw, place)
+    if first != number or last != number:
+        return None
+    op, dtype, group, shape = map(_text, _TEXTS.unpack(texts))
+    return Call(number, sequence, op, dtype, numel, shape, group)
+
+
+def _text(raw: bytes) -> str:
+    return raw.rstrip(b"\0").decode(errors="replace")
+
+
+class Lifeline:
+    """The owner's end. Keep it referenced for as long as the watchers may live."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor: int | None = descriptor
+
+    @classmethod
+    def create(cls, path: Path) -> Lifeline:
+        """Make the pipe at `path`, replacing a dead owner's. Raises `OSError`."""
+        path.unlink(missing_ok=True)
+        os.mkfifo(path, 0o600)
+        # A writer can only open where a reader is, so be one for a moment. Both ends are closed on exec, as Python's are.
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        finally:
+            os.close(reader)
+        return cls(path, writer)
+
+    def close(self) -> None:
+        """Let go: every watcher ends its process group now. Closing twice is fine."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> Lifeline:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def end_family() -> None:
+    """Kill all processes below this one, also those that left its group, then its group, this process included."""
+    try:
+        process_tree.kill()
+    finally:
+        os.killpg(0, signal.SIGKILL)
+
+
+def watch(path: Path, on_end: Callable[[], None] = end_family) -> threading.Thread:
+    """Call `on_end` from a daemon thread when the owner of the lifeline at `path` is gone, or was never there.
+
+    The thread sleeps in the kernel and costs nothing. The default ends all below the caller and its process group, which it
+    therefore must not share with anybody else.
+    """
+    process_tree.wake_without_parent()
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # now: a moment later it might be a successor's
+    except OSError:
+        descriptor = None
+    thread = threading.Thread(target=_wait, args=(descriptor, on_end), name="lifeline", daemon=True)
+    thread.start()
+    return thread
+
+
+def _wait(descriptor: int | None, on_end: Callable[[], None]) -> None:
+    if descriptor is None:
+        on_end()
+        return
+    try:
+        try:
+            alive = bool(os.read(descriptor, 1))
+        except BlockingIOError:
+            alive = True  # nothing to read, but somebody holds the other end
+        while alive:
+            os.set_blocking(descriptor, True)
+            alive = bool(os.read(descriptor, 1))
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+    on_end()

@@ -1,0 +1,230 @@
+"""The rank's end of the metrics socket, and what a user's own script imports as `kdist_trainer.Reporter`.
+
+A record is sent without ever waiting: where the agent is slow, stopped or gone the record is dropped and counted. The sums
+in it are cumulative, so the next record that arrives says everything the lost ones did.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import math
+import os
+import select
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from kdist_trainer import log
+from kdist_trainer.liveness import Heartbeat, Phase
+from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.wire import pack
+
+MIN_INTERVAL_SECONDS = 0.2
+"""Closest distance of two records: a faster loop's sums travel in the next one."""
+CLOSE_SECONDS = 1.0
+"""Longest time that `Reporter.close` waits for room for the last record."""
+
+_FULL = {errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS}
+_LONGEST_ADDRESS = 100  # a Unix socket's address holds 108 bytes on Linux and 104 on macOS, the final zero included
+_RECONNECT_SECONDS = 1.0
+_PROGRESS_SECONDS = 1.0
+
+
+@contextlib.contextmanager
+def reachable(path: Path) -> Iterator[str]:
+    """An address of the socket at `path` that is short enough to bind or connect to, valid inside the `with`."""
+    if len(os.fsencode(path)) <= _LONGEST_ADDRESS:
+        yield str(path)
+        return
+    # Not tempfile's own choice: in an agent that is a folder below the long path.
+    with tempfile.TemporaryDirectory(prefix="kdist-", dir=os.environ.get("TMPDIR", "/tmp")) as folder:  # noqa: S108
+        link = Path(folder, "s")
+        link.symlink_to(path.parent.absolute())
+        yield str(link / path.name)
+
+
+_shared: list[tuple[int, StepStats]] = []  # of which process, which sums
+
+
+def share() -> StepStats:
+    """The sums that every `Reporter()` of this process sends from now on, whoever makes it: an agent knows one record a rank."""
+    if not _shared or _shared[0][0] != os.getpid():
+        _shared[:] = [(os.getpid(), _make_stats())]
+    return _shared[0][1]
+
+
+def _make_stats() -> StepStats:
+    return StepStats(rank=int(os.environ.get("RANK", "0")), generation=int(os.environ.get("KDIST_GENERATION", "0")))
+
+
+class Reporter:
+    """Sends a rank's `StepStats` to its agent. Outside kdist (no $KDIST_METRICS_SOCKET) it does nothing.
+
+    In a script of your own:
+
+        with Reporter() as reporter:
+            for batch in loader:
+                ...
+                reporter.step(loss=loss.item(), samples=len(batch))
+    """
+
+    def __init__(self, stats: StepStats | None = None, *, min_interval_seconds: float = MIN_INTERVAL_SECONDS) -> None:
+        environment = os.environ
+        self.stats = stats or (share() if _shared else _make_stats())
+        path = environment.get("KDIST_METRICS_SOCKET")
+        self._path = Path(path) if path else None
+        self._owner = os.getpid()
+        self._min_interval = min_interval_seconds
+        self._made_at = time.perf_counter()
+        self._socket: socket.socket | None = None
+        self._next_connect = 0.0
+        self._next_send = -math.inf
+        self._script: _Script | None = None
+        if self._path is not None:
+            atexit.register(self.close)
+
+    def send(self) -> None:
+        """Send the sums as they are now, unless a record left less than the least interval ago. Never waits, never raises."""
+        if self._path is None:
+            return
+        now = time.monotonic()
+        if now < self._next_send:
+            return
+        self._next_send = now + self._min_interval
+        self._send_record(now)
+
+    def flush(self) -> None:
+        """Send them whatever was sent just before: what follows may take long, and no step would bring them."""
+        self._next_send = -math.inf
+        self.send()
+
+    def close(self) -> None:
+        """Send the last record, waiting at most `CLOSE_SECONDS` for room, and close the socket."""
+        if self._path is None or os.getpid() != self._owner:  # a fork's records would make its parent's look old
+            return
+        self._next_connect = 0.0
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while (now := time.monotonic()) < deadline and not self._send_record(now):
+            if self._socket is None:
+                break
+            poll = select.poll()
+            poll.register(self._socket, select.POLLOUT)
+            poll.poll((deadline - now) * 1000)
+        self._disconnect()
+        self._path = None
+        atexit.unregister(self.close)
+
+    def step(
+        self,
+        *,
+        loss: float | None = None,
+        samples: int = 0,
+        learning_rate: float | None = None,
+        grad_norm: float | None = None,
+        step: int | None = None,
+        target_steps: int | None = None,
+    ) -> None:
+        """Report one finished step of a script: its time is the time since the last call. `step` counts from 1 if not given.
+
+        It is also the rank's heartbeat: a script that has reported once is held to be stuck when it reports no more.
+        The job shows rank 0's `loss`: reduce it before where the mean over all ranks is wanted.
+        `loss`, `learning_rate` and `grad_norm` are numbers; a tensor is accepted and costs a device synchronisation.
+        """
+        if self._path is None:
+            return
+        if self._script is None:
+            self._script = _Script(self._made_at)
+        stats = self.stats
+        number = step if step is not None else int(stats.last_step or 0) + 1
+        stats.add_step(self._script.lap(), samples, number)
+        for name, value in (("loss", loss), ("grad_norm", grad_norm)):
+            if value is not None:
+                setattr(stats, name, float(value))
+                if not math.isfinite(value):
+                    stats.add_nonfinite("loss" if name == "loss" else "grad")
+        if learning_rate is not None:
+            stats.learning_rate = float(learning_rate)
+        if target_steps is not None:
+            stats.target_steps = target_steps
+        self._script.tell(stats, number)
+        self.send()
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _send_record(self, now: float) -> bool:
+        try:
+            if self._socket is None and not self._connect(now):
+                self.stats.dropped += 1
+                return False
+            assert self._socket is not None  # noqa: S101  for the type checker: _connect made it
+            self._socket.send(pack(self.stats))
+        except Exception as error:  # noqa: BLE001  a metric that cannot be sent must never end a training
+            self.stats.dropped += 1
+            if getattr(error, "errno", None) not in _FULL:
+                self._disconnect()
+            return False
+        return True
+
+    def _connect(self, now: float) -> bool:
+        if self._path is None or now < self._next_connect:
+            return False
+        self._next_connect = now + _RECONNECT_SECONDS
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            opened.setblocking(False)
+            with reachable(self._path) as address:
+                opened.connect(address)
+        except OSError:
+            opened.close()
+            return False
+        self._socket = opened
+        return True
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class _Script:
+    """What `Reporter.step` does for a script besides metrics: the heartbeat, and rank 0's lines of progress."""
+
+    def __init__(self, started: float) -> None:
+        self._last = started
+        self._told_at = -math.inf
+        self._told_samples = 0.0
+        self._heartbeat: Heartbeat | None = None
+        folder, local_rank = os.environ.get("KDIST_SCRATCH"), os.environ.get("LOCAL_RANK", "0")
+        if folder:
+            with contextlib.suppress(OSError, ValueError):
+                self._heartbeat = Heartbeat.attach(Path(folder, f"rank-{local_rank}.heartbeat"))
+
+    def lap(self) -> float:
+        """Seconds since the last call."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        return seconds
+
+    def tell(self, stats: StepStats, step: int) -> None:
+        """Beat, and log the progress of rank 0 about once a second."""
+        if self._heartbeat is not None:
+            self._heartbeat.beat(Phase.STEP, step)
+        seconds = self._last - self._told_at
+        if stats.rank != 0 or seconds < _PROGRESS_SECONDS:
+            return
+        first = math.isinf(seconds)
+        rate = None if first else (stats.samples - self._told_samples) / seconds * int(os.environ.get("WORLD_SIZE", "1"))
+        self._told_at, self._told_samples = self._last, stats.samples
+        if first:
+            log.event("first-step", step=step)
+        progress = {"target": stats.target_steps, "loss": stats.loss, "learning_rate": stats.learning_rate}
+        log.event("progress", step=step, **progress, samples_per_second=rate)

@@ -1,0 +1,218 @@
+"""The store of a job in a cluster: one ConfigMap, which no agent's loss takes away and nobody of ours has to serve.
+
+Every change reads the whole and replaces it if nobody else has since (compare-and-swap on its resourceVersion), so any number
+of agents may write at once and any may die at any instruction. One read answers for all keys that anybody here waits for.
+What old rounds left is dropped with the next change: an object in Kubernetes holds a mebibyte.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from kdist_trainer.rendezvous.configmap_client import Away, ConfigMap, Conflict, Copy, Refused
+from kdist_trainer.rendezvous.handler import JITTER
+
+MOST_BYTES = 1_000_000
+_FRESH_SECONDS = 0.03
+"""A copy that was read so short a time ago serves the next reader too: torch asks for each key on its own."""
+_STALE_SECONDS = 0.5
+_WRITERS = "__writers"  # no key of ours is encoded like this
+_WRITER_BYTES, _MOST_WRITERS = 6, 128
+_NUMBERED = re.compile(r"(torch\.rendezvous\..*\.|kdist/.*/generation/)(\d+)(?:/.*)?", re.DOTALL)
+_KEPT_ROUNDS = 2
+
+T = TypeVar("T")
+Values = dict[str, bytes]
+
+
+class KubernetesStore(Store):
+    """`torch.distributed.Store` in `config_map`. Keys and values are str or bytes, `get` gives bytes.
+
+    `get` and `wait` raise `DistStoreError` when the key does not come within `timeout_seconds`, all when the API server is
+    away for longer than the ConfigMap's patience, or when the store is full. `ConfigProblem` when it is refused from the start.
+    """
+
+    def __init__(self, config_map: ConfigMap, *, run_id: str, timeout_seconds: float = 30.0, poll_seconds: float = 0.1) -> None:
+        super().__init__()
+        self.config_map = config_map
+        self._run_id = run_id
+        self._timeout_seconds = timeout_seconds
+        self._poll_seconds = poll_seconds
+        self._copy: Copy | None = None
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Let `key` hold `value`."""
+        self._change(lambda values: values.__setitem__(key, _bytes(value)))
+
+    def get(self, key: str) -> bytes:
+        """The value of `key`; waits until there is one."""
+        return self._await([key], self._timeout_seconds)[key]
+
+    def add(self, key: str, amount: int) -> int:
+        """Add `amount` to the number at `key`, 0 if missing; returns the sum."""
+
+        def edit(values: Values) -> int:
+            total = int(values.get(key, b"0")) + amount
+            values[key] = str(total).encode()
+            return total
+
+        return self._change(edit)
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Let `key` hold `desired` if it holds `expected`, or is missing and `expected` is empty; returns what it holds then."""
+
+        def edit(values: Values) -> bytes:
+            if values.get(key, b"") != _bytes(expected):
+                return values.get(key, _bytes(expected))
+            values[key] = _bytes(desired)
+            return values[key]
+
+        return self._change(edit)
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Add `value` to the end of what `key` holds."""
+        self._change(lambda values: values.__setitem__(key, values.get(key, b"") + _bytes(value)))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        return self._read().keys() >= set(keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys are there."""
+        self._await(keys, self._timeout_seconds if timeout is None else timeout.total_seconds())
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of all keys at one moment; waits until there are all."""
+        found = self._await(keys, self._timeout_seconds)
+        return [found[key] for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Set all keys to their values at one moment."""
+        fresh = {key: _bytes(value) for key, value in zip(keys, values, strict=True)}
+        self._change(lambda held: held.update(fresh))
+
+    def delete_key(self, key: str) -> bool:
+        """Remove `key`; whether it was there."""
+        return self._change(lambda values: values.pop(key, None) is not None)
+
+    def num_keys(self) -> int:
+        """How many keys there are."""
+        return len(self._read())
+
+    def has_extended_api(self) -> bool:
+        """Queues and the like are not offered."""
+        return False
+
+    def _read(self, *, fresh_seconds: float = _FRESH_SECONDS) -> Values:
+        copy = self._copy
+        if copy is None or time.monotonic() - copy.time > fresh_seconds:
+            copy = self._copy = _surely(self.config_map.read)
+        return _decode(copy.values)
+
+    def _change(self, edit: Callable[[Values], T]) -> T:
+        """Let `edit` change the values in place, atomically; returns what it returned."""
+        copy, known, tries = self._copy, False, 0
+        if copy is not None and time.monotonic() - copy.time > _STALE_SECONDS:
+            copy = None  # somebody will have changed it: to read it costs less than to try in vain
+        mine: dict[bytes, T] = {}
+        while True:
+            if copy is None:
+                copy, known = _surely(self.config_map.read), True
+                self._copy = copy
+                for writer in _writers(copy.values):
+                    if writer in mine:  # a write of ours whose answer was lost on the way
+                        return mine[writer]
+            before = _decode(copy.values)
+            values = dict(before)
+            result = edit(values)
+            if values == before:
+                if known:
+                    return result
+                copy = None  # to change nothing, one has to know what there is
+                continue
+            writer = secrets.token_bytes(_WRITER_BYTES)
+            mine[writer] = result
+            try:
+                self._copy = self._replace(copy, values, writer)
+                return result
+            except Conflict:
+                tries, copy = tries + 1, None
+                time.sleep(JITTER.uniform(0, min(0.01 * 2**tries, self._poll_seconds)))
+
+    def _replace(self, copy: Copy, values: Values, writer: bytes) -> Copy:
+        kept = prune(values, run_id=self._run_id)
+        encoded = {encode_key(key): value for key, value in kept.items()}
+        encoded[_WRITERS] = (writer + copy.values.get(_WRITERS, b""))[: _WRITER_BYTES * _MOST_WRITERS]
+        size = sum(len(key) + len(value) for key, value in encoded.items())
+        if size > MOST_BYTES:
+            raise dist.DistStoreError(f"ConfigMap {self.config_map.name} would hold {size} bytes, at most {MOST_BYTES} fit")
+        return _surely(lambda: self.config_map.replace(copy, encoded))
+
+    def _await(self, keys: Sequence[str], seconds: float) -> Values:
+        deadline = time.monotonic() + seconds
+        values = self._read()
+        while missing := [key for key in keys if key not in values]:
+            if time.monotonic() > deadline:
+                raise dist.DistStoreError(f"wait timeout after {seconds * 1000:.0f}ms, keys: {', '.join(missing)}")
+            time.sleep(JITTER.uniform(self._poll_seconds / 2, self._poll_seconds))
+            values = self._read(fresh_seconds=self._poll_seconds / 2)
+        return values
+
+
+def encode_key(key: str) -> str:
+    """The key as a ConfigMap can hold it: whatever is no letter, digit, dot or dash as `_` and two hexadecimal digits a byte.
+
+    Raises `ValueError` for one that is too long or empty.
+    """
+    encoded = re.sub(rb"[^A-Za-z0-9.-]", lambda match: b"_%02x" % ord(match[0]), key.encode()).decode()
+    if not 0 < len(encoded) <= 253 or encoded.startswith(".."):
+        raise ValueError(f"a ConfigMap holds no key {key!r}")
+    return encoded
+
+
+def decode_key(encoded: str) -> str:
+    """The key that was encoded like this."""
+    return re.sub(rb"_([0-9a-f]{2})", lambda match: bytes([int(match[1], 16)]), encoded.encode()).decode(errors="replace")
+
+
+def prune(values: Values, *, run_id: str) -> Values:
+    """The values without those of rounds and generations long over, and of other runs when it gets tight."""
+    numbered = {key: (match[1], int(match[2])) for key in values if (match := _NUMBERED.fullmatch(key))}
+    newest: dict[str, int] = {}
+    for prefix, number in numbered.values():
+        newest[prefix] = max(number, newest.get(prefix, 0))
+    old = {key for key, (prefix, number) in numbered.items() if number <= newest[prefix] - _KEPT_ROUNDS}
+    kept = {key: value for key, value in values.items() if key not in old}
+    if sum(map(len, kept.values())) > MOST_BYTES / 2:
+        ours = (f"torch.rendezvous.{run_id}", f"kdist/{run_id}/")
+        kept = {key: value for key, value in kept.items() if key.startswith(ours)}
+    return kept
+
+
+def _decode(values: Mapping[str, bytes]) -> Values:
+    return {decode_key(key): value for key, value in values.items() if key != _WRITERS}
+
+
+def _writers(values: Mapping[str, bytes]) -> list[bytes]:
+    ring = values.get(_WRITERS, b"")
+    return [ring[start : start + _WRITER_BYTES] for start in range(0, len(ring), _WRITER_BYTES)]
+
+
+def _surely(request: Callable[[], Copy]) -> Copy:
+    """Make the request; what goes wrong becomes the error that torch's callers bear with."""
+    try:
+        return request()
+    except (Away, Refused) as error:
+        raise dist.DistStoreError(str(error)) from error
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

@@ -1,0 +1,198 @@
+"""Runs a torchrun script as it is: `python -u -m kdist_trainer.run_script train.py --lr 0.1`, in a fresh interpreter.
+
+The script sees what torchrun would show it: environment, working directory, arguments, itself as `__main__`. Added are only
+what the agent needs: the rank dies with its agent, prints to it, shows its stacks when asked, leaves its failure, has its
+collectives timed (unless KDIST_COMM_HOOK=none), and ends by `os._exit` once everything that Python does at an end is done, so
+that gloo's destructors cannot turn a success into SIGABRT.
+SIGTERM is left to the script.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kdist_trainer import errors, liveness, log, output, result
+from kdist_trainer.instrumentation import fault_handler
+
+_END_SECONDS = 10.0
+"""What a failed script's threads and exit handlers may take: its peers wait for the news."""
+
+
+def main() -> NoReturn:
+    """Run the script named by the command line and end the process with its exit code."""
+    if len(sys.argv) < 2:
+        sys.stderr.write("usage: python -m kdist_trainer.run_script SCRIPT|-m MODULE [ARG]...\n")
+        os._exit(2)
+    _prepare()
+    if sys.argv[1] == "-m" and len(sys.argv) > 2:
+        sys.path[0] = str(Path.cwd())  # as `python -m` does
+        spec = _find(sys.argv[2])
+        _end(run(str(spec.origin), sys.argv[3:], spec) if spec is not None else 1)
+    _end(run(sys.argv[1], sys.argv[2:]))
+
+
+def _find(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Where the module `name` is, of a package its `__main__`; None, told as an exception of a script, if there is none."""
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+        if spec is None or not spec.has_location:
+            raise ModuleNotFoundError(f"there is no module {name} that can be run", name=name)
+    except BaseException as error:  # noqa: BLE001 - a package's own code runs when a module of it is looked for
+        errors.record(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return None
+    return spec
+
+
+def run(path: str, arguments: list[str], spec: importlib.machinery.ModuleSpec | None = None) -> int:
+    """Execute the script at `path` as `__main__`; returns the exit code that Python would end with.
+
+    `spec` is given where the script is a module, which may import from its own package.
+    """
+    sys.argv = [path, *arguments]
+    absolute = str(Path(path).absolute())
+    module = types.ModuleType("__main__")
+    if spec is None:
+        sys.path[0] = str(Path(absolute).parent)
+    else:
+        vars(module).update(__spec__=spec, __package__=spec.parent)
+    vars(module).update(
+        __file__=absolute,
+        __builtins__=__builtins__,
+        __loader__=importlib.machinery.SourceFileLoader("__main__", absolute),
+        __annotations__={},
+    )
+    sys.modules["__main__"] = module
+    try:
+        code = compile(Path(path).read_bytes(), absolute, "exec")
+        exec(code, vars(module))  # noqa: S102 - running the user's script is the purpose
+    except SystemExit as error:
+        return _exit_code(error)
+    except BaseException as error:  # noqa: BLE001 - reported as Python would, and to the agent
+        error.__traceback__ = _of_script(error.__traceback__, absolute)
+        errors.record(error)
+        with contextlib.suppress(OSError):  # a log on a full disk
+            sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def _prepare() -> None:
+    if "KDIST_LIFELINE" in os.environ:
+        liveness.watch(Path(os.environ["KDIST_LIFELINE"]))
+    if "KDIST_SCRATCH" in os.environ:
+        scratch, local_rank = _place()
+        output.redirect(scratch, local_rank)
+        stacks = scratch / f"rank-{local_rank}.stacks"
+        try:
+            faulthandler.register(signal.SIGUSR2, file=stacks.open("w"), all_threads=True)
+        except OSError:  # no room for another file: to stderr
+            faulthandler.register(signal.SIGUSR2, all_threads=True)
+        fault_handler.watch(scratch, local_rank)
+    told = "KDIST_METRICS_SOCKET" in os.environ and os.environ.get("KDIST_COMM_HOOK", "timing") == "timing"
+    if told and os.environ.get("WORLD_SIZE", "1") != "1":
+        _after_import("torch", _time_collectives)
+
+
+def _time_collectives() -> None:
+    try:
+        from kdist_trainer.instrumentation import script_collectives
+
+        script_collectives.install()
+    except Exception as error:  # noqa: BLE001 - a number that cannot be had must never end a training
+        log.warn("timing-failed", message=f"collectives are not timed: {type(error).__name__}: {error}")
+
+
+def _after_import(name: str, call: Callable[[], None]) -> None:
+    """Call `call` once the script has imported the module `name`: when, and whether, it does so is the script's affair."""
+
+    class Finder(importlib.abc.MetaPathFinder):
+        asked = False
+
+        def find_spec(self, wanted: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
+            if wanted != name or self.asked:
+                return None
+            self.asked = True
+            try:
+                spec = importlib.util.find_spec(wanted)  # which may be all that the script wants to know
+            finally:
+                self.asked = False
+            loader: Any = spec.loader if spec is not None else None
+            if loader is not None:
+                execute = loader.exec_module
+
+                def exec_module(module: types.ModuleType) -> None:
+                    with contextlib.suppress(ValueError):
+                        sys.meta_path.remove(self)
+                    del loader.exec_module
+                    execute(module)
+                    call()
+
+                loader.exec_module = exec_module
+            return spec
+
+    sys.meta_path.insert(0, Finder())
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    sys.stderr.write(f"{error.code}\n")
+    return 1
+
+
+def _of_script(trace: types.TracebackType | None, path: str) -> types.TracebackType | None:
+    """The traceback from the script's first frame on; nothing for a script that does not even compile."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != path:
+        trace = trace.tb_next
+    return trace
+
+
+def _end(code: int) -> NoReturn:
+    """Do what the interpreter does at its end, then leave before C++ destructors run."""
+    if code != 0:
+        timer = threading.Timer(_END_SECONDS, os._exit, args=(code,))
+        timer.daemon = True
+        timer.start()
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for the script's own threads
+        atexit._run_exitfuncs()
+        if code == 0 and "KDIST_SCRATCH" in os.environ:
+            _leave_result()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _leave_result() -> None:
+    """Say that the script has come to its end; where the disk refuses that, its exit code has to do."""
+    with contextlib.suppress(OSError):
+        scratch, local_rank = _place()
+        result.leave(result.DONE, scratch=scratch, local_rank=local_rank)
+
+
+def _place() -> tuple[Path, int]:
+    """The agent's scratch folder, and which of its ranks this is."""
+    return Path(os.environ["KDIST_SCRATCH"]), int(os.environ.get("LOCAL_RANK", "0"))
+
+
+if __name__ == "__main__":
+    main()

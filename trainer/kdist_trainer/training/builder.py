@@ -1,0 +1,286 @@
+"""The workload's model, made ready to train: cast, told what to compute twice, compiled, and spread over the ranks.
+
+Put one rank's run together: workload, model, data, checkpoints, from what `train.json` and the environment say.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+from kdist_trainer import parallel, precision
+from kdist_trainer.checkpoint.checkpointer import CheckpointStore
+from kdist_trainer.config import Change, TrainConfig, Training, compare, refuse
+from kdist_trainer.data import sampler
+from kdist_trainer.data.loader import Batch, Loader
+from kdist_trainer.errors import ConfigProblem, Mismatch
+from kdist_trainer.instrumentation.collective_timer import DeviceTraffic, HostTraffic
+from kdist_trainer.instrumentation.device_stats import Resources
+from kdist_trainer.instrumentation.step_timer import DeviceAllReduces, HostAllReduces, Laps, Probe, Timer, Untimed
+from kdist_trainer.liveness import Heartbeat, Phase
+from kdist_trainer.metrics.step_stats import StepPhase, StepStats
+from kdist_trainer.parallel import Strategy
+from kdist_trainer.parallel.buffers import Buffers
+from kdist_trainer.parallel.pipeline import Pipeline
+from kdist_trainer.precision import Precision
+from kdist_trainer.rng import WEIGHTS, Setter, derive, generators
+from kdist_trainer.tensorboard import Curves
+from kdist_trainer.training.checkpointing import Savable, Saves, Stateful, TrainState
+from kdist_trainer.training.context import Run
+from kdist_trainer.training.early_stopping import Patience
+from kdist_trainer.training.ema import Averages
+from kdist_trainer.training.forward_backward import in_turn, through_stages
+from kdist_trainer.training.gradient_guard import Guard
+from kdist_trainer.training.pretrained import Pretrained
+from kdist_trainer.training.step_log import Diary
+from kdist_trainer.training.sync import Exchange, StopFlag, admit
+from kdist_trainer.workload import Curve, Workload
+from kdist_trainer.world import World
+
+
+@dataclass(frozen=True)
+class Model:
+    """`module` as the workload made it, what is evaluated and saved; `wrapped` by the strategy, what is trained."""
+
+    module: nn.Module
+    wrapped: nn.Module
+    strategy: Strategy
+    precision: Precision
+    averages: Averages | None
+    buffers: Buffers
+
+
+def build(train: Training, workload: Workload, world: World) -> Model:
+    """The model of the job, the same weights on every rank. Collective. Raises `ConfigProblem`."""
+    arithmetic = precision.build(train.precision, world.device, clip=train.clip_grad_norm)
+    module = arithmetic.cast(workload.model())
+    blocks = workload.blocks(module)
+    if train.activation_checkpointing == "blocks":
+        compute_twice(blocks, workload)
+    strategy = parallel.build(train, workload, world)
+    if isinstance(strategy, Pipeline):
+        wrapped = strategy.wrap(module, workload.chain(module))  # before it goes to a device, which need not hold it whole
+        arithmetic.stages = strategy.stages
+        compile_(strategy.stage, train)
+    else:
+        compile_(module.to(world.device), train)
+        wrapped = strategy.wrap(module, blocks)
+    averages = None if train.ema_decay is None else Averages(module, train.ema_decay)
+    buffers = Buffers(module, strategy.copies, keep=train.leaves_out)
+    return Model(module, wrapped, strategy, arithmetic, averages, buffers)
+
+
+def compile_(module: nn.Module, train: Training) -> None:
+    """Have it compiled when it first computes, where the job asks for that."""
+    if train.compile != "off":
+        module.compile(backend=train.compile)
+
+
+def compute_twice(blocks: Sequence[nn.Module], workload: Workload) -> None:
+    """Keep a block's input instead of all that it computed, which the backward pass computes again.
+
+    Raises `ConfigProblem` for a workload that names no blocks.
+    """
+    if not blocks:
+        raise ConfigProblem(f"train.activationCheckpointing: {type(workload).__name__}.blocks names no parts of the model")
+    for block in blocks:
+        # On the instance, so that names in the state stay what they are; random numbers are drawn again as they were.
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a rank finds around it: its group, its agent, and where it may keep things."""
+
+    world: World
+    flag: StopFlag
+    stats: StepStats
+    report: Callable[[], None]
+    """Sends `stats` to the agent, not more often than is of use."""
+    flush: Callable[[], None]
+    """Sends them in any case."""
+    heartbeat: Heartbeat | None
+    checkpoints: Path | None
+
+
+def assemble(config: TrainConfig, train: Training, workload: Workload, around: Surroundings) -> Run:
+    """One rank's run, before its first step and before anything is restored. Collective.
+
+    Raises `ConfigProblem` or `DataProblem` for what cannot be trained, and what the workload's own code raises.
+    """
+    world, stats = around.world, around.stats
+    set_generators = seed_generators(train, world)
+    built = build(train, workload, world)
+    planned = sampler.plan(config, train, workload, world, even=built.strategy.sharded)
+    steps, optimizer = planned.steps, make_optimizer(train, workload, built)
+    scheduler = workload.scheduler(optimizer, train.schedule, steps=steps.count())
+    guard, patience = make_judges(train)
+    small = there_are(precision=built.precision, guard=guard, early_stop=patience, buffers=built.buffers)
+    state = TrainState(train.seed, planned.fingerprint, world.size, describe_surroundings(train, world))
+    parts = Savable(world, built.strategy, built.module, optimizer, scheduler, built.averages, small, state)
+    laps, loader = Laps(stats), Loader(steps, workload, planned.samples, settings=train.loader, seed=train.seed)
+    run = Run(
+        settings=train,
+        world=world,
+        workload=workload,
+        module=built.module,
+        model=built.wrapped,
+        strategy=built.strategy,
+        buffers=built.buffers,
+        optimizer=optimizer,
+        move_rate=scheduler.step if scheduler is not None else _stay,
+        curve=scheduler if isinstance(scheduler, Curve) else None,
+        precision=built.precision,
+        set_generators=set_generators,
+        learn=through_stages if train.strategy == "pipeline" else in_turn,
+        weigh=make_weigh(workload, world, laps),
+        loader=loader,
+        evaluation_batch=train.micro_batch or max(1, train.global_batch // steps.deal.shards),
+        state=state,
+        target=steps.count(),
+        saves=make_saves(config, train, around, parts, stream=planned.is_stream),
+        pretrained=make_pretrained(train, workload, parts),
+        guard=guard,
+        averages=built.averages,
+        patience=patience,
+        flag=around.flag,
+        exchange=Exchange(world, most_steps=train.sync_every_steps, counts=built.strategy.counts),
+        stats=stats,
+        resources=Resources(stats, world.device, train, waiting=loader.waiting),
+        curves=Curves(around.checkpoints if train.tensorboard == "scalars" and world.is_leader else None, stats),
+        laps=laps,
+        timer=make_timer(train, around, laps),
+        probe=make_probe(train, around),
+        report=around.report,
+        flush=around.flush,
+        beat=around.heartbeat.beat if around.heartbeat is not None else _no_beat,
+    )
+    run.admit = partial(admit, run) if guard is not None else None
+    return run
+
+
+def seed_generators(train: Training, world: World) -> Setter:
+    """Set every generator as the model's weights ask for; returns what sets them to something else."""
+    set_generators = generators(world.device)
+    set_generators(derive(train.seed, WEIGHTS))
+    return set_generators
+
+
+def make_optimizer(train: Training, workload: Workload, built: Model) -> Optimizer:
+    """The workload's optimizer, whose groups note the rate that they begin with: a schedule may come, or change, later."""
+    optimizer = workload.optimizer(built.module, train.optimizer)
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", group["lr"])
+    return optimizer
+
+
+def make_judges(train: Training) -> tuple[Guard | None, Patience | None]:
+    """What judges each update, and what ends a training that gets no better, where the job asks for them."""
+    guard = Guard(train) if train.leaves_out else None
+    return guard, Patience(train.early_stop) if train.early_stop is not None else None
+
+
+def make_saves(config: TrainConfig, train: Training, around: Surroundings, parts: Savable, *, stream: bool) -> Saves:
+    """Where the run is kept: the folder of checkpoints, locked for this run, and the ledger in it. Collective."""
+    root, store, world = around.checkpoints, None, around.world
+    if root is not None:
+        store = CheckpointStore(
+            root,
+            world=world,
+            run_id=os.environ.get("KDIST_RUN_ID", "none"),
+            config=train.checkpoint,
+            job=config.to_job(),
+            sharded=parts.strategy.sharded,
+            holders=(world.data_rank, world.data_size) if train.strategy == "pipeline" else None,
+            take_over="KDIST_TAKE_OVER" in os.environ,
+        )
+    diary = Diary(root, around.world, waited=lambda: around.stats.phase[StepPhase.COMM_EXPOSED])
+    judge = partial(judge_edits, train.model_dump(mode="json", by_alias=True), stream=stream)
+    return Saves(store, parts, every=train.checkpoint.every, diary=diary, stats=around.stats, judge=judge)
+
+
+def judge_edits(now: dict[str, Any], job: Mapping[str, Any], *, stream: bool) -> list[Change]:
+    """What was edited since a checkpoint of `job` was written. Raises `Mismatch` where `now` cannot go on from it."""
+    changes = compare(job["train"], now, stream=stream) if "train" in job else []
+    problem = refuse(changes)
+    if problem is not None:
+        raise Mismatch(problem)
+    return changes
+
+
+def make_pretrained(train: Training, workload: Workload, parts: Savable) -> Pretrained | None:
+    """What the run begins with, where the job names something."""
+    if train.init is None:
+        return None
+    return Pretrained(train.init, workload.context.data, train.checkpoint.load == "broadcast", parts)
+
+
+def there_are(**parts: Stateful | None) -> dict[str, Stateful]:
+    """Those that this run has."""
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def make_timer(train: Training, around: Surroundings, laps: Laps) -> Timer:
+    """What measures collectives, as the job, the strategy and the device ask."""
+    if train.comm_hook == "none" or around.world.size == 1:
+        return Untimed()
+    on_device = around.world.device.type == "cuda"
+    if train.strategy != "ddp":
+        return DeviceTraffic(around.stats) if on_device else HostTraffic(around.stats, laps)
+    kind = DeviceAllReduces if on_device else HostAllReduces
+    return kind(around.stats, around.heartbeat)
+
+
+def make_probe(train: Training, around: Surroundings) -> Probe:
+    """What measures the bandwidth between the ranks, unless the job wants nothing measured."""
+    group = dist.group.WORLD
+    assert group is not None  # noqa: S101 - the world is open
+    return Probe(around.stats, group, around.world.device, enabled=train.comm_hook == "timing")
+
+
+def make_weigh(workload: Workload, world: World, laps: Laps) -> Callable[[Batch], float]:
+    """How a step's losses are weighted. A strategy takes the mean over copies of what has to be summed."""
+    units, copies = workload.units_per_sample, world.data_size
+    if units is not None:
+        return lambda batch: copies / (units * batch.samples)
+
+    def count_together(batch: Batch) -> float:
+        own = sum(workload.count(piece.batch) for piece in batch.pieces if piece.samples)
+        total = torch.tensor(own, dtype=torch.int64, device=world.device)
+        laps.lap(StepPhase.FORWARD)
+        dist.all_reduce(total)  # in which every rank of a copy counts the same samples
+        laps.lap(StepPhase.COMM_EXPOSED)  # for all ranks wait here for the slowest
+        return world.size / max(1, int(total))
+
+    return count_together
+
+
+def describe_surroundings(train: Training, world: World) -> str:
+    """What must be the same besides the world size for equal bits; `ddp` goes without saying."""
+    copies = f" with {world.data_size} copies" if world.model_parallel > 1 else ""
+    spread = "" if train.strategy == "ddp" else f"{train.strategy}{copies}, "
+    return f"{spread}{describe_machine(world)}"
+
+
+def describe_machine(world: World) -> str:
+    """The part of it that is the machine's."""
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    return f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}"
+
+
+def _stay() -> None:
+    """The learning rate does not move."""
+
+
+def _no_beat(phase: Phase, step: int) -> None:
+    """Nobody watches."""

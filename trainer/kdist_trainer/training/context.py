@@ -1,0 +1,122 @@
+"""All that one rank's loop works with, made once before the first step: so that a step only steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from kdist_trainer.config import Training
+from kdist_trainer.data.loader import Batch, Loader, Piece
+from kdist_trainer.instrumentation.device_stats import Resources
+from kdist_trainer.instrumentation.step_timer import Laps, Probe, Timer
+from kdist_trainer.liveness import Phase
+from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.parallel.base import Strategy
+from kdist_trainer.parallel.buffers import Buffers
+from kdist_trainer.precision import Admit, Precision
+from kdist_trainer.tensorboard import Curves
+from kdist_trainer.training.checkpointing import Saves, TrainState
+from kdist_trainer.training.early_stopping import Patience
+from kdist_trainer.training.ema import Averages
+from kdist_trainer.training.gradient_guard import Guard
+from kdist_trainer.training.pretrained import Pretrained
+from kdist_trainer.training.sync import Exchange, StepRecord, StopFlag
+from kdist_trainer.workload import Curve, Workload
+from kdist_trainer.world import World
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One rank of a training."""
+
+    settings: Training
+    world: World
+    workload: Workload
+    module: nn.Module
+    """The model as the workload made it: what is evaluated and saved."""
+    model: nn.Module
+    """The same, wrapped by the strategy: what is trained."""
+    strategy: Strategy
+    buffers: Buffers
+    optimizer: Optimizer
+    move_rate: Callable[[], object]
+    """Moves the learning rate after a step."""
+    curve: Curve | None
+    """What moves it, where job.yaml says how: any step can be gone on from."""
+    precision: Precision
+    set_generators: Callable[[int], object]
+    learn: Callable[[Run, Sequence[Piece], float], Tensor]
+    """Makes a step's forward and backward passes: leaves the gradients' mean, returns this rank's share of the loss."""
+    weigh: Callable[[Batch], float]
+    """What a step's losses are multiplied by: 1 / the count of the whole step, times the copies of the model."""
+    loader: Loader
+    evaluation_batch: int
+
+    state: TrainState
+    target: int
+    """The run's last step."""
+    saves: Saves
+    pretrained: Pretrained | None
+    """Weights to begin with, where the job names some."""
+    guard: Guard | None
+    """What judges each update, where the job asks for it."""
+    averages: Averages | None
+    patience: Patience | None
+
+    flag: StopFlag
+    exchange: Exchange
+    stats: StepStats
+    curves: Curves
+    resources: Resources
+    laps: Laps
+    timer: Timer
+    probe: Probe
+    report: Callable[[], None]
+    flush: Callable[[], None]
+    beat: Callable[[Phase, int], None]
+
+    batches: Iterator[Batch] = field(default_factory=lambda: iter(()))
+    """This rank's part of each step, opened where the run goes on."""
+    interval: int = 1
+    """Steps between two conferences of the ranks; the first one follows the first step."""
+    boundary: int = 0
+    """The next step after which the ranks confer."""
+    first_step: int = 1
+    """The first step of this generation."""
+    losses: list[Tensor] = field(default_factory=list)
+    """This rank's share of each step's loss since the last conference, still on the device."""
+    records: list[StepRecord] = field(default_factory=list)
+    """The same steps' samples and seconds."""
+    norm: Tensor | None = None
+    """Norm of the last step's gradient, where gradients are clipped."""
+    admit: Admit | None = None
+    """Asked with the gradient's norm before each update, where there is a guard."""
+    must_go_back: bool = False
+    """The step under way was refused, and the training goes back to its newest checkpoint."""
+    inbox: Path | None = None
+    """Where this rank's agent is asked for a profile."""
+    traces: Path | None = None
+    """The folder below which profiles are kept."""
+    profiled_until: int = 0
+    """The last step of the profile that was asked for last."""
+    spoken_at: float = 0.0
+    """When the last line of progress was logged, on the monotonic clock."""
+
+    def after_update(self) -> None:
+        """Let the moving average follow the weights."""
+        if self.averages is not None:
+            self.averages.update()
+
+    def evaluates_after(self, step: int) -> int | None:
+        """The next step after `step` at which the model is measured on the way, if there is one before the last."""
+        every = self.settings.evaluate_every_steps
+        following = None if every is None else (step // every + 1) * every
+        return following if following is not None and following < self.target else None
+
+    def evaluates_at(self, step: int) -> bool:
+        """Whether the model is measured after `step` on the way."""
+        return self.evaluates_after(step - 1) == step

@@ -1,0 +1,195 @@
+"""Weights to begin with: from a safetensors file or another run's checkpoint, read by every rank or by rank 0 for all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from kdist_trainer import log
+from kdist_trainer.checkpoint import export
+from kdist_trainer.checkpoint.layout import Damaged, parse_name
+from kdist_trainer.checkpoint.peers import Fetch, Peers, fill, send
+from kdist_trainer.config import Init
+from kdist_trainer.errors import DataProblem, Mismatch
+from kdist_trainer.training.checkpointing import Savable
+
+_TOLD = 3
+_WHOLE, _INDEX = "model.safetensors", ".index.json"  # Hugging Face's names
+
+
+class Source(Protocol):
+    """Where weights come from."""
+
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Every weight there, by its full name."""
+        ...
+
+    def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
+        """These weights whole, on the CPU: never on the device that rank 0 trains with."""
+        ...
+
+
+class SafetensorsFile:
+    """A safetensors file, which is read without running anything in it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Every weight of the file. Raises `DataProblem` for one that is no such file."""
+        try:
+            with safe_open(self._path, framework="pt", device="cpu") as file:
+                return {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
+        except (OSError, SafetensorError) as error:
+            raise DataProblem(f"train.init: {self._path}: {error}") from error
+
+    def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
+        """Weights of the file; their memory is the file's until they are copied."""
+        with safe_open(self._path, framework="pt", device="cpu") as file:
+            return {name: file.get_tensor(name) for name in names}
+
+
+class SafetensorsShards:
+    """A model in several safetensors files, as Hugging Face writes large ones: an index says which file has which weight."""
+
+    def __init__(self, index: Path) -> None:
+        self._index = index
+        self._files: dict[str, SafetensorsFile] = {}
+
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Every weight of the files that the index names. Raises `DataProblem` where one of them is missing or damaged."""
+        return {name: size for file in self._found().values() for name, size in file.shapes().items()}
+
+    def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
+        """Weights of the files; their memory is the files' until they are copied."""
+        places, found = self._places(), dict[str, Tensor]()
+        for file in sorted({places[name] for name in names}):
+            found |= self._found()[file].fetch([name for name in names if places[name] == file])
+        return found
+
+    def _places(self) -> dict[str, str]:
+        try:
+            places = json.loads(self._index.read_bytes())["weight_map"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataProblem(f"train.init: {self._index}: no index of safetensors files: {error}") from error
+        if not isinstance(places, dict) or not all(isinstance(file, str) and Path(file).name == file for file in places.values()):
+            raise DataProblem(f"train.init: {self._index}: weight_map must name files beside the index")
+        return places
+
+    def _found(self) -> dict[str, SafetensorsFile]:
+        if not self._files:
+            self._files = {file: SafetensorsFile(self._index.parent / file) for file in sorted(set(self._places().values()))}
+        return self._files
+
+
+class CheckpointFolder:
+    """A run's folder of checkpoints, of which the newest is taken, or one checkpoint in it. Verified first."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._export: export.Export | None = None
+
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Every weight of the checkpoint. Raises `DataProblem` where it is not sound or not there."""
+        found = self._found()
+        return {name: found.entries[source].size for name, source in found.sources.items()}
+
+    def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
+        """Weights of the checkpoint."""
+        return self._found().fetch(names)
+
+    def _found(self) -> export.Export:
+        if self._export is None:
+            one = parse_name(self._path.name)
+            try:
+                self._export = export.prepare(self._path.parent if one else self._path, step=one[1] if one else None)
+            except (Damaged, Mismatch, OSError) as error:
+                raise DataProblem(f"train.init: {error}") from error
+        return self._export
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What `train.init` asks for, on one rank."""
+
+    settings: Init
+    mounts: Mapping[str, Path]
+    by_leader: bool
+    """Rank 0 reads and sends; else every rank reads for itself."""
+    parts: Savable
+
+    def load(self) -> None:
+        """Put the weights in the place of the model's own. Collective.
+
+        Raises `DataProblem` where they cannot be read, `Mismatch` where they are not those of the model.
+        """
+        parts, peers = self.parts, Peers(self.parts.world)
+        source = open_source(self.settings.path, self.mounts)
+        fresh = not parts.optimizer.state
+        tensors = parts.strategy.tensors(parts.optimizer)
+        own = {name: value for name, value in tensors["model"].items() if isinstance(value, Tensor)}
+        there = peers.on_leader(lambda: dict(source.shapes()))
+        wanted = self._fitting(own, there)
+        if self.by_leader:
+            send(wanted, source.fetch, peers)
+        else:
+            peers.everywhere(partial(_read, wanted, source.fetch))
+        parts.strategy.put(tensors, parts.optimizer)
+        if fresh:
+            parts.optimizer.state.clear()  # making `tensors` took a step there, if one that moves nothing
+        if parts.averages is not None:
+            parts.averages.begin_anew()
+        if parts.world.is_leader:
+            log.event("initialised", path=self.settings.path, weights=len(wanted))
+
+    def _fitting(self, own: Mapping[str, Tensor], there: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+        """Those of the model's weights that are there. Raises `Mismatch` for others, unless the job says to keep them."""
+        same = tied_names(self.parts.module)
+        held = {same.get(name, name) for name in there}
+        problems = [f"{name} is not there" for name in own if name not in there and same.get(name, name) not in held]
+        problems += [
+            f"{name} is {tuple(there[name])} there and {tuple(value.shape)} in the model"
+            for name, value in own.items()
+            if name in there and there[name] != value.shape
+        ]
+        if problems and (self.settings.misfits == "refuse" or len(problems) == len(own)):
+            more = f" and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
+            raise Mismatch(f"train.init: {self.settings.path} is of another model: {'; '.join(problems[:_TOLD])}{more}")
+        if problems and self.parts.world.is_leader:
+            log.warn("init-misfits", path=self.settings.path, kept=problems[:100], message=f"{len(problems)} weights begin anew")
+        return {name: value for name, value in own.items() if there.get(name) == value.shape}
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Each name of a parameter to the first name that the same parameter has: files often hold a tied one once."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(one), name) for name, one in module.named_parameters(remove_duplicate=False)}
+
+
+def open_source(path: str, mounts: Mapping[str, Path]) -> Source:
+    """What `path` names: below a mount path of job.yaml it is that folder of this machine. Raises `DataProblem`."""
+    found = Path(path)
+    for mount, folder in sorted(mounts.items(), key=lambda one: -len(one[0])):
+        if found.is_relative_to(mount):
+            found = folder / found.relative_to(mount)
+            break
+    if found.is_dir():
+        for name, kind in ((f"{_WHOLE}{_INDEX}", SafetensorsShards), (_WHOLE, SafetensorsFile)):
+            if (found / name).is_file():
+                return kind(found / name)
+        return CheckpointFolder(found)
+    return SafetensorsShards(found) if found.name.endswith(_INDEX) else SafetensorsFile(found)
+
+
+def _read(wanted: Mapping[str, Tensor], fetch: Fetch) -> None:
+    """Fill the tensors one by one, so that at most one of them is there twice."""
+    for name, value in wanted.items():
+        fill(value, fetch([name])[name])

@@ -1,0 +1,268 @@
+"""The passes before the first step, whose gradients are thrown away: after them every step is like every other.
+
+The training loop, to be read from top to bottom: `train` is the life of a run, `step` is one optimizer step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kdist_trainer import log
+from kdist_trainer.config import Fate
+from kdist_trainer.instrumentation.device_stats import was_counting
+from kdist_trainer.liveness import Phase
+from kdist_trainer.metrics.step_stats import StepPhase, Wall
+from kdist_trainer.rng import WEIGHTS, derive, generators_of
+from kdist_trainer.training.checkpointing import TrainState
+from kdist_trainer.training.context import Run
+from kdist_trainer.training.evaluation import gets_no_better, measure
+from kdist_trainer.training.forward_backward import UNWATCHED, flow
+from kdist_trainer.training.loss_check import check_loss, refuse_mean, split
+from kdist_trainer.training.profiler import begin as begin_profile
+from kdist_trainer.training.sync import StepRecord, confer, drain, give_up
+
+
+def warm_up(run: Run) -> None:
+    """Two backward passes whose gradients are thrown away, so that DDP's buckets are what they stay from then on.
+
+    DDP sorts its buckets anew after the first backward pass. From three ranks on another order of sums means other bits: a
+    resumed training would differ from the undisturbed one in its first step. So every generation begins like this.
+    """
+    run.beat(Phase.INIT, run.state.step)
+    piece = run.loader.sample()
+    run.set_generators(derive(run.state.seed, WEIGHTS))
+
+    def backward(counting: AbstractContextManager[None] | None = None) -> None:
+        if run.settings.strategy == "pipeline":
+            flow(run, [piece], 1.0, UNWATCHED)
+            return
+        with run.precision.autocast(), counting or nullcontext():
+            loss, count = split(run.workload, run.workload.loss(run.model, piece.batch))
+        check_loss(run.workload, loss, count, piece.samples)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    with run.buffers.observed():
+        try:
+            backward(run.resources.counting(piece.samples))
+        except Exception as error:
+            if not was_counting(error):
+                raise
+            backward()
+        drawing = generators_of(backward, run.world.device)
+        if run.world.generation == 1:
+            everywhere: Callable[[bool], bool] = partial(holds_everywhere, run) if run.strategy.sharded else bool
+            refuse_mean(run.workload, run.module, piece.batch, piece.samples, everywhere=everywhere)
+            run.strategy.let_go()
+    if ":" not in run.settings.workload:  # of a user's loss nobody knows what it draws from later
+        run.set_generators = drawing
+    run.optimizer.zero_grad()
+
+
+def holds_everywhere(run: Run, own: bool) -> bool:
+    """Whether all ranks say so. Collective."""
+    return all(run.world.all_gather_object(own))
+
+
+def train(run: Run) -> str:
+    """Train to the last step, or until some rank is asked to stop; returns "done" or "stopped". Collective.
+
+    Raises `NonFinite` when the loss is and the job says stop, `StorageProblem` when a state that must be kept cannot be,
+    and whatever the user's code raises.
+    """
+    begin(run)
+    while run.state.step < run.target:
+        if not step(run):
+            go_back(run)
+        if run.state.step < run.boundary:
+            continue
+        said = confer(run)
+        if said.stop:
+            break
+        if said.profile:
+            begin_profile(run)
+        if run.probe.is_due(said.step_seconds * len(said.records)):
+            probe(run, Wall.IDLE)
+        if run.evaluates_at(run.state.step) and gets_no_better(run):
+            run.target = run.state.step
+        elif said.save or run.saves.due(run.state.step):
+            save(run)
+    outcome = finish(run) if run.state.step >= run.target else stop(run)
+    run.timer.close()
+    run.curves.close()
+    run.saves.close()
+    return outcome
+
+
+def begin(run: Run) -> None:
+    """Warm up, go on from the newest checkpoint, or begin with what the job names, and open the stream of batches there."""
+    warm_up(run)
+    run.stats.add_wall(Wall.INIT, run.laps.skip())
+    run.beat(Phase.RESTORE, run.state.step)
+    saved = run.saves.restore()
+    if saved is None and run.pretrained is not None:
+        run.pretrained.load()
+    run.stats.add_wall(Wall.CHECKPOINT_RESTORE, run.laps.skip())
+    if run.world.is_leader:
+        welcome(run, saved)
+    probe(run, Wall.INIT)
+    open_stream(run)
+    catch_up(run)
+    if run.state.step < run.target:
+        run.saves.reopen()
+
+
+def catch_up(run: Run) -> None:
+    """Make up for the evaluation that a stop at this very step has put off: its grace is for saving."""
+    if run.evaluates_at(run.state.step) and run.state.evaluated != run.state.step and gets_no_better(run):
+        run.target = run.state.step
+
+
+def probe(run: Run, category: Wall) -> None:
+    """Measure the bandwidth between the ranks; the time belongs to no step."""
+    run.probe.measure()
+    run.stats.add_wall(category, run.laps.skip())
+
+
+def open_stream(run: Run) -> None:
+    """The batches and the learning rate from the present position on, to wherever the job's end is by now."""
+    state = run.state
+    run.target = run.stats.target_steps = run.loader.go_on(step=state.step, position=state.samples_seen)
+    if run.curve is not None:
+        run.curve.place(state.step, steps=run.target)
+    run.buffers.begin()
+    run.first_step = run.boundary = run.state.step + 1
+    run.curves.begin(run.state.step)
+    run.batches = run.loader.batches(step=run.state.step, position=run.state.samples_seen)
+
+
+def welcome(run: Run, saved: TrainState | None) -> None:
+    """Say where the run goes on, and whether its bits will be those of an undisturbed one."""
+    if saved is None:
+        log.event("started-fresh", step=0)
+        return
+    log.event("resumed", step=saved.step, samples_seen=saved.samples_seen, checkpoint=run.saves.resumed_from)
+    edits = [change for change in run.saves.changes if change.fate is not Fate.FREE]
+    if edits:
+        log.warn("job-edited", fields=[change.field for change in edits], message="; ".join(map(str, edits)))
+    if asked := run.loader.past_end(step=saved.step, position=saved.samples_seen):
+        done = f"the checkpoint is of step {saved.step}, after {saved.samples_seen} samples, and the job asks for {asked}"
+        way = "the run ends at this step; a larger value goes on from it, and --fresh begins anew"
+        log.warn("past-end", step=saved.step, samples_seen=saved.samples_seen, asked=asked, message=f"{done}: {way}")
+    before, now = saved.describe_writer(), run.state.describe_writer()
+    if before != now:
+        why = f"saved by {before}; resumed by {now}"
+        log.event("not-bit-equal", why=why, message=f"the training goes on correctly, but not equal to the bit: {why}")
+
+
+def step(run: Run) -> bool:
+    """One optimizer step over the next `globalBatch` samples of the stream; False where the training must go back."""
+    run.beat(Phase.STEP, run.state.step + 1)
+    lap = run.laps.lap
+    lap(StepPhase.OTHER)
+    batch = next(run.batches)
+    lap(StepPhase.DATA_WAIT)
+
+    # Every forward pass adds its share of the step's mean loss: a sum over samples, divided by the count of the whole step.
+    scale = run.weigh(batch)
+    run.optimizer.zero_grad()
+    run.timer.start()
+    run.losses.append(run.learn(run, batch.pieces, scale))
+    run.timer.settle()
+
+    run.norm = run.precision.update(run.optimizer, run.admit)
+    if run.must_go_back:
+        return False
+    run.after_update()
+    run.move_rate()
+    lap(StepPhase.OPTIMIZER)
+    if run.precision.left_out:
+        run.buffers.put_back()  # on all ranks: the gradient's norm is the same there
+    elif run.buffers.agree():
+        lap(StepPhase.COMM_EXPOSED)
+
+    state, seconds = run.state, run.laps.end()
+    state.step += 1
+    run.records.append(StepRecord(state.step, state.samples_seen, state.samples_seen + batch.samples - 1, seconds))
+    state.samples_seen += batch.samples
+    run.stats.add_step(seconds, batch.own_samples * run.strategy.counts, state.step)
+    run.report()
+    return True
+
+
+def go_back(run: Run) -> None:
+    """Take over the newest checkpoint, and leave the refused step's update out when it comes again. Raises `NonFinite`."""
+    assert run.guard is not None  # noqa: S101 - only a guard refuses
+    refused = run.state.step + 1
+    run.losses.pop()
+    drain(run)
+    run.must_go_back = False
+    run.saves.restore()
+    run.stats.add_wall(Wall.CHECKPOINT_RESTORE, run.laps.skip())
+    if not run.guard.ban(refused, since=run.state.step):
+        give_up(run, f"step {refused} is refused like the ones before that the training went back for")
+    if run.world.is_leader:
+        log.warn(
+            "rolled-back", step=run.state.step, refused=refused, message=f"back to step {run.state.step}: {refused} is refused"
+        )
+    run.saves.diary.add_event("rolled_back", step=run.state.step, refused=refused)
+    open_stream(run)
+    catch_up(run)
+
+
+def save(run: Run, *, required: bool = False, done: dict[str, Any] | None = None) -> None:
+    """Save the state of this step."""
+    drain(run)
+    run.beat(Phase.SAVE, run.state.step)
+    run.saves.save(required=required, done=done)
+    run.stats.add_wall(Wall.CHECKPOINT_SAVE, run.laps.skip())
+
+
+def stop(run: Run) -> str:
+    """Keep the state of this step and leave."""
+    save(run, required=True)
+    if run.world.is_leader:
+        log.event("stopped", step=run.state.step)
+    run.saves.diary.add_event("stopped", step=run.state.step)
+    return "stopped"
+
+
+def finish(run: Run) -> str:
+    """Measure the model, and keep its last state with the word that the run has ended."""
+    drain(run)
+    metrics = measure(run) if run.settings.evaluate == "end" else {}
+    done = {
+        "step": run.state.step,
+        "samples_seen": run.state.samples_seen,
+        "outcome": "done",
+        "metrics": metrics,
+        "weights": digest(run),
+    }
+    save(run, done=done)
+    run.saves.diary.add_event("done", **done)
+    if run.world.is_leader:
+        log.event("done", **done)
+    return "done"
+
+
+def digest(run: Run, most_bytes: int = 2**28) -> str | None:
+    """SHA-256 of all parameters and buffers in the order of their names; None for a model too large to hash in passing.
+
+    Collective where the model is sharded.
+    """
+    held = sum(value.nbytes for value in run.module.state_dict().values() if isinstance(value, Tensor))
+    if (max(run.world.all_gather_object(held)) if run.strategy.sharded else held) > most_bytes:
+        return None
+    state = {name: value for name, value in run.strategy.weights().items() if isinstance(value, Tensor)}
+    sha = hashlib.sha256()
+    for name in sorted(state):
+        sha.update(name.encode())
+        sha.update(state[name].contiguous().flatten().view(torch.uint8).numpy().data)
+    own = sha.hexdigest()
+    return str(run.world.broadcast_object(own)) if run.strategy.sharded else own

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from kdist_trainer.rendezvous.file_store import FileStore
-from tests.trainer.rendezvous.test_kubernetes import open_store
+from tests.trainer.rendezvous.test_kubernetes_store import open_store
 
 
 @pytest.fixture(params=["file", "ConfigMap"])

@@ -21,7 +21,7 @@ from kdist_trainer.workload import Curve, build, factor, take_over
 from tests.faults.check_ledger import assert_every_sample_once
 from tests.trainer.training.group import RankFailed, run_group
 from tests.trainer.training.tasks import describe, done, losses, train_here
-from tests.trainer.training.test_going_on import interrupt, train_and_listen
+from tests.trainer.training.test_resume import interrupt, train_and_listen
 
 PAGE = Path(__file__).parents[3] / "docs/training.md"
 TABLE = re.compile(r"(<!-- made by config/changes\.py -->\n).*(<!-- end -->\n)", re.DOTALL)

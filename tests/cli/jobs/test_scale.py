@@ -9,7 +9,7 @@ import pytest
 
 from kdist.errors import KdistError, UsageError
 from kdist.jobs import job, scale
-from tests.cli.steer import jobs
+from tests.cli.jobs import jobs
 
 
 @pytest.mark.parametrize(

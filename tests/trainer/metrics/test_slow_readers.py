@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.exporter.scrape import fetch, read, total, value, wait_until
-from tests.trainer.exporter.training import PATIENCE, training
+from tests.trainer.metrics.scrape import fetch, read, total, value, wait_until
+from tests.trainer.metrics.training import PATIENCE, training
 
 STEPS = 300
 pytestmark = pytest.mark.processes

@@ -9,9 +9,9 @@ import pytest
 
 from tests.cli.cluster.api import Api, write_kubeconfig
 from tests.cli.cluster.conftest import Serve
-from tests.cli.follow.terminal import Terminal
-from tests.cli.follow.test_wait import DONE, FAILED
-from tests.cli.follow.world import FIRST, SECOND, World
+from tests.cli.jobs.terminal import Terminal
+from tests.cli.jobs.test_wait import DONE, FAILED
+from tests.cli.jobs.world import FIRST, SECOND, World
 from tests.cli.status.objects import ended_pod, record, report
 
 pytestmark = pytest.mark.processes

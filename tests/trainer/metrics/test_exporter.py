@@ -14,7 +14,7 @@ from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 from kdist_trainer.metrics.wire import pack
-from tests.trainer.exporter.scrape import (
+from tests.trainer.metrics.scrape import (
     counters,
     exporting,
     fetch,

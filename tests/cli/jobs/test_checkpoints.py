@@ -9,7 +9,7 @@ import pytest
 from kdist import backends
 from kdist.errors import KdistError
 from kdist.jobs import checkpoints
-from tests.cli.steer import jobs
+from tests.cli.jobs import jobs
 
 
 def viewer(backend: str = "job", *, read_only: bool = True) -> dict[str, Any]:

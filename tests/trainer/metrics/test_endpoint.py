@@ -14,7 +14,7 @@ import pytest
 from kdist_trainer.metrics import endpoint
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.metrics.reporter import Reporter
-from tests.trainer.exporter.scrape import exporting, fetch, full_stats, tell_all
+from tests.trainer.metrics.scrape import exporting, fetch, full_stats, tell_all
 
 PATHS = ["/metrics", "/healthz", "/readyz", "/status"]
 

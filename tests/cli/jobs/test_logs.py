@@ -14,8 +14,8 @@ from kdist.events import Line, RankFilter
 from kdist.jobs.logs import Follower, Wanted, read, without_times
 from kdist.status import read_pod
 from tests.cli.cluster.conftest import Connect, Serve
-from tests.cli.follow.test_wait import DONE
-from tests.cli.follow.world import FIRST, SECOND, World, lines
+from tests.cli.jobs.test_wait import DONE
+from tests.cli.jobs.world import FIRST, SECOND, World, lines
 from tests.cli.status.objects import container, ended_pod, pod, terminated, unscheduled, waiting
 
 

@@ -14,7 +14,7 @@ from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Checkpointing, Every, Nodes, TrainConfig, Training
 from tests.trainer.agent.forks import fork_agent
 from tests.trainer.checkpoint.exported import assert_done_tells_what_is_kept
-from tests.trainer.exporter.scrape import fetch, wait_until
+from tests.trainer.metrics.scrape import fetch, wait_until
 
 PATIENCE = 240.0
 

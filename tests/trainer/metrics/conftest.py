@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.metrics.exporter import Exporter
-from tests.trainer.exporter.scrape import exporting
+from tests.trainer.metrics.scrape import exporting
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kdist_trainer.metrics.aggregation import Totals
 from kdist_trainer.metrics.step_stats import WALL_CATEGORIES, StepPhase, StepStats, Wall
 from kdist_trainer.metrics.wire import GAUGES, SLOTS
-from tests.trainer.exporter.scrape import full_stats, record_of
+from tests.trainer.metrics.scrape import full_stats, record_of
 
 STEPS = SLOTS["kdist_steps_total"].start
 ATTEMPTS = SLOTS["kdist_checkpoint_attempts_total"].start

@@ -10,8 +10,8 @@ import pytest
 
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.tensorboard import FOLDER
-from tests.trainer.exporter.scrape import Samples, counters, fetch, read, total, value, wait_until
-from tests.trainer.exporter.training import PATIENCE, training
+from tests.trainer.metrics.scrape import Samples, counters, fetch, read, total, value, wait_until
+from tests.trainer.metrics.training import PATIENCE, training
 from tests.trainer.tensorboard.drawn import steps
 
 pytestmark = pytest.mark.processes

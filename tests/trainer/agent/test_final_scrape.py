@@ -16,7 +16,7 @@ from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig
 from kdist_trainer.errors import Failure
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.signals import StopSignals
-from tests.trainer.exporter.scrape import fetch, read, value, wait_until
+from tests.trainer.metrics.scrape import fetch, read, value, wait_until
 
 LONG = 300
 NAN = failed(Failure(Cause.NAN, Exit.NONFINITE, True, "the loss of step 7 is nan"))

@@ -12,7 +12,7 @@ from kdist.errors import Code, KdistError, NotFoundError
 from tests.cli.cluster.api import Api
 from tests.cli.cluster.conftest import Connect, Serve
 from tests.cli.diagnose.scenes import event
-from tests.cli.follow.world import FIRST, SECOND, World, changed
+from tests.cli.jobs.world import FIRST, SECOND, World, changed
 from tests.cli.status.objects import ended_pod, record, report, unscheduled, workload
 
 DONE = changed(workload(), conditions=[{"type": "Complete", "status": "True"}], succeeded=2)

@@ -16,9 +16,9 @@ import pytest
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.metrics.persistence import Sums, place, read
 from kdist_trainer.metrics.reporter import Reporter
-from tests.trainer.exporter.scrape import INFO, Samples, counters, fetch, full_stats, tell_all, total
-from tests.trainer.exporter.scrape import read as parse
-from tests.trainer.exporter.training import TrainingRun, training
+from tests.trainer.metrics.scrape import INFO, Samples, counters, fetch, full_stats, tell_all, total
+from tests.trainer.metrics.scrape import read as parse
+from tests.trainer.metrics.training import TrainingRun, training
 
 OF_ONE_LIFE = ("kdist_exporter_records", "kdist_exporter_scrape")
 

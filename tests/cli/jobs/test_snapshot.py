@@ -19,7 +19,7 @@ from kdist.status import Phase, Snapshot, read_pod
 from tests.cli.cluster.api import refusal
 from tests.cli.cluster.conftest import Connect, Serve
 from tests.cli.diagnose.scenes import event
-from tests.cli.follow.world import FIRST, SECOND, World
+from tests.cli.jobs.world import FIRST, SECOND, World
 from tests.cli.status.objects import config_map, lost_pod, pod, record, report, unscheduled, workload
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from kdist.cluster import Cluster
 from tests.cli.cluster.conftest import Connect, Serve, _hurry, connect, serve, told
-from tests.cli.follow.world import World
+from tests.cli.jobs.world import World
 
 __all__ = ["_hurry", "connect", "serve", "told"]
 

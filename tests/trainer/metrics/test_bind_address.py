@@ -17,7 +17,7 @@ import pytest
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.metrics.reporter import Reporter, reachable
 from kdist_trainer.metrics.wire import pack
-from tests.trainer.exporter.scrape import exporting, fetch, full_stats, read, send_raw, total, wait_until
+from tests.trainer.metrics.scrape import exporting, fetch, full_stats, read, send_raw, total, wait_until
 
 
 def test_what_is_no_record_is_counted_and_changes_nothing_else(exporter: Exporter) -> None:

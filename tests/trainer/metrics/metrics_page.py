@@ -1,4 +1,4 @@
-"""Makes docs/metrics.md of the declared metrics: `python -m tests.trainer.metrics_page`; a test compares."""
+"""Makes docs/metrics.md of the declared metrics: `python -m tests.trainer.metrics.metrics_page`; a test compares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INTRODUCTION = """# Metrics
 
 Every agent (one per node) answers `/metrics` on port 9401, or on a free port, which `kdist run` shows, where that one is
 taken. The table is made from the declarations in `trainer/kdist_trainer/stats`: to add a metric, add a field there and run
-`python -m tests.trainer.metrics_page`.
+`python -m tests.trainer.metrics.metrics_page`.
 
 - **From** says whose number it is. *rank*: one series for each local rank of the current group. *node*: counters and
   histograms are the sum over the local ranks, gauges the largest. *witness*: the node's first local rank speaks for it.

@@ -16,8 +16,8 @@ from kdist_trainer.metrics.endpoint import CATALOGUE, label_names
 from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.metrics.wire import MAX_RECORD, pack
-from tests.trainer.exporter.scrape import exporting, fetch, full_stats, make_exporter, read, tell_all, total, value
-from tests.trainer.metrics_page import PAGE, render
+from tests.trainer.metrics.metrics_page import PAGE, render
+from tests.trainer.metrics.scrape import exporting, fetch, full_stats, make_exporter, read, tell_all, total, value
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
@@ -181,4 +181,4 @@ def test_what_jobs_wait_for_falls_into_buckets_that_have_a_bound(scratch: Path) 
 
 
 def test_the_page_of_metrics_is_the_one_that_the_declarations_make() -> None:
-    assert PAGE.read_text() == render(), "run: python -m tests.trainer.metrics_page"
+    assert PAGE.read_text() == render(), "run: python -m tests.trainer.metrics.metrics_page"

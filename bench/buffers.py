@@ -19,7 +19,7 @@ from bench.table import title
 from bench.work import take_both
 from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.training import trainer
-from kdist_trainer.training.context import Run
+from kdist_trainer.training.context import TrainContext
 
 SIZE = {"ranks": 2, "width": 384, "depth": 8, "norms": 1, "batch": 256, "steps": 3000, "rounds": 1}
 KINDS = ("nothing sent", "kdist, after the step", "DDP, before the pass")
@@ -40,7 +40,7 @@ def rank() -> None:
     os.environ["MASTER_PORT"] = str(size["ports"][0])
     step, kinds = trainer.step, cost.order(size["steps"], len(KINDS))
 
-    def switched(run: Run) -> bool:
+    def switched(run: TrainContext) -> bool:
         if run.state.step % cost.BLOCK == 0:
             turn(run, kinds[run.state.step // cost.BLOCK])
         return step(run)
@@ -50,7 +50,7 @@ def rank() -> None:
     report(take_both(warm=2 + len(KINDS) * cost.BLOCK))
 
 
-def turn(run: Run, kind: int) -> None:
+def turn(run: TrainContext, kind: int) -> None:
     """Send buffers as `KINDS` says from now on."""
     run.buffers.agree = Buffers.agree.__get__(run.buffers) if kind == 1 else _nothing  # type: ignore[method-assign]
     for word in ("forward_sync_buffers", "broadcast_buffers"):  # torch 2.13 has another word than 2.10

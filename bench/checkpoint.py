@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.ranks import free_ports, launch, report
 from bench.table import columns, seconds_with_spread, title
-from kdist_trainer.checkpoint.checkpointer import CheckpointStore
+from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.config import Checkpointing, Every
 from kdist_trainer.world import World
 
@@ -114,7 +114,7 @@ def stores(folder: Path, world: World) -> dict[str, Contestant]:
     def contestant(mode: Any) -> Contestant:
         config = Checkpointing(every=Every(steps=10), mode=mode, keep=1)
         root = folder / f"kdist-{mode}"
-        store = CheckpointStore(root, world=world, run_id="bench", config=config, job={})
+        store = CheckpointManager(root, world=world, run_id="bench", config=config, job={})
         store.load({}, fingerprint="bench")
 
         def begin(state: Any, step: int) -> Wait:

@@ -22,10 +22,10 @@ from bench.ranks import launch_measured, report
 from bench.table import columns, title
 from bench.work import take_both
 from kdist_trainer.instrumentation import collective_hooks
-from kdist_trainer.instrumentation.flight_recorder import Recorder
-from kdist_trainer.instrumentation.step_timer import Untimed
+from kdist_trainer.instrumentation.flight_recorder import FlightRecorder
+from kdist_trainer.instrumentation.step_timer import NullTimer
 from kdist_trainer.training import trainer
-from kdist_trainer.training.context import Run
+from kdist_trainer.training.context import TrainContext
 
 SIZE = {"ranks": 2, "width": 384, "depth": 4, "batch": 512, "steps": 6000, "rounds": 1}
 STEP_SECONDS = 0.02
@@ -40,9 +40,9 @@ WARM = 2 + len(KINDS) * BLOCK
 class Switch:
     """Takes the measuring out of a run, and puts it back."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainContext) -> None:
         self._run = run
-        self._recorder = next(each for each in collective_hooks.listeners() if isinstance(each, Recorder))
+        self._recorder = next(each for each in collective_hooks.listeners() if isinstance(each, FlightRecorder))
         self._timer = next(each for each in collective_hooks.listeners() if each is not self._recorder)
         self._measuring = run.timer, run.report, run.beat
 
@@ -53,7 +53,7 @@ class Switch:
             if kind >= least:
                 collective_hooks.listen(listener)
         run = self._run
-        run.timer, run.report, run.beat = self._measuring if kind == 2 else (Untimed(), _nothing, _no_beat)
+        run.timer, run.report, run.beat = self._measuring if kind == 2 else (NullTimer(), _nothing, _no_beat)
 
 
 def order(steps: int, number: int = len(KINDS)) -> list[int]:
@@ -100,7 +100,7 @@ def rank() -> None:
     os.environ["MASTER_PORT"] = str(size["ports"][0])
     step, kinds, switches = trainer.step, order(size["steps"]), list[Switch]()
 
-    def switched(run: Run) -> bool:
+    def switched(run: TrainContext) -> bool:
         if not switches:
             switches.append(Switch(run))
         if run.state.step % BLOCK == 0:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from bench.ranks import free_ports, launch, report
 from bench.table import columns, interleave, title
-from kdist_trainer.checkpoint.checkpointer import CheckpointStore
+from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.config import Checkpointing
 
 MEGABYTES = 256
@@ -66,7 +66,7 @@ def main() -> None:
 def save(folder: Path) -> None:
     """A checkpoint with a state of so many megabytes."""
     config = Checkpointing(mode="blocking")
-    store = CheckpointStore(folder, world=Alone(), run_id="bench", config=config, job={})
+    store = CheckpointManager(folder, world=Alone(), run_id="bench", config=config, job={})
     store.save(make_state(1.0), {"step": 1, "samples_seen": 1}, step=1)
     store.close()
 
@@ -92,7 +92,7 @@ def rank() -> None:
     state = {"model": {name: value.clone() for name, value in make_state(0.0)["model"].items()}}
     config = Checkpointing(mode="blocking", load=orders["load"])
     world = Group(orders["generation"])
-    store = CheckpointStore(Path(orders["folder"]), world=world, run_id="bench", config=config, job={})
+    store = CheckpointManager(Path(orders["folder"]), world=world, run_id="bench", config=config, job={})
     dist.barrier()
     memory, read, began = Memory(), bytes_read(), time.perf_counter()
     store.load(state, fingerprint="")

@@ -24,10 +24,10 @@ from typing import Any
 from torch._C._distributed_c10d import Store, TCPStore
 
 from bench.table import title
-from kdist_trainer.agent.coordination import Exchange
-from kdist_trainer.agent.monitor import Heard, Hearing
+from kdist_trainer.agent.coordination import AgentStore
+from kdist_trainer.agent.monitor import PollResult, RendezvousPoller
 from kdist_trainer.rendezvous.configmap_client import ConfigMap
-from kdist_trainer.rendezvous.handler import Pace, open_rendezvous
+from kdist_trainer.rendezvous.handler import RendezvousTimings, open_rendezvous
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
 from tests.trainer.rendezvous.control_plane import ControlPlane
 
@@ -66,7 +66,7 @@ def measure(nodes: int, plane: ControlPlane | None) -> list[dict[str, float]]:
             assert server is not None
             return TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False), None
         config_map = plane.config_map(patience=60.0)
-        poll = Pace.for_nodes(nodes, remote=True).poll
+        poll = RendezvousTimings.for_nodes(nodes, remote=True).poll
         return KubernetesStore(config_map, run_id=run_id, timeout_seconds=_WORD_SECONDS, poll_seconds=poll), config_map
 
     arguments = (opening, nodes, run_id, barrier, answers)
@@ -102,8 +102,8 @@ def be_agent(
     agree(info.store, info.rank, nodes)
     formed = time.monotonic() - began
     joining = config_map.requests if config_map else 0
-    exchange = Exchange(store, run_id=run_id, node="")
-    with Hearing(lambda: Heard(handler.news(), exchange.generation(1)), seconds=handler.pace.watch):
+    exchange = AgentStore(store, run_id=run_id, node="")
+    with RendezvousPoller(lambda: PollResult(handler.news(), exchange.generation(1)), seconds=handler.pace.watch):
         time.sleep(WORK_SECONDS)
     working = (config_map.requests if config_map else 0) - joining
     answers.put({"formed": formed, "joining": joining, "working": working})

@@ -77,7 +77,7 @@ def rank() -> None:
     """One rank of a run."""
     from kdist_trainer.metrics.step_stats import StepStats
     from kdist_trainer.training import trainer
-    from kdist_trainer.training.builder import Surroundings, assemble
+    from kdist_trainer.training.builder import RankRuntime, assemble
     from kdist_trainer.training.sync import StopFlag
     from kdist_trainer.worker import load_workload
     from kdist_trainer.world import World
@@ -88,7 +88,7 @@ def rank() -> None:
     marks: list[float] = []
     with World.from_environment(timeout_seconds=300) as world:
         stats = StepStats(rank=world.rank, generation=1)
-        around = Surroundings(
+        around = RankRuntime(
             world=world,
             flag=StopFlag(),
             stats=stats,

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from kdist_trainer.config import Model
+from kdist_trainer.config import ConfigModel
 from kdist_trainer.workload import Split, Workload, WorkloadContext
 
 SAMPLES = 4096
 
 
-class Options(Model):
+class Options(ConfigModel):
     """Size of the perceptron."""
 
     width: int = 32

@@ -102,7 +102,7 @@ _LEAST_SECONDS = 0.0005  # below this a difference is noise
 
 
 @dataclass(frozen=True)
-class Counts:
+class Counters:
     """Running sums of one rank: steps done, and seconds by phase, by kind of collective and in what is not a step."""
 
     steps: float = 0.0
@@ -111,7 +111,7 @@ class Counts:
     collectives: Mapping[str, float] = field(default_factory=dict)
     checkpoint: float = 0.0
 
-    def since(self, before: Counts) -> Counts:
+    def since(self, before: Counters) -> Counters:
         """What came since `before`; all of it where the sums began anew."""
         if self.steps < before.steps:
             return self
@@ -119,7 +119,7 @@ class Counts:
             {name: max(0.0, sums[name] - earlier.get(name, 0.0)) for name in sums}
             for sums, earlier in ((self.phases, before.phases), (self.collectives, before.collectives))
         )
-        return Counts(
+        return Counters(
             self.steps - before.steps,
             self.samples - before.samples,
             phases,
@@ -129,7 +129,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Row:
+class RankBreakdown:
     """One rank. Seconds are means per step over the time looked at; None where it did no step in it."""
 
     rank: int
@@ -177,7 +177,7 @@ class Row:
         }
 
 
-def count(samples: Iterable[Sample]) -> dict[int, Counts]:
+def count(samples: Iterable[Sample]) -> dict[int, Counters]:
     """The sums of each rank of one agent. What it knows of its first rank only (checkpoints) stands for all of its ranks."""
     steps: dict[int, float] = {}
     seen: dict[int, float] = defaultdict(float)
@@ -199,14 +199,14 @@ def count(samples: Iterable[Sample]) -> dict[int, Counts]:
             phases[number][sample.labels.get("phase", "other")] = sample.value
         elif sample.name == "kdist_collective_seconds_total":
             collectives[number][sample.labels.get("op", "other")] = sample.value
-    return {rank: Counts(done, seen[rank], phases[rank], collectives[rank], checkpoint) for rank, done in steps.items()}
+    return {rank: Counters(done, seen[rank], phases[rank], collectives[rank], checkpoint) for rank, done in steps.items()}
 
 
-def row(rank: int, pod: str, done: Counts, status: Mapping[str, Any]) -> Row:
+def row(rank: int, pod: str, done: Counters, status: Mapping[str, Any]) -> RankBreakdown:
     """A rank over the time in which it counted `done`; `status` is its entry in the agent's `/status`."""
     steps = done.steps
     mean = {name: done.phases.get(name, 0.0) / steps for name in PHASES} if steps > 0 else {}
-    return Row(
+    return RankBreakdown(
         rank=rank,
         pod=pod,
         state=str(status.get("phase") or ""),
@@ -219,7 +219,7 @@ def row(rank: int, pod: str, done: Counts, status: Mapping[str, Any]) -> Row:
     )
 
 
-def mark_slow(rows: Sequence[Row]) -> list[Row]:
+def mark_slow(rows: Sequence[RankBreakdown]) -> list[RankBreakdown]:
     """The rows by rank, those marked whose busy time stands out: `SLOW_BY` times the (lower) median of all."""
     busy = sorted(one.busy for one in rows if one.busy is not None)
     middle = busy[(len(busy) - 1) // 2] if len(busy) > 1 else None
@@ -233,7 +233,7 @@ def _stands_out(busy: float | None, middle: float | None) -> bool:
     return busy > SLOW_BY * middle and busy - middle > _LEAST_SECONDS
 
 
-def describe_slow(rows: Sequence[Row]) -> Iterator[str]:
+def describe_slow(rows: Sequence[RankBreakdown]) -> Iterator[str]:
     """A sentence for each slow rank: how slow, and which part of its step it is that takes longer."""
     for one in rows:
         others = [other for other in rows if not other.slow and other.phases]
@@ -252,7 +252,7 @@ def _number(document: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 @dataclass(frozen=True)
-class Reading:
+class AgentSample:
     """One agent's answers: its `/status` document, and its metrics as text. Empty where it did not answer."""
 
     status: Mapping[str, Any] = field(default_factory=dict)
@@ -270,7 +270,7 @@ class Reading:
         return {one["rank"]: one for one in entries if isinstance(one.get("rank"), int)}
 
 
-def rows(now: Mapping[str, Reading], before: Mapping[str, Reading] | None = None) -> list[Row]:
+def rows(now: Mapping[str, AgentSample], before: Mapping[str, AgentSample] | None = None) -> list[RankBreakdown]:
     """One row per rank, over the time since `before`, or over the life of the agents. Ranks of the newest generation only."""
     newest = max((_generation(one) for one in now.values()), default=0)
     found = []
@@ -281,28 +281,28 @@ def rows(now: Mapping[str, Reading], before: Mapping[str, Reading] | None = None
         old = count(earlier.samples()) if earlier and _generation(earlier) == newest else {}
         new = count(reading.samples())
         for rank in sorted({*new, *reading.ranks}):
-            done = new.get(rank, Counts()).since(old[rank]) if rank in old else new.get(rank, Counts())
+            done = new.get(rank, Counters()).since(old[rank]) if rank in old else new.get(rank, Counters())
             found.append(row(rank, owner, done, reading.ranks.get(rank, {})))
     return mark_slow(found)
 
 
-def select(now: Mapping[str, Reading], rank: int) -> dict[str, Reading]:
+def select(now: Mapping[str, AgentSample], rank: int) -> dict[str, AgentSample]:
     """The readings of the agent that has this rank."""
     return {owner: reading for owner, reading in now.items() if rank in reading.ranks}
 
 
-def first(now: Mapping[str, Reading], name: str) -> Any:
+def first(now: Mapping[str, AgentSample], name: str) -> Any:
     """What the agents say of the job under this name: the one with rank 0 first, then any that knows it."""
     ordered = sorted(now.values(), key=lambda reading: min(reading.ranks, default=1 << 30))
     return next((reading.status[name] for reading in ordered if reading.status.get(name) is not None), None)
 
 
-def samples_per_second(now: Mapping[str, Reading]) -> float | None:
+def samples_per_second(now: Mapping[str, AgentSample]) -> float | None:
     """Of the whole job: each agent says what its own ranks do."""
     rates = [rate for one in now.values() if isinstance(rate := one.status.get("samples_per_second"), int | float)]
     return sum(rates) if rates else None
 
 
-def _generation(reading: Reading) -> int:
+def _generation(reading: AgentSample) -> int:
     found = reading.status.get("generation")
     return found if isinstance(found, int) else 0

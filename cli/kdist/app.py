@@ -158,9 +158,9 @@ def report(error: Exception) -> int:
 def _advise(error: KdistError) -> None:
     """Add to the server's own refusal whom to ask for what: it knows no roles of the chart."""
     from kdist import rbac
-    from kdist.cluster import RefusalError
+    from kdist.cluster import ApiError
 
-    if isinstance(error, RefusalError) and error.denied is not None:
+    if isinstance(error, ApiError) and error.denied is not None:
         error.hint = error.hint or rbac.advise([error.denied.right], error.denied.namespace)
 
 

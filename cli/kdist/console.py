@@ -17,12 +17,12 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import click
 
 from kdist.errors import InvalidJobError, KdistError, Problem
-from kdist.nonblocking import Outlet
+from kdist.nonblocking import NonBlockingWriter
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-_outlets: list[Outlet] = []  # where messages go while nothing may wait for their reader
+_outlets: list[NonBlockingWriter] = []  # where messages go while nothing may wait for their reader
 _drawn: list[Live] = []  # the view at the foot of the terminal, while there is one
 
 
@@ -112,7 +112,7 @@ def unwaiting() -> Iterator[None]:
     """Messages and views in this block never wait for whoever reads stderr; its end does, until Ctrl-C."""
     sys.stderr.flush()
     try:
-        outlet = Outlet(sys.stderr.fileno())
+        outlet = NonBlockingWriter(sys.stderr.fileno())
     except io.UnsupportedOperation:  # a stream in memory, which nobody has to read
         yield
         return

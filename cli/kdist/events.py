@@ -304,7 +304,7 @@ def describe(event: Event) -> str:
     return " ".join([*([str(event["message"])] if event.get("message") else []), *fields])
 
 
-class Narrator:
+class EventFilter:
     """Decides which events become lines: what several agents or ranks say in the same words is said once.
 
     `lines_only` is true where no live view shows the progress.

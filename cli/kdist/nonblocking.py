@@ -18,7 +18,7 @@ LIMIT = 1 << 18  # bytes that wait for the reader
 _PIECE = 512  # bytes that a pipe takes without waiting once it takes anything, on every system
 
 
-class Outlet(io.TextIOBase):
+class NonBlockingWriter(io.TextIOBase):
     """Text for a descriptor. `write` and `flush` neither wait nor raise; `drain` waits."""
 
     def __init__(self, descriptor: int) -> None:

@@ -197,11 +197,11 @@ def _held() -> dict[str, str]:
 
 
 def _may(cluster: Cluster, right: Right) -> bool:
-    from kdist.cluster import RefusalError
+    from kdist.cluster import ApiError
 
     try:
         return cluster.can_i(right.verb, right.api_version, right.kind, name=right.name, subresource=right.subresource)
-    except RefusalError:
+    except ApiError:
         return True
 
 

@@ -15,7 +15,7 @@ from kdist.dashboards import DASHBOARDS
 from kdist.dashboards.model import STATUS, Kind, Panel, bars, lines, stat
 from kdist.dashboards.preview import html as card
 from kdist.dashboards.preview import svg
-from kdist.dashboards.preview.svg import Curve, Event
+from kdist.dashboards.preview.svg import Curve, EventMarker
 from kdist.dashboards.prometheus import Series, Window, fill
 
 WINDOW = Window(1000.0, 1100.0, 1.0)
@@ -104,7 +104,7 @@ def test_a_legend_shows_what_fits_and_counts_the_rest() -> None:
         answer = [Series({"rank": f"{rank}"}, ((1000.0, 1.0), (1001.0, 2.0))) for rank in range(number)]
         return card.draw(
             lines("l", "d", "none", {"rank {{rank}}": "x{}"}, width=6),
-            card.Source(lambda _: answer, lambda _: answer, WINDOW),
+            card.PanelSource(lambda _: answer, lambda _: answer, WINDOW),
             [],
         )
 
@@ -118,7 +118,7 @@ def test_a_legend_shows_what_fits_and_counts_the_rest() -> None:
 
 def test_what_happened_is_named_where_there_is_room() -> None:
     curve = Curve("a", BLUE, ((1000.0, 1.0), (1100.0, 2.0)))
-    events = [Event("New group", BLUE, 1050.0, True), Event("Checkpoint", BLUE, 1060.0, False)]
+    events = [EventMarker("New group", BLUE, 1050.0, True), EventMarker("Checkpoint", BLUE, 1060.0, False)]
     wide = svg.draw(panel_of("lines"), [curve], events, WINDOW, width=700, height=200)
     assert ">New group</text>" in wide
     assert ">Checkpoint</text>" not in wide
@@ -144,7 +144,7 @@ def test_whatever_the_numbers_are_the_picture_is_well_formed(
         for index, row in enumerate(rows)
     ]
     panel = panel_of(kind, logarithmic=logarithmic, bridged=bridged, minimum=minimum)
-    picture = svg.draw(panel, curves, [Event("a<b", BLUE, 1050.0, True)], WINDOW, width=400, height=200)
+    picture = svg.draw(panel, curves, [EventMarker("a<b", BLUE, 1050.0, True)], WINDOW, width=400, height=200)
     tree = ElementTree.fromstring(picture)  # noqa: S314 - our own
     assert tree.tag == "svg"
     assert "nan" not in re.sub(r">[^<]*<", "><", picture)
@@ -171,7 +171,7 @@ def test_layers_of_a_stack_stand_on_each_other() -> None:
 def test_names_from_labels_cannot_add_to_the_page() -> None:
     evil = {"rank": "<script>alert(1)</script>", "namespace": "&", "kdist_job": "<b>"}
     answer = [Series(evil, ((1000.0, 1.0), (1001.0, 2.0), (1002.0, 3.0)))]
-    source = card.Source(lambda _: answer, lambda _: answer, WINDOW)
+    source = card.PanelSource(lambda _: answer, lambda _: answer, WINDOW)
     table = Panel(title="t", description="d", kind=Kind.TABLE, queries={"a": "x{}"}, unit="none")
     shown = [lines("l", "d", "none", {"rank {{rank}}": "x{}"}), bars("b", "d", "none", {"{{rank}}": "x{}"}), table]
     for panel in [*shown, stat("s", "d", "x{}", "none")]:
@@ -187,14 +187,14 @@ def test_the_table_of_trainings_names_their_state_and_colours_what_is_bad() -> N
         table.queries["State"]: [Series({**job, "state": word}, ((1000.0, 1.0),)) for word in ("running", "hung")],
         table.queries["Skew"]: [Series(job, ((1000.0, 1.5),))],
     }
-    html = card.draw(table, card.Source(lambda _: [], lambda query: answers.get(query, []), WINDOW), [])
+    html = card.draw(table, card.PanelSource(lambda _: [], lambda query: answers.get(query, []), WINDOW), [])
     assert "<td>hung, running</td>" in html
     assert f'color:{svg.paint(STATUS["bad"])}">1.5</span>' in html
     assert html.count("<td>-</td>") == len(table.queries) - 2
 
 
 def test_a_panel_without_an_answer_says_so() -> None:
-    source = card.Source(lambda _: [], lambda _: [], WINDOW)
+    source = card.PanelSource(lambda _: [], lambda _: [], WINDOW)
     for dashboard in DASHBOARDS.values():
         for panel in dashboard.panels:
             assert "nothing to show" in (html := card.draw(panel, source, [])) or "no answer" in html

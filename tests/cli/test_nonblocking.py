@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist.nonblocking import LIMIT, Outlet
+from kdist.nonblocking import LIMIT, NonBlockingWriter
 
 LINE = "x" * 99
 MANY = 20 * LIMIT // 100
@@ -46,7 +46,7 @@ def test_a_reader_that_does_not_read_gets_whole_lines_once_it_does_and_hears_wha
     make: Callable[[], tuple[int, int]],
 ) -> None:
     reader, writer = make()
-    outlet = Outlet(writer)
+    outlet = NonBlockingWriter(writer)
     for number in range(MANY):
         assert outlet.write(f"{number} {LINE}\n"), "nobody reads, and yet it returns"
     assert outlet.is_behind
@@ -71,7 +71,7 @@ def test_a_reader_that_does_not_read_gets_whole_lines_once_it_does_and_hears_wha
 
 def test_a_descriptor_that_others_share_goes_on_waiting_for_them() -> None:
     reader, writer = os.pipe()
-    outlet = Outlet(writer)
+    outlet = NonBlockingWriter(writer)
     outlet.write("one\n")
     assert os.get_blocking(writer)
     outlet.close()
@@ -82,7 +82,7 @@ def test_a_descriptor_that_others_share_goes_on_waiting_for_them() -> None:
 
 def test_a_reader_that_has_gone_is_nothing_to_fail_of() -> None:
     reader, writer = os.pipe()
-    outlet = Outlet(writer)
+    outlet = NonBlockingWriter(writer)
     os.close(reader)
     outlet.write("one\n")
     outlet.drain()
@@ -94,7 +94,7 @@ def test_a_reader_that_has_gone_is_nothing_to_fail_of() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
 def test_a_full_disk_loses_what_was_said_and_nothing_else() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
-    outlet = Outlet(full)
+    outlet = NonBlockingWriter(full)
     outlet.write("one\n")
     assert not outlet.is_behind
     outlet.close()
@@ -105,7 +105,7 @@ def test_a_file_is_written_where_its_owner_is(tmp_path: Path) -> None:
     with (tmp_path / "log").open("ab") as log:
         log.write(b"before\n")
         log.flush()
-        outlet = Outlet(log.fileno())
+        outlet = NonBlockingWriter(log.fileno())
         outlet.write("one\n")
         outlet.close()
     assert (tmp_path / "log").read_text() == "before\none\n"

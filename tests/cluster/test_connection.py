@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from kdist import cluster
-from kdist.cluster import Cluster, MissingError, RefusalError
+from kdist.cluster import ApiError, ApiNotFoundError, Cluster
 from kdist.errors import Code, KdistError
 from tests.cluster.namespace import Namespace
 
@@ -76,7 +76,7 @@ def test_a_command_in_a_pod_gives_its_output_and_its_exit_code(connection: Clust
     with pytest.raises(KdistError, match="has not ended after 1 s") as raised:
         connection.run(pod, ["python", "-c", "import time; time.sleep(60)"], timeout=1)
     assert raised.value.code == Code.TIMEOUT
-    with pytest.raises(MissingError):
+    with pytest.raises(ApiNotFoundError):
         connection.run("nobody", ["true"])
 
 
@@ -96,7 +96,7 @@ def test_a_forwarded_port_carries_many_connections_at_once(connection: Cluster, 
     assert len(set(found)) == 1
     assert len(found) == 5
     assert b"root" in connection.proxy(pod, 8000, "/passwd")
-    with pytest.raises(RefusalError) as raised:
+    with pytest.raises(ApiError) as raised:
         connection.proxy(pod, 9, "/passwd")
     assert raised.value.status == 503
 
@@ -106,7 +106,7 @@ def test_a_log_is_read_from_its_end_and_from_a_moment_on(connection: Cluster, po
     assert set(lines) == SAID
     assert list(connection.logs(pod, since="2000-01-01T00:00:00Z")) == list(lines)
     assert list(connection.logs(pod, since=stamps[1]))[-1] == lines[1]
-    with pytest.raises(MissingError):
+    with pytest.raises(ApiNotFoundError):
         list(connection.logs("nobody"))
 
 

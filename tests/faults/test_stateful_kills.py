@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kdist_trainer.data.sampler import Deal
+from kdist_trainer.data.sampler import ShardAssignment
 from tests.draw import read_commit
 from tests.patience import soon
 from tests.trainer.checkpoint.exported import digest_of_export
@@ -97,7 +97,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[Cell, Ending]:
 
 def test_every_rank_of_every_cell_accumulates_gradients() -> None:
     ranks = [(rank, cell.ranks) for cell in CELLS for rank in range(cell.ranks)]
-    passes = {len(Deal(BATCH, SHARDS, rank, size).parts(BATCH)) for rank, size in ranks}
+    passes = {len(ShardAssignment(BATCH, SHARDS, rank, size).parts(BATCH)) for rank, size in ranks}
     assert passes == {6, 3, 2}
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.liveness import Beat, Heartbeat
+from kdist_trainer.liveness import Heartbeat, RankSnapshot
 from tests.trainer.checkpoint.exported import assert_done_tells_what_is_kept
 
 PATIENCE = 180.0  # seconds; a condition on a loaded machine of two cores
@@ -33,7 +33,7 @@ class Rank:
 
     node: str
     pid: int
-    beat: Beat
+    beat: RankSnapshot
 
 
 def describe_job(name: str, *, nodes: int | dict[str, int], train: dict[str, Any], **spec: Any) -> dict[str, Any]:

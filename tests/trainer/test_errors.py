@@ -11,7 +11,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from kdist_trainer import errors
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.errors import ConfigProblem, Failure, StorageProblem, classify, describe, find_place
+from kdist_trainer.errors import ConfigError, Failure, StorageError, classify, describe, find_place
 
 GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
 
@@ -69,7 +69,7 @@ SAID = [
     (ProcessRaisedException("odd", 0, 1), Cause.USER_CODE, 70, True),
     (ProcessExitedException("process 0 terminated with signal SIGABRT", 0, 1, -6, "SIGABRT"), Cause.SIGNAL, 201, True),
     (ProcessExitedException("process 0 terminated with exit code 3", 0, 1, 3), Cause.USER_CODE, 70, True),
-    (ConfigProblem("no such workload"), Cause.CONFIG, 64, True),
+    (ConfigError("no such workload"), Cause.CONFIG, 64, True),
 ]
 
 
@@ -92,13 +92,13 @@ def test_what_a_rank_records_its_agent_reads(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("KDIST_NODE", "node-1")
     try:
-        raise StorageProblem("the disk is full")
-    except StorageProblem as error:
+        raise StorageError("the disk is full")
+    except StorageError as error:
         errors.record(error, scratch=tmp_path, local_rank=1, step=7)
     left = errors.read(tmp_path, 1)
     assert left is not None
     assert (left.cause, left.code, left.rank, left.node, left.step) == (Cause.STORAGE, Exit.STORAGE, 5, "node-1", 7)
-    assert left.traceback[-1] == "kdist_trainer.errors.StorageProblem: the disk is full"
+    assert left.traceback[-1] == "kdist_trainer.errors.StorageError: the disk is full"
     errors.record(ValueError("a later one"), scratch=tmp_path, local_rank=1)
     assert errors.read(tmp_path, 1) == left, "the first failure of a rank stands"
     assert errors.read(tmp_path, 0) is None

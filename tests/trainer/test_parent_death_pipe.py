@@ -9,19 +9,19 @@ import threading
 import time
 from pathlib import Path
 
-from kdist_trainer.liveness import Lifeline, watch
+from kdist_trainer.liveness import ParentDeathPipe, watch
 
 
 def test_a_watcher_sleeps_while_the_owner_lives_and_wakes_when_it_lets_go(tmp_path: Path) -> None:
     ended = threading.Event()
-    with Lifeline.create(tmp_path / "line"):
+    with ParentDeathPipe.create(tmp_path / "line"):
         watch(tmp_path / "line", ended.set)
         assert not ended.wait(0.2)
     assert ended.wait(60)
 
 
 def test_a_line_without_an_owner_or_without_a_pipe_counts_as_ended(tmp_path: Path) -> None:
-    Lifeline.create(tmp_path / "line").close()
+    ParentDeathPipe.create(tmp_path / "line").close()
     for path in (tmp_path / "line", tmp_path / "nothing"):
         ended = threading.Event()
         watch(path, ended.set)
@@ -30,9 +30,9 @@ def test_a_line_without_an_owner_or_without_a_pipe_counts_as_ended(tmp_path: Pat
 
 def test_watchers_of_a_dead_owner_do_not_mistake_its_successor_for_it(tmp_path: Path) -> None:
     ended = threading.Event()
-    first = Lifeline.create(tmp_path / "line")
+    first = ParentDeathPipe.create(tmp_path / "line")
     watch(tmp_path / "line", ended.set)
-    with Lifeline.create(tmp_path / "line"):
+    with ParentDeathPipe.create(tmp_path / "line"):
         first.close()
         assert ended.wait(60)
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from kdist_trainer import worker
 from kdist_trainer.config import AllReduceCheck, count_bytes
-from kdist_trainer.errors import TooSlow, classify
+from kdist_trainer.errors import BandwidthError, classify
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
@@ -41,7 +41,7 @@ def check(demanded: str, slow: int | None) -> tuple[str, float]:
         wanted = AllReduceCheck(min_bus_bandwidth=demanded, size="256Ki")
         try:
             worker.check(wanted, world, node=f"node-{world.rank}", beat=int, exchange=exchange)
-        except TooSlow as error:
+        except BandwidthError as error:
             told, when = str(error), time.time()
             if world.rank == slow:
                 dist.barrier()  # where a real rank would end: the others wait for it, and now say the same
@@ -61,5 +61,5 @@ def test_a_group_that_does_not_is_told_what_was_measured_and_the_slow_rank_says_
     assert message.startswith("an all-reduce of 256Ki among 4 ranks reaches a bus bandwidth of ")
     assert "minBusBandwidth demands 900T (9e+05 GB/s)" in message
     assert "slow is rank 2 on node-2" in message
-    assert classify(TooSlow(message)) == ("preflight", 64, True)
+    assert classify(BandwidthError(message)) == ("preflight", 64, True)
     assert all(told == message and when >= first for told, when in found)

@@ -5,7 +5,6 @@ A rank writes its failure beside its heartbeat before it ends; its agent reads i
 `backward()`: that is secondary and decides nothing. torch is told by the names of its types and its messages, so that
 readers of failures need not import it.
 """
-# ruff: noqa: N818 - these failures are named for what they are: a Mismatch, a StorageProblem
 
 from __future__ import annotations
 
@@ -37,43 +36,43 @@ class KdistTrainerError(Exception):
     primary = True
 
 
-class ConfigProblem(KdistTrainerError):
+class ConfigError(KdistTrainerError):
     """What the job asks for cannot be done; its message says what to change."""
 
     cause, code = Cause.CONFIG, Exit.CONFIG
 
 
-class TooSlow(KdistTrainerError):
+class BandwidthError(KdistTrainerError):
     """The network between the ranks gives less than the job demands; on the same machines another try would find the same."""
 
     cause, code = Cause.PREFLIGHT, Exit.CONFIG
 
 
-class DataProblem(KdistTrainerError):
+class DataError(KdistTrainerError):
     """The data set is missing, empty or damaged."""
 
     cause, code = Cause.DATA, Exit.DATA
 
 
-class Mismatch(KdistTrainerError):
+class CheckpointMismatchError(KdistTrainerError):
     """Checkpoint, data or storage do not fit this job."""
 
     cause, code = Cause.MISMATCH, Exit.MISMATCH
 
 
-class NonFinite(KdistTrainerError):
+class NonFiniteError(KdistTrainerError):
     """The loss is NaN or infinite and the job says stop."""
 
     cause, code = Cause.NAN, Exit.NONFINITE
 
 
-class StorageProblem(KdistTrainerError):
+class StorageError(KdistTrainerError):
     """The storage of checkpoints refused what must be kept; another try may find it healthy."""
 
     cause, code = Cause.STORAGE, Exit.STORAGE
 
 
-class PeersLost(KdistTrainerError):
+class PeersLostError(KdistTrainerError):
     """Other ranks are gone in the middle of what all do together; why they are gone is told where they were."""
 
     cause, code, primary = Cause.NODE_LOST, Exit.PEERS_LOST, False

@@ -83,7 +83,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Beat:
+class RankSnapshot:
     """One reading. `count` grows with every beat; `step` is -1 until one is known; `time_ns` is CLOCK_MONOTONIC.
 
     `call` is the last collective that this rank has entered, and `inside` says that it has not returned.
@@ -173,7 +173,7 @@ class Heartbeat:
         """The number of the last collective that this rank has entered."""
         return self._number
 
-    def read(self) -> Beat:
+    def read(self) -> RankSnapshot:
         """The latest beat. Without a lock: read until the beat is whole, as the first reading nearly always is."""
         for _ in range(_ATTEMPTS):
             raw = self._map[:]
@@ -182,7 +182,7 @@ class Heartbeat:
                 break
         pid, generation = _OWNER.unpack_from(raw, _OWNER_AT)
         last, inside = _COLLECTIVE.unpack_from(raw, _COLLECTIVE_AT)
-        return Beat(
+        return RankSnapshot(
             count=count,
             phase=_PHASES[number] if 0 <= number < len(_PHASES) else Phase.START,
             step=step if count else -1,
@@ -219,7 +219,7 @@ def _text(raw: bytes) -> str:
     return raw.rstrip(b"\0").decode(errors="replace")
 
 
-class Lifeline:
+class ParentDeathPipe:
     """The owner's end. Keep it referenced for as long as the watchers may live."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -227,7 +227,7 @@ class Lifeline:
         self._descriptor: int | None = descriptor
 
     @classmethod
-    def create(cls, path: Path) -> Lifeline:
+    def create(cls, path: Path) -> ParentDeathPipe:
         """Make the pipe at `path`, replacing a dead owner's. Raises `OSError`."""
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
@@ -245,7 +245,7 @@ class Lifeline:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def __enter__(self) -> Lifeline:
+    def __enter__(self) -> ParentDeathPipe:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

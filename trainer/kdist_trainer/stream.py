@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kdist_trainer.errors import ConfigProblem, DataProblem
+from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.rng import ORDER, derive
 
 
@@ -56,9 +56,9 @@ class StreamSamples:
         self._batch, self._shards = batch, shards
         self._files = list(stream.files())
         if len(set(self._files)) < len(self._files):
-            raise DataProblem("a file of the stream is named twice")
+            raise DataError("a file of the stream is named twice")
         if len(self._files) < shards:
-            raise ConfigProblem(
+            raise ConfigError(
                 f"train.virtualShards: the stream has {len(self._files)} files, too few for {shards} shards: every shard reads "
                 "files of its own; set virtualShards, or write more files"
             )
@@ -149,7 +149,7 @@ class _Reader:
         file = next(self._queue, None)
         if file is None:
             if not self._seen_any:
-                raise DataProblem(f"the files {', '.join(self._own[:3])} of the stream hold no samples")
+                raise DataError(f"the files {', '.join(self._own[:3])} of the stream hold no samples")
             self._pass, self._seen_any = self._pass + 1, False
             order = np.random.RandomState(derive(self._seed, ORDER, self._pass) & 0xFFFFFFFF).permutation(len(self._own))
             self._queue = iter([self._own[index] for index in order])

@@ -22,7 +22,7 @@ from torch import Tensor
 from kdist_trainer.config import Optimizer
 from kdist_trainer.data.loader import fetcher
 from kdist_trainer.data.sampler import Weighted
-from kdist_trainer.errors import DataProblem
+from kdist_trainer.errors import DataError
 from kdist_trainer.rng import FETCH, STEP, WEIGHTS, derive, generators
 from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.workload import Samples, Workload, WorkloadContext
@@ -103,7 +103,7 @@ class _Examiner:
         try:
             if weights is not None:
                 Weighted(weights=weights, length=len(self.train), seed=0)
-        except DataProblem as problem:
+        except DataError as problem:
             yield str(problem)
 
     def _travels(self) -> Iterator[str]:

@@ -19,17 +19,17 @@ import torch
 
 from kdist_trainer import errors, log, workloads
 from kdist_trainer.bench.collectives import COLLECTIVES
-from kdist_trainer.bench.measure import Effort, Exchange, Slow, judge_pairs, measure
+from kdist_trainer.bench.measure import Effort, Exchange, SlowLink, judge_pairs, measure
 from kdist_trainer.config import AllReduceCheck, Nodes, TrainConfig, Training, count_bytes
-from kdist_trainer.errors import ConfigProblem, TooSlow
+from kdist_trainer.errors import BandwidthError, ConfigError
 from kdist_trainer.instrumentation import flight_recorder
 from kdist_trainer.liveness import Heartbeat, Phase
 from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.training import profiler as profiling
 from kdist_trainer.training import trainer
-from kdist_trainer.training.builder import Surroundings, assemble
-from kdist_trainer.training.context import Run
+from kdist_trainer.training.builder import RankRuntime, assemble
+from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.sync import StopFlag
 from kdist_trainer.workload import Workload, WorkloadContext
 from kdist_trainer.world import World
@@ -43,7 +43,7 @@ def check(
 ) -> None:
     """Measure the all-reduce that the job demands. Collective.
 
-    Raises `TooSlow` where the ranks do not reach it: first on the rank that is slow, as far as one is.
+    Raises `BandwidthError` where the ranks do not reach it: first on the rank that is slow, as far as one is.
     """
     if world.size == 1:
         return
@@ -58,14 +58,14 @@ def check(
     nodes = world.all_gather_object(node)
     if world.rank != (slow.ranks[0] if slow is not None else 0):
         world.barrier()  # the rank to blame speaks first, and this one ends with it
-    raise TooSlow(
+    raise BandwidthError(
         f"an all-reduce of {wanted.size} among {world.size} ranks reaches a bus bandwidth of {reached / 1e9:.3g} GB/s, "
         f"spec.preflight.allReduce.minBusBandwidth demands {wanted.min_bus_bandwidth} ({demanded / 1e9:.3g} GB/s); "
         + _name(slow, nodes)
     )
 
 
-def _name(slow: Slow | None, nodes: list[str]) -> str:
+def _name(slow: SlowLink | None, nodes: list[str]) -> str:
     if slow is None:
         return "no pair of ranks is slower than the others"
     who = " and ".join(f"rank {rank} on {nodes[rank]}" for rank in slow.ranks)
@@ -84,7 +84,7 @@ def main() -> str:
         config = read_config(Path(os.environ["KDIST_CONFIG"]))
         train = config.train
         if train is None:
-            raise ConfigProblem("train.json has no train section: a script is not started by this entrypoint")
+            raise ConfigError("train.json has no train section: a script is not started by this entrypoint")
         torch.set_num_threads(config.threads_per_rank)
         beat(heartbeat, Phase.RENDEZVOUS)
         flight_recorder.note_collectives(heartbeat)
@@ -96,7 +96,7 @@ def main() -> str:
                 check(config.preflight.all_reduce, world, node=node, beat=lambda: beat(heartbeat, Phase.INIT))
             stats = StepStats(rank=world.rank, generation=world.generation)
             with Reporter(stats) as reporter:
-                around = Surroundings(
+                around = RankRuntime(
                     world=world,
                     flag=flag,
                     stats=stats,
@@ -117,18 +117,18 @@ def main() -> str:
 
 
 def open_world(config: TrainConfig, train: Training) -> World:
-    """The group that this rank belongs to. Raises `ConfigProblem` for a size that the job cannot use."""
+    """The group that this rank belongs to. Raises `ConfigError` for a size that the job cannot use."""
     return World.from_environment(timeout_seconds=config.collective_timeout_seconds, model_parallel=train.model_parallel or 1)
 
 
 def read_config(path: Path) -> TrainConfig:
-    """`train.json`, with the bounds that this group goes by. Raises `ConfigProblem` for one that cannot be read."""
+    """`train.json`, with the bounds that this group goes by. Raises `ConfigError` for one that cannot be read."""
     try:
         config = TrainConfig.read(path)
         least, colon, most = os.environ.get("KDIST_NODES", "").partition(":")
         return config.model_copy(update={"nodes": Nodes(min=int(least), max=int(most))}) if colon else config
     except (OSError, ValueError) as error:
-        raise ConfigProblem(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def load_workload(train: Training, world: World) -> Workload:
@@ -143,7 +143,7 @@ def beat(heartbeat: Heartbeat | None, phase: Phase) -> None:
         heartbeat.beat(phase, heartbeat.read().step)
 
 
-def record(error: BaseException, heartbeat: Heartbeat | None, run: Run | None) -> None:
+def record(error: BaseException, heartbeat: Heartbeat | None, run: TrainContext | None) -> None:
     """Leave the failure for the agent, with the step and the collective that this rank was in."""
     collective = heartbeat.read().collective if heartbeat is not None else None
     errors.record(error, step=run.state.step if run is not None else None, collective=collective)

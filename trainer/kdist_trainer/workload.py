@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import TensorDataset, default_collate
 
 from kdist_trainer import config
-from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.errors import ConfigError
 from kdist_trainer.stream import Stream, StreamSamples
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def factor(settings: config.Schedule, *, steps: int) -> Callable[[int], float]:
     return share
 
 
-class Curve(LambdaLR):
+class LrSchedule(LambdaLR):
     """The learning rate that job.yaml asks for. It follows from the step alone, so that any step can be gone on from."""
 
     def __init__(self, optimizer: Optimizer, settings: config.Schedule, *, steps: int) -> None:
@@ -82,7 +82,7 @@ def build(optimizer: Optimizer, settings: config.Schedule, *, steps: int) -> LRS
     """The scheduler that job.yaml asks for; None for a rate that never moves, which then costs nothing per step."""
     if settings.name == "constant" and settings.warmup_steps == 0:
         return None
-    return Curve(optimizer, settings, steps=steps)
+    return LrSchedule(optimizer, settings, steps=steps)
 
 
 def set_rate(group: dict[str, Any], rate: float | Tensor) -> None:
@@ -140,14 +140,14 @@ class WorkloadContext:
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
 
     def parse(self, model: type[OptionsT]) -> OptionsT:
-        """Check the options against a pydantic model. Raises `ConfigProblem` with every problem at once."""
+        """Check the options against a pydantic model. Raises `ConfigError` with every problem at once."""
         try:
             return model.model_validate(self.options)
         except ValidationError as error:
             problems = "; ".join(
                 f"train.options.{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
             )
-            raise ConfigProblem(problems) from None
+            raise ConfigError(problems) from None
 
 
 class Workload(ABC):
@@ -205,7 +205,7 @@ class Workload(ABC):
     def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, ParallelStyle] | None:  # noqa: ARG002
         """How `ranks` ranks split the model's matrix products: torch's plan for `parallelize_module`; None where they cannot.
 
-        Keys are names of parts, in which `*` stands for any number; strategy `tensor` asks for it. Raises `ConfigProblem`
+        Keys are names of parts, in which `*` stands for any number; strategy `tensor` asks for it. Raises `ConfigError`
         for a model that cannot be split so.
         """
         return None

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.errors import ConfigError
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class World:
     ) -> World:
         """Join the group that torchrun's variables describe; without them, be a group of one.
 
-        Raises `ConfigProblem` for a group that is no multiple of `model_parallel`, and what `init_process_group` raises when
+        Raises `ConfigError` for a group that is no multiple of `model_parallel`, and what `init_process_group` raises when
         the others do not come within the time-out.
         """
         env = os.environ if environment is None else environment
@@ -76,7 +76,7 @@ class World:
             model_parallel=model_parallel,
         )
         if world.size % model_parallel:
-            raise ConfigProblem(
+            raise ConfigError(
                 f"train.modelParallel: {model_parallel} ranks share one copy of the model, and {world.size} ranks are no "
                 "multiple of that: change nodes or procsPerNode"
             )

@@ -3,7 +3,7 @@
 It is a job like any other, whose program is the trainer's `kdist_trainer.bench`; ranks say what they measured as events.
 """
 
-from kdist.bench.job import Wanted, make_job, read_size
+from kdist.bench.job import BenchSpec, make_job, read_size
 from kdist.bench.result import Result, read_events
 
-__all__ = ["Result", "Wanted", "make_job", "read_events", "read_size"]
+__all__ = ["BenchSpec", "Result", "make_job", "read_events", "read_size"]

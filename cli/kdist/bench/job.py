@@ -18,7 +18,7 @@ _NOT_NEEDED = ("train", "script", "code", "data", "checkpoints", "preflight")  #
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class BenchSpec:
     """What is measured; sizes in bytes."""
 
     collective: str
@@ -44,7 +44,7 @@ def read_size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def make_job(wanted: Wanted, base: TrainingJob | None = None, *, overrides: list[str] | None = None) -> TrainingJob:
+def make_job(wanted: BenchSpec, base: TrainingJob | None = None, *, overrides: list[str] | None = None) -> TrainingJob:
     """The bench as a job: on the machines of `base`, else on one node of two ranks, changed by `overrides`.
 
     Raises `InvalidJobError` where that is none, `UsageError` for a ladder that leads nowhere.

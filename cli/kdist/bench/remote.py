@@ -36,7 +36,7 @@ def measure(
     tell(f"sent {name} to namespace {cluster.namespace} as {plan.placement.backend}")
     try:
         jobs.wait_for(cluster, name, timeout=timeout, tell=tell)
-        lines = (line.text for line in logs.read(cluster, jobs.fetch_snapshot(cluster, name), logs.Wanted(), tell=tell))
+        lines = (line.text for line in logs.read(cluster, jobs.fetch_snapshot(cluster, name), logs.LogRequest(), tell=tell))
         result = read_events(lines)
     except KeyboardInterrupt:
         _take_away(cluster, name, tell)

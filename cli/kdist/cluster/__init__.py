@@ -6,21 +6,21 @@ typed models, which cost half a second to import.
 """
 
 from kdist.cluster.access import Impersonation
-from kdist.cluster.api_errors import MissingError, RefusalError
+from kdist.cluster.api_errors import ApiError, ApiNotFoundError
 from kdist.cluster.client import Cluster, connect
 from kdist.cluster.objects import Applied, essence
 from kdist.cluster.ownership import ForeignError, check_owner, describe_owner
-from kdist.cluster.streams import Session
+from kdist.cluster.streams import ExecSession
 from kdist.cluster.transport import deadline
 
 __all__ = [
+    "ApiError",
+    "ApiNotFoundError",
     "Applied",
     "Cluster",
+    "ExecSession",
     "ForeignError",
     "Impersonation",
-    "MissingError",
-    "RefusalError",
-    "Session",
     "check_owner",
     "connect",
     "deadline",

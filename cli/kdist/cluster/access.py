@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from kdist.cluster.credentials import Credential, Fixed, Source
+from kdist.cluster.credentials import Credential, CredentialSource, Fixed
 from kdist.errors import Code, KdistError, UsageError
 
 CONNECT_SECONDS = 10.0
@@ -53,7 +53,7 @@ class Access:
     context: str
     namespace: str
     server: str
-    credentials: Source = field(default_factory=Fixed)
+    credentials: CredentialSource = field(default_factory=Fixed)
     impersonation: Impersonation = field(default_factory=Impersonation)
     authority: str = ""
     verify: bool = True

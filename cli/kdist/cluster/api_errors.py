@@ -27,7 +27,7 @@ class Denied(NamedTuple):
     namespace: str
 
 
-class RefusalError(KdistError):
+class ApiError(KdistError):
     """The API server answered, and the answer is no.
 
     `status` is HTTP's number, `reason` the API's word (`Conflict`, `Invalid`, `Forbidden`, …), `details` what it adds,
@@ -53,7 +53,7 @@ class RefusalError(KdistError):
         self.denied = denied
 
 
-class MissingError(NotFoundError, RefusalError):
+class ApiNotFoundError(NotFoundError, ApiError):
     """The API server answered that there is no such object, or no such kind."""
 
 
@@ -66,14 +66,14 @@ def read_status(body: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) and found.get("kind") == "Status" else {}
 
 
-def explain(status: int, body: bytes, *, what: str, namespace: str, context: str) -> RefusalError:
+def explain(status: int, body: bytes, *, what: str, namespace: str, context: str) -> ApiError:
     """The error for an answer of 400 and above. `what` says what was asked: `get jobs.batch/digits`."""
     answer = read_status(body)
     message = str(answer.get("message") or body[:300].decode(errors="replace").strip() or f"HTTP {status}")
     reason, details = str(answer.get("reason") or ""), answer.get("details")
     facts: dict[str, Any] = {"status": status, "reason": reason, "details": details if isinstance(details, dict) else {}}
     if status == 401:
-        return RefusalError(
+        return ApiError(
             f"the API server does not know who you are (context {context})",
             hint="the credentials in the kubeconfig are missing or have expired: log in to the cluster again",
             next_command="kdist doctor",
@@ -88,17 +88,17 @@ def explain(status: int, body: bytes, *, what: str, namespace: str, context: str
         return _deaf(found, what=what, facts=facts)
     if found := _DUPLICATE.search(message):
         told = f"{found['list'].lstrip('.')} has two entries with {found['key'].replace('=', ' ')}"
-        return RefusalError(f"{what}: {told}", hint="take one of them out of the job's podTemplate", **facts)
+        return ApiError(f"{what}: {told}", hint="take one of them out of the job's podTemplate", **facts)
     causes = _causes(facts["details"])
     if status == 409 and causes and (owners := dict.fromkeys(_CONFLICT_OWNER.findall(message))):
         told = "; ".join(f"{field} is set by {_owner(why)}" for field, why in causes)
         taken = "leave these fields out of the job, or take them over with --force-conflicts"
-        return RefusalError(f"{what}: {told}", hint=taken, owners=tuple(owners), **facts)
+        return ApiError(f"{what}: {told}", hint=taken, owners=tuple(owners), **facts)
     if status == 422 and causes:
         # The message repeats the refused value whole, which may be a pod template in Go's notation; its end says why.
         told = "; ".join(f"{field}: {why if len(why) < 200 else why.rpartition(': ')[2]}" for field, why in causes)
-        return RefusalError(f"{what}: {told}", **facts)
-    return RefusalError(f"{what}: {message}", **facts)
+        return ApiError(f"{what}: {told}", **facts)
+    return ApiError(f"{what}: {message}", **facts)
 
 
 def _causes(details: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -114,11 +114,11 @@ def _owner(why: str) -> str:
     return found["manager"] if found else why
 
 
-def _forbidden(found: re.Match[str], *, namespace: str, facts: dict[str, Any]) -> RefusalError:
+def _forbidden(found: re.Match[str], *, namespace: str, facts: dict[str, Any]) -> ApiError:
     resource, slash, part = found["resource"].partition("/")
     right = f"{found['verb']} {'.'.join(each for each in (resource, found['group']) if each)}{slash}{part}"
     where = found["namespace"] or ""
-    return RefusalError(
+    return ApiError(
         f"you are `{found['user']}`, who may not {right} {f'in namespace {where}' if where else 'in the whole cluster'}",
         next_command=f"kdist doctor -n {where or namespace}",
         code=Code.FORBIDDEN,
@@ -127,14 +127,14 @@ def _forbidden(found: re.Match[str], *, namespace: str, facts: dict[str, Any]) -
     )
 
 
-def _deaf(found: re.Match[str], *, what: str, facts: dict[str, Any]) -> RefusalError:
+def _deaf(found: re.Match[str], *, what: str, facts: dict[str, Any]) -> ApiError:
     """Of an admission webhook that nobody answers at."""
     from kdist.backends.operators import find_webhook_home
 
     home = find_webhook_home(found["why"])
     of = f" of the service {home[0]} in namespace {home[1]}" if home else ""
     why = found["why"].strip().removeprefix("failed to call webhook: ")
-    return RefusalError(
+    return ApiError(
         f"{what}: the admission webhook {found['name']}{of} does not answer ({why})",
         hint="whoever runs the cluster must bring its service back, or remove its configuration; then send it again",
         next_command=f"kubectl get pods -n {home[1]}"
@@ -144,13 +144,13 @@ def _deaf(found: re.Match[str], *, what: str, facts: dict[str, Any]) -> RefusalE
     )
 
 
-def _missing(message: str, named: bool, *, what: str, facts: dict[str, Any]) -> RefusalError:
+def _missing(message: str, named: bool, *, what: str, facts: dict[str, Any]) -> ApiError:
     if found := _NO_NAMESPACE.search(message):
         name = found["namespace"]
-        return MissingError(f"there is no namespace {name}", next_command=f"kubectl create namespace {name}", **facts)
+        return ApiNotFoundError(f"there is no namespace {name}", next_command=f"kubectl create namespace {name}", **facts)
     if named:
-        return MissingError(message, **facts)
-    return MissingError(
+        return ApiNotFoundError(message, **facts)
+    return ApiNotFoundError(
         f"{what}: this cluster knows no such kind",
         hint="`kdist doctor` shows which workload kinds it has",
         next_command="kdist doctor",

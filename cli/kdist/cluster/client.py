@@ -8,9 +8,9 @@ from typing import Any
 
 from kdist.cluster import kubeconfig, resources, streams, watch
 from kdist.cluster.access import Impersonation
-from kdist.cluster.api_errors import MissingError, RefusalError
+from kdist.cluster.api_errors import ApiError, ApiNotFoundError
 from kdist.cluster.objects import Objects
-from kdist.cluster.transport import READ_SECONDS, Request, Transport
+from kdist.cluster.transport import READ_SECONDS, ApiRequest, Transport
 
 
 def connect(
@@ -39,7 +39,7 @@ def connect(
 class Cluster(Objects):
     """A cluster and a namespace in it. Threads may share one.
 
-    Every method raises `RefusalError` when the server says no (`MissingError`, which is a `NotFoundError`, where there is no such
+    Every method raises `ApiError` when the server says no (`ApiNotFoundError`, which is a `NotFoundError`, where there is no such
     object), and `KdistError` with code UNREACHABLE when it stays away. Where `namespace` is left out, it is the connection's own.
     """
 
@@ -64,9 +64,9 @@ class Cluster(Objects):
         """Lines of a container's log, without their ends; `since` is a number of seconds back, or a moment as RFC 3339 text.
 
         With `follow` it ends when the container has ended; a cut connection is taken up again. A container that has not begun
-        is a `RefusalError` with status 400.
+        is a `ApiError` with status 400.
         """
-        wanted = watch.Wanted(pod, namespace or self.namespace, container, follow, previous, tail, since, timestamps)
+        wanted = watch.LogQuery(pod, namespace or self.namespace, container, follow, previous, tail, since, timestamps)
         return watch.read(self._transport, wanted)
 
     def exec(
@@ -103,14 +103,14 @@ class Cluster(Objects):
 
     def session(
         self, pod: str, argv: Sequence[str], *, namespace: str | None = None, container: str = "trainer"
-    ) -> AbstractContextManager[streams.Session]:
+    ) -> AbstractContextManager[streams.ExecSession]:
         """A command that runs as long as the context lasts: then its standard input ends."""
         return streams.session(self._transport, pod, argv, namespace=namespace or self.namespace, container=container)
 
     def proxy(self, pod: str, port: int, path: str, *, namespace: str | None = None, timeout: float = 5.0) -> bytes:
         """Body of `GET path` from a pod's port, through the API server; asked once, within `timeout` seconds."""
         request = self._request("GET", "proxy", "v1", "Pod", name=f"{pod}:{port}", namespace=namespace, subresource="proxy")
-        base = Request(
+        base = ApiRequest(
             "GET", f"{request.path}/{path.lstrip('/')}", f"GET {path} of pod/{pod}", accept="*/*", again=False, timeout=timeout
         )
         return self._transport.send(base).body
@@ -134,7 +134,7 @@ class Cluster(Objects):
 
     def version(self) -> dict[str, Any]:
         """The server's own words on its version: `gitVersion`, `major`, `minor`, …"""
-        return self._transport.send(Request("GET", "/version", "get /version")).document()
+        return self._transport.send(ApiRequest("GET", "/version", "get /version")).document()
 
     def can_i(
         self, verb: str, api_version: str, kind: str, *, namespace: str | None = None, name: str = "", subresource: str = ""
@@ -165,7 +165,7 @@ class Cluster(Objects):
             }
             try:
                 found = self.create(review)
-            except RefusalError:
+            except ApiError:
                 found = {}
             self._rules = list((found.get("status") or {}).get("resourceRules") or [])
         return self._rules
@@ -175,6 +175,6 @@ class Cluster(Objects):
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         try:
             found = self.create(review)
-        except MissingError:
+        except ApiNotFoundError:
             return ""
         return str(((found.get("status") or {}).get("userInfo") or {}).get("username") or "")

@@ -30,7 +30,7 @@ class Credential:
     key: str = ""
 
 
-class Source(Protocol):
+class CredentialSource(Protocol):
     """Gives credentials that are good now."""
 
     def get(self) -> Credential:

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kdist.cluster.access import Access, Impersonation, cluster_info
-from kdist.cluster.credentials import Credential, Fixed, Plugin, Source, TokenFile
+from kdist.cluster.credentials import Credential, CredentialSource, Fixed, Plugin, TokenFile
 from kdist.errors import Code, KdistError
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -157,7 +157,7 @@ def _find(merged: Entry, kind: str, name: object) -> Entry:
     return found
 
 
-def _credentials(user: Entry, cluster: Mapping[str, Any], *, files: Sequence[Path], context: str) -> Source:
+def _credentials(user: Entry, cluster: Mapping[str, Any], *, files: Sequence[Path], context: str) -> CredentialSource:
     if user.get("auth-provider"):
         return _provider(user["auth-provider"], files, context)
     if user.get("exec"):
@@ -171,7 +171,7 @@ def _credentials(user: Entry, cluster: Mapping[str, Any], *, files: Sequence[Pat
     return Fixed(Credential(authorization, *(_pem(user, name) for name in _CERTIFICATES)))
 
 
-def _provider(provider: Mapping[str, Any], files: Sequence[Path], context: str) -> Source:
+def _provider(provider: Mapping[str, Any], files: Sequence[Path], context: str) -> CredentialSource:
     """The token of an OpenID provider, which the official client knows how to ask for anew."""
     if provider.get("name") != "oidc":
         raise KdistError(

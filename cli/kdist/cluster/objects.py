@@ -9,9 +9,9 @@ from http import HTTPStatus
 from typing import Any, Literal, TypeVar
 
 from kdist.cluster import resources, watch
-from kdist.cluster.api_errors import MissingError, RefusalError
+from kdist.cluster.api_errors import ApiError, ApiNotFoundError
 from kdist.cluster.ownership import check_owner
-from kdist.cluster.transport import Answer, Request, Transport
+from kdist.cluster.transport import ApiRequest, ApiResponse, Transport
 from kdist.manifest import Manifest, find_owner
 
 FIELD_MANAGER = "kdist"
@@ -83,7 +83,7 @@ class Objects:
         """The objects, and the version of the whole from which a watch goes on. Namespace None is all of them."""
         chosen = [("labelSelector", selector), ("fieldSelector", field_selector)]
         query = [(key, value) for key, value in chosen if value]
-        request = Request(
+        request = ApiRequest(
             "GET",
             resources.path(api_version, kind, namespace=namespace),
             f"list {resources.named(api_version, kind)}",
@@ -94,7 +94,7 @@ class Objects:
         while True:
             try:
                 page = self._transport.send(request).document()
-            except RefusalError as error:
+            except ApiError as error:
                 if error.status != HTTPStatus.GONE or request.query == query:
                     raise
                 # The server has forgotten the list that the pages are of. As Kubernetes' own clients: all of it, at once.
@@ -114,7 +114,7 @@ class Objects:
         that is marked as a job's changes only one with the same mark. Raises `ForeignError` where another one stands.
         """
 
-        def send() -> tuple[Document | None, Answer]:
+        def send() -> tuple[Document | None, ApiResponse]:
             before = self._find(manifest)
             job = find_owner(manifest.document)
             if before is not None and job is not None:
@@ -122,7 +122,7 @@ class Objects:
             guarded = replace(manifest, document=_guard(manifest.document, before or _ABSENT))
             try:
                 return before, self._send_apply(guarded, dry_run=dry_run, force=force)
-            except RefusalError as error:
+            except ApiError as error:
                 if set(error.owners) != {FIELD_MANAGER}:
                     raise
                 # Our own patches (scale, suspend) own what they set, and the file is the newer word.
@@ -138,15 +138,15 @@ class Objects:
         return Applied(after, verb, before, answer.warnings)
 
     def _find(self, manifest: Manifest) -> Document | None:
-        """The object as the server has it, None if it is not there. Raises `MissingError` where its kind is not known."""
+        """The object as the server has it, None if it is not there. Raises `ApiNotFoundError` where its kind is not known."""
         try:
             return self.get(manifest.api_version, manifest.kind, manifest.name, manifest.namespace)
-        except MissingError as error:
+        except ApiNotFoundError as error:
             if not error.details.get("name"):
                 raise  # the kind is missing, not the object
             return None
 
-    def _send_apply(self, manifest: Manifest, *, dry_run: bool, force: bool) -> Answer:
+    def _send_apply(self, manifest: Manifest, *, dry_run: bool, force: bool) -> ApiResponse:
         query = [("fieldManager", FIELD_MANAGER), ("force", "true" if force else "false"), *_dry(dry_run)]
         where: dict[str, Any] = {"name": manifest.name, "namespace": manifest.namespace}
         request = self._request("PATCH", "apply", manifest.api_version, manifest.kind, query=query, **where)
@@ -162,7 +162,7 @@ class Objects:
         dry_run: bool = False,
         again: bool = True,
     ) -> Document:
-        """Send a new object; with `name` and `subresource`, to that of an object (an eviction). `again` as in `Request`."""
+        """Send a new object; with `name` and `subresource`, to that of an object (an eviction). `again` as in `ApiRequest`."""
         api_version, kind = document["apiVersion"], document["kind"]
         if subresource:  # POST …/pods/NAME/eviction: the path is the parent's
             api_version, kind = "v1", "Pod"
@@ -219,7 +219,7 @@ class Objects:
         def send() -> bool:
             try:
                 before = self.get(api_version, kind, name)
-            except MissingError:
+            except ApiNotFoundError:
                 return False
             check_owner(before, job, api_version=api_version, kind=kind)
             return self.delete(api_version, kind, name, propagation=propagation, dry_run=dry_run, only=before)
@@ -252,7 +252,7 @@ class Objects:
         request = self._request("DELETE", "delete", api_version, kind, name=name, namespace=namespace)
         try:
             self._transport.send(_carry(request, options, "application/json"))
-        except MissingError:
+        except ApiNotFoundError:
             return False
         return True
 
@@ -293,10 +293,10 @@ class Objects:
         namespace: str | None = None,
         subresource: str = "",
         query: Sequence[tuple[str, str]] = (),
-    ) -> Request:
+    ) -> ApiRequest:
         place = namespace or self.namespace
         what = f"{verb} {resources.named(api_version, kind)}{f'/{name}' if name else ''}"
-        return Request(
+        return ApiRequest(
             method, resources.path(api_version, kind, namespace=place, name=name, subresource=subresource), what, query
         )
 
@@ -318,13 +318,13 @@ def _race(send: Callable[[], T]) -> T:
     for left in reversed(range(_RACES)):
         try:
             return send()
-        except RefusalError as error:
+        except ApiError as error:
             if error.status != 409 or error.owners or not left:
                 raise
     raise AssertionError
 
 
-def _carry(request: Request, body: Mapping[str, Any], content_type: str) -> Request:
+def _carry(request: ApiRequest, body: Mapping[str, Any], content_type: str) -> ApiRequest:
     return replace(request, body=body, content_type=content_type)
 
 

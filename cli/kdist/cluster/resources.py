@@ -9,8 +9,8 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from kdist.cluster.api_errors import RefusalError
-from kdist.cluster.transport import Request, Transport
+from kdist.cluster.api_errors import ApiError
+from kdist.cluster.transport import ApiRequest, Transport
 from kdist.errors import KdistError
 
 # Kinds that live outside namespaces; all others are asked for in one.
@@ -99,7 +99,7 @@ def _list_resources(transport: Transport, path: str) -> list[dict[str, Any]]:
     """What a group serves; nothing of one whose own server (metrics-server, say) is away, which is no matter to any other."""
     try:
         return _ask(transport, path, again=False).get("resources") or []
-    except RefusalError as error:
+    except ApiError as error:
         if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE):
             raise
         return []
@@ -119,4 +119,4 @@ def _of_group(name: str, group: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 def _ask(transport: Transport, path: str, *, accept: str = "application/json", again: bool = True) -> dict[str, Any]:
-    return transport.send(Request("GET", path, f"get {path}", accept=accept, again=again)).document()
+    return transport.send(ApiRequest("GET", path, f"get {path}", accept=accept, again=again)).document()

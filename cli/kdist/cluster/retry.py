@@ -1,6 +1,6 @@
 """Patience with an API server that is away: how long to try again, how long to pause, and whom to tell, once.
 
-One `Patience` belongs to one connection and is shared by its threads: however many requests meet the same outage, the person
+One `RetryPolicy` belongs to one connection and is shared by its threads: however many requests meet the same outage, the person
 hears of it once, and once more when it is over.
 """
 
@@ -47,7 +47,7 @@ def limit(status: int, message: str) -> float | None:
     return BRIEFLY if status == 500 and message and _AWAY.search(message) is None else None
 
 
-class Patience:
+class RetryPolicy:
     """How long one connection goes on trying; `tell` hears about it.
 
     `seconds` is the patience with a server that has not answered yet, and with one outage. Whoever stays with a job gives
@@ -111,10 +111,10 @@ class Patience:
             self._since, self._told = None, False
 
 
-class Tries:
+class Attempts:
     """The tries of one request: `pause` waits for the next one, or says that there is none."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: RetryPolicy) -> None:
         self._patience = patience
         self._begun = self._tried = time.monotonic()
         self._count = 0

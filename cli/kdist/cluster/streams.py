@@ -243,7 +243,7 @@ def open_forward(transport: Transport, pod: str, port: int, *, namespace: str) -
 def open_websocket(
     transport: Transport, pod: str, namespace: str, subresource: str, query: Sequence[tuple[str, str]], *, what: str
 ) -> Any:
-    """A websocket to a part of a pod. Raises `RefusalError`, or `KdistError` with code UNREACHABLE; `what` names it there."""
+    """A websocket to a part of a pod. Raises `ApiError`, or `KdistError` with code UNREACHABLE; `what` names it there."""
     import websocket
 
     path = resources.path("v1", "Pod", namespace=namespace, name=pod, subresource=subresource)
@@ -260,7 +260,7 @@ def open_websocket(
 _SESSION_POLL_SECONDS = 0.2
 
 
-class Session:
+class ExecSession:
     """What a command under way says."""
 
     def __init__(self, client: Channels) -> None:
@@ -290,12 +290,12 @@ class Session:
 
 
 @contextmanager
-def session(transport: Transport, pod: str, argv: Sequence[str], *, namespace: str, container: str) -> Iterator[Session]:
+def session(transport: Transport, pod: str, argv: Sequence[str], *, namespace: str, container: str) -> Iterator[ExecSession]:
     """Run `argv`; the end of the block, or of this process, is the end of its standard input. Its stderr is dropped."""
     query = [("container", container), *(("command", word) for word in argv), ("stdin", "true"), ("stdout", "true")]
     client = Channels(open_websocket(transport, pod, namespace, "exec", query, what=f"exec in pod/{pod}"))
     try:
-        yield Session(client)
+        yield ExecSession(client)
     finally:
         with suppress(Exception):
             client.end(STDIN)

@@ -15,7 +15,7 @@ from kdist.cluster import retry
 from kdist.cluster.access import CONNECT_SECONDS, Access
 from kdist.cluster.api_errors import explain, read_status
 from kdist.cluster.credentials import Credential
-from kdist.cluster.retry import PASSING, Patience, Tries, is_lasting, is_wrong_certificate
+from kdist.cluster.retry import PASSING, Attempts, RetryPolicy, is_lasting, is_wrong_certificate
 from kdist.errors import Code, KdistError
 from kdist.manifest import to_json
 
@@ -24,7 +24,7 @@ AT_ONCE = 40  # connections that are kept: more are made and thrown away, each w
 
 
 @dataclass(frozen=True)
-class Request:
+class ApiRequest:
     """What is asked. `what` names it in errors; `again` is False where a failure is an answer and not an outage.
 
     `timeout` is how many seconds its answer may be silent; None is what the connection has for all requests.
@@ -42,7 +42,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ApiResponse:
     """What came back: status below 300, headers in lower case, the body, and the warnings that the server added."""
 
     status: int
@@ -83,7 +83,7 @@ class Transport:
         # Only a kubeconfig that says so is not verified, and urllib3 would complain of it at every connection.
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         self.access = access
-        self.patience = Patience(patience, tell, until=until)
+        self.patience = RetryPolicy(patience, tell, until=until)
         self._request_timeout = request_timeout or None
         self._lock = threading.Lock()
         self._forbidden: set[str] = set()
@@ -102,16 +102,16 @@ class Transport:
                 self._shown = credential
             return self._pool
 
-    def send(self, request: Request) -> Answer:
-        """The answer to a request. Raises `RefusalError` (a `MissingError` for 404) or `KdistError` with code UNREACHABLE."""
+    def send(self, request: ApiRequest) -> ApiResponse:
+        """The answer to a request. Raises `ApiError` (a `ApiNotFoundError` for 404) or `KdistError` with code UNREACHABLE."""
         response = self.open(request)
-        return Answer(
+        return ApiResponse(
             response.status, response.data, _warnings(response), {key.lower(): response.headers[key] for key in response.headers}
         )
 
-    def open(self, request: Request, *, stream: bool = False) -> Any:
+    def open(self, request: ApiRequest, *, stream: bool = False) -> Any:
         """The pool's response itself; with `stream`, its body is still to be read by the caller, who releases it."""
-        tries = Tries(self.patience)
+        tries = Attempts(self.patience)
         asked_anew = False
         while True:
             try:
@@ -132,7 +132,7 @@ class Transport:
             if not self._again(request, response, body, tries):
                 raise self._refused(request, response.status, body)
 
-    def _once(self, request: Request, *, stream: bool) -> Any:
+    def _once(self, request: ApiRequest, *, stream: bool) -> Any:
         import urllib3
 
         credential = self.access.credentials.get()
@@ -159,12 +159,12 @@ class Transport:
         except urllib3.exceptions.HTTPError as error:
             raise ConnectionError(_reason(error)) from error
 
-    def _give_up(self, error: OSError, request: Request, tries: Tries) -> bool:
+    def _give_up(self, error: OSError, request: ApiRequest, tries: Attempts) -> bool:
         if not request.again or is_wrong_certificate(error):
             return True
         return not tries.pause(f"the API server does not answer ({error})")
 
-    def _again(self, request: Request, response: Any, body: bytes, tries: Tries) -> bool:
+    def _again(self, request: ApiRequest, response: Any, body: bytes, tries: Attempts) -> bool:
         if response.status == 403 and self._is_too_early(request):
             return tries.pause("the API server does not know its roles yet")
         if not request.again or response.status not in PASSING:
@@ -179,21 +179,21 @@ class Transport:
         why = "is busy" if response.status == 429 else f"answers {response.status}"
         return tries.pause(f"the API server {why}", at_least=float(asked) if asked.isdecimal() else 0.0, at_most=at_most)
 
-    def _is_too_early(self, request: Request) -> bool:
+    def _is_too_early(self, request: ApiRequest) -> bool:
         """Whether this may be allowed in a moment, as far as it was not refused before."""
         if request.again and self.patience.warms_up and request.path not in self._forbidden:
             return True
         self._forbidden.add(request.path)
         return False
 
-    def _refused(self, request: Request, status: int, body: bytes) -> KdistError:
+    def _refused(self, request: ApiRequest, status: int, body: bytes) -> KdistError:
         error = explain(status, body, what=request.what, namespace=self.access.namespace, context=self.access.context)
         message = str(read_status(body).get("message") or "")
         if status in PASSING and request.again and not is_lasting(status, message):
             error.code = Code.UNREACHABLE
         return error
 
-    def _unreachable(self, error: OSError, tries: Tries) -> KdistError:
+    def _unreachable(self, error: OSError, tries: Attempts) -> KdistError:
         if is_wrong_certificate(error):
             return KdistError(
                 f"the certificate of {self.access.server} is not the one that the kubeconfig expects: {error}",

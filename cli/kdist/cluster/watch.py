@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kdist.cluster import resources, retry
-from kdist.cluster.api_errors import MissingError, RefusalError, explain
-from kdist.cluster.transport import Request, Transport, deadline
+from kdist.cluster.api_errors import ApiError, ApiNotFoundError, explain
+from kdist.cluster.transport import ApiRequest, Transport, deadline
 
 
 def read_lines(response: Any) -> Iterator[bytes]:
@@ -86,7 +86,7 @@ def watch(
         seconds = max(1, math.ceil(min(left, ROUND_SECONDS * retry.JITTER.uniform(0.9, 1.1))))
         chosen = [("labelSelector", selector), ("fieldSelector", field_selector)]
         query = [("watch", "1"), ("allowWatchBookmarks", "true"), ("resourceVersion", version), ("timeoutSeconds", str(seconds))]
-        request = Request(
+        request = ApiRequest(
             "GET",
             resources.path(api_version, kind, namespace=namespace),
             f"watch {resources.named(api_version, kind)}",
@@ -105,14 +105,14 @@ def watch(
         except ConnectionError:
             time.sleep(retry.FIRST_PAUSE)  # a server that cuts each watch at once is not asked without end
             continue  # from the last version seen; an outage shows, and is told of, in the next request
-        except RefusalError as error:
+        except ApiError as error:
             if error.status != GONE:
                 raise
             version = ""
 
 
-def _events(transport: Transport, request: Request) -> Iterator[tuple[str, Document]]:
-    """Events of one connection. Raises `RefusalError` for an error that comes as an event."""
+def _events(transport: Transport, request: ApiRequest) -> Iterator[tuple[str, Document]]:
+    """Events of one connection. Raises `ApiError` for an error that comes as an event."""
     for line in read_lines(transport.open(request, stream=True)):
         try:
             event = json.loads(line)
@@ -156,7 +156,7 @@ LOG_SILENCE_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LogQuery:
     """Which log, and how much of it. `since`: seconds back, or a moment as RFC 3339 text."""
 
     pod: str
@@ -169,7 +169,7 @@ class Wanted:
     timestamps: bool
 
 
-def read(transport: Transport, wanted: Wanted) -> Iterator[str]:
+def read(transport: Transport, wanted: LogQuery) -> Iterator[str]:
     """Lines of the log; with `follow` until the container has ended."""
     last = ""
     container_id = _running(transport, wanted) if wanted.follow else ""
@@ -194,7 +194,7 @@ def read(transport: Transport, wanted: Wanted) -> Iterator[str]:
         container_id = now
 
 
-def _request(wanted: Wanted, last: str) -> Request:
+def _request(wanted: LogQuery, last: str) -> ApiRequest:
     query = [("container", wanted.container), ("timestamps", "true")]
     if wanted.follow:
         query.append(("follow", "true"))
@@ -209,7 +209,7 @@ def _request(wanted: Wanted, last: str) -> Request:
             query.append(("sinceTime", wanted.since))
         elif wanted.since is not None:
             query.append(("sinceSeconds", str(max(1, round(wanted.since)))))
-    return Request(
+    return ApiRequest(
         "GET",
         resources.path("v1", "Pod", namespace=wanted.namespace, name=wanted.pod, subresource="log"),
         f"read the log of pod/{wanted.pod}",
@@ -219,12 +219,12 @@ def _request(wanted: Wanted, last: str) -> Request:
     )
 
 
-def _running(transport: Transport, wanted: Wanted) -> str:
+def _running(transport: Transport, wanted: LogQuery) -> str:
     """Id of the container while it runs; empty when it does not."""
     path = resources.path("v1", "Pod", namespace=wanted.namespace, name=wanted.pod)
     try:
-        pod = transport.send(Request("GET", path, f"get pods/{wanted.pod}")).document()
-    except MissingError:
+        pod = transport.send(ApiRequest("GET", path, f"get pods/{wanted.pod}")).document()
+    except ApiNotFoundError:
         return ""
     statuses: list[dict[str, Any]] = (pod.get("status") or {}).get("containerStatuses") or []
     for status in statuses:

@@ -14,7 +14,7 @@ from kdist.errors import Code, UsageError
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-    from kdist.deploy import Plan, Sent
+    from kdist.deploy import ApplyResult, Plan
     from kdist.spec import TrainingJob
 
 
@@ -55,7 +55,7 @@ def command(files: tuple[str, ...], *, more: tuple[str, ...], output: str, dry_r
         raise UsageError("--follow shows the logs of one job", hint="--wait waits for several")
     if dry_run == "client":
         return _show(jobs, output=output)
-    sent: list[Sent] = []
+    sent: list[ApplyResult] = []
     pruned = 0
     places: list[tuple[Cluster, str]] = []
     for job, base in jobs:
@@ -87,7 +87,7 @@ def _send(
     force_conflicts: bool,
     take_over: bool,
     **_: Any,
-) -> tuple[Plan, list[Sent]]:
+) -> tuple[Plan, list[ApplyResult]]:
     from kdist import deploy
 
     plan = deploy.plan(cluster, job, base=base, take_over=take_over)

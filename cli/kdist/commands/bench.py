@@ -13,7 +13,7 @@ from kdist.commands import options
 from kdist.errors import Code, KdistError, UsageError
 
 if TYPE_CHECKING:
-    from kdist.bench import Result, Wanted
+    from kdist.bench import BenchSpec, Result
     from kdist.spec import TrainingJob
 
 _WORDS = [
@@ -92,7 +92,7 @@ def command(
     from kdist import bench
 
     numbers = {name: given.pop(name) for name in ("factor", "rounds", "warmup", "seconds", "slow")}
-    wanted = bench.Wanted(collective=collective, min=given.pop("least"), max=given.pop("most"), **numbers)
+    wanted = bench.BenchSpec(collective=collective, min=given.pop("least"), max=given.pop("most"), **numbers)
     remote = on_cluster or options.asks_cluster(given["namespace"], given["context"])
     job, base = _make_job(wanted, file, image, given.pop("nodes"), given.pop("procs_per_node"))
     keep = given.pop("keep")
@@ -104,7 +104,7 @@ def command(
 
 
 def _make_job(
-    wanted: Wanted, file: str | None, image: str | None, nodes: int | None, procs: str | None
+    wanted: BenchSpec, file: str | None, image: str | None, nodes: int | None, procs: str | None
 ) -> tuple[TrainingJob, Path]:
     from kdist import bench, load
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from kdist.jobs.job import Target
+    from kdist.jobs.job import ClusterJob
 
 _FORMATS = ("table", "json", "yaml", "name")
 
@@ -89,7 +89,7 @@ def _check_options(question: str, output: str, *, step: int | None, ema: bool) -
         raise UsageError("--step and --ema go with `kdist checkpoints export`")
 
 
-def _export(root: Path | None, find: Callable[[], Target], output: str, *, step: int | None, ema: bool) -> int:
+def _export(root: Path | None, find: Callable[[], ClusterJob], output: str, *, step: int | None, ema: bool) -> int:
     from pathlib import Path
 
     from kdist.units import size

@@ -52,7 +52,7 @@ def command(*, local: bool, output: str, namespace: str | None, context: str | N
             found += _collect([missing("cluster", str(error), error.hint)], output)
         else:
             found += _collect(doctor.check_cluster(cluster), output)
-    lacking = [each for each in found if each.mark is doctor.Mark.MISSING]
+    lacking = [each for each in found if each.mark is doctor.Severity.MISSING]
     if output != "table":
         checks = [each.to_document() for each in found]
         console.emit(

@@ -15,7 +15,7 @@ from kdist.errors import Code, UsageError
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
     from kdist.events import Line, RankFilter
-    from kdist.jobs.logs import Wanted
+    from kdist.jobs.logs import LogRequest
     from kdist.status import Pod, Snapshot
 
 _COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green", "bright_magenta", "bright_blue")
@@ -50,13 +50,13 @@ def command(job: str, *, follow: bool, raw: bool, timeout: float | None, **given
       0 shown   4 there is no such job, or nothing to read   with -f also: 6 not over after --timeout
       10 the job failed   11 it was stopped
     """
-    from kdist.jobs.logs import Wanted
+    from kdist.jobs.logs import LogRequest
 
     place = {name: given.pop(name) for name in ("namespace", "context")}
     found = find_job(job)
     cluster = connect(**place, timeout=timeout, job=found.namespace, stays=follow)
     rank, pod = given.pop("rank"), given.pop("pod")
-    wanted = Wanted(choose=lambda each: pod is None or _is_called(each, pod), **given)
+    wanted = LogRequest(choose=lambda each: pod is None or _is_called(each, pod), **given)
     if follow and wanted.previous:
         raise UsageError("--previous is over and cannot be followed")
     return _follow(cluster, found.name, wanted, rank, raw, timeout) if follow else _show(cluster, found.name, wanted, rank, raw)
@@ -66,7 +66,7 @@ def _is_called(pod: Pod, wanted: str) -> bool:
     return pod.name == wanted.removeprefix("pod/") or (wanted.isdecimal() and pod.index == int(wanted))
 
 
-def _show(cluster: Cluster, name: str, wanted: Wanted, rank: str | None, raw: bool) -> int:
+def _show(cluster: Cluster, name: str, wanted: LogRequest, rank: str | None, raw: bool) -> int:
     from kdist import jobs
     from kdist.jobs import logs
 
@@ -76,7 +76,7 @@ def _show(cluster: Cluster, name: str, wanted: Wanted, rank: str | None, raw: bo
     return Code.OK
 
 
-def _follow(cluster: Cluster, name: str, wanted: Wanted, rank: str | None, raw: bool, timeout: float | None) -> int:
+def _follow(cluster: Cluster, name: str, wanted: LogRequest, rank: str | None, raw: bool, timeout: float | None) -> int:
     from kdist import jobs
     from kdist.jobs import logs
 

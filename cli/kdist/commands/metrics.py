@@ -13,7 +13,7 @@ from kdist.errors import KdistError, NotFoundError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kdist.agent_metrics import Reading
+    from kdist.agent_metrics import AgentSample
 
 _DETAIL = ("_bucket", "_created")
 _ONE_OF = ("kdist_job_state",)  # of these series one is 1
@@ -60,7 +60,7 @@ def command(
 
 def _read(
     job: str | None, file: str | None, *, local: bool, timeout: float | None, namespace: str | None, context: str | None
-) -> Mapping[str, Reading]:
+) -> Mapping[str, AgentSample]:
     root = options.find_run(job, file, local=local, namespace=namespace, context=context, at_work=True)
     if root is not None:
         from kdist.local import agents as local_agents
@@ -76,7 +76,7 @@ def _read(
     raise agents.explain_silence(target)
 
 
-def _show(now: Mapping[str, Reading], output: str, *, rank: int | None, grep: str) -> None:
+def _show(now: Mapping[str, AgentSample], output: str, *, rank: int | None, grep: str) -> None:
     from kdist import agent_metrics
     from kdist.units import number
 

@@ -14,7 +14,7 @@ from kdist.errors import InvalidJobError, NotFoundError, Problem, UsageError
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-    from kdist.jobs.job import Target
+    from kdist.jobs.job import ClusterJob
     from kdist.spec import TrainingJob
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -107,14 +107,14 @@ def asks_cluster(namespace: str | None, context: str | None) -> bool:
     return bool(namespace or context or _logged_in())
 
 
-class Found(NamedTuple):
+class JobRef(NamedTuple):
     """A job's name, and the namespace in its file (None if there is no file or it names none)."""
 
     name: str
     namespace: str | None = None
 
 
-def find_job(argument: str | None, file: str | None = None) -> Found:
+def find_job(argument: str | None, file: str | None = None) -> JobRef:
     """Which job is meant by NAME, a path that ends in .yaml, or `-f FILE` (`-` is stdin).
 
     Raises `UsageError` if none or two are given, `InvalidJobError` for a file with problems.
@@ -125,11 +125,11 @@ def find_job(argument: str | None, file: str | None = None) -> Found:
     if path is None:  # cannot be: one of them is given
         raise UsageError("name one job")
     if file is None and not path.endswith(_FILE_SUFFIXES):
-        return Found(path.removeprefix("job/").removeprefix("trainingjob/"))
+        return JobRef(path.removeprefix("job/").removeprefix("trainingjob/"))
     from kdist import load
 
     metadata = load.load_file(path).metadata
-    return Found(metadata.name, metadata.namespace)
+    return JobRef(metadata.name, metadata.namespace)
 
 
 def connect(
@@ -189,7 +189,7 @@ def wait_option(command: Command) -> Command:
 
 def find_target(
     job: str | None, file: str | None, *, namespace: str | None, context: str | None, timeout: float | None = None
-) -> Target:
+) -> ClusterJob:
     """The job in the cluster that is meant. Raises `NotFoundError`, and what `find_job` and `connect` raise."""
     from kdist.jobs.job import find
 

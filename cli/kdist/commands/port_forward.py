@@ -16,7 +16,7 @@ from kdist.errors import KdistError, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kdist.jobs.job import Target
+    from kdist.jobs.job import ClusterJob
     from kdist.status import Pod
 
 _NAMED = {"metrics": 9401, "status": 9401}
@@ -107,7 +107,7 @@ def read_port(text: str) -> tuple[int, int]:
     return local, remote
 
 
-def _serve(target: Target, wanted: list[tuple[int, int]], *, rank: int | None, pod: str) -> None:
+def _serve(target: ClusterJob, wanted: list[tuple[int, int]], *, rank: int | None, pod: str) -> None:
     """Forward until Ctrl-C; when the pod goes and another takes its place, to that one, at the same local ports."""
     from kdist.jobs import agents
 
@@ -127,11 +127,11 @@ def _serve(target: Target, wanted: list[tuple[int, int]], *, rank: int | None, p
         _await_another(target, rank=rank, pod=pod)
 
 
-def _runs(target: Target, chosen: Pod) -> bool:
+def _runs(target: ClusterJob, chosen: Pod) -> bool:
     return any(pod.name == chosen.name and pod.running for pod in target.pods())
 
 
-def _await_another(target: Target, *, rank: int | None, pod: str) -> None:
+def _await_another(target: ClusterJob, *, rank: int | None, pod: str) -> None:
     """Wait for a pod to forward to. Raises `KdistError` if the job is over."""
     from kdist.jobs import agents
 

@@ -67,7 +67,7 @@ def _read_local(root: Path) -> dict[str, Any]:
     lives = [(each["started"], each["ended"]) for each in run.get("invocations", ())] or [(events[0].get("time", 0.0), None)]
     if agents.is_at_work(root):
         lives[-1] = (lives[-1][0], time.time())
-    births = [goodput.Birth(began, began, up) for began, up in summary.starts(root, lives)]
+    births = [goodput.PodStartup(began, began, up) for began, up in summary.starts(root, lives)]
     return _envelope(root.name, goodput.build_receipt(events, steps, lives=lives, births=births), str(root))
 
 
@@ -79,7 +79,7 @@ def _read_cluster(job: str | None, file: str | None, **place: Any) -> dict[str, 
     found = history.read(target, tell=console.message)
     if not found.events:
         raise NotFoundError(f"{target.name} has written no ledger yet", next_command=target.command("status"))
-    births = [goodput.Birth(*birth) for birth in found.births]
+    births = [goodput.PodStartup(*birth) for birth in found.births]
     built = goodput.build_receipt(found.events, found.steps, lives=found.lives, births=births)
     return _envelope(target.name, built, f"{target.namespace}/{target.name}")
 

@@ -17,7 +17,7 @@ from kdist.errors import Code, KdistError, UsageError
 
 if TYPE_CHECKING:
     from kdist.events import Entry
-    from kdist.local import Ended, Screen
+    from kdist.local import Display, RunEnded
     from kdist.local.progress import Progress
     from kdist.spec import TrainingJob
 
@@ -127,7 +127,7 @@ def _job_of_script(file: str, args: tuple[str, ...]) -> dict[str, Any]:
 
 
 @contextmanager
-def _line_screen() -> Iterator[Screen]:
+def _line_screen() -> Iterator[Display]:
     from kdist import events
 
     class Lines:
@@ -144,7 +144,7 @@ def _line_screen() -> Iterator[Screen]:
 
 
 @contextmanager
-def _live_screen() -> Iterator[Screen]:
+def _live_screen() -> Iterator[Display]:
     from kdist.views import live_run
 
     class Live:
@@ -162,7 +162,7 @@ def _live_screen() -> Iterator[Screen]:
         yield Live()
 
 
-def _finish(ended: Ended, again: str, *, output: str, propagate: bool) -> int:
+def _finish(ended: RunEnded, again: str, *, output: str, propagate: bool) -> int:
     """Print the report and what to know after it; the exit code."""
     from kdist.local import summary
 
@@ -182,7 +182,7 @@ def _finish(ended: Ended, again: str, *, output: str, propagate: bool) -> int:
     return exit_code(ended, propagate=propagate)
 
 
-def exit_code(ended: Ended, *, propagate: bool) -> int:
+def exit_code(ended: RunEnded, *, propagate: bool) -> int:
     """The exit code of `kdist run`; with `propagate` the one of the trainer, where a signal counts as in a shell."""
     if propagate:
         return 128 - ended.outcome.code if ended.outcome.code < 0 else ended.outcome.code

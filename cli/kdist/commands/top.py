@@ -15,9 +15,9 @@ from kdist.errors import KdistError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from kdist.agent_metrics import Reading, Row
+    from kdist.agent_metrics import AgentSample, RankBreakdown
 
-    Look = Callable[[], Mapping[str, Reading]]
+    Look = Callable[[], Mapping[str, AgentSample]]
 
 
 @click.command()
@@ -79,7 +79,7 @@ def _source(
     return target.name, lambda: agents.read(target, target.pods(), metrics=True), lambda: agents.explain_silence(target)
 
 
-def _show(name: str, now: Mapping[str, Reading], before: Mapping[str, Reading] | None, output: str) -> None:
+def _show(name: str, now: Mapping[str, AgentSample], before: Mapping[str, AgentSample] | None, output: str) -> None:
     from kdist import agent_metrics
     from kdist.views import top
 
@@ -100,7 +100,7 @@ def _live(name: str, look: Look, every: float) -> None:
     """Draw until Ctrl-C."""
     from kdist import agent_metrics
 
-    before: Mapping[str, Reading] | None = None
+    before: Mapping[str, AgentSample] | None = None
     try:
         with console.drawing() as drawing:
             while True:
@@ -112,7 +112,7 @@ def _live(name: str, look: Look, every: float) -> None:
         return
 
 
-def _draw(name: str, now: Mapping[str, Reading], rows: list[Row]) -> RenderableType:
+def _draw(name: str, now: Mapping[str, AgentSample], rows: list[RankBreakdown]) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

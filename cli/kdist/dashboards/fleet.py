@@ -1,7 +1,7 @@
 """The dashboard of all trainings: who runs, who stands, and where the time of the machines goes."""
 
 from kdist.agent_metrics import SLOW_BY
-from kdist.dashboards.model import RATE, Dashboard, Kind, Panel, Row, Step, Variable, at_least, bars, lines, stack, stat
+from kdist.dashboards.model import RATE, Dashboard, Kind, Panel, PanelRow, Step, Variable, at_least, bars, lines, stack, stat
 
 _BY_JOB = "by (namespace, kdist_job)"
 _BUSY = 'kdist_step_phase_seconds_total{phase=~"data_wait|forward|backward|optimizer"}'
@@ -13,7 +13,7 @@ _WALL = "increase(kdist_wall_seconds_total{}[$__range])"
 _OBSERVED = 'increase(kdist_wall_seconds_total{category!="unobserved"}[$__range])'
 _PRODUCTIVE = 'increase(kdist_wall_seconds_total{category="productive_step"}[$__range])'
 
-NOW = Row(
+NOW = PanelRow(
     "Now",
     (
         stat("Trainings", "Jobs whose agents answer", f"count(max {_BY_JOB} (kdist_job_info{{}}))", "none", width=4, height=3),
@@ -85,7 +85,7 @@ NOW = Row(
     ),
 )
 
-TIME = Row(
+TIME = PanelRow(
     "Time",
     (
         stack(

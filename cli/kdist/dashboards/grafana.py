@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from kdist.dashboards.model import NAMED, STATUS, Dashboard, Kind, Mark, Panel, Row, Variable
+from kdist.dashboards.model import NAMED, STATUS, Annotation, Dashboard, Kind, Panel, PanelRow, Variable
 
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _SCHEMA = 39
@@ -65,7 +65,7 @@ def _variable(variable: Variable) -> dict[str, Any]:
     }
 
 
-def _annotation(dashboard: Dashboard, mark: Mark) -> dict[str, Any]:
+def _annotation(dashboard: Dashboard, mark: Annotation) -> dict[str, Any]:
     return {
         "name": mark.title,
         "datasource": _SOURCE,
@@ -96,7 +96,7 @@ def _panels(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
             yield from drawn
 
 
-def places(row: Row) -> list[tuple[int, int]]:
+def places(row: PanelRow) -> list[tuple[int, int]]:
     """Where each panel of a row stands: column, and lines below the row's head. Each takes the highest free place."""
     heights = [0] * 24
     found = []

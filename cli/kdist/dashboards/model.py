@@ -132,7 +132,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Row:
+class PanelRow:
     """A titled group of panels; `collapsed` ones are opened by who wants them."""
 
     title: str
@@ -152,7 +152,7 @@ class Variable:
 
 
 @dataclass(frozen=True)
-class Mark:
+class Annotation:
     """An event that is drawn across all panels when `query` gives a number greater than zero."""
 
     title: str
@@ -167,9 +167,9 @@ class Dashboard:
     uid: str
     title: str
     description: str
-    rows: tuple[Row, ...]
+    rows: tuple[PanelRow, ...]
     variables: tuple[Variable, ...]
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[Annotation, ...] = ()
     hours: int = 1
     """How far back it looks at first."""
 

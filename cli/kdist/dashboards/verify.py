@@ -16,7 +16,7 @@ from kdist.errors import Code, KdistError
 _TIMEOUT_SECONDS = 30.0
 
 
-class Finding(NamedTuple):
+class PanelFinding(NamedTuple):
     """What Grafana said to one panel: series found, or its error."""
 
     dashboard: str
@@ -57,7 +57,7 @@ class Grafana:
         return found
 
 
-def verify(grafana: Grafana, dashboard: Dashboard) -> Iterator[Finding]:
+def verify(grafana: Grafana, dashboard: Dashboard) -> Iterator[PanelFinding]:
     """Import a copy of the dashboard, evaluate each panel through Grafana, and delete the copy."""
     grafana.ask("GET", "/api/health")
     source = grafana.source()
@@ -72,7 +72,7 @@ def verify(grafana: Grafana, dashboard: Dashboard) -> Iterator[Finding]:
         grafana.ask("DELETE", f"/api/dashboards/uid/{kept['uid']}")
 
 
-def _evaluate(grafana: Grafana, source: dict[str, Any], dashboard: Dashboard, panel: dict[str, Any]) -> Finding:
+def _evaluate(grafana: Grafana, source: dict[str, Any], dashboard: Dashboard, panel: dict[str, Any]) -> PanelFinding:
     queries = []
     for target in panel["targets"]:
         expr = target["expr"]
@@ -83,7 +83,7 @@ def _evaluate(grafana: Grafana, source: dict[str, Any], dashboard: Dashboard, pa
     try:
         results = grafana.ask("POST", "/api/ds/query", {"queries": queries, "from": "now-1h", "to": "now"})["results"]
     except KdistError as error:
-        return Finding(dashboard.title, panel["title"], 0, error.message)
+        return PanelFinding(dashboard.title, panel["title"], 0, error.message)
     series = sum(len(result.get("frames", [])) for result in results.values())
     errors = [result["error"] for result in results.values() if result.get("error")]
-    return Finding(dashboard.title, panel["title"], series, "; ".join(errors))
+    return PanelFinding(dashboard.title, panel["title"], series, "; ".join(errors))

@@ -1,14 +1,14 @@
 """A job goes to a cluster and leaves it: what it becomes there, sending its objects, what a change would do, taking them away."""
 
-from kdist.deploy.apply import Difference, Sent, compare, forget_end, keep_runtime, send
+from kdist.deploy.apply import ApplyResult, Difference, compare, forget_end, keep_runtime, send
 from kdist.deploy.delete import find_objects, prune, remove
 from kdist.deploy.dependents import release
 from kdist.deploy.plan import Plan, plan, read_code
 
 __all__ = [
+    "ApplyResult",
     "Difference",
     "Plan",
-    "Sent",
     "compare",
     "find_objects",
     "forget_end",

@@ -48,14 +48,14 @@ def rehearse_pod(cluster: Cluster, plan: Plan, warned: tuple[str, ...]) -> None:
 
 def _read_warnings(cluster: Cluster, warned: tuple[str, ...]) -> None:
     """Raise what the warnings say, where their level is the one that the namespace enforces."""
-    from kdist.cluster import RefusalError
+    from kdist.cluster import ApiError
 
     found = next(filter(None, map(_VIOLATION.search, warned)), None)
     if found is None:
         return
     try:
         namespace = cluster.get("v1", "Namespace", cluster.namespace)
-    except RefusalError:
+    except ApiError:
         return  # then the warning, which is shown, is all that is known
     if (namespace["metadata"].get("labels") or {}).get(ENFORCE) == found["level"]:
         raise _refuse(cluster, found)

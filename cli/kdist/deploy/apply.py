@@ -21,21 +21,21 @@ from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import Manifest
 
 if TYPE_CHECKING:
-    from kdist.cluster import Applied, Cluster, RefusalError
+    from kdist.cluster import ApiError, Applied, Cluster
 
 _RUNTIME_SECONDS = 20.0
 _VERDICT = "_2fverdict"  # end of the key under which agents keep how their run ended, as the trainer writes keys
 _IMMUTABLE = ("immutable", "updates to statefulset spec", "cannot be changed", "cannot be updated")
 
 
-class Sent(NamedTuple):
+class ApplyResult(NamedTuple):
     """An object, and what came of sending it."""
 
     manifest: Manifest
     applied: Applied
 
 
-def send(cluster: Cluster, plan: Plan, *, dry_run: bool = False, force: bool = False) -> Iterator[Sent]:
+def send(cluster: Cluster, plan: Plan, *, dry_run: bool = False, force: bool = False) -> Iterator[ApplyResult]:
     """Apply the job's objects in their order, each given back as it is done.
 
     All of it is rehearsed first, so that what the server refuses leaves no half of it behind, and nothing at all is sent
@@ -54,7 +54,7 @@ def send(cluster: Cluster, plan: Plan, *, dry_run: bool = False, force: bool = F
     if plan.revived:
         release(cluster, plan.job.metadata.name)  # what was the old workload's may be about to go
         forget_end(cluster, plan.job.metadata.name)
-    made: list[Sent] = []
+    made: list[ApplyResult] = []
     try:
         for each in _apply(cluster, plan, dry_run=False, force=force):
             if each.applied.verb == "created":
@@ -66,7 +66,7 @@ def send(cluster: Cluster, plan: Plan, *, dry_run: bool = False, force: bool = F
         raise
 
 
-def _rehearse(cluster: Cluster, plan: Plan, *, force: bool) -> Iterator[Sent]:
+def _rehearse(cluster: Cluster, plan: Plan, *, force: bool) -> Iterator[ApplyResult]:
     """What sending would do, and whether the server would have the job's pods too."""
     warnings: list[str] = []
     for each in _apply(cluster, plan, dry_run=True, force=force):
@@ -75,7 +75,7 @@ def _rehearse(cluster: Cluster, plan: Plan, *, force: bool) -> Iterator[Sent]:
     rehearse_pod(cluster, plan, tuple(warnings))
 
 
-def _take_back(cluster: Cluster, made: Iterable[Sent], error: KdistError) -> KdistError:
+def _take_back(cluster: Cluster, made: Iterable[ApplyResult], error: KdistError) -> KdistError:
     """Delete what was made before the error, last made first, those very objects; the error, and what became of them."""
     gone, left = [], []
     for manifest, applied in reversed(list(made)):
@@ -102,8 +102,8 @@ def forget_end(cluster: Cluster, name: str) -> None:
         cluster.change("v1", "ConfigMap", store, {"binaryData": None}, job=name)
 
 
-def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Iterator[Sent]:
-    from kdist.cluster import Applied, ForeignError, RefusalError
+def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Iterator[ApplyResult]:
+    from kdist.cluster import ApiError, Applied, ForeignError
 
     refused: list[tuple[Manifest, KdistError]] = []
     for manifest in plan.manifests:
@@ -112,10 +112,10 @@ def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Itera
         except ForeignError as error:
             refused.append((manifest, error))
             continue
-        except RefusalError as error:
+        except ApiError as error:
             if dry_run and (missing := _find_unmade(manifest, error)):
                 unchecked = f"{manifest.title} could not be checked: its {missing} was only rehearsed"
-                yield Sent(manifest, Applied(manifest.document, "created", warnings=(unchecked,)))
+                yield ApplyResult(manifest, Applied(manifest.document, "created", warnings=(unchecked,)))
                 continue
             if not (dry_run and error.status in (400, 409, 422, 500)):
                 raise
@@ -123,7 +123,7 @@ def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Itera
             continue
         if not dry_run and _is_workload(plan, manifest):
             applied = _adopt(cluster, plan, applied)
-        yield Sent(manifest, applied)
+        yield ApplyResult(manifest, applied)
     if refused:
         raise _explain(plan, refused)
 
@@ -142,19 +142,19 @@ def _adopt(cluster: Cluster, plan: Plan, applied: Applied) -> Applied:
 
 def _apply_one(cluster: Cluster, manifest: Manifest, *, dry_run: bool, force: bool) -> Applied:
     """Apply an object. Trainer hears of a runtime a moment after it was made; until then it refuses a TrainJob that names it."""
-    from kdist.cluster import RefusalError
+    from kdist.cluster import ApiError
 
     end = time.monotonic() + _RUNTIME_SECONDS
     while True:
         try:
             return cluster.apply(manifest, dry_run=dry_run, force=force)
-        except RefusalError as error:
+        except ApiError as error:
             if dry_run or not _waits_for_runtime(manifest, error) or time.monotonic() > end:
                 raise
             time.sleep(0.5)
 
 
-def _find_unmade(manifest: Manifest, error: RefusalError) -> str:
+def _find_unmade(manifest: Manifest, error: ApiError) -> str:
     """The kind of another object of the job without which this one is refused, as that one was rehearsed too; else empty."""
     if _waits_for_runtime(manifest, error):
         return "TrainingRuntime"
@@ -162,7 +162,7 @@ def _find_unmade(manifest: Manifest, error: RefusalError) -> str:
     return "Role" if manifest.kind == "RoleBinding" and error.status == 404 else ""
 
 
-def _waits_for_runtime(manifest: Manifest, error: RefusalError) -> bool:
+def _waits_for_runtime(manifest: Manifest, error: ApiError) -> bool:
     """Whether a TrainJob is refused only because its runtime is not known: it was rehearsed too, or made a moment ago."""
     return manifest.kind == "TrainJob" and re.search(r"[Rr]untime.*not found", str(error)) is not None
 

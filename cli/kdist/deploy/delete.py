@@ -49,7 +49,7 @@ def find_leftovers(cluster: Cluster, plan: Plan) -> list[Manifest]:
 
 
 def prune(cluster: Cluster, plan: Plan, *, dry_run: bool = False) -> Iterator[Manifest]:
-    """Delete the leftovers, each given back as it goes. Raises `RefusalError` where we may not."""
+    """Delete the leftovers, each given back as it goes. Raises `ApiError` where we may not."""
     leftovers = find_leftovers(cluster, plan)
     if leftovers and not dry_run:
         rbac.require(cluster, rbac.to_delete(leftovers))
@@ -59,11 +59,11 @@ def prune(cluster: Cluster, plan: Plan, *, dry_run: bool = False) -> Iterator[Ma
 
 
 def _list(cluster: Cluster, api_version: str, kind: str, name: str) -> list[dict[str, Any]]:
-    from kdist.cluster import RefusalError
+    from kdist.cluster import ApiError
 
     try:
         return cluster.list(api_version, kind, selector=f"kdist.dev/job={name},app.kubernetes.io/managed-by=kdist")
-    except RefusalError as error:
+    except ApiError as error:
         if error.status in (403, 404):
             return []
         raise
@@ -122,13 +122,13 @@ def _goes_by_itself(manifest: Manifest, name: str) -> bool:
 
 def _look(cluster: Cluster, api_version: str, kind: str, name: str, own: str) -> Iterator[dict[str, Any]]:
     """The objects of a kind that bear the job's label, and those of the names that it gives."""
-    from kdist.cluster import RefusalError
+    from kdist.cluster import ApiError
 
     try:
         listed = cluster.list(api_version, kind, selector=f"kdist.dev/job={name}")
     except NotFoundError:
         return  # the cluster has no such kind
-    except RefusalError as error:
+    except ApiError as error:
         if error.status == 403 and kind not in ("ConfigMap", own):
             return  # who may not see what there is of a kind has not made any
         raise
@@ -141,7 +141,7 @@ def _look(cluster: Cluster, api_version: str, kind: str, name: str, own: str) ->
             yield cluster.get(api_version, kind, given)
         except NotFoundError:
             continue
-        except RefusalError as error:
+        except ApiError as error:
             if error.status != 403:
                 raise
 

@@ -78,11 +78,11 @@ def _find(cluster: Cluster, name: str) -> list[Manifest]:
     """The job's objects that go with its workload, without their content; not those that we may not list."""
 
     def look(kind: tuple[str, str]) -> Iterable[dict[str, Any]]:
-        from kdist.cluster import RefusalError
+        from kdist.cluster import ApiError
 
         try:
             return cluster.list(*kind, selector=f"kdist.dev/job={name}", metadata_only=True)
-        except RefusalError as error:
+        except ApiError as error:
             if error.status in (403, 404):
                 return []
             raise
@@ -103,14 +103,14 @@ def _change(
     """Give the objects these owners beside those that others gave them; titles of those where we may not."""
 
     def change(each: Manifest) -> str:
-        from kdist.cluster import RefusalError
+        from kdist.cluster import ApiError
 
         body = {"metadata": {"ownerReferences": owners(find_others(each.document, name))}}
         try:
             cluster.change(each.api_version, each.kind, each.name, body, job=name)
         except NotFoundError:
             return ""  # it has gone meanwhile
-        except RefusalError as error:
+        except ApiError as error:
             if error.status != 403:
                 raise
             return each.title

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from kdist.backends import operators
-from kdist.diagnose.rule import Case, Diagnosis, Event, clip
+from kdist.diagnose.rule import Diagnosis, DiagnosticContext, KubernetesEvent, clip
 from kdist.status import Phase, documents
 from kdist.units import seconds
 
@@ -16,7 +16,7 @@ _REFUSED = ("FailedCreate", "FailedCreatePod", "JobCreationFailed", "SuspendedJo
 _MADE = ("SuccessfulCreate", "SuccessfulCreatePod")
 
 
-def find_queue(case: Case) -> Diagnosis | None:
+def find_queue(case: DiagnosticContext) -> Diagnosis | None:
     """Kueue has not admitted the job: its own reason."""
     if case.status.phase is not Phase.QUEUED:
         return None
@@ -52,7 +52,7 @@ def find_queue(case: Case) -> Diagnosis | None:
     return Diagnosis("queued", sentence, "waiting", tuple(evidence), "wait, ask for less, or raise the quota", tuple(commands))
 
 
-def find_refusal(case: Case) -> Diagnosis | None:
+def find_refusal(case: DiagnosticContext) -> Diagnosis | None:
     """The API server refuses the pods (or the volume, or the Job) that the workload wants to make."""
     event = _find_refused(case)
     if event is None:
@@ -63,7 +63,7 @@ def find_refusal(case: Case) -> Diagnosis | None:
     return _say(case, event, "pods-refused", f"pods cannot be made: {clip(event.message, 200)}", "see what the message asks for")
 
 
-def _find_refused(case: Case) -> Event | None:
+def _find_refused(case: DiagnosticContext) -> KubernetesEvent | None:
     """The latest refusal, unless pods were made after it or all are there."""
     if not case.stuck and not any(pod.over for pod in case.pods) and case.status.nodes.ready >= case.status.nodes.max:
         return None
@@ -75,14 +75,14 @@ def _find_refused(case: Case) -> Event | None:
     return event if event is not None and (event.at >= made or alive < case.status.nodes.min) else None
 
 
-Explain = Callable[[Case, Event, re.Match[str]], Diagnosis]
+Explain = Callable[[DiagnosticContext, KubernetesEvent, re.Match[str]], Diagnosis]
 
 
-def _say(case: Case, event: Event, cause: str, sentence: str, fix: str, *commands: str) -> Diagnosis:
+def _say(case: DiagnosticContext, event: KubernetesEvent, cause: str, sentence: str, fix: str, *commands: str) -> Diagnosis:
     return Diagnosis(cause, sentence, evidence=(str(event),), fix=fix, commands=commands or (case.kdist("events"),))
 
 
-def _quota(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+def _quota(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
     amounts = re.search(r"requested: ([^:]+?), used: ([^:]+?), limited: (.+?)$", event.message)
     detail = f": asks for {amounts[1]}, {amounts[2]} in use, the limit is {amounts[3]}" if amounts else ""
     fix = "ask for less in spec.resources or spec.nodes, end something else in the namespace, or have the quota raised"
@@ -96,7 +96,7 @@ def _quota(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
     )
 
 
-def _quota_field(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+def _quota_field(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
     fix = f"name it for every container: spec.resources, or spec.podTemplate for what you added ({found[2].strip()})"
     return _say(
         case,
@@ -108,25 +108,25 @@ def _quota_field(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
     )
 
 
-def _limit_range(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+def _limit_range(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
     sentence = f"a LimitRange of the namespace refuses the pods: {clip(found[0], 200)}"
     return _say(
         case, event, "limit-range", sentence, "bring spec.resources within the limits", case.kubectl("describe", "limitrange")
     )
 
 
-def _pod_security(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+def _pod_security(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
     sentence = f"Pod Security level {found[1]} of the namespace refuses the pods: {clip(found[2], 300)}"
     fix = "what kdist renders passes `restricted`: take out of spec.podTemplate what it complains about"
     return _say(case, event, "pod-security", sentence, fix, f"kubectl get namespace {case.namespace} --show-labels")
 
 
-def _webhook_refused(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+def _webhook_refused(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
     sentence = f"the admission webhook {found[1]} refuses the pods: {clip(found[2], 300)}"
     return _say(case, event, "webhook-refused", sentence, "change what it complains about, or ask whoever runs the webhook")
 
 
-def _webhook_away(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+def _webhook_away(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
     home = operators.find_webhook_home(event.message)
     of = f" of the service {home[0]} in namespace {home[1]}" if home else ""
     sentence = f"the admission webhook {found[1]}{of} does not answer, so nothing can be made"
@@ -136,19 +136,19 @@ def _webhook_away(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
     return _say(case, event, "webhook-away", sentence, fix, *commands)
 
 
-def _policy(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+def _policy(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
     sentence = f"the admission policy {found[1]} refuses the pods: {clip(found[2], 300)}"
     return _say(case, event, "policy-refused", sentence, "change what it complains about, or ask whoever runs the cluster")
 
 
-def _service_account(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+def _service_account(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
     sentence = f"the service account {found[1]} does not exist"
     own = found[1].rpartition("/")[2] == case.name
     fix = "send the job again: it makes its own" if own else "make it, or name one that exists in spec.serviceAccountName"
     return _say(case, event, "no-service-account", sentence, fix, f"kdist apply JOB.yaml -n {case.namespace}")
 
 
-def _priority_class(case: Case, event: Event, found: re.Match[str]) -> Diagnosis:
+def _priority_class(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
     sentence = f"there is no PriorityClass {found[1]}"
     return _say(
         case, event, "no-priority-class", sentence, "set spec.priorityClass to one that exists", "kubectl get priorityclasses"
@@ -168,7 +168,7 @@ _REFUSALS: tuple[tuple[str, Explain], ...] = (
 )
 
 
-def find_idle_operator(case: Case) -> Diagnosis | None:
+def find_idle_operator(case: DiagnosticContext) -> Diagnosis | None:
     """Nothing has touched the workload for a while: what makes pods of it does not run, or may not run."""
     workload, age = case.seen.workload, case.status.age
     if not case.stuck or case.pods or workload is None or age is None or case.status.phase is Phase.QUEUED:
@@ -195,7 +195,7 @@ def find_idle_operator(case: Case) -> Diagnosis | None:
     )
 
 
-def _is_away(case: Case, kind: str) -> str:
+def _is_away(case: DiagnosticContext, kind: str) -> str:
     """That the controller behind a kind does not run; empty where it does, or where we may not know."""
     found = operators.find_deployment(case.seen.deployments, kind) if kind in operators.OPERATORS else None
     if found is None:
@@ -205,6 +205,6 @@ def _is_away(case: Case, kind: str) -> str:
     return "" if ready else f"the controller of {kind} does not run: 0 of {wanted} replicas of {place} are ready"
 
 
-def _describe(case: Case, kind: str) -> str:
+def _describe(case: DiagnosticContext, kind: str) -> str:
     found = operators.find_deployment(case.seen.deployments, kind)
     return f"kubectl describe deployment {documents.name(found)} -n {documents.text(found, 'metadata', 'namespace')}"

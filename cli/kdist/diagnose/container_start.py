@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from kdist.diagnose.rule import Case, Diagnosis, clip, name_pods
+from kdist.diagnose.rule import Diagnosis, DiagnosticContext, clip, name_pods
 from kdist.status import Pod, documents
 from kdist.units import seconds
 
 _SLOW_PULL = 60.0  # seconds of pulling that are worth a word
 
 
-def find_mount_trouble(case: Case) -> Diagnosis | None:
+def find_mount_trouble(case: DiagnosticContext) -> Diagnosis | None:
     """A volume cannot be mounted. Slow pulls and waiting containers beside it are only what follows."""
     pods = [pod for pod in case.waiting if pod.scheduled]
     event = next(case.events_of("Pod", [pod.name for pod in pods], "FailedMount", "FailedAttachVolume", "FailedMapVolume"), None)
@@ -42,7 +42,7 @@ def find_mount_trouble(case: Case) -> Diagnosis | None:
     return _mount(case, event.name, sentence, str(event), "see whether the storage answers from that node", commands)
 
 
-def _mount(case: Case, pod: str, sentence: str, evidence: str, fix: str, commands: tuple[str, ...]) -> Diagnosis:
+def _mount(case: DiagnosticContext, pod: str, sentence: str, evidence: str, fix: str, commands: tuple[str, ...]) -> Diagnosis:
     node = next((each.node for each in case.pods if each.name == pod), "")
     return Diagnosis(
         "mount", sentence, evidence=(evidence, *([f"{pod} is on node {node}"] if node else [])), fix=fix, commands=commands
@@ -117,7 +117,7 @@ _PULL_CAUSES: tuple[tuple[str, str, str, str], ...] = (
 )
 
 
-def find_image_trouble(case: Case) -> Diagnosis | None:
+def find_image_trouble(case: DiagnosticContext) -> Diagnosis | None:
     """The image cannot be had: its name, the registry, or who asks."""
     pods = [pod for pod in case.waiting if pod.reason in _PULLS]
     if not pods:
@@ -133,12 +133,14 @@ def find_image_trouble(case: Case) -> Diagnosis | None:
     return _image(case, pods, "image", f"the image {image} cannot be pulled", evidence, "see what the registry says")
 
 
-def _image(case: Case, pods: Sequence[Pod], cause: str, sentence: str, evidence: Sequence[str], fix: str) -> Diagnosis:
+def _image(
+    case: DiagnosticContext, pods: Sequence[Pod], cause: str, sentence: str, evidence: Sequence[str], fix: str
+) -> Diagnosis:
     told = (*evidence, f"waiting: {name_pods(pods)}")
     return Diagnosis(cause, sentence, evidence=told, fix=fix, commands=(case.kubectl("describe", "pod", pods[0].name),))
 
 
-def _image_of(case: Case, pod: Pod) -> str:
+def _image_of(case: DiagnosticContext, pod: Pod) -> str:
     document = case.document(pod)
     images = {
         documents.text(each, "name"): documents.text(each, "image") for each in documents.items(document, "spec", "containers")
@@ -149,7 +151,7 @@ def _image_of(case: Case, pod: Pod) -> str:
     return images.get(pod.container, "") or "?"
 
 
-def find_config_trouble(case: Case) -> Diagnosis | None:
+def find_config_trouble(case: DiagnosticContext) -> Diagnosis | None:
     """A container cannot be made: a Secret, a ConfigMap or a key of one is missing, or its user is not allowed."""
     pod = next((pod for pod in case.waiting if pod.reason in ("CreateContainerConfigError", "CreateContainerError")), None)
     if pod is None:
@@ -174,7 +176,7 @@ def find_config_trouble(case: Case) -> Diagnosis | None:
     return Diagnosis(cause, sentence, evidence=evidence, fix=fix, commands=(case.kubectl("describe", "pod", pod.name),))
 
 
-def find_start_trouble(case: Case) -> Diagnosis | None:
+def find_start_trouble(case: DiagnosticContext) -> Diagnosis | None:
     """The image has not the program that it should start with."""
     for pod in case.pods:
         end = pod.ended or pod.before
@@ -192,7 +194,7 @@ def find_start_trouble(case: Case) -> Diagnosis | None:
     return None
 
 
-def find_slow_pull(case: Case) -> Diagnosis | None:
+def find_slow_pull(case: DiagnosticContext) -> Diagnosis | None:
     """The image is still on its way."""
     pods = [pod for pod in case.waiting if pod.scheduled and not pod.troubled]
     for pod in pods:

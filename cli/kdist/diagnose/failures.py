@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 
 from kdist.diagnose import scheduling
-from kdist.diagnose.rule import Case, Diagnosis, Severity, clip, name_pods
-from kdist.status import Ended, ExitRecord, Phase, Pod, documents
+from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, name_pods
+from kdist.status import ContainerTermination, ExitRecord, Phase, Pod, documents
 from kdist.units import size
 
 _SHOWN_LINES = 12  # of a traceback
@@ -24,7 +24,7 @@ _SAID_ELSEWHERE = ("OOMKilled", "ContainerStatusUnknown")  # the latter is of a 
 _FRESH = 1800.0  # seconds for which an end that was recovered from is worth a word
 
 
-def find_memory_trouble(case: Case) -> Diagnosis | None:
+def find_memory_trouble(case: DiagnosticContext) -> Diagnosis | None:
     """A pod used more memory than it may: the peers that were lost with it are what followed."""
     hit = [(pod, end) for pod in case.pods if (end := _killed_for_memory(pod)) is not None and _is_fresh(case, end)]
     record = case.status.exit_record
@@ -50,27 +50,27 @@ def find_memory_trouble(case: Case) -> Diagnosis | None:
     )
 
 
-def _killed_for_memory(pod: Pod) -> Ended | None:
+def _killed_for_memory(pod: Pod) -> ContainerTermination | None:
     return next((end for end in (pod.ended, pod.before) if end and end.reason == "OOMKilled"), None)
 
 
-def _is_fresh(case: Case, end: Ended) -> bool:
+def _is_fresh(case: DiagnosticContext, end: ContainerTermination) -> bool:
     return end.at is None or case.now - end.at < _FRESH or case.status.phase.terminal
 
 
-def _memory_limit(case: Case, pod: Pod) -> float | None:
+def _memory_limit(case: DiagnosticContext, pod: Pod) -> float | None:
     containers = documents.items(case.document(pod), "spec", "containers")
     found = next((each for each in containers if documents.text(each, "name") == pod.container), {})
     return scheduling.parse(documents.at(found, "resources", "limits", "memory"))
 
 
-def _host_memory(case: Case, record: ExitRecord) -> Diagnosis:
+def _host_memory(case: DiagnosticContext, record: ExitRecord) -> Diagnosis:
     sentence = f"{_where(record)} used more memory than there is and was killed"
     fix = "raise spec.resources.memory, or lower train.microBatch or train.loader.workers"
     return Diagnosis("out-of-memory", sentence, "failed", _evidence(record), fix, (case.kdist("logs", *_rank(record)),))
 
 
-Tell = Callable[[Case, ExitRecord], tuple[str, str]]
+Tell = Callable[[DiagnosticContext, ExitRecord], tuple[str, str]]
 
 # cause of an exit record -> (what it means, the way out); `{where}` and `{said}` are filled in.
 _CAUSES: dict[str, tuple[str, str]] = {
@@ -115,7 +115,7 @@ _CAUSES: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
-def find_failure(case: Case) -> Diagnosis | None:
+def find_failure(case: DiagnosticContext) -> Diagnosis | None:
     """What the exit record says: the first failure that decides, over all ranks."""
     record = case.status.exit_record
     if record is None or record.code in (0, 200):
@@ -167,13 +167,13 @@ def _rank(record: ExitRecord) -> list[str]:
     return ["--rank", str(record.rank)] if record.rank is not None else []
 
 
-def _is_there(case: Case, record: ExitRecord) -> bool:
+def _is_there(case: DiagnosticContext, record: ExitRecord) -> bool:
     """Whether the log of the container that wrote the record is the present one."""
     pod = next((each for each in case.pods if each.name == record.node), None)
     return pod is None or pod.ended is not None
 
 
-def find_crash(case: Case) -> Diagnosis | None:
+def find_crash(case: DiagnosticContext) -> Diagnosis | None:
     """A container ends again and again, or ended for good, without an exit record."""
     for pod in case.pods:
         end = pod.ended or (pod.before if pod.reason == "CrashLoopBackOff" else None)
@@ -208,7 +208,7 @@ _EVICTIONS = {
 }
 
 
-def find_eviction(case: Case) -> Diagnosis | None:
+def find_eviction(case: DiagnosticContext) -> Diagnosis | None:
     """A pod was put off its node."""
     if not case.stuck and case.status.phase is not Phase.FAILED:
         return None
@@ -233,7 +233,7 @@ _LIMITS = {
 }
 
 
-def find_limit(case: Case) -> Diagnosis | None:
+def find_limit(case: DiagnosticContext) -> Diagnosis | None:
     """The workload failed, and nothing better is known than its own word for it."""
     state = case.seen.state
     if case.status.phase is not Phase.FAILED or state is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kdist.diagnose import admission, container_start, failures, runtime, scheduling
-from kdist.diagnose.rule import Case, Diagnosis, Rule
+from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Rule
 from kdist.status import Phase, Snapshot
 
 RULES: tuple[Rule, ...] = (
@@ -47,7 +47,7 @@ _OVER = ("done", "stopped", "suspended")
 
 def diagnose(seen: Snapshot) -> Diagnosis:
     """The one cause that matters; the others that were found are in its `also`."""
-    case = Case(seen)
+    case = DiagnosticContext(seen)
     found = [diagnosis for rule in RULES if (diagnosis := rule(case)) is not None]
     if (
         case.status.phase is Phase.RUNNING

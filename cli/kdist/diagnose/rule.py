@@ -38,10 +38,10 @@ class Diagnosis:
         return {**found, "also": [each.to_document() for each in self.also]}
 
 
-Rule = Callable[["Case"], Diagnosis | None]
+Rule = Callable[["DiagnosticContext"], Diagnosis | None]
 
 
-class Event(NamedTuple):
+class KubernetesEvent(NamedTuple):
     """One of the cluster's events. `at` is unix seconds of its latest time, `times` how often it came."""
 
     kind: str
@@ -56,7 +56,7 @@ class Event(NamedTuple):
         return f"{self.kind.lower()}/{self.name}: {self.reason}: {clip(self.message)}{often}"
 
 
-class Case:
+class DiagnosticContext:
     """What rules look at: a snapshot, its status, and short ways to what they often ask."""
 
     def __init__(self, seen: Snapshot) -> None:
@@ -67,11 +67,11 @@ class Case:
         self.now = seen.taken
 
     @cached_property
-    def events(self) -> list[Event]:
+    def events(self) -> list[KubernetesEvent]:
         """All events of the job, the latest first."""
         return sorted((_read_event(each) for each in self.seen.events), key=lambda event: -event.at)
 
-    def events_of(self, kind: str, names: Iterable[str], *reasons: str) -> Iterator[Event]:
+    def events_of(self, kind: str, names: Iterable[str], *reasons: str) -> Iterator[KubernetesEvent]:
         """Events about these objects with one of these reasons, the latest first."""
         wanted = set(names)
         return (event for event in self.events if event.kind == kind and event.name in wanted and event.reason in reasons)
@@ -107,7 +107,7 @@ class Case:
         return ["-n", self.namespace] if self.namespace else []
 
 
-def _read_event(document: Document) -> Event:
+def _read_event(document: Document) -> KubernetesEvent:
     times = (
         documents.moment(document, "lastTimestamp"),
         documents.moment(document, "series", "lastObservedTime"),
@@ -115,7 +115,7 @@ def _read_event(document: Document) -> Event:
         documents.moment(document, "firstTimestamp"),
         documents.moment(document, "metadata", "creationTimestamp"),
     )
-    return Event(
+    return KubernetesEvent(
         kind=documents.text(document, "involvedObject", "kind"),
         name=documents.text(document, "involvedObject", "name"),
         reason=documents.text(document, "reason"),

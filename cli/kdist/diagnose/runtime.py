@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kdist.diagnose.rule import Case, Diagnosis, clip, count, name_all, name_pods
-from kdist.status import Phase, Pod, Rank, documents
+from kdist.diagnose.rule import Diagnosis, DiagnosticContext, clip, count, name_all, name_pods
+from kdist.status import Phase, Pod, RankStatus, documents
 from kdist.units import number, seconds
 
 _SILENT = 30.0  # seconds without a rank's sign of life that are worth a word where it makes no steps
@@ -14,7 +14,7 @@ _PLACES = 4  # groups of ranks that are named
 _HANG_SECONDS = 300  # the default of spec.hangTimeoutSeconds
 
 
-def find_lost_node(case: Case) -> Diagnosis | None:
+def find_lost_node(case: DiagnosticContext) -> Diagnosis | None:
     """A node fell silent. Its pods are not replaced as long as it may come back."""
     lost = [pod for pod in case.pods if pod.lost]
     if not lost or case.status.phase.terminal:
@@ -45,11 +45,11 @@ def _are(pods: list[Pod]) -> str:
     return "is" if len(pods) == 1 else "are"
 
 
-def _silent_since(case: Case, node: str) -> float | None:
+def _silent_since(case: DiagnosticContext, node: str) -> float | None:
     return documents.moment(documents.condition(case.seen.nodes.get(node), "Ready"), "lastTransitionTime")
 
 
-def _evidence_of_loss(case: Case, lost: list[Pod]) -> list[str]:
+def _evidence_of_loss(case: DiagnosticContext, lost: list[Pod]) -> list[str]:
     found = []
     for name in dict.fromkeys(pod.node for pod in lost):
         ready = documents.condition(case.seen.nodes.get(name), "Ready")
@@ -63,7 +63,7 @@ def _evidence_of_loss(case: Case, lost: list[Pod]) -> list[str]:
     return found or [f"pod/{pod.name}: no longer ready, though its container was" for pod in lost[:3]]
 
 
-def find_hang(case: Case) -> Diagnosis | None:
+def find_hang(case: DiagnosticContext) -> Diagnosis | None:
     """Ranks stand still: the agents have noticed, or their heartbeats say so."""
     hung = case.status.reason == "Hang"
     silent = [rank for rank in case.status.ranks if _is_silent(rank)]
@@ -96,7 +96,7 @@ def find_hang(case: Case) -> Diagnosis | None:
     )
 
 
-def _is_silent(rank: Rank) -> bool:
+def _is_silent(rank: RankStatus) -> bool:
     """Whether it should have been heard of: within a few steps, or, where no step is made, after a while."""
     if rank.silence is None:
         return False
@@ -104,24 +104,24 @@ def _is_silent(rank: Rank) -> bool:
     return rank.silence > (max(_SHORT, _STEPS * (rank.step_seconds or 0.0)) if stepping else _SILENT)
 
 
-def _places(silent: Sequence[Rank]) -> list[tuple[str, list[Rank]]]:
+def _places(silent: Sequence[RankStatus]) -> list[tuple[str, list[RankStatus]]]:
     """Where the ranks stand, those in no collective first: the others wait for them."""
-    found: dict[str, list[Rank]] = {}
+    found: dict[str, list[RankStatus]] = {}
     for rank in sorted(silent, key=lambda each: (bool(each.collective), each.step or 0, each.rank)):
         found.setdefault(rank.collective or f"phase {rank.phase or '?'}", []).append(rank)
     return list(found.items())[:_PLACES]
 
 
-def _name_ranks(ranks: Sequence[Rank]) -> str:
+def _name_ranks(ranks: Sequence[RankStatus]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {name_all([str(each.rank) for each in ranks])}"
 
 
-def _in(ranks: Sequence[Rank], place: str) -> str:
+def _in(ranks: Sequence[RankStatus], place: str) -> str:
     verb = "" if len(ranks) > 1 else "s"
     return f"wait{verb} in {place}" if ranks[0].collective else f"stand{verb} still in {place}, in no collective"
 
 
-def _outlook(case: Case, silent: Sequence[Rank], *, hung: bool) -> tuple[str, str]:
+def _outlook(case: DiagnosticContext, silent: Sequence[RankStatus], *, hung: bool) -> tuple[str, str]:
     """When the stacks are there, and what to do with them."""
     if hung:
         return (
@@ -137,7 +137,7 @@ def _outlook(case: Case, silent: Sequence[Rank], *, hung: bool) -> tuple[str, st
     )
 
 
-def find_rendezvous(case: Case) -> Diagnosis | None:
+def find_rendezvous(case: DiagnosticContext) -> Diagnosis | None:
     """Agents wait for each other: how many are there, and which pods are missing."""
     if case.status.reason not in ("Rendezvous", "TooFewNodes"):
         return None
@@ -158,7 +158,7 @@ def find_rendezvous(case: Case) -> Diagnosis | None:
     return Diagnosis("rendezvous", sentence, "waiting", evidence, fix, commands)
 
 
-def find_no_answer(case: Case) -> Diagnosis | None:
+def find_no_answer(case: DiagnosticContext) -> Diagnosis | None:
     """The pods run, and what they do cannot be asked from here."""
     if case.status.reason != "NoAnswer":
         return None
@@ -169,7 +169,7 @@ def find_no_answer(case: Case) -> Diagnosis | None:
     )
 
 
-def find_gone(case: Case) -> Diagnosis | None:
+def find_gone(case: DiagnosticContext) -> Diagnosis | None:
     """The workload is not there."""
     if case.status.reason != "NoWorkload":
         return None
@@ -178,7 +178,7 @@ def find_gone(case: Case) -> Diagnosis | None:
     return Diagnosis("no-workload", case.status.message, fix=fix, commands=(f"kdist apply JOB.yaml{place}", case.kdist("events")))
 
 
-def find_rest(case: Case) -> Diagnosis | None:
+def find_rest(case: DiagnosticContext) -> Diagnosis | None:
     """The job rests because somebody asked for it."""
     phase = case.status.phase
     if phase is Phase.SUSPENDED:
@@ -191,7 +191,7 @@ def find_rest(case: Case) -> Diagnosis | None:
     return None
 
 
-def find_success(case: Case) -> Diagnosis | None:
+def find_success(case: DiagnosticContext) -> Diagnosis | None:
     """The job is done."""
     if case.status.phase is not Phase.SUCCEEDED:
         return None
@@ -200,7 +200,7 @@ def find_success(case: Case) -> Diagnosis | None:
     return Diagnosis("done", f"nothing is wrong: {case.name} is done{step}{parked}", "fine")
 
 
-def find_on_its_way(case: Case) -> Diagnosis | None:
+def find_on_its_way(case: DiagnosticContext) -> Diagnosis | None:
     """The job starts, or starts again, and nothing speaks against it."""
     if not case.stuck:
         return None
@@ -212,7 +212,7 @@ def find_on_its_way(case: Case) -> Diagnosis | None:
     )
 
 
-def find_nothing_wrong(case: Case) -> Diagnosis:
+def find_nothing_wrong(case: DiagnosticContext) -> Diagnosis:
     """The job trains: its pace says so."""
     status = case.status
     parts = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from kdist.diagnose.rule import Case, Diagnosis, Severity, clip, count, name_all, name_pods
+from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, count, name_all, name_pods
 from kdist.status import Pod, documents
 from kdist.status.documents import Document
 from kdist.units import number, size
@@ -55,11 +55,11 @@ def allocatable(node: Document, resource: str) -> float:
 _OBSTACLE = re.compile(r"(\d+) (node\(s\) (?:\{[^}]*\}|[^,.{])*|Insufficient [\w./-]*\w|Too many pods)")
 
 
-def _unscheduled(case: Case) -> list[Pod]:
+def _unscheduled(case: DiagnosticContext) -> list[Pod]:
     return [pod for pod in case.waiting if not pod.scheduled and pod.reason == "Unschedulable"]
 
 
-def find_claim_trouble(case: Case) -> Diagnosis | None:
+def find_claim_trouble(case: DiagnosticContext) -> Diagnosis | None:
     """A volume claim does not exist, or gets no volume."""
     if not case.waiting:
         return None
@@ -72,7 +72,7 @@ def find_claim_trouble(case: Case) -> Diagnosis | None:
     return next(filter(None, (_pending_claim(case, name) for name in case.seen.claims)), None)
 
 
-def _missing_claim(case: Case, name: str, evidence: str) -> Diagnosis:
+def _missing_claim(case: DiagnosticContext, name: str, evidence: str) -> Diagnosis:
     return Diagnosis(
         "claim-missing",
         f"the volume claim {name} does not exist in namespace {case.namespace}",
@@ -83,7 +83,7 @@ def _missing_claim(case: Case, name: str, evidence: str) -> Diagnosis:
     )
 
 
-def _pending_claim(case: Case, name: str) -> Diagnosis | None:
+def _pending_claim(case: DiagnosticContext, name: str) -> Diagnosis | None:
     claim = case.seen.claims[name]
     events = list(case.events_of("PersistentVolumeClaim", [name], "ProvisioningFailed", "FailedBinding", "VolumeResizeFailed"))
     phase = documents.text(claim, "status", "phase")
@@ -112,12 +112,12 @@ def _pending_claim(case: Case, name: str) -> Diagnosis | None:
     return _claim(case, "claim-pending", sentence, [str(event) for event in events[:2]] or [f"pvc/{name}: Pending"], fix)
 
 
-def _claim(case: Case, cause: str, sentence: str, evidence: Sequence[str], fix: str) -> Diagnosis:
+def _claim(case: DiagnosticContext, cause: str, sentence: str, evidence: Sequence[str], fix: str) -> Diagnosis:
     name = sentence.split("claim ")[1].split()[0].rstrip(",")
     return Diagnosis(cause, sentence, evidence=tuple(evidence), fix=fix, commands=(case.kubectl("describe", "pvc", name),))
 
 
-def find_unschedulable(case: Case) -> Diagnosis | None:
+def find_unschedulable(case: DiagnosticContext) -> Diagnosis | None:
     """No node takes a pod: which resource is short, and what the nodes have."""
     pods = _unscheduled(case)
     if not pods:
@@ -131,7 +131,7 @@ def find_unschedulable(case: Case) -> Diagnosis | None:
     return _kept_off(case, pods, obstacles, message, evidence)
 
 
-def _short_of(case: Case, pods: Sequence[Pod], short: Sequence[str], evidence: list[str]) -> Diagnosis:
+def _short_of(case: DiagnosticContext, pods: Sequence[Pod], short: Sequence[str], evidence: list[str]) -> Diagnosis:
     wanted = requests(case.document(pods[0]))
     resource = next((each for each in short if not _fits_anywhere(case, each, wanted)), short[0])
     asked = show(resource, wanted[resource]) if resource in wanted else resource
@@ -150,11 +150,11 @@ def _short_of(case: Case, pods: Sequence[Pod], short: Sequence[str], evidence: l
     return Diagnosis("unschedulable", sentence, severity, tuple(evidence), fix, commands)
 
 
-def _fits_anywhere(case: Case, resource: str, wanted: dict[str, float]) -> bool:
+def _fits_anywhere(case: DiagnosticContext, resource: str, wanted: dict[str, float]) -> bool:
     return any(allocatable(node, resource) >= wanted.get(resource, 0.0) for node in case.seen.nodes.values())
 
 
-def _describe_nodes(case: Case, resource: str) -> str:
+def _describe_nodes(case: DiagnosticContext, resource: str) -> str:
     have = [f"{name} {show(resource, allocatable(node, resource))}" for name, node in case.seen.nodes.items()]
     return f"allocatable in all: {', '.join(have[:8])}" + (f" and {len(have) - 8} more nodes" if len(have) > 8 else "")
 
@@ -181,7 +181,7 @@ _EVERY_CLUSTER = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes
 
 
 def _kept_off(
-    case: Case,
+    case: DiagnosticContext,
     pods: Sequence[Pod],
     obstacles: Sequence[tuple[int, str]],
     message: str,
@@ -204,7 +204,7 @@ def _kept_off(
     )
 
 
-def _rank_obstacles(case: Case, pod: Pod, obstacles: Sequence[tuple[int, str]]) -> list[tuple[str, str]]:
+def _rank_obstacles(case: DiagnosticContext, pod: Pod, obstacles: Sequence[tuple[int, str]]) -> list[tuple[str, str]]:
     """Words and way out of the two that explain most.
 
     The scheduler names one obstacle per node, taints first. A control plane's taint is in every cluster, and a selector that
@@ -231,14 +231,14 @@ def _rank_obstacles(case: Case, pod: Pod, obstacles: Sequence[tuple[int, str]]) 
     return [(words, fix) for _, words, fix in sorted(ranked.values(), key=lambda each: each[0])][:2]
 
 
-def _is_control_plane(case: Case, said: str) -> bool:
+def _is_control_plane(case: DiagnosticContext, said: str) -> bool:
     """Whether the taints that were met are those of control planes alone, as far as is known."""
     named = re.search(r"\{([^:=}]+)", said)
     keys = {named[1]} if named else {documents.text(each, "key") for each in _taints(case)}
     return bool(keys) and keys <= set(_EVERY_CLUSTER)
 
 
-def _taints(case: Case) -> list[documents.Document]:
+def _taints(case: DiagnosticContext) -> list[documents.Document]:
     nodes = case.seen.nodes.values()
     return [each for node in nodes for each in documents.items(node, "spec", "taints")]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist import backends, rbac
 from kdist.backends import operators
-from kdist.cluster import MissingError, RefusalError
+from kdist.cluster import ApiError, ApiNotFoundError
 from kdist.doctor.finding import Finding, missing, note, ok, unknown
 from kdist.errors import Code
 
@@ -86,7 +86,7 @@ def check_operators(cluster: Cluster) -> Iterator[Finding]:
         return
     try:
         deployments = cluster.list("apps/v1", "Deployment", all_namespaces=True)
-    except (RefusalError, MissingError) as error:
+    except (ApiError, ApiNotFoundError) as error:
         yield unknown("operators", f"of {', '.join(wanted)}: {error}")
         return
     for kind in wanted:
@@ -118,10 +118,10 @@ def check_namespace(cluster: Cluster) -> Iterator[Finding]:
     name = cluster.namespace
     try:
         found = cluster.get("v1", "Namespace", name)
-    except MissingError:
+    except ApiNotFoundError:
         yield missing("namespace", f"there is no namespace {name}", f"kubectl create namespace {name}")
         return
-    except RefusalError as error:
+    except ApiError as error:
         yield unknown("namespace", f"{name}: {error}")
         return
     level = (found["metadata"].get("labels") or {}).get(_ENFORCE, "")
@@ -132,9 +132,9 @@ def check_pod_is_admitted(cluster: Cluster) -> Iterator[Finding]:
     """The pod of a small job is rehearsed: policies, quota and webhooks answer as they will."""
     try:
         cluster.create(make_pod(), dry_run=True)
-    except MissingError:
+    except ApiNotFoundError:
         return  # the namespace is missing, which another check says
-    except RefusalError as error:
+    except ApiError as error:
         if error.code == Code.FORBIDDEN:
             yield unknown("pods", f"cannot be rehearsed: {error} (jobs do it for you)")
         else:
@@ -204,7 +204,7 @@ def check_nodes(cluster: Cluster) -> Iterator[Finding]:
     """Nodes that are ready, and their GPUs."""
     try:
         nodes = cluster.list("v1", "Node")
-    except RefusalError as error:
+    except ApiError as error:
         yield unknown("nodes", f"GPUs cannot be counted: {error}")
         return
     ready = [node for node in nodes if _is_ready(node) and not (node.get("spec") or {}).get("unschedulable")]
@@ -251,7 +251,7 @@ def check_dns(cluster: Cluster) -> Iterator[Finding]:
         slices = cluster.list(
             "discovery.k8s.io/v1", "EndpointSlice", namespace="kube-system", selector="kubernetes.io/service-name=kube-dns"
         )
-    except RefusalError as error:
+    except ApiError as error:
         yield unknown("DNS", str(error))
         return
     endpoints = [each for found in slices for each in found.get("endpoints") or []]

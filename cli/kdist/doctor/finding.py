@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Mark(StrEnum):
+class Severity(StrEnum):
     """How it is: in order, worth knowing, needed and not there, or not to be found out."""
 
     OK = "ok"
@@ -17,7 +17,7 @@ class Mark(StrEnum):
     @property
     def sign(self) -> str:
         """One character for a table."""
-        return {Mark.OK: "✓", Mark.NOTE: "!", Mark.MISSING: "✗", Mark.UNKNOWN: "?"}[self]
+        return {Severity.OK: "✓", Severity.NOTE: "!", Severity.MISSING: "✗", Severity.UNKNOWN: "?"}[self]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Finding:
     """One result: what was looked at, how it is, and what helps where it is not in order."""
 
     name: str
-    mark: Mark
+    mark: Severity
     detail: str
     fix: str = ""
 
@@ -36,19 +36,19 @@ class Finding:
 
 def ok(name: str, detail: str) -> Finding:
     """It is in order."""
-    return Finding(name, Mark.OK, detail)
+    return Finding(name, Severity.OK, detail)
 
 
 def note(name: str, detail: str, fix: str = "") -> Finding:
     """Nothing is wrong, but some jobs will want to know."""
-    return Finding(name, Mark.NOTE, detail, fix)
+    return Finding(name, Severity.NOTE, detail, fix)
 
 
 def missing(name: str, detail: str, fix: str) -> Finding:
     """A job cannot do without."""
-    return Finding(name, Mark.MISSING, detail, fix)
+    return Finding(name, Severity.MISSING, detail, fix)
 
 
 def unknown(name: str, detail: str, fix: str = "") -> Finding:
     """We may not look."""
-    return Finding(name, Mark.UNKNOWN, detail, fix)
+    return Finding(name, Severity.UNKNOWN, detail, fix)

@@ -15,9 +15,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from kdist import rbac
-from kdist.agent_metrics import Reading
+from kdist.agent_metrics import AgentSample
 from kdist.errors import KdistError, NotFoundError, UsageError
-from kdist.jobs.job import Target
+from kdist.jobs.job import ClusterJob
 from kdist.status import Pod
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ WAYS = (rbac.on_pods("get", part="proxy"), rbac.on_pods("create get", part="port
 _AT_ONCE = 16
 
 
-def read(target: Target, pods: Sequence[Pod], *, metrics: bool = False, timeout: float = 5.0) -> dict[str, Reading]:
+def read(target: ClusterJob, pods: Sequence[Pod], *, metrics: bool = False, timeout: float = 5.0) -> dict[str, AgentSample]:
     """What each running pod's agent says; pods that do not answer within `timeout` seconds are left out."""
     at_work = [pod for pod in pods if pod.running]
     if not at_work:
@@ -39,14 +39,14 @@ def read(target: Target, pods: Sequence[Pod], *, metrics: bool = False, timeout:
     return {pod.name: reading for pod, reading in zip(at_work, found, strict=True) if reading is not None}
 
 
-def explain_silence(target: Target) -> KdistError:
+def explain_silence(target: ClusterJob) -> KdistError:
     """Why no agent answers. Raises `KdistError` (FORBIDDEN) where the user has no right to ask."""
     if any(pod.running for pod in target.pods()):
         rbac.require_one_of(target.cluster, *WAYS)
     return KdistError(f"no agent of {target.name} answers", next_command=target.command("status"))
 
 
-def _read(target: Target, pod: Pod, metrics: bool, timeout: float) -> Reading | None:
+def _read(target: ClusterJob, pod: Pod, metrics: bool, timeout: float) -> AgentSample | None:
     way = _by_proxy
     status = way(target, pod, "/status", timeout)
     if status is None:
@@ -59,17 +59,17 @@ def _read(target: Target, pod: Pod, metrics: bool, timeout: float) -> Reading | 
         document: Any = json.loads(status)
     except ValueError:
         return None
-    return Reading(document if isinstance(document, dict) else {}, (page or b"").decode(errors="replace"))
+    return AgentSample(document if isinstance(document, dict) else {}, (page or b"").decode(errors="replace"))
 
 
-def _by_proxy(target: Target, pod: Pod, path: str, timeout: float) -> bytes | None:
+def _by_proxy(target: ClusterJob, pod: Pod, path: str, timeout: float) -> bytes | None:
     try:
         return target.cluster.proxy(pod.name, PORT, path, timeout=timeout)
     except KdistError:
         return None
 
 
-def _by_tunnel(target: Target, pod: Pod, path: str, timeout: float) -> bytes | None:
+def _by_tunnel(target: ClusterJob, pod: Pod, path: str, timeout: float) -> bytes | None:
     """Where a NetworkPolicy keeps the API server from the pod: by a forwarded port, which ends inside of it."""
     import http.client
 
@@ -83,7 +83,7 @@ def _by_tunnel(target: Target, pod: Pod, path: str, timeout: float) -> bytes | N
         return None
 
 
-def choose_pod(target: Target, *, rank: int | None = None, pod: str = "") -> Pod:
+def choose_pod(target: ClusterJob, *, rank: int | None = None, pod: str = "") -> Pod:
     """The running pod that is meant: by its name, by a rank that it holds, or the one with rank 0.
 
     Raises `NotFoundError`, saying which there are.
@@ -110,7 +110,7 @@ def choose_pod(target: Target, *, rank: int | None = None, pod: str = "") -> Pod
     return next(one for one in running if one.name == holder)
 
 
-def _no_pod(target: Target, what: str, pods: Sequence[Pod]) -> NotFoundError:
+def _no_pod(target: ClusterJob, what: str, pods: Sequence[Pod]) -> NotFoundError:
     there = ", ".join(f"{one.name} ({one.state})" for one in pods[:8]) or "none"
     return NotFoundError(f"{what}; its pods: {there}", next_command=target.command("why"))
 

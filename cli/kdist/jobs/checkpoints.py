@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from kdist import rbac
 from kdist.errors import Code, KdistError
 from kdist.jobs import job, wait
-from kdist.jobs.job import Target
+from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Tell
 from kdist.manifest import Manifest
 from kdist.status.documents import at, items, text
@@ -85,7 +85,7 @@ _MOUNT = "/checkpoints"
 _KEPT = ("nodeSelector", "tolerations", "imagePullSecrets", "securityContext", "priorityClassName", "runtimeClassName")
 
 
-def ask(target: Target, question: str, *arguments: str, tell: Tell) -> dict[str, Any]:
+def ask(target: ClusterJob, question: str, *arguments: str, tell: Tell) -> dict[str, Any]:
     """The trainer's answer about the folder of checkpoints: `list`, `verify`, `ledger`, `aside`.
 
     Raises `KdistError` for a job without checkpoints, and where no pod can look.
@@ -100,14 +100,14 @@ def ask(target: Target, question: str, *arguments: str, tell: Tell) -> dict[str,
     return _ask_in_a_pod(target, command, read_only=question != "aside")
 
 
-def check_there_are(target: Target) -> None:
+def check_there_are(target: ClusterJob) -> None:
     """Raises `KdistError` for a job that keeps no checkpoints in the cluster."""
     spec = target.job.spec.checkpoints
     if spec is None or (spec.claim is None and spec.size is None):
         raise KdistError(f"{target.name} has no checkpoints in the cluster", next_command="kdist explain spec.checkpoints")
 
 
-def _ask_in_a_pod(target: Target, command: Sequence[str], *, read_only: bool) -> dict[str, Any]:
+def _ask_in_a_pod(target: ClusterJob, command: Sequence[str], *, read_only: bool) -> dict[str, Any]:
     with looking(target, command, read_only=read_only) as name:
         phase = wait_for(target, name, ("Succeeded", "Failed"))
         output = "\n".join(target.cluster.logs(name, container="viewer"))
@@ -116,7 +116,7 @@ def _ask_in_a_pod(target: Target, command: Sequence[str], *, read_only: bool) ->
 
 @contextmanager
 def looking(
-    target: Target,
+    target: ClusterJob,
     command: Sequence[str],
     *,
     read_only: bool = True,
@@ -144,7 +144,7 @@ def looking(
         target.cluster.delete("v1", "Pod", name, grace=0)
 
 
-def wait_for(target: Target, name: str, phases: Collection[str]) -> str:
+def wait_for(target: ClusterJob, name: str, phases: Collection[str]) -> str:
     """Wait until the pod is in one of `phases`, and say in which. Raises `KdistError`."""
     return wait.wait_until(
         lambda: _phase(target, name, phases),
@@ -155,7 +155,7 @@ def wait_for(target: Target, name: str, phases: Collection[str]) -> str:
     )
 
 
-def _phase(target: Target, name: str, phases: Collection[str]) -> str | None:
+def _phase(target: ClusterJob, name: str, phases: Collection[str]) -> str | None:
     pod = target.cluster.get("v1", "Pod", name)
     for status in items(pod, "status", "containerStatuses"):
         reason = text(status, "state", "waiting", "reason")
@@ -166,7 +166,7 @@ def _phase(target: Target, name: str, phases: Collection[str]) -> str | None:
 
 
 def viewer(
-    target: Target,
+    target: ClusterJob,
     manifests: Sequence[Manifest],
     name: str,
     command: Sequence[str],
@@ -245,7 +245,7 @@ _SECONDS = 6 * 3600
 _IDLE = ["python", "-c", f"import time; time.sleep({_SECONDS})"]
 
 
-def export(target: Target, file: Path, *arguments: str, tell: Tell) -> dict[str, Any]:
+def export(target: ClusterJob, file: Path, *arguments: str, tell: Tell) -> dict[str, Any]:
     """Write the weights to `file`, whole or not at all, and say what it holds. Raises `KdistError`.
 
     `arguments` are those of `python -m kdist_trainer.checkpoint export`.
@@ -262,7 +262,7 @@ def export(target: Target, file: Path, *arguments: str, tell: Tell) -> dict[str,
         return _receive(target, pod, command, file)
 
 
-def _receive(target: Target, pod: str, command: list[str], file: Path) -> dict[str, Any]:
+def _receive(target: ClusterJob, pod: str, command: list[str], file: Path) -> dict[str, Any]:
     temporary = file.with_name(f"{file.name}.tmp-{secrets.token_hex(4)}")
     try:
         with temporary.open("xb") as stream:
@@ -276,7 +276,7 @@ def _receive(target: Target, pod: str, command: list[str], file: Path) -> dict[s
     return {"file": str(file), **document}
 
 
-def _run(target: Target, pod: str, command: list[str], stream: BinaryIO) -> dict[str, Any]:
+def _run(target: ClusterJob, pod: str, command: list[str], stream: BinaryIO) -> dict[str, Any]:
     """Run the command, its output into `stream`, and compare what came with what it says it sent."""
     import hashlib
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from kdist.errors import NotFoundError
 from kdist.jobs import checkpoints
-from kdist.jobs.job import Target
+from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Tell
 from kdist.status.documents import condition, items, moment, name, text
 
@@ -29,7 +29,7 @@ class History:
     births: list[tuple[float, float | None, float | None, float]]
 
 
-def read(target: Target, *, tell: Tell) -> History:
+def read(target: ClusterJob, *, tell: Tell) -> History:
     """The run's history. Raises `KdistError` where nobody can read its ledger."""
     ledger = checkpoints.ask(target, "ledger", tell=tell)
     events = [one for one in ledger.get("events", ()) if isinstance(one, dict)]
@@ -61,7 +61,7 @@ def lives(events: Sequence[Mapping[str, Any]], created: float, ended: float | No
     yield since, stopped if stopped is not None else ended
 
 
-def _end(target: Target) -> float | None:
+def _end(target: ClusterJob) -> float | None:
     """When the workload ended; None while it has not, so that the report counts up to what was heard last."""
     try:
         workload = target.workload()

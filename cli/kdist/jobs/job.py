@@ -26,7 +26,7 @@ Document = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Target:
+class ClusterJob:
     """One job of one cluster. `config_map` is as it was when the command began."""
 
     cluster: Cluster
@@ -89,19 +89,19 @@ class Target:
         kinds = (("v1", "ConfigMap"), (self.backend.api_version, self.backend.kind))
         return [Right("patch", api_version, kind, name=self.name) for api_version, kind in kinds]
 
-    def with_nodes(self, least: int, most: int) -> Target:
+    def with_nodes(self, least: int, most: int) -> ClusterJob:
         """The same job with other nodes. Raises `KdistError` where its own rules forbid them."""
         document = self.job.to_document()
         document["spec"]["nodes"] = {"min": least, "max": most}
         return replace(self, job=_read(document, self.name))
 
-    def without_code(self) -> Target:
+    def without_code(self) -> ClusterJob:
         """The same job as if all its code were in the image."""
         spec = self.job.spec.model_copy(update={"code": None})
         return replace(self, job=self.job.model_copy(update={"spec": spec}))
 
 
-def find(cluster: Cluster, name: str) -> Target:
+def find(cluster: Cluster, name: str) -> ClusterJob:
     """The job NAME of the cluster's namespace.
 
     Raises `NotFoundError`, `ForeignError` for a ConfigMap that is somebody else's, `KdistError` for one that holds no job.
@@ -120,7 +120,7 @@ def find(cluster: Cluster, name: str) -> Target:
         rendezvous="c10d" if rendezvous == "c10d" else "kubernetes",
         run_id=annotation(config_map, RUN_ID),
     )
-    return Target(cluster, config_map, job, backends.get(backend), placement)
+    return ClusterJob(cluster, config_map, job, backends.get(backend), placement)
 
 
 def _read(document: Document, name: str) -> TrainingJob:
@@ -133,7 +133,7 @@ def _read(document: Document, name: str) -> TrainingJob:
         raise KdistError(f"{name} cannot have these nodes: {reasons}") from error
 
 
-def render_anew(target: Target, *, suspended: bool = False) -> list[Manifest]:
+def render_anew(target: ClusterJob, *, suspended: bool = False) -> list[Manifest]:
     """All objects of the target's job; the files of `spec.code` are those that it was sent with last."""
     code = read_code(target) if target.job.spec.code is not None else None
     rendered = render.render(target.job, replace(target.placement, suspended=suspended, code=code))
@@ -141,7 +141,7 @@ def render_anew(target: Target, *, suspended: bool = False) -> list[Manifest]:
     return [one for one in rendered if not (one.kind == "ConfigMap" and one.name.startswith(f"{target.name}-code-"))]
 
 
-def fit(target: Target, manifests: Iterable[Manifest], workload: Mapping[str, Any]) -> list[Manifest]:
+def fit(target: ClusterJob, manifests: Iterable[Manifest], workload: Mapping[str, Any]) -> list[Manifest]:
     """The same objects for a job that is at work: what its workload cannot change, and what its agents were told, stays.
 
     The ConfigMap with its `train.json` is the one that it has: this kdist may be of another version, and know other fields.
@@ -161,7 +161,7 @@ def fit(target: Target, manifests: Iterable[Manifest], workload: Mapping[str, An
     return found
 
 
-def read_code(target: Target) -> dict[str, bytes]:
+def read_code(target: ClusterJob) -> dict[str, bytes]:
     """The files of `spec.code` by their path, from the ConfigMap that holds them. Raises `KdistError` where it is gone."""
     try:
         return _read_files(target, json.loads(target.config_map["data"]["code.json"]))
@@ -172,7 +172,7 @@ def read_code(target: Target) -> dict[str, bytes]:
         ) from error
 
 
-def _read_files(target: Target, volume: Mapping[str, Any]) -> dict[str, bytes]:
+def _read_files(target: ClusterJob, volume: Mapping[str, Any]) -> dict[str, bytes]:
     try:
         found = target.cluster.get("v1", "ConfigMap", volume["name"])
     except NotFoundError as error:
@@ -200,12 +200,12 @@ def _find_all(document: Any, key: str) -> Iterator[Mapping[str, Any]]:
             yield from _find_all(value, key)
 
 
-def is_workload(target: Target, manifest: Manifest) -> bool:
+def is_workload(target: ClusterJob, manifest: Manifest) -> bool:
     """Whether this is the object that makes the pods."""
     return (manifest.kind, manifest.name) == (target.backend.kind, target.name)
 
 
-def send(target: Target, manifests: Iterable[Manifest], *, dry_run: bool = False) -> None:
+def send(target: ClusterJob, manifests: Iterable[Manifest], *, dry_run: bool = False) -> None:
     """Send objects by server-side apply, in their order; what the server refuses leaves no half of them behind."""
     known = dict(target.config_map)
     plan = deploy.Plan(target.job, target.placement, list(manifests), [], known)

@@ -30,7 +30,7 @@ _WAITING_LINES = 10_000  # lines that wait for a slow reader; then the reading w
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LogRequest:
     """Which logs: of the pods that `choose` picks, the last `tail` lines, those of the last `since` seconds."""
 
     choose: Callable[[Pod], bool] = lambda _: True
@@ -39,7 +39,7 @@ class Wanted:
     previous: bool = False
 
 
-def read(cluster: Cluster, seen: Snapshot, wanted: Wanted, *, tell: Callable[[str], None] = lambda _: None) -> Iterator[Line]:
+def read(cluster: Cluster, seen: Snapshot, wanted: LogRequest, *, tell: Callable[[str], None] = lambda _: None) -> Iterator[Line]:
     """The lines that are there now, over all pods in the order of their times. Raises `KdistError` if there is no log at all."""
     chosen = [pod for pod in seen.status.pods if wanted.choose(pod)]
     pods = [pod for pod in chosen if (pod.before is not None if wanted.previous else has_begun(pod))]
@@ -51,7 +51,7 @@ def read(cluster: Cluster, seen: Snapshot, wanted: Wanted, *, tell: Callable[[st
     yield from heapq.merge(*streams, key=lambda line: line.stamp)
 
 
-def _no_logs(seen: Snapshot, wanted: Wanted) -> KdistError:
+def _no_logs(seen: Snapshot, wanted: LogRequest) -> KdistError:
     cause = diagnose(seen)
     what = "no container of it has been started again" if wanted.previous else f"there is nothing to read yet: {cause.sentence}"
     return NotFoundError(f"{seen.name}: {what}", next_command=cause.commands[0] if cause.commands and not wanted.previous else "")
@@ -62,7 +62,7 @@ def has_begun(pod: Pod) -> bool:
     return pod.running or pod.ended is not None or pod.before is not None
 
 
-def _read_one(cluster: Cluster, namespace: str, pod: Pod, wanted: Wanted) -> Iterator[Line]:
+def _read_one(cluster: Cluster, namespace: str, pod: Pod, wanted: LogRequest) -> Iterator[Line]:
     """Lines of one pod; none if it is gone meanwhile."""
     try:
         for text in cluster.logs(
@@ -103,7 +103,7 @@ class Follower:
         self,
         cluster: Cluster,
         name: str,
-        wanted: Wanted,
+        wanted: LogRequest,
         *,
         namespace: str | None = None,
         tell: Callable[[str], None] = lambda _: None,
@@ -224,11 +224,11 @@ class Follower:
 
     def _put_previous(self, pod: Pod, reading: _Reading, known: int) -> None:
         """Put what is left of the container that ended, if the present one has been started again more than `known` times."""
-        from kdist.cluster import RefusalError
+        from kdist.cluster import ApiError
 
         reading.restarts = read_pod(self._cluster.get("v1", "Pod", pod.name, self._namespace)).restarts
         if reading.restarts > known:
-            with suppress(RefusalError):  # the node keeps the log of one container back, or of none
+            with suppress(ApiError):  # the node keeps the log of one container back, or of none
                 self._put(pod, reading, previous=True)
 
     def _put(self, pod: Pod, reading: _Reading, *, previous: bool = False) -> None:

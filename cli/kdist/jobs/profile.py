@@ -12,7 +12,7 @@ from typing import Any
 
 from kdist.errors import Code, KdistError
 from kdist.jobs import agents, wait
-from kdist.jobs.job import Target
+from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Tell
 from kdist.units import number
 
@@ -25,7 +25,7 @@ _ANSWER_SECONDS = 600.0
 _TOP = 12
 
 
-def in_pods(target: Target) -> list[Ask]:
+def in_pods(target: ClusterJob) -> list[Ask]:
     """The agents of a job in the cluster, that of rank 0 first. Raises `KdistError` for a job that cannot be asked."""
     if target.job.spec.train is None:
         raise KdistError(f"{target.name} is a script: only the managed loop (spec.train) takes profiles on request")

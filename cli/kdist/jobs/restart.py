@@ -8,7 +8,7 @@ from dataclasses import replace
 from kdist import deploy, rbac
 from kdist.errors import NotFoundError
 from kdist.jobs import checkpoints, job, suspend, wait
-from kdist.jobs.job import Document, Target
+from kdist.jobs.job import ClusterJob, Document
 from kdist.jobs.wait import Tell
 from kdist.manifest import Manifest
 from kdist.rbac import Right
@@ -16,7 +16,7 @@ from kdist.rbac import Right
 _GONE_SECONDS = 120.0
 
 
-def restart(target: Target, *, fresh: bool, wait: bool, timeout: float | None, tell: Tell) -> str:
+def restart(target: ClusterJob, *, fresh: bool, wait: bool, timeout: float | None, tell: Tell) -> str:
     """Start all ranks anew; returns the sentence that says so.
 
     A job that is over is made anew and goes on from its last checkpoint; one that had succeeded has nothing left to do, unless
@@ -50,7 +50,7 @@ def restart(target: Target, *, fresh: bool, wait: bool, timeout: float | None, t
     return f"{done}{suspend.await_start(target, timeout=timeout, tell=tell)}"
 
 
-def _require(target: Target, workload: Document | None, manifests: list[Manifest], *, fresh: bool) -> None:
+def _require(target: ClusterJob, workload: Document | None, manifests: list[Manifest], *, fresh: bool) -> None:
     """All steps or none: to end the pods, to look into the checkpoints, to make the workload anew."""
     wanted = [*target.patch_rights(), *rbac.to_send(manifests)]
     if manifests and workload is not None:
@@ -60,14 +60,14 @@ def _require(target: Target, workload: Document | None, manifests: list[Manifest
     rbac.require(target.cluster, wanted)
 
 
-def _workload(target: Target) -> Document | None:
+def _workload(target: ClusterJob) -> Document | None:
     try:
         return target.workload()
     except NotFoundError:
         return None
 
 
-def _make_anew(target: Target, workload: Document | None, manifests: list[Manifest]) -> None:
+def _make_anew(target: ClusterJob, workload: Document | None, manifests: list[Manifest]) -> None:
     deploy.release(target.cluster, target.name)  # or it would go with the old workload, from under the new one
     if workload is not None:
         backend = target.backend

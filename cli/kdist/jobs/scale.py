@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from kdist import rbac
-from kdist.agent_metrics import Reading
+from kdist.agent_metrics import AgentSample
 from kdist.errors import KdistError, UsageError
 from kdist.jobs import agents, job, suspend, wait
-from kdist.jobs.job import Target
+from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Tell
 from kdist.status import Pod
 
@@ -22,7 +22,7 @@ _BOUNDS_SECONDS = 120.0
 _TOUCH: Final = "kdist.dev/nodes"
 
 
-def read_bounds(text: str, target: Target) -> tuple[int, int]:
+def read_bounds(text: str, target: ClusterJob) -> tuple[int, int]:
     """What `--nodes` asks for, as (min, max). One number keeps an elastic job elastic: its min stays where it can.
 
     Raises `UsageError` for anything but N or MIN:MAX.
@@ -36,7 +36,9 @@ def read_bounds(text: str, target: Target) -> tuple[int, int]:
     return (min(nodes.min, most) if nodes.min < nodes.max else most), most
 
 
-def scale(target: Target, least: int, most: int, *, wait: bool, timeout: float | None, tell: Tell, dry_run: bool = False) -> str:
+def scale(
+    target: ClusterJob, least: int, most: int, *, wait: bool, timeout: float | None, tell: Tell, dry_run: bool = False
+) -> str:
     """Give the job these bounds; returns the sentence that says what became of it.
 
     Raises `KdistError` for a job that is over, for a kind that cannot be scaled while it is there, and where the pods do not
@@ -72,7 +74,7 @@ def scale(target: Target, least: int, most: int, *, wait: bool, timeout: float |
     return f"{target.name} scaled {change}{_await_size(wanted, before.max, timeout, tell)}"
 
 
-def _refuse(target: Target) -> None:
+def _refuse(target: ClusterJob) -> None:
     if target.backend.scalable:
         raise KdistError(
             f"{target.name} is a {target.backend.kind} and cannot be scaled while it is there: {target.backend.scalable}",
@@ -87,7 +89,7 @@ def _refuse(target: Target) -> None:
         )
 
 
-def _tell_agents(wanted: Target, pods: list[Pod], *, tell: Tell) -> None:
+def _tell_agents(wanted: ClusterJob, pods: list[Pod], *, tell: Tell) -> None:
     """Wait until every running agent knows the new bounds. Touching a pod makes its kubelet look at the ConfigMap at once."""
     nodes = wanted.job.spec.nodes
     running = [pod for pod in pods if pod.working]
@@ -106,7 +108,7 @@ def _tell_agents(wanted: Target, pods: list[Pod], *, tell: Tell) -> None:
         wait.wait_until(look, timeout=_BOUNDS_SECONDS, what=what, tell=tell)
 
 
-def _await_size(wanted: Target, before: int, timeout: float | None, tell: Tell) -> str:
+def _await_size(wanted: ClusterJob, before: int, timeout: float | None, tell: Tell) -> str:
     """Wait until as many nodes train as may; the end of the sentence."""
     most = wanted.job.spec.nodes.max
     if most < before:
@@ -127,7 +129,7 @@ def _await_size(wanted: Target, before: int, timeout: float | None, tell: Tell) 
     return wait.wait_until(look, timeout=limit, what=what, tell=tell, next_command=wanted.command("why"))
 
 
-def _group(readings: Mapping[str, Reading], most: int) -> str | None:
+def _group(readings: Mapping[str, AgentSample], most: int) -> str | None:
     """Who trains together, once so many nodes do."""
     newest = max((_integer(reading, "generation") for reading in readings.values()), default=0)
     group = [
@@ -141,7 +143,7 @@ def _group(readings: Mapping[str, Reading], most: int) -> str | None:
     return f": {world} rank{'s'[: world - 1]} train{'s' if world == 1 else ''}, generation {newest}"
 
 
-def _integer(reading: Reading, name: str) -> int:
+def _integer(reading: AgentSample, name: str) -> int:
     found = reading.status.get(name)
     return found if isinstance(found, int) else 0
 

@@ -98,7 +98,7 @@ def finalize(cluster: Cluster, seen: Snapshot) -> bool:
 
     Does nothing where we may not: then somebody else will. Raises `KdistError` if the API server stays away.
     """
-    from kdist.cluster import ForeignError, RefusalError
+    from kdist.cluster import ApiError, ForeignError
 
     status = seen.status
     if seen.backend != _KIND or not status.parked or not status.phase.terminal:
@@ -110,7 +110,7 @@ def finalize(cluster: Cluster, seen: Snapshot) -> bool:
     backend = backends.get(_KIND)
     try:
         cluster.change(backend.api_version, backend.kind, seen.name, patch, job=seen.name, namespace=seen.namespace)
-    except (ForeignError, RefusalError):
+    except (ForeignError, ApiError):
         return False
     return True
 
@@ -330,11 +330,11 @@ def _listed(ask: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 def _permitted(ask: Callable[[], _T], otherwise: _T) -> _T:
     """What the server says, or `otherwise` where we may not know, or it has no such thing."""
-    from kdist.cluster import RefusalError
+    from kdist.cluster import ApiError
 
     try:
         return ask()
-    except RefusalError as error:
+    except ApiError as error:
         if error.status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
             return otherwise
         raise

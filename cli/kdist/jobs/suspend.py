@@ -15,20 +15,20 @@ from typing import Any, Literal
 from kdist import rbac
 from kdist.errors import KdistError, NotFoundError
 from kdist.jobs import agents, wait
-from kdist.jobs.job import Document, Target
-from kdist.jobs.wait import Farewell, Tell
+from kdist.jobs.job import ClusterJob, Document
+from kdist.jobs.wait import PodExits, Tell
 from kdist.status import ASKED, Pod
 from kdist.status.documents import annotation, integer
 
 _GROUP, _KIND = "kueue.x-k8s.io/", "Workload"
 
 
-def is_queued(target: Target) -> bool:
+def is_queued(target: ClusterJob) -> bool:
     """Whether the job was sent to a queue."""
     return target.job.spec.queue is not None
 
 
-def set_active(target: Target, *, active: bool, dry_run: bool) -> None:
+def set_active(target: ClusterJob, *, active: bool, dry_run: bool) -> None:
     """Let Kueue end the job's pods and keep it out, or admit it again. Raises `KdistError` where Kueue knows nothing of it."""
     version = _version(target)
     found = _find(target, version) if version else None
@@ -41,13 +41,13 @@ def set_active(target: Target, *, active: bool, dry_run: bool) -> None:
     target.cluster.patch(version, _KIND, found["metadata"]["name"], {"spec": {"active": active}}, dry_run=dry_run)
 
 
-def _version(target: Target) -> str | None:
+def _version(target: ClusterJob) -> str | None:
     return max(
         (version for version, kind in target.cluster.kinds() if kind == _KIND and version.startswith(_GROUP)), default=None
     )
 
 
-def _find(target: Target, version: str) -> Document | None:
+def _find(target: ClusterJob, version: str) -> Document | None:
     uid = target.workload()["metadata"]["uid"]
     for one in target.cluster.list(version, _KIND):
         if any(owner.get("uid") == uid for owner in one["metadata"].get("ownerReferences") or []):
@@ -63,7 +63,13 @@ _RUNNING = ("running", "checkpointing")
 
 
 def suspend(
-    target: Target, word: Literal["suspended", "stopped"], *, wait: bool, timeout: float | None, tell: Tell, dry_run: bool = False
+    target: ClusterJob,
+    word: Literal["suspended", "stopped"],
+    *,
+    wait: bool,
+    timeout: float | None,
+    tell: Tell,
+    dry_run: bool = False,
 ) -> str:
     """Let the job save and end its pods; returns the sentence that says so.
 
@@ -90,7 +96,7 @@ def suspend(
     return describe(target, word, farewell)
 
 
-def see_off(target: Target, leaving: Iterable[Pod], *, timeout: float | None, tell: Tell) -> Farewell:
+def see_off(target: ClusterJob, leaving: Iterable[Pod], *, timeout: float | None, tell: Tell) -> PodExits:
     """Wait until these pods have saved and ended; the time they get is their grace and some more, unless `timeout` says."""
     leaving = list(leaving)
     grace = target.job.spec.grace_seconds
@@ -100,7 +106,7 @@ def see_off(target: Target, leaving: Iterable[Pod], *, timeout: float | None, te
     return wait.see_off(target, leaving=[pod.name for pod in leaving], timeout=limit, what=f"{target.name} did not stop")
 
 
-def describe(target: Target, word: str, farewell: Farewell) -> str:
+def describe(target: ClusterJob, word: str, farewell: PodExits) -> str:
     """The sentence at the end. Raises `KdistError` where the state could not be saved."""
     if farewell.failures:
         pod, record = farewell.failures[0]
@@ -114,7 +120,7 @@ def describe(target: Target, word: str, farewell: Farewell) -> str:
     return f"{target.name} {word}{at}{kept}. Next: {target.command('resume')}   goes on from there"
 
 
-def resume(target: Target, *, wait: bool, timeout: float | None, tell: Tell, dry_run: bool = False) -> str:
+def resume(target: ClusterJob, *, wait: bool, timeout: float | None, tell: Tell, dry_run: bool = False) -> str:
     """Let a suspended or stopped job go on; returns the sentence that says so, with the step it goes on from.
 
     Raises `KdistError` for a job that is over or gone, and for one that does not start in time.
@@ -135,21 +141,21 @@ def resume(target: Target, *, wait: bool, timeout: float | None, tell: Tell, dry
     return f"{target.name} resumed{await_start(target, timeout=timeout, tell=tell)}"
 
 
-def _require(target: Target, *, dry_run: bool) -> None:
+def _require(target: ClusterJob, *, dry_run: bool) -> None:
     """Both changes or none; a rehearsal hears it from the server itself."""
     if not dry_run:
         wanted = target.patch_rights()
         rbac.require(target.cluster, wanted[:1] if is_queued(target) else wanted)
 
 
-def _hold(target: Target, *, dry_run: bool) -> None:
+def _hold(target: ClusterJob, *, dry_run: bool) -> None:
     if is_queued(target):
         set_active(target, active=False, dry_run=dry_run)
     else:
         target.patch_workload(target.backend.suspend_patch(True, nodes=target.job.spec.nodes.max), dry_run=dry_run)
 
 
-def release(target: Target, *, dry_run: bool = False) -> None:
+def release(target: ClusterJob, *, dry_run: bool = False) -> None:
     """Let the workload make its pods again."""
     if is_queued(target):
         set_active(target, active=True, dry_run=dry_run)
@@ -171,12 +177,12 @@ def _is_renewed(workload: Mapping[str, Any]) -> bool:
     return status.get("currentRevision") == status.get("updateRevision") and seen[0] == seen[1]
 
 
-def hold(target: Target) -> None:
+def hold(target: ClusterJob) -> None:
     """Let the workload end its pods."""
     _hold(target, dry_run=False)
 
 
-def await_start(target: Target, *, timeout: float | None, tell: Tell) -> str:
+def await_start(target: ClusterJob, *, timeout: float | None, tell: Tell) -> str:
     """Wait until a rank trains; where it goes on, as the end of a sentence."""
 
     def look() -> str | None:
@@ -198,7 +204,7 @@ def await_start(target: Target, *, timeout: float | None, tell: Tell) -> str:
     )
 
 
-def _where(target: Target, pods: Iterable[Pod]) -> str:
+def _where(target: ClusterJob, pods: Iterable[Pod]) -> str:
     """What rank 0 logged about where it goes on."""
     for pod in pods:
         try:

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from kdist.cluster import Session
+from kdist.cluster import ExecSession
 from kdist.errors import KdistError, NotFoundError
 from kdist.jobs import agents, checkpoints
-from kdist.jobs.job import Target
+from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Tell
 
 MODULE = "kdist_trainer.tensorboard"
@@ -26,7 +26,7 @@ _SECONDS = 12 * 3600
 
 
 @dataclass(frozen=True)
-class Board:
+class TensorBoardSession:
     """A TensorBoard that runs: on loopback, in this pod, at this port."""
 
     pod: str
@@ -36,7 +36,7 @@ class Board:
 
 
 @contextmanager
-def show(target: Target, *, tell: Tell) -> Iterator[Board]:
+def show(target: ClusterJob, *, tell: Tell) -> Iterator[TensorBoardSession]:
     """A TensorBoard on the job's event files as long as the block lasts. Raises `KdistError` where there can be none."""
     checkpoints.check_there_are(target)
     running = next((pod for pod in target.pods() if pod.running and not pod.deleting), None)
@@ -45,10 +45,10 @@ def show(target: Target, *, tell: Tell) -> Iterator[Board]:
         with target.cluster.session(pod.name, _command(target), container=pod.container) as session:
             try:
                 port = _read_port(session, pod.name)
-            except MemoryShort as error:
+            except MemoryShortError as error:
                 tell(f"{error}: a small pod beside it shows them")
             else:
-                yield Board(pod.name, port, session.is_open)
+                yield TensorBoardSession(pod.name, port, session.is_open)
                 return
     else:
         tell(f"no pod of {target.name} runs: a small pod shows its event files")
@@ -59,18 +59,18 @@ def show(target: Target, *, tell: Tell) -> Iterator[Board]:
             again = f"kubectl describe pod {name} -n {target.namespace}"
             raise KdistError(f"pod {name} ended before it was asked", next_command=again)
         with target.cluster.session(name, _command(target), container="viewer") as session:
-            yield Board(name, _read_port(session, name), session.is_open)
+            yield TensorBoardSession(name, _read_port(session, name), session.is_open)
 
 
-class MemoryShort(KdistError):  # noqa: N818 - what it is
+class MemoryShortError(KdistError):
     """The pod has no memory for TensorBoard."""
 
 
-def _command(target: Target) -> list[str]:
+def _command(target: ClusterJob) -> list[str]:
     return ["python", "-m", MODULE, f"{target.checkpoints}/{FOLDER}"]
 
 
-def _read_port(session: Session, pod: str) -> int:
+def _read_port(session: ExecSession, pod: str) -> int:
     """Where it listens, by the first line that it says."""
     line = session.read_line(_START_SECONDS)
     try:
@@ -81,5 +81,5 @@ def _read_port(session: Session, pod: str) -> int:
         return int(said["port"])
     if not isinstance(said, dict) or "problem" not in said:
         raise KdistError(f"TensorBoard does not start in pod {pod}", hint="the image may be older than this kdist")
-    kind = {"memory": MemoryShort, "empty": NotFoundError}.get(str(said.get("cause")), KdistError)
+    kind = {"memory": MemoryShortError, "empty": NotFoundError}.get(str(said.get("cause")), KdistError)
     raise kind(f"pod {pod}: {str(said['problem'])[:300]}")

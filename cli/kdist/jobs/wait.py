@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kdist.diagnose import diagnose
 from kdist.errors import Code, KdistError, NotFoundError
 from kdist.jobs.agents import Agents
-from kdist.jobs.job import Target
+from kdist.jobs.job import ClusterJob
 from kdist.jobs.snapshot import Events, fetch_snapshot, finalize
 from kdist.status import ExitRecord, JobStatus, Phase, Pod, Snapshot, read_pod
 
@@ -48,7 +48,7 @@ def wait_until(
 
 
 @dataclass
-class Farewell:
+class PodExits:
     """What ending pods left behind: the exit record of each, as it was last seen."""
 
     records: dict[str, ExitRecord] = field(default_factory=dict)
@@ -70,12 +70,12 @@ class Farewell:
         return [(pod, record) for pod, record in self.records.items() if record.code not in (0, 200)]
 
 
-def see_off(target: Target, *, leaving: Collection[str], timeout: float, what: str) -> Farewell:
+def see_off(target: ClusterJob, *, leaving: Collection[str], timeout: float, what: str) -> PodExits:
     """Wait until the pods named in `leaving` have ended or are gone. Raises `KdistError` (TIMEOUT) after `timeout` seconds.
 
     They are watched, because the record of a deleted pod is there for a moment only.
     """
-    farewell, end = Farewell(), time.monotonic() + timeout
+    farewell, end = PodExits(), time.monotonic() + timeout
     while True:
         there = [pod for pod in target.pods() if pod.name in leaving]
         farewell.see(there)
@@ -93,7 +93,7 @@ def see_off(target: Target, *, leaving: Collection[str], timeout: float, what: s
     )
 
 
-def _watch(target: Target, left: set[str], farewell: Farewell, *, seconds: float) -> None:
+def _watch(target: ClusterJob, left: set[str], farewell: PodExits, *, seconds: float) -> None:
     """See pods off until all in `left` have ended, or for so long: one may have gone just before the watch began."""
     selector = target.backend.pod_selector(target.name)
     for change, document in target.cluster.watch("v1", "Pod", selector=selector, timeout=seconds):

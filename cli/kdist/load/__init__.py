@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from kdist.errors import InvalidJobError, Problem, UsageError
-from kdist.load.yaml_parser import MAX_BYTES, Node, decode, read, split_lines
+from kdist.load.yaml_parser import MAX_BYTES, YamlNode, decode, read, split_lines
 from kdist.spec import TrainingJob
 
 
@@ -37,7 +37,7 @@ def load_text(text: str | bytes, *, source: str, overrides: Sequence[str] = ()) 
     return job
 
 
-def _validate(tree: Node, overrides: Sequence[str]) -> tuple[TrainingJob | None, list[Problem]]:
+def _validate(tree: YamlNode, overrides: Sequence[str]) -> tuple[TrainingJob | None, list[Problem]]:
     """The job, or every problem of tree and overrides. A good file does not pay for the words about bad ones."""
     unusable: list[Problem] = []
     if overrides:

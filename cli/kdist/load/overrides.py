@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 
 from kdist.errors import Problem
-from kdist.load.yaml_parser import Mark, Node, read_value, shown
+from kdist.load.yaml_parser import Mark, YamlNode, read_value, shown
 from kdist.spec import reference
 from kdist.spec.paths import Path, near_path, parse, show
 
 
-def override(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]:
+def override(tree: YamlNode, overrides: Sequence[str]) -> tuple[YamlNode, list[Problem]]:
     """The tree with every override laid over it in order, and the problems of those that cannot be."""
     problems: list[Problem] = []
     for option in overrides:
@@ -51,19 +51,19 @@ def _split(option: str) -> tuple[str, str, str]:
     return (option[:end], "=", option[end + 1 :]) if end >= 0 else (option, "", "")
 
 
-def _value(text: str, field: reference.Field, source: str) -> tuple[Node | None, list[Problem]]:
+def _value(text: str, field: reference.Field, source: str) -> tuple[YamlNode | None, list[Problem]]:
     """The node of a value, or None to take the field away."""
     if text.strip() == "null":
         return None, []
     if field.takes_only_text:
-        return Node("scalar", Mark(source, 0, 0), scalar=text, text=text), []
+        return YamlNode("scalar", Mark(source, 0, 0), scalar=text, text=text), []
     node, problems = read_value(text, source=source)
     if node is None and not problems:
         problems = [Problem(source, 0, 0, field.path, "the value is empty", hint="null takes a field away")]
     return node, problems
 
 
-def _put(node: Node | None, path: Path, value: Node | None, field: reference.Field | None, mark: Mark) -> Node | None:
+def _put(node: YamlNode | None, path: Path, value: YamlNode | None, field: reference.Field | None, mark: Mark) -> YamlNode | None:
     """A copy of `node` with the value at `path`; None where a list has no such item."""
     if not path:
         return value
@@ -74,7 +74,7 @@ def _put(node: Node | None, path: Path, value: Node | None, field: reference.Fie
             return None
         item = _put(items[head] if head < len(items) else None, rest, value, field and field.item, mark)
         items[head : head + 1] = [] if item is None and not rest else [item] if item is not None else items[head : head + 1]
-        return Node("list", node.mark if node is not None else mark, items=items)
+        return YamlNode("list", node.mark if node is not None else mark, items=items)
     entries = dict(node.entries) if node is not None and node.kind == "mapping" else _written_out(node, field, mark)
     if not rest and value is None:
         entries.pop(head, None)
@@ -84,17 +84,17 @@ def _put(node: Node | None, path: Path, value: Node | None, field: reference.Fie
         if changed is None:
             return None
         entries[head] = (key_mark if child is not None and rest else mark, changed)
-    return Node("mapping", node.mark if node is not None else mark, entries=entries)
+    return YamlNode("mapping", node.mark if node is not None else mark, entries=entries)
 
 
-def _written_out(node: Node | None, field: reference.Field | None, mark: Mark) -> dict[str, tuple[Mark, Node]]:
+def _written_out(node: YamlNode | None, field: reference.Field | None, mark: Mark) -> dict[str, tuple[Mark, YamlNode]]:
     """What a section says before a field of it is set: `nodes: 2` says min and max, and so does its default."""
     if field is None or not isinstance(field.default, dict):
         return {}
     short = node is not None and isinstance(node.scalar, int)
     said = {name: node.scalar if node is not None and short else field.default.get(name) for name in field.children}
     return {
-        name: (mark, Node("scalar", mark, scalar=said[name], text=str(said[name])))
+        name: (mark, YamlNode("scalar", mark, scalar=said[name], text=str(said[name])))
         for name, child in field.children.items()
         if child.required and said[name] is not None
     }

@@ -16,18 +16,18 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from kdist.errors import Problem
-from kdist.load.yaml_parser import Mark, Node, number_hint, shown
+from kdist.load.yaml_parser import Mark, YamlNode, number_hint, shown
 from kdist.spec import Spec, reference
 from kdist.spec.models import SAYS
 from kdist.spec.paths import Path, elsewhere, near_name, show
 from kdist.spec.validators import RULE, Violation
 
 
-class Place(NamedTuple):
+class SourceLocation(NamedTuple):
     """What a location of the model is in the file."""
 
     path: Path
-    node: Node | None  # None where the file has nothing at that path
+    node: YamlNode | None  # None where the file has nothing at that path
     key: Mark  # the key of that node, or of the nearest section that is there
 
     @property
@@ -38,7 +38,7 @@ class Place(NamedTuple):
         return self.key
 
 
-def locate(tree: Node, location: Sequence[str | int]) -> Place:
+def locate(tree: YamlNode, location: Sequence[str | int]) -> SourceLocation:
     """The place of a location of pydantic's, whose parts are names, list positions, and marks that the file does not have.
 
     Such marks (the branch of a union, `[key]`) are passed over, except that a last part that is a name is kept in the path:
@@ -52,11 +52,11 @@ def locate(tree: Node, location: Sequence[str | int]) -> Place:
             node = node.items[part]
             key = node.mark
         elif node.kind == "mapping" and isinstance(part, str) and part != "[key]":
-            return Place((*path, *location[index:]), None, key)
+            return SourceLocation((*path, *location[index:]), None, key)
         else:
             continue
         path.append(part)
-    return Place(tuple(path), node, key)
+    return SourceLocation(tuple(path), node, key)
 
 
 _BYTES = re.compile(r"([0-9]+)\s*([kKmMgGtT])(i?)[bB]?\Z")
@@ -91,7 +91,7 @@ def about_unknown(path: Path) -> Sentence:
     return Sentence("unknown field", hint=f"known here: {listed}" if len(listed) <= 300 else "")
 
 
-def about_value(error: ErrorDetails, place: Place, *, of_key: bool = False) -> Sentence:
+def about_value(error: ErrorDetails, place: SourceLocation, *, of_key: bool = False) -> Sentence:
     """A value that does not fit its field."""
     kind, context = error["type"], error.get("ctx", {})
     field = reference.find(place.path)
@@ -126,7 +126,7 @@ def _of_length(context: dict[str, Any]) -> str:
     return f"must have at least {context['min_length']} entries, found {context.get('actual_length')}"
 
 
-def _describe_found(node: Node) -> str:
+def _describe_found(node: YamlNode) -> str:
     """What stands in the file, as a noun."""
     if node.kind == "mapping":
         return "a mapping" if node.entries else "an empty mapping"
@@ -140,7 +140,7 @@ def _describe_found(node: Node) -> str:
     return "nothing (null)" if node.scalar is None else f"the number {value}"
 
 
-def _hint(node: Node, field: reference.Field) -> str:
+def _hint(node: YamlNode, field: reference.Field) -> str:
     """The way out, where what was written tells what was meant."""
     if node.kind != "scalar":
         return ""
@@ -185,7 +185,7 @@ class _Found(NamedTuple):
     judged: tuple[Path, ...] = ()
 
 
-def explain(tree: Node, error: ValidationError) -> list[Problem]:
+def explain(tree: YamlNode, error: ValidationError) -> list[Problem]:
     """Every problem that the model has with a tree, given what it said at once."""
     values = tree.value()
     found = list(_found(tree, error.errors(include_url=False)))
@@ -194,7 +194,7 @@ def explain(tree: Node, error: ValidationError) -> list[Problem]:
     return [each.problem for each in found[:_MAX_PROBLEMS]]
 
 
-def _rules_behind(tree: Node, spec: dict[str, Any], first: list[_Found]) -> list[_Found]:
+def _rules_behind(tree: YamlNode, spec: dict[str, Any], first: list[_Found]) -> list[_Found]:
     """The broken rules that pydantic does not reach while a field is wrong: ask again without what is wrong.
 
     A rule judged by something wrong is not told, as it may be a consequence only.
@@ -243,7 +243,7 @@ def _remove(values: Any, path: Path) -> bool:
     return False
 
 
-def _found(tree: Node, details: Iterable[ErrorDetails], prefix: Path = ()) -> Iterator[_Found]:
+def _found(tree: YamlNode, details: Iterable[ErrorDetails], prefix: Path = ()) -> Iterator[_Found]:
     """One problem per complaint; the branches of a union, which all complain, become one."""
     seen: set[Path] = set()
     for each in details:
@@ -274,7 +274,7 @@ def _named(path: Path, message: str) -> tuple[Path, ...]:
     return tuple((*path, name) for name in (section.children if section else ()) if re.search(rf"\b{name}\b", message))
 
 
-def _violations(tree: Node, location: Path, violations: Iterable[Any]) -> Iterator[_Found]:
+def _violations(tree: YamlNode, location: Path, violations: Iterable[Any]) -> Iterator[_Found]:
     for each in violations:
         violation = Violation(*each)
         judged = tuple((*location, *_parts(field)) for field in violation.judged)

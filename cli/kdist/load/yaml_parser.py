@@ -191,7 +191,7 @@ class Mark(NamedTuple):
 
 
 @dataclass
-class Node:
+class YamlNode:
     """A value and its place. Aliases share nodes, so a node is never changed once it is complete."""
 
     kind: str  # "mapping", "list" or "scalar"
@@ -199,8 +199,8 @@ class Node:
     scalar: Scalar = None
     text: str = ""  # a scalar as it was written, without quotes
     plain: bool = False  # a scalar without quotes
-    entries: dict[str, tuple[Mark, Node]] = field(default_factory=dict)
-    items: list[Node] = field(default_factory=list)
+    entries: dict[str, tuple[Mark, YamlNode]] = field(default_factory=dict)
+    items: list[YamlNode] = field(default_factory=list)
     size: int = 1  # nodes below and including this one, aliases counted each time
     depth: int = 1
 
@@ -216,7 +216,7 @@ class _Stop(Exception):  # noqa: N818 - no error: it carries the problem after w
         self.problem = problem
 
 
-def read(text: str, *, source: str) -> tuple[Node | None, list[Problem]]:
+def read(text: str, *, source: str) -> tuple[YamlNode | None, list[Problem]]:
     """The tree of a job file and the problems of its YAML; no tree where what follows a mistake would be guesswork."""
     tree, problems = _parse(text, _Reader(source))
     if problems and tree is None:
@@ -230,7 +230,7 @@ def read(text: str, *, source: str) -> tuple[Node | None, list[Problem]]:
     return tree, problems
 
 
-def read_value(text: str, *, source: str) -> tuple[Node | None, list[Problem]]:
+def read_value(text: str, *, source: str) -> tuple[YamlNode | None, list[Problem]]:
     """The tree of one value that was given on the command line; its marks have line 0."""
     text, problems = decode(text, source=source)
     tree = None
@@ -239,7 +239,7 @@ def read_value(text: str, *, source: str) -> tuple[Node | None, list[Problem]]:
     return tree, [each._replace(line=0, column=0) for each in problems]
 
 
-def _parse(text: str, reader: _Reader) -> tuple[Node | None, list[Problem]]:
+def _parse(text: str, reader: _Reader) -> tuple[YamlNode | None, list[Problem]]:
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             reader.take(event)
@@ -256,12 +256,12 @@ class _Reader:
     def __init__(self, source: str, *, inline: bool = False) -> None:
         self.source = source
         self._inline = inline
-        self.document: Node | None = None
+        self.document: YamlNode | None = None
         self.problems: list[Problem] = []
-        self._open: list[Node] = []
+        self._open: list[YamlNode] = []
         self._keys: list[tuple[str, Mark] | None] = []  # the key that waits for its value, per open mapping
         self._names: list[str | None] = []  # the anchor of each open collection
-        self._anchors: dict[str, Node | None] = {}
+        self._anchors: dict[str, YamlNode | None] = {}
         self._nodes = 0
 
     def take(self, event: yaml.Event) -> None:
@@ -310,7 +310,7 @@ class _Reader:
             raise _Stop(self._problem(event, f"nested deeper than {MAX_DEPTH} levels"))
         self._check_properties(event)
         kind = "mapping" if isinstance(event, yaml.MappingStartEvent) else "list"
-        self._open.append(Node(kind, self._mark(event)._replace(width=1)))
+        self._open.append(YamlNode(kind, self._mark(event)._replace(width=1)))
         self._keys.append(None)
         self._names.append(event.anchor)
 
@@ -320,7 +320,7 @@ class _Reader:
         text = event.value
         if _SURROGATE.search(text):  # JSON's way to write 😀 is two escapes, each half a character to YAML
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        node = Node("scalar", self._mark(event), text=text, plain=plain)
+        node = YamlNode("scalar", self._mark(event), text=text, plain=plain)
         waits_for_key = self._open and self._open[-1].kind == "mapping" and self._keys[-1] is None
         try:
             node.scalar = text
@@ -332,7 +332,7 @@ class _Reader:
             self._anchors[event.anchor] = node
         self._add(node, event)
 
-    def _alias(self, event: yaml.AliasEvent) -> Node:
+    def _alias(self, event: yaml.AliasEvent) -> YamlNode:
         if event.anchor not in self._anchors:
             raise _Stop(
                 self._problem(
@@ -346,7 +346,7 @@ class _Reader:
             raise _Stop(self._problem(event, f"nested deeper than {MAX_DEPTH} levels by aliases"))
         return node
 
-    def _add(self, node: Node, event: yaml.Event) -> None:
+    def _add(self, node: YamlNode, event: yaml.Event) -> None:
         """Put a complete node where it belongs: into the open list, as a key, as a key's value, or as the document."""
         if not self._open:
             self.document = node
@@ -372,7 +372,7 @@ class _Reader:
             return
         parent.entries[key] = (mark, node)
 
-    def _key(self, node: Node, event: yaml.Event) -> tuple[str, Mark]:
+    def _key(self, node: YamlNode, event: yaml.Event) -> tuple[str, Mark]:
         if node.kind != "scalar":
             raise _Stop(self._problem(event, "a key must be text"))
         mark = self._mark(event)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kdist.agent_metrics import Reading
+from kdist.agent_metrics import AgentSample
 from kdist.local import run_dir
 
 _MOST_BYTES = 4 << 20
@@ -52,7 +52,7 @@ def is_at_work(root: Path) -> bool:
         os.close(lock)
 
 
-def read(root: Path, *, metrics: bool = False) -> dict[str, Reading]:
+def read(root: Path, *, metrics: bool = False) -> dict[str, AgentSample]:
     """What each agent that is at work says, by its node."""
     found = {}
     for node, port in ports(root).items() if is_at_work(root) else ():
@@ -62,7 +62,7 @@ def read(root: Path, *, metrics: bool = False) -> dict[str, Reading]:
         page = ask_agents(port, "/metrics") if metrics else b""
         with contextlib.suppress(ValueError):
             document = json.loads(status)
-            found[node] = Reading(document if isinstance(document, dict) else {}, (page or b"").decode(errors="replace"))
+            found[node] = AgentSample(document if isinstance(document, dict) else {}, (page or b"").decode(errors="replace"))
     return found
 
 
@@ -93,7 +93,7 @@ TIMEOUT = 1.0  # seconds for one answer
 
 
 @dataclass(frozen=True)
-class Answer:
+class StatusReply:
     """The last status that an agent gave. `asked_at` and `answered_at` are monotonic seconds; the latter is None before any."""
 
     status: Mapping[str, Any]
@@ -111,7 +111,7 @@ class StatusPoller:
     def __init__(self, scratch: Mapping[str, Path], *, every: float = 0.5) -> None:
         self._scratch = dict(scratch)
         self._every = every
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, StatusReply] = {}
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=self._ask_on, args=(node,), daemon=True, name=f"status {node}") for node in scratch
@@ -126,17 +126,17 @@ class StatusPoller:
         """Ask no more. Threads that wait for an answer end by themselves and are not waited for."""
         self._over.set()
 
-    def answers(self) -> dict[str, Answer]:
+    def answers(self) -> dict[str, StatusReply]:
         """The newest answer of each node that has been asked."""
         return dict(self._answers)
 
     def _ask_on(self, node: str) -> None:
         while not self._over.wait(self._every):
             now = time.monotonic()
-            previous = self._answers.get(node) or Answer({}, now, None)
+            previous = self._answers.get(node) or StatusReply({}, now, None)
             note = run_dir.read_json(self._scratch[node] / "agent.json")
             status = ask(note.get("port")) if note else None
-            self._answers[node] = previous if status is None else Answer(status, now, time.monotonic())
+            self._answers[node] = previous if status is None else StatusReply(status, now, time.monotonic())
 
 
 def ask(port: object) -> dict[str, Any] | None:

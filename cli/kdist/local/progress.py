@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kdist.events import Entry
-from kdist.local.agents import Answer
+from kdist.local.agents import StatusReply
 
 SLOW = 3.0  # seconds without an answer after which an agent's numbers are marked as old
 QUIET = 1.0  # seconds of a job that says nothing, after which it says what it waits for
@@ -39,13 +39,13 @@ _PHASES = {
 
 
 @dataclass
-class Node:
+class NodeProgress:
     """One agent as it is seen. `answer` is its last status, None before the first question."""
 
     name: str
     phase: str = "starting"
     starts: int = 0
-    answer: Answer | None = None
+    answer: StatusReply | None = None
 
     @property
     def ranks(self) -> list[Mapping[str, Any]]:
@@ -58,7 +58,7 @@ class Progress:
     """The job as a whole. Steps count from 1; times are monotonic seconds of `clock`, except `saved_at`, which is unix time."""
 
     job: str
-    nodes: dict[str, Node]
+    nodes: dict[str, NodeProgress]
     needed: int  # nodes without which nothing starts
     managed: bool = True  # false for a script, which may never tell its steps
     clock: Callable[[], float] = time.monotonic
@@ -85,7 +85,7 @@ class Progress:
 
     def observe(self, name: str, event: Mapping[str, Any]) -> None:
         """Take in one event of the node `name`."""
-        node, kind = self.nodes.get(name) or Node(name), event["event"]  # kdist itself speaks too and is no node
+        node, kind = self.nodes.get(name) or NodeProgress(name), event["event"]  # kdist itself speaks too and is no node
         if kind != "failed" or (_integer(event.get("code")) or 0) < _RETRYABLE:  # else what follows says what becomes of it
             node.phase = _PHASES.get(kind, node.phase)
         self.rewound |= kind in ("group-formed", "resumed")
@@ -119,7 +119,7 @@ class Progress:
         else:
             self.bars.pop(speaker, None)
 
-    def observe_answer(self, name: str, answer: Answer) -> None:
+    def observe_answer(self, name: str, answer: StatusReply) -> None:
         """Take in what an agent answered, or that it did not."""
         node, status = self.nodes[name], answer.status
         if node.answer and node.answer.answered_at == answer.answered_at:

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kdist.errors import Code, KdistError
-from kdist.events import Entry, LogTail, Narrator, last_words
+from kdist.events import Entry, EventFilter, LogTail, last_words
 from kdist.local import run_dir as folders
 from kdist.local.agents import StatusPoller
 from kdist.local.launch import checkpoint_folder, list_devices, plan_agents, script_of
-from kdist.local.progress import Node, Progress
+from kdist.local.progress import NodeProgress, Progress
 from kdist.local.run_dir import RunFolder
 from kdist.local.spawner import Spawner
-from kdist.local.supervisor import AgentCommand, Interrupts, Kubelet, Lifeline, Outcome
+from kdist.local.supervisor import AgentCommand, Interrupts, Outcome, ParentDeathPipe, Supervisor
 from kdist.report.ledger import build_report, read_ledger
 from kdist.spec import Exit, TrainingJob, judge_done
 
@@ -32,7 +32,7 @@ FRAME = 0.5  # seconds between two drawings of the view: it shares the machine w
 _WAITING_AGAIN = 30.0  # seconds after which a line off the terminal says the same once more
 
 
-class Screen(Protocol):
+class Display(Protocol):
     """Where the session shows itself: a live view, or plain lines. It never waits for whoever looks at it."""
 
     def show(self, entry: Entry) -> None:
@@ -43,16 +43,16 @@ class Screen(Protocol):
 
 
 @dataclass
-class Session:
+class RunSession:
     """What `run` needs. `stopped_by` is the signal that asked for the end, if one did."""
 
     commands: Sequence[AgentCommand]
-    kubelet: Kubelet
+    kubelet: Supervisor
     progress: Progress
-    lifeline: Lifeline
+    lifeline: ParentDeathPipe
     poller: StatusPoller
-    narrator: Narrator
-    screen: Screen
+    narrator: EventFilter
+    screen: Display
     stopped_by: signal.Signals | None = None
     _tails: dict[str, LogTail] = field(init=False)
     _waiting: tuple[str, float] = field(init=False, default=("", 0.0))
@@ -154,7 +154,7 @@ REPORT_VERSION = "cli.kdist.dev/v1"
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunEnded:
     """How an invocation ended. `already` is true if the run had been done before and nothing was started."""
 
     outcome: Outcome
@@ -168,7 +168,7 @@ class Ended:
         return self.outcome.kind == "stopped" and self.outcome.code == Exit.STORAGE
 
 
-def run_job(job: TrainingJob, train_json: str, *, base: Path, fresh: bool, screen: Screen, lines_only: bool) -> Ended:
+def run_job(job: TrainingJob, train_json: str, *, base: Path, fresh: bool, screen: Display, lines_only: bool) -> RunEnded:
     """Run the job until it is done, has failed or was stopped.
 
     Args:
@@ -186,16 +186,16 @@ def run_job(job: TrainingJob, train_json: str, *, base: Path, fresh: bool, scree
     try:
         done = folder.done()
         if done is not None and _is_over(job, done, train_json):
-            return Ended(Outcome("done", 0), _report(job, folder, Outcome("done", 0)), already=True)
+            return RunEnded(Outcome("done", 0), _report(job, folder, Outcome("done", 0)), already=True)
         devices = list_devices(os.environ)
         environment = dict(os.environ) if lines_only else {**os.environ, _LIVE_VIEW: "1"}
         commands = plan_agents(job, folder, base=base, environment=environment, devices=devices or None)
         folder.begin(train_json)
         outcome = Outcome("killed", 0)
         stopped_by = None
-        session: Session | None = None
+        session: RunSession | None = None
         spawner: Spawner | None = None
-        lifeline = Lifeline(folder.lifeline)
+        lifeline = ParentDeathPipe(folder.lifeline)
         try:
             spawner = Spawner(folder, commands[0])
             session = _make_session(job, folder, spawner.serve(commands), lifeline, screen, lines_only)
@@ -210,12 +210,12 @@ def run_job(job: TrainingJob, train_json: str, *, base: Path, fresh: bool, scree
             lifeline.close()
             if spawner is not None:
                 spawner.close()
-        return Ended(outcome, report, stopped_by)
+        return RunEnded(outcome, report, stopped_by)
     finally:
         folder.close()
 
 
-def _note_end(job: TrainingJob, folder: RunFolder, outcome: Outcome, session: Session | None) -> dict[str, Any]:
+def _note_end(job: TrainingJob, folder: RunFolder, outcome: Outcome, session: RunSession | None) -> dict[str, Any]:
     """Leave the end report in the run folder; a disk that refuses it changes nothing about how the job ended."""
     try:
         folder.end(outcome.kind)
@@ -242,23 +242,28 @@ def _is_over(job: TrainingJob, done: Mapping[str, Any], train_json: str) -> bool
 
 
 def _make_session(
-    job: TrainingJob, folder: RunFolder, commands: list[AgentCommand], lifeline: Lifeline, screen: Screen, lines_only: bool
-) -> Session:
+    job: TrainingJob,
+    folder: RunFolder,
+    commands: list[AgentCommand],
+    lifeline: ParentDeathPipe,
+    screen: Display,
+    lines_only: bool,
+) -> RunSession:
     spec = job.spec
-    nodes = {command.node: Node(command.node) for command in commands}
-    session: Session
+    nodes = {command.node: NodeProgress(command.node) for command in commands}
+    session: RunSession
 
     def tell(node: str, event: str, /, **fields: object) -> None:
         session.tell(node, event, **fields)
 
-    session = Session(
+    session = RunSession(
         commands=commands,
         # The job's own budget is counted by the agents; this one is for agents that die before they can count.
-        kubelet=Kubelet(commands, grace_seconds=spec.grace_seconds, backstop=spec.max_restarts + 5, tell=tell),
+        kubelet=Supervisor(commands, grace_seconds=spec.grace_seconds, backstop=spec.max_restarts + 5, tell=tell),
         progress=Progress(job.metadata.name, nodes, needed=spec.nodes.min, managed=spec.train is not None),
         lifeline=lifeline,
         poller=StatusPoller({node: folder.node(node) for node in nodes}),
-        narrator=Narrator(lines_only=lines_only),
+        narrator=EventFilter(lines_only=lines_only),
         screen=screen,
     )
     return session

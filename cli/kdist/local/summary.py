@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist.errors import Code, KdistError
-from kdist.local.runner import Ended
+from kdist.local.runner import RunEnded
 from kdist.units import number, seconds, size
 
 _FIRST_WORD = b'"rendezvous-started"'
@@ -84,7 +84,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "folder", str(report["folder"])
 
 
-def conclude(ended: Ended, again: str) -> str | KdistError:
+def conclude(ended: RunEnded, again: str) -> str | KdistError:
     """What to know and what to type next. `again` is what `kdist run` was given."""
     report, kind = ended.report, ended.outcome.kind
     saved = report["steps"]["committed"]
@@ -105,7 +105,7 @@ def conclude(ended: Ended, again: str) -> str | KdistError:
     return f"{report['job']} {how}; {kept}. Next: kdist run {again}   goes on from there"
 
 
-def _failed(ended: Ended, again: str) -> KdistError:
+def _failed(ended: RunEnded, again: str) -> KdistError:
     failure = ended.report["failure"] or {}
     where = " ".join(
         part

@@ -73,7 +73,7 @@ def _only_wake(number: int, frame: FrameType | None) -> None:
     """SIGCHLD needs a handler to reach the wake-up file; whoever waits for the child learns the rest."""
 
 
-class Lifeline:
+class ParentDeathPipe:
     """The one write end. It is not inherited by any child and goes when this process goes."""
 
     def __init__(self, path: Path) -> None:
@@ -196,7 +196,7 @@ class _Agent:
 
 
 @dataclass
-class Kubelet:
+class Supervisor:
     """Keeps the agents of one job going. Single-threaded: call `poll` often, it never blocks.
 
     Attributes:

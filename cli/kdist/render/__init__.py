@@ -12,7 +12,7 @@ from kdist.errors import KdistError
 from kdist.manifest import Manifest
 from kdist.render.context import check, collect, digest_version, pack, read_pod
 from kdist.render.pod_security import violations
-from kdist.render.templates import TEMPLATES, Part, as_json, read_template, render_template
+from kdist.render.templates import TEMPLATES, Fragment, as_json, read_template, render_template
 from kdist.spec import TrainingJob
 
 __all__ = [
@@ -45,9 +45,9 @@ def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifes
         values["code_json"] = json.dumps(where, ensure_ascii=False) + "\n"
     values["version"] = digest_version(job, code["digest"] if code is not None else "")
     values |= backend.values(job, placement)
-    values["pod"] = Part("pod", read_pod(job, values))
+    values["pod"] = Fragment("pod", read_pod(job, values))
     for part in backend.parts:
-        values[part] = Part(part, read_template(f"_{part}.yaml.j2", values)[0])
+        values[part] = Fragment(part, read_template(f"_{part}.yaml.j2", values)[0])
     names = ["configmap.yaml.j2", "account.yaml.j2", "storage.yaml.j2", "network.yaml.j2", backend.template]
     found = manifest.sort(each for name in names for each in render_template(name, values))
     for each in found:

@@ -21,7 +21,7 @@ from kdist import backends
 from kdist.backends import Placement
 from kdist.errors import KdistError
 from kdist.render.pod_overlay import lay
-from kdist.render.templates import Sourced, read_template, spread
+from kdist.render.templates import TracedValue, read_template, spread
 from kdist.spec import TrainingJob
 
 _STEPS: Final = {1024: ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1000: ("k", "M", "G", "T", "P", "E")}
@@ -105,7 +105,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
     """The values that every template may use. Without a placement only those of the ConfigMap of a local run."""
     document = job.model_dump(mode="json", by_alias=True)
     values: dict[str, Any] = {
-        "name": Sourced(job.metadata.name, "metadata.name"),
+        "name": TracedValue(job.metadata.name, "metadata.name"),
         "metadata": _metadata(job),
         "placement": placement,
         "train_json": spread(_write(job.to_train_config().to_document()), "spec"),
@@ -127,15 +127,15 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "job_json": spread(_write(document), "spec"),
         "elastic": backends.is_elastic(job),
         "replaced_whole": "jobset" in backend.parts and not backends.is_elastic(job),
-        "procs": Sourced(str(job.spec.procs_per_node), "spec.procsPerNode"),
-        "backstop": Sourced(backends.backstop(job), "spec.maxRestarts"),
-        "job_backstop": Sourced(100 * backends.backstop(job), "spec.maxRestarts"),
+        "procs": TracedValue(str(job.spec.procs_per_node), "spec.procsPerNode"),
+        "backstop": TracedValue(backends.backstop(job), "spec.maxRestarts"),
+        "job_backstop": TracedValue(100 * backends.backstop(job), "spec.maxRestarts"),
         "permanent_codes": backends.list_permanent_codes(),
         "rendezvous": placement.rendezvous,
         "host": f"{backend.first_host(job.metadata.name)}:{RENDEZVOUS_PORT}",
         "metrics_port": METRICS_PORT,
         "selector": {"kdist.dev/job": spread(job.metadata.name, "metadata.name")},
-        "workload_labels": {QUEUE_LABEL: Sourced(job.spec.queue, "spec.queue")} if job.spec.queue else {},
+        "workload_labels": {QUEUE_LABEL: TracedValue(job.spec.queue, "spec.queue")} if job.spec.queue else {},
         "workload_annotations": {},
         "run_id": placement.run_id,
         "guarded": min(job.spec.nodes.min, job.spec.nodes.max - 1),
@@ -157,10 +157,10 @@ def _metadata(job: TrainingJob) -> Callable[..., dict[str, Any]]:
     """A function for templates: the metadata of an object of that name, with more labels and annotations if it needs any."""
     own = {
         "app.kubernetes.io/name": "kdist",
-        "app.kubernetes.io/instance": Sourced(job.metadata.name, "metadata.name"),
+        "app.kubernetes.io/instance": TracedValue(job.metadata.name, "metadata.name"),
         "app.kubernetes.io/component": "training",
         "app.kubernetes.io/managed-by": "kdist",
-        "kdist.dev/job": Sourced(job.metadata.name, "metadata.name"),
+        "kdist.dev/job": TracedValue(job.metadata.name, "metadata.name"),
     }
     labels = {**spread(job.metadata.labels, "metadata.labels"), **own}
     annotations = spread(job.metadata.annotations, "metadata.annotations")
@@ -168,10 +168,10 @@ def _metadata(job: TrainingJob) -> Callable[..., dict[str, Any]]:
     def metadata(
         suffix: str = "", *, extra_labels: dict[str, Any] | None = None, extra_annotations: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        name = Sourced(job.metadata.name + suffix, "metadata.name")
+        name = TracedValue(job.metadata.name + suffix, "metadata.name")
         found: dict[str, Any] = {"name": name}
         if job.metadata.namespace is not None:
-            found["namespace"] = Sourced(job.metadata.namespace, "metadata.namespace")
+            found["namespace"] = TracedValue(job.metadata.namespace, "metadata.namespace")
         found["labels"] = {**labels, **(extra_labels or {})}
         if annotations or extra_annotations:
             found["annotations"] = {**annotations, **(extra_annotations or {})}
@@ -248,7 +248,7 @@ def literal(text: str) -> str:
 
 def _mounts(job: TrainingJob) -> Iterator[dict[str, Any]]:
     for data in job.spec.data:
-        claim, path = Sourced(data.claim, "spec.data"), Sourced(data.mount_path, "spec.data")
+        claim, path = TracedValue(data.claim, "spec.data"), TracedValue(data.mount_path, "spec.data")
         yield {"claim": claim, "path": path, "argument": literal(data.mount_path)}
 
 
@@ -260,7 +260,7 @@ def _variables(job: TrainingJob) -> Iterator[dict[str, Any]]:
 
 def _resources(field: Callable[[str], Any], gpus: int) -> dict[str, Any]:
     found = {name: field(f"spec.resources.{name}") for name in ("cpu", "memory")}
-    return found | ({"nvidia.com/gpu": Sourced(str(gpus), "spec.resources.gpu")} if gpus else {})
+    return found | ({"nvidia.com/gpu": TracedValue(str(gpus), "spec.resources.gpu")} if gpus else {})
 
 
 def _pull_policy(image: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kdist.backends import Backend
 from kdist.errors import KdistError
-from kdist.render.templates import Sourced, spread
+from kdist.render.templates import TracedValue, spread
 
 TRAINER: Final = "trainer"
 _SOURCE: Final = "spec.podTemplate"
@@ -121,7 +121,7 @@ def _kind(value: Any) -> str:
 
 
 def _value(marked: Any) -> Any:
-    return marked.value if isinstance(marked, Sourced) else marked
+    return marked.value if isinstance(marked, TracedValue) else marked
 
 
 def _contract(pod: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
@@ -129,7 +129,7 @@ def _contract(pod: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
     metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
     for kind in ("labels", "annotations"):
         for key, value in (metadata.get(kind) or {}).items():
-            if not isinstance(value, Sourced) or value.source == "metadata.name" or key.startswith("kdist.dev/"):
+            if not isinstance(value, TracedValue) or value.source == "metadata.name" or key.startswith("kdist.dev/"):
                 yield f"metadata.{kind}.{key}", value
     for field, reason in _OWN_FIELDS.items():
         yield f"spec.{field}, which {reason}", spec.get(field)
@@ -143,7 +143,7 @@ def _contract(pod: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
         if str(_value(variable["name"])).startswith("KDIST_"):
             yield f"the variable {_value(variable['name'])}", variable
     for mount in container.get("volumeMounts") or ():
-        if not isinstance(mount["mountPath"], Sourced) or mount["mountPath"].source != _SOURCE:
+        if not isinstance(mount["mountPath"], TracedValue) or mount["mountPath"].source != _SOURCE:
             yield f"the mount at {_value(mount['mountPath'])}", mount
     for port in container.get("ports") or ():
         if port.get("name") == "metrics":

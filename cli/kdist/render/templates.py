@@ -26,7 +26,7 @@ _BASE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
-class Sourced:
+class TracedValue:
     """A value and the field of job.yaml that it comes from."""
 
     value: Any
@@ -34,7 +34,7 @@ class Sourced:
 
 
 @dataclass(frozen=True)
-class Part:
+class Fragment:
     """A document that was read from another template, to be put in whole where a template names it; read only once so."""
 
     name: str
@@ -49,9 +49,9 @@ def as_json(value: object) -> str:
     """
     if isinstance(value, jinja2.Undefined):
         return str(value)  # StrictUndefined raises here
-    if isinstance(value, Sourced):
+    if isinstance(value, TracedValue):
         return f"!from {{{as_json('source')}: {as_json(value.source)}, {as_json('value')}: {as_json(value.value)}}}"
-    if isinstance(value, Part):
+    if isinstance(value, Fragment):
         return f"!part {as_json(value.name)}"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{as_json(str(key))}: {as_json(item)}" for key, item in value.items()) + "}"
@@ -69,7 +69,7 @@ def spread(value: Any, source: str) -> Any:
         return {key: spread(item, source) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [spread(item, source) for item in value]
-    return value if isinstance(value, Sourced) else Sourced(value, source)
+    return value if isinstance(value, TracedValue) else TracedValue(value, source)
 
 
 def _construct(loader: Any, node: Any) -> Any:
@@ -78,12 +78,12 @@ def _construct(loader: Any, node: Any) -> Any:
 
 
 def _construct_part(loader: Any, node: Any) -> Any:
-    return Part(loader.construct_scalar(node))
+    return Fragment(loader.construct_scalar(node))
 
 
 def _fill(value: Any, parts: Mapping[str, Any]) -> Any:
     """`value` with the documents of the parts in their places."""
-    if isinstance(value, Part):
+    if isinstance(value, Fragment):
         return parts[value.name]
     if isinstance(value, dict):
         return {key: _fill(item, parts) for key, item in value.items()}
@@ -106,7 +106,7 @@ def _environment() -> jinja2.Environment:
         autoescape=False,  # noqa: S701 - the output is YAML; as_json is what keeps values in their place
     )
     environment.globals.clear()  # Jinja brings a function `namespace`, which must not stand in for a value that is missing
-    environment.filters = {"of": Sourced}
+    environment.filters = {"of": TracedValue}
     return environment
 
 
@@ -117,7 +117,7 @@ def read_template(name: str, values: Mapping[str, Any]) -> list[Any]:
         documents = [each for each in yaml.load_all(text, Loader=_Loader) if each is not None]
     except (jinja2.TemplateError, yaml.YAMLError, ValueError, TypeError, AttributeError) as error:
         raise KdistError(f"manifests/{name} cannot be rendered: {error}") from error
-    parts = {value.name: value.document for value in values.values() if isinstance(value, Part)}
+    parts = {value.name: value.document for value in values.values() if isinstance(value, Fragment)}
     return [_fill(each, parts) for each in documents] if parts else documents
 
 
@@ -137,7 +137,7 @@ def to_manifest(marked: Any) -> Manifest:
 
 
 def _plain(value: Any, path: tuple[str | int, ...], sources: dict[tuple[str | int, ...], str]) -> Any:
-    if isinstance(value, Sourced):
+    if isinstance(value, TracedValue):
         sources[path] = value.source
         return value.value
     if isinstance(value, dict):

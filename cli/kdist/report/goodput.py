@@ -23,7 +23,7 @@ _MOST_POINTS = 600
 
 
 @dataclass(frozen=True)
-class Birth:
+class PodStartup:
     """One pod's way to its first process, in unix seconds; None for what nobody knows any more."""
 
     created: float
@@ -56,7 +56,7 @@ def build_receipt(
     steps: Sequence[Record],
     *,
     lives: Sequence[tuple[float, float | None]],
-    births: Sequence[Birth] = (),
+    births: Sequence[PodStartup] = (),
 ) -> dict[str, Any]:
     """The receipt.
 
@@ -88,7 +88,7 @@ def _attempts(
     events: Sequence[Record],
     steps: Sequence[Record],
     lives: Sequence[tuple[float, float | None]],
-    births: Sequence[Birth],
+    births: Sequence[PodStartup],
 ) -> Iterator[Attempt]:
     limits = [*(later.from_step for later in generations[1:]), inf][: len(generations)]
     for index in range(len(limits) - 2, -1, -1):
@@ -122,7 +122,7 @@ def _end_of(one: Generation, events: Sequence[Record], after: float, lives: Sequ
 
 
 def _fill_gap(
-    attempt: Attempt, before: Attempt | None, lives: Sequence[tuple[float, float | None]], births: Sequence[Birth]
+    attempt: Attempt, before: Attempt | None, lives: Sequence[tuple[float, float | None]], births: Sequence[PodStartup]
 ) -> None:
     """Put the time between the attempt before (or the birth of this life) and this one into categories."""
     life = max((began for began, _ in lives if began <= attempt.began), default=attempt.began)

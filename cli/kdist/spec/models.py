@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from kdist.spec.validators import RUN, Violation, check, check_job, check_mount, check_variable, refuse
-from kdist_trainer.config import QUANTITY, Model, Nodes, PositiveSeconds, Preflight, Script, Seconds, TrainConfig, Training
+from kdist_trainer.config import QUANTITY, ConfigModel, Nodes, PositiveSeconds, Preflight, Script, Seconds, TrainConfig, Training
 
 _JOB_NAME: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
@@ -75,7 +75,7 @@ def _text_of_cores(value: Any) -> Any:
     return str(value) if type(value) in (int, float) else value
 
 
-class Resources(Model):
+class Resources(ConfigModel):
     """What each pod asks for, as requests and as limits."""
 
     cpu: Annotated[CpuText, BeforeValidator(_text_of_cores, json_schema_input_type=CoreCount | CpuText)] = Field(
@@ -85,7 +85,7 @@ class Resources(Model):
     gpu: int = Field(0, ge=0, le=1024, description="gpu: GPUs of each pod.")
 
 
-class Data(Model):
+class Data(ConfigModel):
     """One data set that every rank can read."""
 
     claim: ObjectName | None = Field(None, description="claim: PersistentVolumeClaim that holds the data on a cluster.")
@@ -103,7 +103,7 @@ class Data(Model):
         yield from check_mount(self.mount_path)
 
 
-class Checkpoints(Model):
+class Checkpoints(ConfigModel):
     """Where the training's state is kept: in a claim that exists, a claim to be made, or a folder of this machine."""
 
     claim: ObjectName | None = Field(None, description="claim: PersistentVolumeClaim that exists.")
@@ -131,14 +131,14 @@ class Checkpoints(Model):
                     yield Violation("belongs to a claim that is made for the job: it needs size", name, ("size", name))
 
 
-class SecretKey(Model):
+class SecretKey(ConfigModel):
     """A key of a Secret."""
 
     name: ObjectName = Field(description="name of the Secret.")
     key: SecretKeyName = Field(description="key in the Secret.")
 
 
-class EnvVar(Model):
+class EnvVar(ConfigModel):
     """One variable of the training's environment."""
 
     name: EnvName = Field(description="name of the variable.")
@@ -158,7 +158,7 @@ class EnvVar(Model):
         yield from check_variable(self.name)
 
 
-class Toleration(Model):
+class Toleration(ConfigModel):
     """A taint of nodes that the pods accept, as in a pod's `tolerations`."""
 
     key: LabelKey | None = Field(None, description="key of the taint; without it every taint is accepted.")
@@ -193,7 +193,7 @@ def _nodes_from_number(value: Any) -> Any:
 NodeCount = Annotated[int, Field(ge=1, le=4096)]
 
 
-class Metadata(Model):
+class Metadata(ConfigModel):
     """What the job is called, and where it lives."""
 
     name: JobName = Field(description="name of the job; its objects are named after it.")
@@ -204,7 +204,7 @@ class Metadata(Model):
     )
 
 
-class Spec(Model):
+class Spec(ConfigModel):
     """What the job runs, and on what. Exactly one of train and script is given."""
 
     backend: Literal["auto", "job", "statefulset", "pytorchjob", "jobset", "trainjob"] = Field(
@@ -267,7 +267,7 @@ class Spec(Model):
         return self
 
 
-class TrainingJob(Model):
+class TrainingJob(ConfigModel):
     """A distributed PyTorch training: one file that runs on this machine and on any Kubernetes."""
 
     api_version: Literal["kdist.dev/v1alpha1"] = Field(description="apiVersion of this file: kdist.dev/v1alpha1.")

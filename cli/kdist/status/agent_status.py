@@ -14,7 +14,7 @@ OVER = ("succeeded", "failed")
 
 
 @dataclass(frozen=True)
-class Rank:
+class RankStatus:
     """One rank as its agent sees it. Seconds are means or smoothed times of a step; `silence` is since its last sign of life.
 
     `collective` is the one that it is in, such as `all_reduce(float32[1024]) #17`; empty in none.
@@ -33,7 +33,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Report:
+class AgentStatus:
     """What one agent says. Numbers that it does not know are None; a loss may be NaN."""
 
     pod: str
@@ -51,7 +51,7 @@ class Report:
     lost_steps: int = 0
     checkpoint_step: int | None = None
     checkpoint_time: float | None = None
-    ranks: tuple[Rank, ...] = ()
+    ranks: tuple[RankStatus, ...] = ()
     exit: ExitRecord | None = None
 
     @property
@@ -60,7 +60,7 @@ class Report:
         return self.state in OVER
 
     @classmethod
-    def read(cls, pod: str, document: object) -> Report | None:
+    def read(cls, pod: str, document: object) -> AgentStatus | None:
         """The report in a `/status` document; None if it says nothing."""
         state = documents.text(document, "state")
         if not state:
@@ -86,14 +86,14 @@ class Report:
         )
 
 
-def _ranks(pod: str, document: object) -> list[Rank]:
+def _ranks(pod: str, document: object) -> list[RankStatus]:
     found = []
     for each in documents.items(document, "ranks"):
         rank = documents.integer(each, "rank")
         if rank is None:
             continue
         found.append(
-            Rank(
+            RankStatus(
                 rank=rank,
                 pod=pod,
                 local_rank=documents.integer(each, "local_rank") or 0,
@@ -109,13 +109,13 @@ def _ranks(pod: str, document: object) -> list[Rank]:
     return found
 
 
-def read_all(documents: Mapping[str, object], *, run_id: str) -> dict[str, Report]:
+def read_all(documents: Mapping[str, object], *, run_id: str) -> dict[str, AgentStatus]:
     """The reports of this run by pod; what another run's agent says is left out, where both say which run they are of."""
-    read = {pod: Report.read(pod, document) for pod, document in documents.items()}
+    read = {pod: AgentStatus.read(pod, document) for pod, document in documents.items()}
     return {pod: report for pod, report in read.items() if report and (not run_id or report.run_id in ("", run_id))}
 
 
-def latest(reports: Mapping[str, Report]) -> list[Report]:
+def latest(reports: Mapping[str, AgentStatus]) -> list[AgentStatus]:
     """The reports of the newest generation, the one with rank 0 first: an agent that was cut off still shows an old one."""
     newest = max((report.generation for report in reports.values()), default=0)
     current = [report for report in reports.values() if report.generation == newest]

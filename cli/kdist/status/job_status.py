@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from kdist.status.agent_status import MEETING, WORKING, Rank, Report, latest
+from kdist.status.agent_status import MEETING, WORKING, AgentStatus, RankStatus, latest
 from kdist.status.exit_record import STOPPED, ExitRecord
 from kdist.status.pod import Pod
 
@@ -99,7 +99,7 @@ class JobStatus:
     created: float | None = None
     age: float | None = None
     parked: bool = False
-    ranks: tuple[Rank, ...] = ()
+    ranks: tuple[RankStatus, ...] = ()
     pods: tuple[Pod, ...] = ()
     exit_record: ExitRecord | None = None
 
@@ -138,7 +138,7 @@ class Evidence:
 
     state: WorkloadState | None
     pods: Sequence[Pod]
-    reports: Mapping[str, Report]
+    reports: Mapping[str, AgentStatus]
     nodes: Nodes
     asked: str
     queue: str
@@ -259,7 +259,7 @@ def _has_history(seen: Evidence) -> bool:
     return failed or any(pod.restarts or pod.ended or pod.before or (pod.lost and pod.started) for pod in seen.pods)
 
 
-def _meeting(reports: Sequence[Report], nodes: Nodes, *, again: bool) -> Verdict:
+def _meeting(reports: Sequence[AgentStatus], nodes: Nodes, *, again: bool) -> Verdict:
     meeting = sum(report.state == "rendezvous" for report in reports)
     phase = Phase.RECOVERING if again else Phase.STARTING
     if meeting:

@@ -21,7 +21,7 @@ _INDEX_IN_NAME = re.compile(r"-(\d+)(-[a-z0-9]{5})?$")
 
 
 @dataclass(frozen=True)
-class Ended:
+class ContainerTermination:
     """How a container ended. `reason` is Kubernetes' word (Error, OOMKilled, Completed), `at` unix seconds."""
 
     code: int
@@ -55,8 +55,8 @@ class Pod:
     restarts: int = 0
     created: float | None = None
     started: float | None = None
-    ended: Ended | None = None
-    before: Ended | None = None
+    ended: ContainerTermination | None = None
+    before: ContainerTermination | None = None
 
     @property
     def working(self) -> bool:
@@ -142,12 +142,12 @@ def _is_abandoned(document: Document) -> bool:
     return documents.text(ready, "status") == "False" and documents.text(inside, "status") == "True"
 
 
-def _read_end(terminated: object) -> Ended | None:
+def _read_end(terminated: object) -> ContainerTermination | None:
     code = documents.integer(terminated, "exitCode")
     if code is None:
         return None
     message = documents.text(terminated, "message")
-    return Ended(
+    return ContainerTermination(
         code=code,
         reason=documents.text(terminated, "reason"),
         message=message,
@@ -173,7 +173,7 @@ def _read_trouble(document: Document, status: Document) -> tuple[str, str]:
     return documents.text(status, "state", "waiting", "reason"), documents.text(status, "state", "waiting", "message")
 
 
-def _name_state(phase: str, reason: str, ended: Ended | None, *, deleting: bool, lost: bool) -> str:
+def _name_state(phase: str, reason: str, ended: ContainerTermination | None, *, deleting: bool, lost: bool) -> str:
     if lost:
         return "NodeLost"
     if phase == "Succeeded":

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from kdist.status import documents
-from kdist.status.agent_status import Report, latest, read_all
+from kdist.status.agent_status import AgentStatus, latest, read_all
 from kdist.status.documents import Document
 from kdist.status.exit_record import DONE, PEERS_LOST, STOPPED, ExitRecord
 from kdist.status.job_status import Evidence, JobStatus, Nodes, WorkloadState, decide
@@ -118,7 +118,7 @@ def _read_nodes(config_map: Document, pods: Sequence[Pod]) -> Nodes:
     return Nodes(ready=len(ready), min=least or most, max=most)
 
 
-def _read_training(current: Sequence[Report], record: ExitRecord | None) -> dict[str, Any]:
+def _read_training(current: Sequence[AgentStatus], record: ExitRecord | None) -> dict[str, Any]:
     """Numbers of the training: from the agents of the newest group; the step of one that ended from its record."""
     ranks = sorted((rank for report in current for rank in report.ranks), key=lambda rank: rank.rank)
     steps = [report.step for report in current if report.step is not None]
@@ -151,14 +151,14 @@ def _first(values: Iterable[_T | None]) -> _T | None:
     return next((value for value in values if value is not None), None)
 
 
-def _count_restarts(reports: Iterable[Report], pods: Sequence[Pod]) -> int:
+def _count_restarts(reports: Iterable[AgentStatus], pods: Sequence[Pod]) -> int:
     """Restarts of the group as an agent counted them, or of containers and pods where no agent was there to count."""
     latest = {pod.index: pod for pod in pods if pod.index is not None}  # they are in the order of their making
     replaced = sum(pod.index is not None and latest[pod.index] is not pod for pod in pods)
     return max([sum(pod.restarts for pod in pods) + replaced, *(report.restarts for report in reports)])
 
 
-def _find_record(workload: Document | None, pods: Sequence[Pod], current: Sequence[Report]) -> ExitRecord | None:
+def _find_record(workload: Document | None, pods: Sequence[Pod], current: Sequence[AgentStatus]) -> ExitRecord | None:
     """The record that tells most: of what ended the job, then of what ended a node, last of peers that only followed."""
     told = [ExitRecord.parse(documents.annotation(workload, OUTCOME)), *(report.exit for report in current)]
     found = [record for record in (*told, *(pod.record for pod in pods)) if record is not None]

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kdist.events import Entry, describe
-from kdist.local.progress import SLOW, Node, Progress
+from kdist.local.progress import SLOW, NodeProgress, Progress
 from kdist.units import number, seconds
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -113,7 +113,7 @@ def _ranks(progress: Progress) -> RenderableType:
     return table
 
 
-def _rows(node: Node, now: float) -> Iterator[tuple[RenderableType, ...]]:
+def _rows(node: NodeProgress, now: float) -> Iterator[tuple[RenderableType, ...]]:
     silent = node.answer.silence(now) if node.answer else 0.0
     old = bool(node.answer) and silent > SLOW and node.phase not in ("ended", "done", "killed", "starting", "agent restarts")
     state = f"no answer for {silent:.0f} s" if old else node.phase

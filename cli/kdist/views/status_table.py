@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from kdist.status import JobStatus, Phase, Pod, Rank
+from kdist.status import JobStatus, Phase, Pod, RankStatus
 from kdist.units import number, seconds
 
 RANK_HEADER = ("RANK", "POD", "STATUS", "STEP", "STEP TIME", "BUSY", "ALL-REDUCE", "RESTARTS", "NODE")
@@ -60,7 +60,7 @@ def describe_checkpoint(status: JobStatus, *, now: float | None = None) -> str:
 
 def rank_rows(status: JobStatus) -> list[tuple[str, ...]]:
     """One row for each rank that is known, and one for each pod without any."""
-    ranks: dict[str, list[Rank]] = {}
+    ranks: dict[str, list[RankStatus]] = {}
     for rank in status.ranks:
         ranks.setdefault(rank.pod, []).append(rank)
     found: list[tuple[str, ...]] = []
@@ -75,7 +75,7 @@ def rank_rows(status: JobStatus) -> list[tuple[str, ...]]:
     return found
 
 
-def _rank_row(pod: Pod, rank: Rank) -> tuple[str, ...]:
+def _rank_row(pod: Pod, rank: RankStatus) -> tuple[str, ...]:
     return (
         str(rank.rank),
         pod.name,

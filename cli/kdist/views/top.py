@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kdist import agent_metrics
-from kdist.agent_metrics import Reading, Row
+from kdist.agent_metrics import AgentSample, RankBreakdown
 from kdist.units import number, seconds
 
 HEADER = (
@@ -16,7 +16,7 @@ HEADER = (
 _MOST_ROWS = 64
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: RankBreakdown) -> tuple[str, ...]:
     """One rank. COLLECTIVES is the time with one under way, WAIT the part of it that nothing hides."""
     part = row.phases
     return (
@@ -37,7 +37,7 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def choose(rows: Sequence[Row], most: int = _MOST_ROWS) -> tuple[list[Row], int]:
+def choose(rows: Sequence[RankBreakdown], most: int = _MOST_ROWS) -> tuple[list[RankBreakdown], int]:
     """The rows to show, and how many are left out: of very many, the slow ones and the first."""
     if len(rows) <= most:
         return list(rows), 0
@@ -45,7 +45,7 @@ def choose(rows: Sequence[Row], most: int = _MOST_ROWS) -> tuple[list[Row], int]
     return sorted(ranked, key=lambda row: row.rank), len(rows) - most
 
 
-def headline(name: str, now: Mapping[str, Reading]) -> str:
+def headline(name: str, now: Mapping[str, AgentSample]) -> str:
     """The job in one line: step, loss, throughput, ranks, restarts, last checkpoint."""
     parts = [name]
     step, target = agent_metrics.first(now, "step"), agent_metrics.first(now, "target_steps")
@@ -62,7 +62,7 @@ def headline(name: str, now: Mapping[str, Reading]) -> str:
     return " · ".join(parts)
 
 
-def to_document(name: str, now: Mapping[str, Reading], rows: Sequence[Row]) -> dict[str, Any]:
+def to_document(name: str, now: Mapping[str, AgentSample], rows: Sequence[RankBreakdown]) -> dict[str, Any]:
     """The grid for programs."""
     names = ("step", "target_steps", "loss", "samples_per_second", "world_size", "generation", "last_checkpoint_step")
     facts = {_camel(each): agent_metrics.first(now, each) for each in names} | {
@@ -71,7 +71,7 @@ def to_document(name: str, now: Mapping[str, Reading], rows: Sequence[Row]) -> d
     return {"apiVersion": "cli.kdist.dev/v1", "kind": "Top", "job": name, **facts, "ranks": [row.to_document() for row in rows]}
 
 
-def _mark(row: Row) -> str:
+def _mark(row: RankBreakdown) -> str:
     if row.slow:
         return "SLOW"
     return f"silent for {seconds(row.silence)}" if row.silence is not None and row.silence > 10 else ""

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from kdist import load
-from kdist.bench import Wanted, html, make_job, read_events, read_size
+from kdist.bench import BenchSpec, html, make_job, read_events, read_size
 from kdist.bench.result import COLUMNS, Result, duration
 from kdist.errors import UsageError
 from tests.cli.conftest import Kdist
 from tests.cli.running import PATIENCE
 
-WANTED = Wanted(collective="all_reduce", min=1024, max=4096, factor=4, rounds=20, warmup=5, seconds=5.0, slow=2.0)
+WANTED = BenchSpec(collective="all_reduce", min=1024, max=4096, factor=4, rounds=20, warmup=5, seconds=5.0, slow=2.0)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_bench_of_a_job_takes_its_machines_and_nothing_of_its_training() -> No
 
 def test_a_ladder_that_leads_down_is_refused() -> None:
     with pytest.raises(UsageError, match="larger than the largest"):
-        make_job(Wanted(**{**vars(WANTED), "min": 8192}))
+        make_job(BenchSpec(**{**vars(WANTED), "min": 8192}))
 
 
 def event(name: str, **fields: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdist.cluster import MissingError, RefusalError
+from kdist.cluster import ApiError, ApiNotFoundError
 from kdist.errors import Code, NotFoundError
 from kdist.manifest import Manifest
 from tests.cli.cluster.api import Asked, Reply, refusal
@@ -13,9 +13,9 @@ from tests.cli.cluster.conftest import Connect, Serve
 MAP = Manifest({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "digits"}, "data": {"a": "1"}})
 
 
-def refuse(reply: Reply, serve: Serve, connect: Connect) -> RefusalError:
+def refuse(reply: Reply, serve: Serve, connect: Connect) -> ApiError:
     """The error of a request that is answered so."""
-    with pytest.raises(RefusalError) as raised:
+    with pytest.raises(ApiError) as raised:
         connect(serve(lambda _: reply).url).get("batch/v1", "Job", "digits")
     return raised.value
 
@@ -55,7 +55,7 @@ def test_an_object_that_is_not_there_is_told_apart_from_a_kind_that_is_not(serve
     assert isinstance(gone, NotFoundError)
     assert str(gone) == 'jobs.batch "digits" not found'
     unknown = refuse(Reply(404, "404 page not found"), serve, connect)
-    assert isinstance(unknown, MissingError)
+    assert isinstance(unknown, ApiNotFoundError)
     assert str(unknown) == "get jobs.batch/digits: this cluster knows no such kind"
     assert unknown.code == Code.NOT_FOUND
 
@@ -81,7 +81,7 @@ def conflict(*owners: str) -> Reply:
 
 def test_a_conflict_names_the_field_and_its_owner(serve: Serve, connect: Connect) -> None:
     api = serve(lambda asked: Reply(document=MAP.document) if asked.method == "GET" else conflict("kubectl-edit"))
-    with pytest.raises(RefusalError, match=r"spec\.suspend is set by kubectl-edit") as raised:
+    with pytest.raises(ApiError, match=r"spec\.suspend is set by kubectl-edit") as raised:
         connect(api.url).apply(MAP)
     assert "--force-conflicts" in raised.value.hint
     assert raised.value.owners == ("kubectl-edit",)
@@ -102,14 +102,14 @@ def test_a_webhook_whose_service_is_known_is_named_with_it(serve: Serve, connect
         f'Internal error occurred: failed calling webhook "mjob.kb.io": failed to call webhook: Post "{url}": '
         'no endpoints available for service "kueue-webhook-service"'
     )
-    with pytest.raises(RefusalError, match="of the service kueue-webhook-service in namespace kueue-system") as raised:
+    with pytest.raises(ApiError, match="of the service kueue-webhook-service in namespace kueue-system") as raised:
         connect(serve(lambda _: refusal(500, message)).url, patience=0.01).get("batch/v1", "Job", "digits")
     assert raised.value.next_command == "kubectl get pods -n kueue-system"
 
 
 def test_a_webhook_that_is_away_is_named_with_where_it_is_configured(serve: Serve, connect: Connect) -> None:
     message = 'Internal error occurred: failed calling webhook "mjob.kb.io": failed to call webhook: Post "https://x": refused'
-    with pytest.raises(RefusalError) as raised:
+    with pytest.raises(ApiError) as raised:
         connect(serve(lambda _: refusal(500, message)).url, patience=0.01).get("batch/v1", "Job", "digits")
     assert "get jobs.batch/digits: the admission webhook mjob.kb.io does not answer (Post" in str(raised.value)
     assert "webhookconfigurations" in raised.value.next_command

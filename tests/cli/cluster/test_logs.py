@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kdist.cluster import MissingError, RefusalError
+from kdist.cluster import ApiError, ApiNotFoundError
 from tests.cli.cluster.api import Asked, Reply, refusal
 from tests.cli.cluster.conftest import Connect, Serve
 
@@ -62,8 +62,8 @@ def test_equal_stamps_are_two_lines(serve: Serve, connect: Connect) -> None:
 
 def test_a_container_that_has_not_begun_and_a_pod_that_is_gone_are_told_apart(serve: Serve, connect: Connect) -> None:
     waiting = refusal(400, 'container "trainer" in pod "a" is waiting to start: ContainerCreating', "BadRequest")
-    with pytest.raises(RefusalError, match="waiting to start: ContainerCreating") as raised:
+    with pytest.raises(ApiError, match="waiting to start: ContainerCreating") as raised:
         list(connect(serve(lambda _: waiting).url).logs("a"))
     assert raised.value.status == 400
-    with pytest.raises(MissingError):
+    with pytest.raises(ApiNotFoundError):
         list(connect(serve(lambda _: refusal(404, 'pods "a" not found', "NotFound", name="a")).url).logs("a"))

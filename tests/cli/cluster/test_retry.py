@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kdist.cluster import retry
-from kdist.cluster.retry import Patience, Tries
+from kdist.cluster.retry import Attempts, RetryPolicy
 from kdist.errors import Code, KdistError
 from tests.cli.cluster.api import Api, Asked, Reply, refusal
 from tests.cli.cluster.conftest import Connect, Serve
@@ -211,8 +211,8 @@ def test_an_answer_of_500_that_names_nothing_that_is_away_is_tried_again_briefly
 
 
 def test_a_request_that_began_before_the_first_answer_is_as_patient_as_later_ones(told: list[str]) -> None:
-    patience = Patience(0.0, told.append, until=math.inf)
-    early = Tries(patience)
+    patience = RetryPolicy(0.0, told.append, until=math.inf)
+    early = Attempts(patience)
     assert not early.pause("the server does not answer"), "nobody knows whether there is a server"
     patience.answered()  # to another thread
     assert early.pause("the server does not answer")

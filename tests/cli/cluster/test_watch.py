@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kdist.cluster import RefusalError
+from kdist.cluster import ApiError
 from tests.cli.cluster.api import Asked, Reply, refusal
 from tests.cli.cluster.conftest import Connect, Serve
 
@@ -107,7 +107,7 @@ def test_a_server_that_restarts_during_a_watch_is_waited_for(serve: Serve, conne
 
 def test_who_may_not_watch_hears_it_at_once(serve: Serve, connect: Connect) -> None:
     script = Script([listing(5)], [refusal(403, 'User "jane" cannot watch resource "pods" in the namespace "ml"', "Forbidden")])
-    with pytest.raises(RefusalError, match="may not watch pods in namespace ml"):
+    with pytest.raises(ApiError, match="may not watch pods in namespace ml"):
         list(connect(serve(script).url).watch("v1", "Pod"))
 
 

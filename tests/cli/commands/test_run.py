@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kdist.commands.run import _job_of_script, exit_code, is_script
-from kdist.local import Ended
+from kdist.local import RunEnded
 from kdist.local.supervisor import Kind, Outcome
 from tests.cli.conftest import Kdist
 from tests.cli.running import PATIENCE, Start, Terminal, processes_of, write_job, write_script
@@ -158,7 +158,7 @@ def test_a_training_does_not_end_because_nobody_reads_its_lines(start: Start, tm
     ],
 )
 def test_every_end_has_its_exit_code(kind: Kind, trainer: int, by: signal.Signals | None, code: int, propagated: int) -> None:
-    ended = Ended(Outcome(kind, trainer, "node-0"), {}, by)
+    ended = RunEnded(Outcome(kind, trainer, "node-0"), {}, by)
     assert exit_code(ended, propagate=False) == code
     assert exit_code(ended, propagate=True) == propagated
 

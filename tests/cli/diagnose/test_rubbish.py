@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kdist import backends
 from kdist.diagnose import RULES, diagnose
-from kdist.diagnose.rule import Case
+from kdist.diagnose.rule import DiagnosticContext
 from kdist.status import Snapshot, WorkloadState
 from kdist.views import status_table
 from tests.cli.diagnose.scenes import FAILED, asking, claim, creating, event, mounting, node, nodes, scene
@@ -52,7 +52,7 @@ def check(seen: Snapshot) -> None:
     assert status_table.rows(seen.status)
     assert all(len(row) == len(status_table.RANK_HEADER) for row in status_table.rank_rows(seen.status))
     for rule in RULES:
-        rule(Case(seen))
+        rule(DiagnosticContext(seen))
 
 
 @given(st.data())

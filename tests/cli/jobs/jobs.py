@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from kdist import backends, render
 from kdist.backends import Placement
-from kdist.jobs.job import Target
+from kdist.jobs.job import ClusterJob
 from kdist.load import load_text
 from kdist.manifest import Manifest
 
@@ -24,15 +24,15 @@ spec:
 """
 
 
-def target(nodes: str = "{min: 1, max: 2}", backend: str = "job") -> Target:
+def target(nodes: str = "{min: 1, max: 2}", backend: str = "job") -> ClusterJob:
     """The job as it stands in no cluster."""
     job = load_text(JOB.format(nodes=nodes), source="job.yaml")
     placement = Placement(backend, "kubernetes", "run-1")
     objects = render.render(job, placement)
     config_map = next(one.document for one in objects if one.kind == "ConfigMap" and one.name == "digits")
-    return Target(cast(Any, None), config_map, job, backends.get(backend), placement)
+    return ClusterJob(cast(Any, None), config_map, job, backends.get(backend), placement)
 
 
-def objects(of: Target) -> list[Manifest]:
+def objects(of: ClusterJob) -> list[Manifest]:
     """All that would be sent of it."""
     return render.render(of.job, of.placement)

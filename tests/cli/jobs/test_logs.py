@@ -11,7 +11,7 @@ from kdist import jobs
 from kdist.cluster import Cluster
 from kdist.errors import NotFoundError
 from kdist.events import Line, RankFilter
-from kdist.jobs.logs import Follower, Wanted, read, without_times
+from kdist.jobs.logs import Follower, LogRequest, read, without_times
 from kdist.status import read_pod
 from tests.cli.cluster.conftest import Connect, Serve
 from tests.cli.jobs.test_wait import DONE
@@ -21,31 +21,31 @@ from tests.cli.status.objects import container, ended_pod, pod, terminated, unsc
 
 def test_what_is_there_comes_in_the_order_of_its_times(cluster: Cluster, world: World) -> None:
     world.logs = {FIRST: lines("a", "c", at=0)[:1] + lines("c", at=2), SECOND: lines("b", at=1) + lines("d", at=3)}
-    found = [(line.source, line.text) for line in read(cluster, jobs.fetch_snapshot(cluster, "digits"), Wanted())]
+    found = [(line.source, line.text) for line in read(cluster, jobs.fetch_snapshot(cluster, "digits"), LogRequest())]
     assert found == [("digits-0", "a"), ("digits-1", "b"), ("digits-0", "c"), ("digits-1", "d")]
 
 
 def test_one_pod_and_its_last_lines_can_be_chosen(cluster: Cluster, world: World) -> None:
     world.logs = {FIRST: lines("a"), SECOND: lines("b", "c", "d")}
-    wanted = Wanted(choose=lambda each: each.index == 1, tail=2)
+    wanted = LogRequest(choose=lambda each: each.index == 1, tail=2)
     assert [line.text for line in read(cluster, jobs.fetch_snapshot(cluster, "digits"), wanted)] == ["c", "d"]
 
 
 def test_where_there_is_no_log_yet_the_reason_is_told(cluster: Cluster, world: World) -> None:
     world.pods = [unscheduled(0, "0/2 nodes are available: 2 Insufficient cpu.")]
     with pytest.raises(NotFoundError, match="nothing to read yet: digits-0-abcde finds no node"):
-        list(read(cluster, jobs.fetch_snapshot(cluster, "digits"), Wanted()))
+        list(read(cluster, jobs.fetch_snapshot(cluster, "digits"), LogRequest()))
     with pytest.raises(NotFoundError, match="no container of it has been started again"):
-        list(read(cluster, jobs.fetch_snapshot(cluster, "digits"), Wanted(previous=True)))
+        list(read(cluster, jobs.fetch_snapshot(cluster, "digits"), LogRequest(previous=True)))
 
 
 class Reader:
     """Follows in a thread; `texts` is what came so far."""
 
-    def __init__(self, cluster: Cluster, wanted: Wanted | None = None) -> None:
+    def __init__(self, cluster: Cluster, wanted: LogRequest | None = None) -> None:
         self.texts: list[str] = []
         self.told: list[str] = []
-        self.follower = Follower(cluster, "digits", wanted or Wanted(), tell=self.told.append, look_seconds=0.02)
+        self.follower = Follower(cluster, "digits", wanted or LogRequest(), tell=self.told.append, look_seconds=0.02)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -123,7 +123,7 @@ def test_a_reason_is_not_told_again_for_having_lasted_longer() -> None:
 
 def test_a_limit_holds_for_what_was_there_and_not_for_what_comes(cluster: Cluster, world: World) -> None:
     world.pods, world.logs = [pod(0)], {FIRST: lines("a", "b", "c")}
-    reader = Reader(cluster, Wanted(tail=1))
+    reader = Reader(cluster, LogRequest(tail=1))
     reader.until("c")
     world.logs[FIRST] = lines("a", "b", "c", "d", "e")
     reader.until("c", "d", "e")
@@ -181,7 +181,7 @@ def test_who_no_longer_follows_is_told_nothing_more(world: World, serve: Serve, 
     world.pods, world.logs = [pod(0)], {FIRST: lines("a")}
     api = serve(world)
     told: list[str] = []
-    follower = Follower(connect(api.url, patience=0.1), "digits", Wanted(), tell=told.append, look_seconds=0.02)
+    follower = Follower(connect(api.url, patience=0.1), "digits", LogRequest(), tell=told.append, look_seconds=0.02)
     following = follower.lines()
     assert next(following).text == "a"
     world.logs = {FIRST: lines("a", "b")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kdist import agent_metrics
-from kdist.agent_metrics import PHASES, Reading, describe_slow
+from kdist.agent_metrics import PHASES, AgentSample, describe_slow
 from kdist.views import top
 
 
@@ -19,14 +19,14 @@ def page(rank: int, steps: int, *, data: float = 0.0, forward: float = 0.01, bac
     return "\n".join(lines)
 
 
-def reading(rank: int, steps: int, generation: int = 1, **parts: float) -> Reading:
+def reading(rank: int, steps: int, generation: int = 1, **parts: float) -> AgentSample:
     ranks = [{"rank": rank, "step": steps, "phase": "step", "heartbeat_age": 0.1}]
-    return Reading({"generation": generation, "world_size": 2, "ranks": ranks, "step": steps}, page(rank, steps, **parts))
+    return AgentSample({"generation": generation, "world_size": 2, "ranks": ranks, "step": steps}, page(rank, steps, **parts))
 
 
 def test_a_rank_is_shown_by_its_mean_step_since_the_reading_before() -> None:
     before = {"a": reading(0, 100, forward=0.5)}
-    now = {"a": Reading(reading(0, 110).status, page(0, 110, forward=(0.5 * 100 + 0.01 * 10) / 110))}
+    now = {"a": AgentSample(reading(0, 110).status, page(0, 110, forward=(0.5 * 100 + 0.01 * 10) / 110))}
     whole, recent = agent_metrics.rows(now)[0], agent_metrics.rows(now, before)[0]
     assert (recent.steps, whole.steps) == (10, 110)
     assert recent.phases["forward"] == pytest.approx(0.01)
@@ -52,7 +52,7 @@ def test_what_a_rank_exchanges_is_told_by_kind_and_shown_together() -> None:
         f'kdist_collective_seconds_total{{rank="0",op="{op}"}} {seconds}'
         for op, seconds in (("all_gather", 3.0), ("reduce_scatter", 1.0))
     )
-    (row,) = agent_metrics.rows({"a": Reading(reading(0, 100).status, f'kdist_steps_total{{rank="0"}} 100\n{gathered}')})
+    (row,) = agent_metrics.rows({"a": AgentSample(reading(0, 100).status, f'kdist_steps_total{{rank="0"}} 100\n{gathered}')})
     assert row.to_document()["collectiveSeconds"] == {"all_gather": pytest.approx(0.03), "reduce_scatter": pytest.approx(0.01)}
     assert row.to_document()["allReduceSeconds"] is None
     assert "40 ms" in top.cells(row)
@@ -80,7 +80,7 @@ def test_an_agent_left_behind_in_an_older_generation_is_not_shown() -> None:
 
 
 def test_a_rank_that_has_not_stepped_yet_is_shown_without_times() -> None:
-    silent = Reading({"generation": 1, "ranks": [{"rank": 0, "step": None, "phase": "init", "heartbeat_age": 12.0}]}, "")
+    silent = AgentSample({"generation": 1, "ranks": [{"rank": 0, "step": None, "phase": "init", "heartbeat_age": 12.0}]}, "")
     row = agent_metrics.rows({"a": silent})[0]
     assert top.cells(row) == ("0", "a", "init", "-", *["-"] * 9, "silent for 12 s")
 
@@ -92,12 +92,12 @@ def test_of_very_many_ranks_the_slow_ones_are_among_those_shown() -> None:
 
 
 def test_the_headline_is_what_rank_0_says() -> None:
-    now = {"b": reading(1, 7), "a": Reading({**reading(0, 8).status, "loss": 0.5, "target_steps": 1000}, "")}
+    now = {"b": reading(1, 7), "a": AgentSample({**reading(0, 8).status, "loss": 0.5, "target_steps": 1000}, "")}
     assert top.headline("d", now) == "d · step 8/1,000 · loss 0.5 · 2 ranks, generation 1 · no checkpoint yet"
 
 
 def test_the_throughput_is_that_of_all_agents() -> None:
-    now = {name: Reading({**reading(rank, 8).status, "samples_per_second": 100.0}, "") for rank, name in enumerate("ab")}
+    now = {name: AgentSample({**reading(rank, 8).status, "samples_per_second": 100.0}, "") for rank, name in enumerate("ab")}
     assert "200 samples/s" in top.headline("d", now)
     assert top.to_document("d", now, [])["samplesPerSecond"] == 200
 
@@ -110,5 +110,5 @@ def test_programs_get_every_number() -> None:
 
 
 def test_an_answer_of_any_shape_is_no_trouble() -> None:
-    odd = Reading({"ranks": [1, {"rank": "x"}, {"rank": 3, "step": "y"}], "generation": "z"}, 'kdist_steps_total{rank="q"} 1')
-    assert [(row.rank, row.step) for row in agent_metrics.rows({"a": odd, "b": Reading()})] == [(3, None)]
+    odd = AgentSample({"ranks": [1, {"rank": "x"}, {"rank": 3, "step": "y"}], "generation": "z"}, 'kdist_steps_total{rank="q"} 1')
+    assert [(row.rank, row.step) for row in agent_metrics.rows({"a": odd, "b": AgentSample()})] == [(3, None)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kdist.events import Entry, Narrator, describe, line
+from kdist.events import Entry, EventFilter, describe, line
 
 TIME = "2026-01-31T12:00:01.123Z"
 
@@ -80,20 +80,20 @@ def test_an_event_that_lacks_its_fields_is_still_told() -> None:
 
 
 def test_what_every_agent_says_is_told_once() -> None:
-    narrator = Narrator(lines_only=True)
+    narrator = EventFilter(lines_only=True)
     formed = {"event": "group-formed", "world_size": 2, "nodes": 2, "generation": 1}
     assert [narrator.is_news(event) for event in (formed, dict(formed), {**formed, "generation": 2})] == [True, False, True]
 
 
 def test_ranks_beside_rank_0_are_quiet_unless_they_fail() -> None:
-    narrator = Narrator(lines_only=True)
+    narrator = EventFilter(lines_only=True)
     assert not narrator.is_news({"event": "resumed", "rank": 1, "step": 3})
     assert narrator.is_news({"event": "worker-failed", "rank": 1, "cause": "hang"})
 
 
 def test_progress_is_told_less_often_the_longer_it_lasts() -> None:
     now = 0.0
-    narrator = Narrator(lines_only=True, clock=lambda: now)
+    narrator = EventFilter(lines_only=True, clock=lambda: now)
     heard = []
     for second in range(1, 1801):
         now = float(second)
@@ -104,6 +104,6 @@ def test_progress_is_told_less_often_the_longer_it_lasts() -> None:
 
 
 def test_the_live_view_shows_progress_itself() -> None:
-    narrator = Narrator(lines_only=False)
+    narrator = EventFilter(lines_only=False)
     assert not narrator.is_news({"event": "progress", "step": 1, "loss": 1.0})
     assert not narrator.is_news({"event": "waiting", "message": "x"})

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 from kdist.events import Entry
-from kdist.local.agents import Answer
-from kdist.local.progress import Node, Progress
+from kdist.local.agents import StatusReply
+from kdist.local.progress import NodeProgress, Progress
 from kdist.views.live_run import draw, draw_entry, sparkline
 
 
@@ -29,7 +29,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def progress(clock: Clock) -> Progress:
-    return Progress("digits", {name: Node(name) for name in ("node-0", "node-1")}, needed=2, clock=clock)
+    return Progress("digits", {name: NodeProgress(name) for name in ("node-0", "node-1")}, needed=2, clock=clock)
 
 
 def drawn(renderable: RenderableType, width: int = 120) -> str:
@@ -42,8 +42,8 @@ def observe(progress: Progress, name: str, node: str = "node-0", **fields: Any) 
     progress.observe(node, {"event": name, **fields})
 
 
-def answer(clock: Clock, **status: Any) -> Answer:
-    return Answer(status, clock.now, clock.now)
+def answer(clock: Clock, **status: Any) -> StatusReply:
+    return StatusReply(status, clock.now, clock.now)
 
 
 def test_a_training_shows_step_loss_rate_and_what_is_left(progress: Progress, clock: Clock) -> None:
@@ -117,7 +117,7 @@ def test_a_training_that_moves_waits_for_nothing(progress: Progress, clock: Cloc
 
 
 def test_a_script_that_tells_no_steps_is_not_called_stuck(clock: Clock) -> None:
-    progress = Progress("script", {"node-0": Node("node-0")}, needed=1, managed=False, clock=clock)
+    progress = Progress("script", {"node-0": NodeProgress("node-0")}, needed=1, managed=False, clock=clock)
     assert "step 0" not in drawn(draw(progress))
     observe(progress, "group-formed", world_size=1)
     clock.now += 60
@@ -139,7 +139,7 @@ def test_restarts_and_the_rest_of_the_budget_are_shown(progress: Progress) -> No
 
 
 def test_of_many_ranks_only_a_screenful_is_listed(clock: Clock) -> None:
-    progress = Progress("big", {f"node-{n}": Node(f"node-{n}") for n in range(64)}, needed=64, clock=clock)
+    progress = Progress("big", {f"node-{n}": NodeProgress(f"node-{n}") for n in range(64)}, needed=64, clock=clock)
     text = drawn(draw(progress))
     assert text.count("node-") == 16
     assert "48 more" in text

@@ -9,7 +9,7 @@ import pytest
 
 from kdist.errors import Code, KdistError
 from kdist.local import summary
-from kdist.local.runner import Ended
+from kdist.local.runner import RunEnded
 from kdist.local.supervisor import Kind, Outcome
 
 
@@ -34,8 +34,8 @@ def make_report(**fields: Any) -> dict[str, Any]:
     }
 
 
-def ended(kind: Kind, code: int, **fields: Any) -> Ended:
-    return Ended(Outcome(kind, code, "node-0"), make_report(**fields), signal.SIGINT)
+def ended(kind: Kind, code: int, **fields: Any) -> RunEnded:
+    return RunEnded(Outcome(kind, code, "node-0"), make_report(**fields), signal.SIGINT)
 
 
 def test_the_table_holds_what_the_run_cost_and_what_came_of_it() -> None:
@@ -107,5 +107,5 @@ def test_a_failure_without_a_record_still_says_what_is_known(failure: dict[str, 
 
 
 def test_a_run_that_was_done_before_says_how_to_begin_anew() -> None:
-    told = summary.conclude(Ended(Outcome("done", 0), make_report(), already=True), "job.yaml")
+    told = summary.conclude(RunEnded(Outcome("done", 0), make_report(), already=True), "job.yaml")
     assert told == "digits is done already. Next: kdist run --fresh job.yaml   trains it anew and keeps this run aside"

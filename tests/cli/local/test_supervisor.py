@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kdist.local import supervisor as kubelets
-from kdist.local.supervisor import AgentCommand, Kubelet, Outcome
+from kdist.local.supervisor import AgentCommand, Outcome, Supervisor
 
 ACTING = Path(__file__).parent / "acting.py"
 PATIENCE = 60.0
@@ -28,16 +28,16 @@ def told() -> Told:
 
 
 @pytest.fixture
-def make(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Kubelet]]:
+def make(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Supervisor]]:
     """Kubelet of agents that act what is given for each: `make(["201", "0"], ["wait"])`."""
     monkeypatch.setattr(kubelets, "FIRST_PAUSE", 0.05)
     monkeypatch.setattr(kubelets, "SETTLE_SECONDS", 0.5)
-    made: list[Kubelet] = []
+    made: list[Supervisor] = []
 
     def tell(node: str, event: str, /, **fields: object) -> None:
         told.append((node, event, fields))
 
-    def build(*acts: list[str], grace_seconds: float = 20, backstop: int = 8) -> Kubelet:
+    def build(*acts: list[str], grace_seconds: float = 20, backstop: int = 8) -> Supervisor:
         commands = [
             AgentCommand(
                 f"node-{index}",
@@ -48,7 +48,7 @@ def make(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Iterato
             )
             for index, ends in enumerate(acts)
         ]
-        made.append(Kubelet(commands, grace_seconds=grace_seconds, backstop=backstop, tell=tell))
+        made.append(Supervisor(commands, grace_seconds=grace_seconds, backstop=backstop, tell=tell))
         return made[-1]
 
     yield build
@@ -56,7 +56,7 @@ def make(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Iterato
         each.close()
 
 
-def finish(kubelet: Kubelet) -> Outcome:
+def finish(kubelet: Supervisor) -> Outcome:
     end = time.monotonic() + PATIENCE
     while kubelet.poll():
         assert time.monotonic() < end, "the agents did not end"
@@ -64,7 +64,7 @@ def finish(kubelet: Kubelet) -> Outcome:
     return kubelet.outcome
 
 
-def wait_ready(tmp_path: Path, kubelet: Kubelet, *indices: int) -> None:
+def wait_ready(tmp_path: Path, kubelet: Supervisor, *indices: int) -> None:
     """Until these agents have installed their handlers."""
     end = time.monotonic() + PATIENCE
     logs = [tmp_path / f"log-{index}" for index in indices]
@@ -78,14 +78,14 @@ def starts(tmp_path: Path, index: int) -> int:
     return int((tmp_path / f"starts-{index}").read_text())
 
 
-def test_a_job_is_done_when_every_agent_ends_with_zero(make: Callable[..., Kubelet]) -> None:
+def test_a_job_is_done_when_every_agent_ends_with_zero(make: Callable[..., Supervisor]) -> None:
     kubelet = make(["0"], ["0"])
     kubelet.start()
     assert finish(kubelet) == Outcome("done", 0)
 
 
 @pytest.mark.parametrize("end", ["128", "201", "202", "203", "kill"])
-def test_an_agent_that_may_try_again_is_started_again(make: Callable[..., Kubelet], tmp_path: Path, end: str) -> None:
+def test_an_agent_that_may_try_again_is_started_again(make: Callable[..., Supervisor], tmp_path: Path, end: str) -> None:
     kubelet = make([end, end, "0"])
     kubelet.start()
     assert finish(kubelet) == Outcome("done", 0)
@@ -94,7 +94,7 @@ def test_an_agent_that_may_try_again_is_started_again(make: Callable[..., Kubele
 
 @pytest.mark.parametrize("code", [1, 64, 70, 75, 127])
 def test_a_code_below_128_fails_the_job_and_stops_the_other_agents(
-    make: Callable[..., Kubelet], tmp_path: Path, code: int
+    make: Callable[..., Supervisor], tmp_path: Path, code: int
 ) -> None:
     kubelet = make(["wait"], [str(code)])
     kubelet.start()
@@ -102,21 +102,21 @@ def test_a_code_below_128_fails_the_job_and_stops_the_other_agents(
     assert starts(tmp_path, 1) == 1, "no second try"
 
 
-def test_the_pause_before_a_restart_doubles_and_progress_sets_it_back(make: Callable[..., Kubelet], told: Told) -> None:
+def test_the_pause_before_a_restart_doubles_and_progress_sets_it_back(make: Callable[..., Supervisor], told: Told) -> None:
     kubelet = make(["201"], backstop=3)
     kubelet.start()
     finish(kubelet)
     assert [fields["seconds"] for _, event, fields in told if event == "agent-restarting"] == [0.05, 0.1, 0.2]
 
 
-def test_an_agent_that_only_dies_is_given_up_in_the_end(make: Callable[..., Kubelet], tmp_path: Path) -> None:
+def test_an_agent_that_only_dies_is_given_up_in_the_end(make: Callable[..., Supervisor], tmp_path: Path) -> None:
     kubelet = make(["kill"], backstop=2)
     kubelet.start()
     assert finish(kubelet) == Outcome("failed", -9, "node-0")
     assert starts(tmp_path, 0) == 3
 
 
-def test_progress_refills_the_patience_with_an_agent(make: Callable[..., Kubelet], tmp_path: Path) -> None:
+def test_progress_refills_the_patience_with_an_agent(make: Callable[..., Supervisor], tmp_path: Path) -> None:
     kubelet = make(["201", "201", "201", "0"], backstop=1)
     kubelet.start()
     end = time.monotonic() + PATIENCE
@@ -128,7 +128,7 @@ def test_progress_refills_the_patience_with_an_agent(make: Callable[..., Kubelet
     assert starts(tmp_path, 0) == 4
 
 
-def test_a_stop_asks_every_agent_to_save_and_none_is_started_again(make: Callable[..., Kubelet], tmp_path: Path) -> None:
+def test_a_stop_asks_every_agent_to_save_and_none_is_started_again(make: Callable[..., Supervisor], tmp_path: Path) -> None:
     kubelet = make(["wait"], ["wait"])
     kubelet.start()
     wait_ready(tmp_path, kubelet, 0, 1)
@@ -137,7 +137,7 @@ def test_a_stop_asks_every_agent_to_save_and_none_is_started_again(make: Callabl
     assert (starts(tmp_path, 0), starts(tmp_path, 1)) == (1, 1)
 
 
-def test_a_second_request_ends_agents_that_do_not_listen(make: Callable[..., Kubelet], tmp_path: Path) -> None:
+def test_a_second_request_ends_agents_that_do_not_listen(make: Callable[..., Supervisor], tmp_path: Path) -> None:
     kubelet = make(["deaf"], ["wait"])
     kubelet.start()
     wait_ready(tmp_path, kubelet, 0, 1)
@@ -147,7 +147,7 @@ def test_a_second_request_ends_agents_that_do_not_listen(make: Callable[..., Kub
     assert finish(kubelet).kind == "killed"
 
 
-def test_an_agent_that_does_not_stop_within_the_grace_is_killed(make: Callable[..., Kubelet], tmp_path: Path) -> None:
+def test_an_agent_that_does_not_stop_within_the_grace_is_killed(make: Callable[..., Supervisor], tmp_path: Path) -> None:
     kubelet = make(["deaf"], grace_seconds=0.3)
     kubelet.start()
     wait_ready(tmp_path, kubelet, 0)
@@ -155,7 +155,7 @@ def test_an_agent_that_does_not_stop_within_the_grace_is_killed(make: Callable[.
     assert finish(kubelet) == Outcome("killed", -9, "node-0")
 
 
-def test_a_stop_while_an_agent_waits_for_its_restart_ends_the_job(make: Callable[..., Kubelet], told: Told) -> None:
+def test_a_stop_while_an_agent_waits_for_its_restart_ends_the_job(make: Callable[..., Supervisor], told: Told) -> None:
     kubelet = make(["201"], backstop=99)
     kubelet.start()
     end = time.monotonic() + PATIENCE
@@ -167,7 +167,7 @@ def test_a_stop_while_an_agent_waits_for_its_restart_ends_the_job(make: Callable
     assert finish(kubelet).kind == "stopped"
 
 
-def test_a_failure_while_stopping_is_still_a_failure(make: Callable[..., Kubelet], tmp_path: Path) -> None:
+def test_a_failure_while_stopping_is_still_a_failure(make: Callable[..., Supervisor], tmp_path: Path) -> None:
     kubelet = make(["wait"], ["wait70"])
     kubelet.start()
     wait_ready(tmp_path, kubelet, 0, 1)
@@ -176,7 +176,7 @@ def test_a_failure_while_stopping_is_still_a_failure(make: Callable[..., Kubelet
 
 
 def test_agents_live_in_sessions_of_their_own_so_ctrl_c_reaches_kdist_alone(
-    make: Callable[..., Kubelet], tmp_path: Path, told: Told
+    make: Callable[..., Supervisor], tmp_path: Path, told: Told
 ) -> None:
     kubelet = make(["wait"], ["wait"])
     kubelet.start()
@@ -207,7 +207,7 @@ def test_a_daemon_that_an_agent_leaves_behind_is_killed_before_the_agent_starts_
     def tell(node: str, event: str, /, **fields: object) -> None:
         told.append((node, event, fields))
 
-    kubelet = Kubelet([command], grace_seconds=20, backstop=0, tell=tell)
+    kubelet = Supervisor([command], grace_seconds=20, backstop=0, tell=tell)
     kubelet.start()
     assert finish(kubelet) == Outcome("failed", -9, "node-0")
     daemon = Path("/proc", (tmp_path / "daemon").read_text())

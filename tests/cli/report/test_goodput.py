@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdist.report import html, text
-from kdist.report.goodput import CATEGORIES, Birth, build_receipt
+from kdist.report.goodput import CATEGORIES, PodStartup, build_receipt
 from tests.cli.report.test_ledger import commit, failure, first_step, generation, step
 
 Record = dict[str, Any]
@@ -62,7 +62,11 @@ def test_attempts_say_what_they_kept_what_was_lost_and_what_ended_them() -> None
 
 
 def test_pods_tell_of_queue_and_image_pull() -> None:
-    births = [Birth(100.0, 101.0, 103.0, pull_seconds=1.5), Birth(100.2, 101.5, 103.5, pull_seconds=0.5), Birth(900.0)]
+    births = [
+        PodStartup(100.0, 101.0, 103.0, pull_seconds=1.5),
+        PodStartup(100.2, 101.5, 103.5, pull_seconds=0.5),
+        PodStartup(900.0),
+    ]
     found = seconds(build_receipt(EVENTS, STEPS, lives=LIVES, births=births))
     assert (found["queue"], found["imagePull"]) == (1.5, 1.5)
     assert found["rendezvous"] == pytest.approx(0.5)

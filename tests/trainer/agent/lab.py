@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kdist_trainer.liveness import Lifeline
+from kdist_trainer.liveness import ParentDeathPipe
 from tests.house.tree import ROOT
 from tests.trainer.agent.forks import ForkedAgent, fork_agent
 
@@ -48,7 +48,7 @@ class Lab:
         self._started: list[Agent] = []
         self._fresh = fresh
         folder.mkdir(parents=True, exist_ok=True)
-        self.lifeline = Lifeline.create(folder / "lifeline")  # no agent outlives this process
+        self.lifeline = ParentDeathPipe.create(folder / "lifeline")  # no agent outlives this process
         defaults = {"name": "lab", "nodes": {"min": 1, "max": 1}, "procsPerNode": 1, "graceSeconds": 30}
         document = {**defaults, "joinWindowSeconds": 0, "hangTimeoutSeconds": 100, **job}
         if "script" not in document:

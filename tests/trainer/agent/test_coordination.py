@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from kdist_trainer.agent.coordination import Exchange, failures_of
+from kdist_trainer.agent.coordination import AgentStore, failures_of
 from kdist_trainer.agent.exit_record import deciding, failed, stopped, success, write_record
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig
@@ -24,7 +24,7 @@ def failure(time: float, *, primary: bool = True, cause: Cause = Cause.SIGNAL, c
 
 def test_agents_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     def post(node: str) -> None:
-        exchange = Exchange(FileStore(tmp_path), run_id="run", node=node)
+        exchange = AgentStore(FileStore(tmp_path), run_id="run", node=node)
         for moment in range(10):
             exchange.post_failures(1, [failure(moment)])
         exchange.finish(1)
@@ -34,7 +34,7 @@ def test_agents_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    document = Exchange(FileStore(tmp_path), run_id="run", node="late").generation(1)
+    document = AgentStore(FileStore(tmp_path), run_id="run", node="late").generation(1)
     assert len(failures_of(document)) == 40
     assert sorted(document["finished"]) == [f"node-{index}" for index in range(4)]
 
@@ -43,8 +43,8 @@ def test_what_hundreds_of_ranks_leave_behind_fits_into_one_document() -> None:
     store, lines = HashStore(), ("x" * 500,) * 40
     for node in range(64):
         echoes = [replace(failure(node + rank, primary=False), traceback=lines) for rank in range(8)]
-        Exchange(store, run_id="run", node=f"node-{node}").post_failures(1, echoes)
-    exchange = Exchange(store, run_id="run", node="node-0")
+        AgentStore(store, run_id="run", node=f"node-{node}").post_failures(1, echoes)
+    exchange = AgentStore(store, run_id="run", node="node-0")
     exchange.post_failures(1, [replace(failure(100 + rank), traceback=lines) for rank in range(8)])
     kept = failures_of(exchange.generation(1))
     assert len(str(exchange.generation(1))) < 400_000
@@ -54,16 +54,16 @@ def test_what_hundreds_of_ranks_leave_behind_fits_into_one_document() -> None:
 
 def test_the_first_verdict_stands_for_all_and_for_this_run_only() -> None:
     store = HashStore()
-    first, second = (Exchange(store, run_id="run", node=node) for node in ("node-0", "node-1"))
+    first, second = (AgentStore(store, run_id="run", node=node) for node in ("node-0", "node-1"))
     assert first.verdict() == {}
     assert first.settle({"code": 70}) == {"code": 70}
     assert second.settle({"code": 65}) == {"code": 70}
     assert second.verdict() == {"code": 70}
-    assert Exchange(store, run_id="another", node="node-0").verdict() == {}
+    assert AgentStore(store, run_id="another", node="node-0").verdict() == {}
 
 
 def test_the_first_reason_of_a_plan_stands() -> None:
-    exchange = Exchange(HashStore(), run_id="run", node="node-0")
+    exchange = AgentStore(HashStore(), run_id="run", node="node-0")
     exchange.plan(1, "join")
     exchange.plan(1, "stop")
     assert exchange.generation(1)["plan"] == "join"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.agent.desync import Comparison, find_missing, find_odd, name_ranks, tell, write_calls
+from kdist_trainer.agent.desync import DesyncDetector, find_missing, find_odd, name_ranks, tell, write_calls
 from kdist_trainer.agent.hang_detection import judge
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import Failure
@@ -127,10 +127,10 @@ def test_time_outs_are_the_fault_of_the_rank_that_did_not_come() -> None:
 def test_what_is_seen_once_may_be_half_written() -> None:
     odd = [note(0, call("all_reduce", 2)), note(1, call("barrier", 2))]
     right = [note(0, call("all_reduce", 2)), note(1, call("all_reduce", 2))]
-    comparison = Comparison()
+    comparison = DesyncDetector()
     assert comparison.look(lambda: odd) is None
     assert comparison.look(lambda: right) is None
-    comparison = Comparison()
+    comparison = DesyncDetector()
     assert comparison.look(lambda: odd) is None
     assert comparison.look(lambda: odd) is not None
 

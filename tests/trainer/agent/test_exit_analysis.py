@@ -10,13 +10,13 @@ import pytest
 
 from kdist_trainer import errors, result
 from kdist_trainer.agent import exit_analysis
-from kdist_trainer.agent.exit_analysis import RECENT_SECONDS, Circumstances, OomKills, count_oom_kills, read_count
+from kdist_trainer.agent.exit_analysis import RECENT_SECONDS, ExitContext, OomKills, count_oom_kills, read_count
 from kdist_trainer.agent.worker_entry import stacks_path
 from kdist_trainer.config import Cause, Exit
 
 
-def known(scratch: Path, code: int, **fields: Any) -> Circumstances:
-    return Circumstances(node="node-1", generation=4, scratch=scratch, global_ranks=[6, 7], exits={1: code}, **fields)
+def known(scratch: Path, code: int, **fields: Any) -> ExitContext:
+    return ExitContext(node="node-1", generation=4, scratch=scratch, global_ranks=[6, 7], exits={1: code}, **fields)
 
 
 CODES = [

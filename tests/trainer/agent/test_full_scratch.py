@@ -22,7 +22,7 @@ ENTER = "from kdist_trainer.agent.worker_entry import enter; enter('tests.traine
 
 def lack_data() -> None:
     """What a rank runs whose data is not there."""
-    raise errors.DataProblem("no data")
+    raise errors.DataError("no data")
 
 
 @pytest.fixture(name="disk")

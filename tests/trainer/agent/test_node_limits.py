@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.agent.settings import Bounds
+from kdist_trainer.agent.settings import NodeLimits
 from kdist_trainer.config import Nodes, TrainConfig
 from tests.trainer.agent.lab import Lab
 
@@ -33,7 +33,7 @@ def test_bounds_follow_the_file_and_outlast_one_that_cannot_be_read(tmp_path: Pa
     path = tmp_path / "train.json"
     document = {"name": "job", "nodes": {"min": 1, "max": 2}, "script": {"path": "train.py"}}
     path.write_text(json.dumps(document))
-    bounds = Bounds(path, Nodes(min=1, max=2))
+    bounds = NodeLimits(path, Nodes(min=1, max=2))
     path.write_text(json.dumps({**document, "nodes": {"min": 2, "max": 30}}))
     assert bounds.now() == Nodes(min=2, max=30)
     path.write_text("{")
@@ -48,7 +48,7 @@ def test_in_a_cluster_the_nodes_stand_beside_a_train_json_that_never_changes(tmp
     nodes.write_text(json.dumps({"min": 1, "max": 2}))
     config = TrainConfig.read(path)
     assert config.nodes == Nodes(min=1, max=2)
-    bounds = Bounds(path, config.nodes)
+    bounds = NodeLimits(path, config.nodes)
     nodes.write_text(json.dumps({"min": 2, "max": 30}))
     assert bounds.now() == TrainConfig.read(path).nodes == Nodes(min=2, max=30)
 

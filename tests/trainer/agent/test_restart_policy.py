@@ -12,14 +12,14 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from kdist_trainer.agent import restart_policy
-from kdist_trainer.agent.coordination import Exchange
-from kdist_trainer.agent.restart_policy import Book, Generation, count_restarts
+from kdist_trainer.agent.coordination import AgentStore
+from kdist_trainer.agent.restart_policy import Generation, RestartLedger, count_restarts
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import Failure
 
 AGENTS = {"node-0": "a", "node-1": "b"}
-NewBook = Callable[..., Book]
+NewBook = Callable[..., RestartLedger]
 
 
 def lost_peer(generation: int, *, step: int = 5) -> Failure:
@@ -39,13 +39,13 @@ class Job:
         self.forget_store()
 
     def forget_store(self) -> None:
-        self.exchange = Exchange(HashStore(), run_id="run", node="node-0")
+        self.exchange = AgentStore(HashStore(), run_id="run", node="node-0")
 
     def open(self, agents: dict[str, str] = AGENTS) -> Generation:
         return self.book().open_generation(agents, world_size=len(agents))
 
-    def book(self) -> Book:
-        return Book(self.exchange, checkpoints=self.checkpoints, max_restarts=self.max_restarts)
+    def book(self) -> RestartLedger:
+        return RestartLedger(self.exchange, checkpoints=self.checkpoints, max_restarts=self.max_restarts)
 
 
 @pytest.fixture(params=["with checkpoints", "without"])

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from kdist_trainer.bench import measure as pairing
 from kdist_trainer.bench.collectives import COLLECTIVES, Collective
-from kdist_trainer.bench.measure import Effort, Row, Slow, find_slow, judge_pairs, measure, schedule, sizes, summarize
+from kdist_trainer.bench.measure import BenchRow, Effort, SlowLink, find_slow, judge_pairs, measure, schedule, sizes, summarize
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
@@ -41,7 +41,7 @@ def test_bus_bandwidth_is_nccl_tests(name: str, factor: float) -> None:
     assert (row.algbw, row.busbw, row.mean, row.p50) == (1000, 1000 * factor, 1, 1)
 
 
-def measure_all(world_size: int) -> dict[str, Row]:
+def measure_all(world_size: int) -> dict[str, BenchRow]:
     assert world_size > 1
     with World.from_environment(timeout_seconds=60) as world:
         return {name: measure(one, 6000 if one.sized else 0, world, QUICK, beat=int) for name, one in COLLECTIVES.items()}
@@ -57,7 +57,7 @@ def test_every_collective_gives_every_rank_what_it_must_and_all_ranks_tell_the_s
     assert all(0 < row.p50 <= row.p90 <= row.p99 for row in first.values())
 
 
-def forget_to_send(name: str) -> Row:
+def forget_to_send(name: str) -> BenchRow:
     """The collective does nothing: no rank may take what it had for a result."""
     with World.from_environment(timeout_seconds=60) as world:
         right = COLLECTIVES[name]
@@ -75,7 +75,7 @@ def test_a_result_that_is_wrong_is_counted_in_every_round(name: str) -> None:
         assert row.wrong > 1000, "each rank, each round, nearly each element"
 
 
-def name_the_slow(slow: list[int]) -> Slow | None:
+def name_the_slow(slow: list[int]) -> SlowLink | None:
     """Messages between ranks that are both in `slow` (or that meet its only rank) take 20 ms longer."""
     with World.from_environment(timeout_seconds=60) as world:
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from kdist_trainer.checkpoint import durable_files
-from kdist_trainer.errors import StorageProblem
+from kdist_trainer.errors import StorageError
 from tests.trainer.checkpoint.states import load, open_store, save
 
 _ATTACHED = 424_242
@@ -93,7 +93,7 @@ def _save_all(request: dict[str, Any], parent: socket.socket) -> None:
         if request["watch_load"]:
             try:
                 answer: dict[str, Any] = {"loaded": load(store), "fallbacks": [asdict(one) for one in store.fallbacks]}
-            except (OSError, StorageProblem) as error:
+            except (OSError, StorageError) as error:
                 answer = {"error": str(error)}
             parent.send(json.dumps(answer).encode() + b"\n")
             parent.recv(1)

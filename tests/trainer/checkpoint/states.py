@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
-from kdist_trainer.checkpoint.checkpointer import CheckpointStore, SaveResult
-from kdist_trainer.checkpoint.peers import Ranks
+from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
+from kdist_trainer.checkpoint.peers import RankInfo
 from kdist_trainer.config import Checkpointing
 
 FINGERPRINT = "data-1"
@@ -67,28 +67,28 @@ def position(step: int) -> dict[str, Any]:
 
 def open_store(
     root: Path,
-    world: Ranks | None = None,
+    world: RankInfo | None = None,
     *,
     mode: Literal["async", "blocking"] = "blocking",
     keep: int = 3,
     run_id: str = "run-1",
     take_over: bool = False,
     generation: int = 1,
-) -> CheckpointStore:
+) -> CheckpointManager:
     """A store on `root`; without a world that of a single rank."""
     config = Checkpointing(mode=mode, keep=keep)
     ranks = world or Alone(generation)
-    return CheckpointStore(root, world=ranks, run_id=run_id, config=config, job={"name": "config-1"}, take_over=take_over)
+    return CheckpointManager(root, world=ranks, run_id=run_id, config=config, job={"name": "config-1"}, take_over=take_over)
 
 
-def opened(root: Path, *, keep: int = 3, blocking: bool = True) -> CheckpointStore:
+def opened(root: Path, *, keep: int = 3, blocking: bool = True) -> CheckpointManager:
     """A store on an empty folder, ready to save."""
     store = open_store(root, keep=keep, mode="blocking" if blocking else "async")
     assert load(store) is None
     return store
 
 
-def save(store: CheckpointStore, step: int) -> SaveResult:
+def save(store: CheckpointManager, step: int) -> SaveResult:
     """Save `make_state(step)` as of that step, wait for it and return what became of it."""
     results: list[SaveResult] = []
     store.on_result = results.append
@@ -97,7 +97,7 @@ def save(store: CheckpointStore, step: int) -> SaveResult:
     return results[-1]
 
 
-def load(store: CheckpointStore) -> int | None:
+def load(store: CheckpointManager) -> int | None:
     """Load into a state of other content; return the step, after comparing every bit with that step's state."""
     tensors = make_state(999)
     state = store.load(tensors, fingerprint=FINGERPRINT)

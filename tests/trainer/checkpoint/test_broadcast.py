@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kdist_trainer.checkpoint import reader
-from kdist_trainer.checkpoint.checkpointer import CheckpointStore
-from kdist_trainer.checkpoint.peers import Peers, _Layout, buckets, send
+from kdist_trainer.checkpoint.checkpointer import CheckpointManager
+from kdist_trainer.checkpoint.peers import CheckpointGroup, _Layout, buckets, send
 from kdist_trainer.config import Checkpointing
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
 from tests.trainer.checkpoint.states import Alone, load, make_state, opened
@@ -23,9 +23,9 @@ from tests.trainer.checkpoint.states import Alone, load, make_state, opened
 MEGABYTE = 1 << 20
 
 
-def store_of(root: Path, rank: Rank) -> CheckpointStore:
+def store_of(root: Path, rank: Rank) -> CheckpointManager:
     config = Checkpointing(mode="blocking", load="broadcast")
-    return CheckpointStore(root, world=rank, run_id="run-1", config=config, job={"name": "config-1"})
+    return CheckpointManager(root, world=rank, run_id="run-1", config=config, job={"name": "config-1"})
 
 
 def load_by_leader(rank: Rank, root: Path) -> tuple[int | None, int, list[str]]:
@@ -71,7 +71,7 @@ def send_and_fail(rank: Rank, fails: bool) -> str:
 
     held = {"ab"[rank.rank]: torch.zeros(3), "c": torch.zeros(3, dtype=torch.float64)}
     try:
-        send(held, fetch, Peers(rank), bucket_bytes=1)
+        send(held, fetch, CheckpointGroup(rank), bucket_bytes=1)
     except OSError as error:
         return str(error)
     return str([value.tolist() for value in held.values()])
@@ -145,7 +145,7 @@ def test_files_are_read_to_the_cpu_whatever_device_they_were_saved_from(
 
     monkeypatch.setattr(torch, "load", spy)
     config = Checkpointing(mode="blocking", load="broadcast" if by_leader else "each")
-    store = CheckpointStore(root, world=Alone(2), run_id="run-1", config=config, job={})
+    store = CheckpointManager(root, world=Alone(2), run_id="run-1", config=config, job={})
     assert load(store) == 2
     tensors = [device for device in devices if device is not None]
     assert len(tensors) >= 5
@@ -160,7 +160,7 @@ def test_only_the_rank_s_own_gpu_is_touched(root: Path) -> None:
     state = {"model": {name: value.to(last) for name, value in make_state(0)["model"].items()}}
     held = [torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())]
     fetched = make_state(2)["model"]
-    send(state["model"], lambda names: {name: fetched[name] for name in names}, Peers(Alone()))
+    send(state["model"], lambda names: {name: fetched[name] for name in names}, CheckpointGroup(Alone()))
     after = [torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())]
     assert after == held
     assert [index for index, one in enumerate(before) if one != held[index]] == [last.index]

@@ -14,7 +14,7 @@ from kdist_trainer.checkpoint.durable_files import Digest
 from kdist_trainer.checkpoint.layout import CheckpointDirectory, Manifest, read_manifest
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.safe_unpickler import METADATA
-from kdist_trainer.errors import Mismatch
+from kdist_trainer.errors import CheckpointMismatchError
 from tests.trainer.checkpoint.states import load, open_store, save
 
 TENSORS = "__0_0.distcp"
@@ -111,9 +111,9 @@ def test_an_undamaged_folder_loads_the_newest_and_counts_nothing(root: Path) -> 
 def test_when_no_checkpoint_can_be_read_the_training_does_not_quietly_begin_anew(root: Path) -> None:
     for path in root.glob(f"step-*/{TENSORS}"):
         flip_a_bit(path)
-    with pytest.raises(Mismatch, match=r"no checkpoint in .* can be read"):
+    with pytest.raises(CheckpointMismatchError, match=r"no checkpoint in .* can be read"):
         load(open_store(root, generation=2))
-    with pytest.raises(Mismatch, match="set aside as damaged"):
+    with pytest.raises(CheckpointMismatchError, match="set aside as damaged"):
         load(open_store(root, generation=3))
 
 

@@ -18,8 +18,8 @@ from torch import nn
 
 from kdist_trainer.checkpoint import __main__ as look
 from kdist_trainer.checkpoint import export
-from kdist_trainer.checkpoint.layout import Damaged
-from kdist_trainer.errors import Mismatch
+from kdist_trainer.checkpoint.layout import DamagedCheckpointError
+from kdist_trainer.errors import CheckpointMismatchError
 from tests.trainer.checkpoint.states import make_state, opened, position
 
 
@@ -48,7 +48,7 @@ def test_another_reader_finds_every_weight_by_its_full_name_bit_for_bit(root: Pa
 
 def test_a_step_can_be_chosen_and_one_that_is_not_there_is_refused(root: Path, tmp_path: Path) -> None:
     assert write(root, tmp_path / "one", step=1)["checkpoint"] == "step-00000001-e1"
-    with pytest.raises(Mismatch, match=r"no checkpoint of step 7 .* there are: 2, 1"):
+    with pytest.raises(CheckpointMismatchError, match=r"no checkpoint of step 7 .* there are: 2, 1"):
         export.prepare(root, step=7)
 
 
@@ -57,7 +57,7 @@ def test_a_changed_byte_is_found_before_anything_is_written(root: Path, tmp_path
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    with pytest.raises(Damaged, match=r"was changed after it was written; --step"):
+    with pytest.raises(DamagedCheckpointError, match=r"was changed after it was written; --step"):
         write(root, tmp_path / "model.safetensors")
     assert list(tmp_path.glob("model*")) == []
 
@@ -105,13 +105,13 @@ def test_a_weight_with_two_names_has_its_average_under_both(tmp_path: Path) -> N
 
 
 def test_averages_that_were_not_kept_are_not_made_up(root: Path) -> None:
-    with pytest.raises(Mismatch, match="without emaDecay"):
+    with pytest.raises(CheckpointMismatchError, match="without emaDecay"):
         export.prepare(root, average=True)
 
 
 def test_a_checkpoint_without_a_model_is_refused(tmp_path: Path) -> None:
     keep(tmp_path / "run", {"net": {"weight": torch.ones(2)}})
-    with pytest.raises(Mismatch, match="no weights under the name `model`"):
+    with pytest.raises(CheckpointMismatchError, match="no weights under the name `model`"):
         export.prepare(tmp_path / "run")
 
 

@@ -15,7 +15,7 @@ import pytest
 from kdist_trainer.checkpoint import commit, durable_files
 from kdist_trainer.checkpoint.durable_files import Operation
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
-from kdist_trainer.checkpoint.lock import Superseded
+from kdist_trainer.checkpoint.lock import LockLostError
 from tests.trainer.checkpoint.ranks import prepared_context
 from tests.trainer.checkpoint.states import load, open_store, resumable_step, save
 
@@ -73,7 +73,7 @@ def fall_asleep_while_saving(root: Path, point: int, answers: Connection) -> Non
             try:
                 result = save(store, step)
                 outcomes.append("saved" if result.ok else result.cause)
-            except Superseded:
+            except LockLostError:
                 outcomes.append("superseded")
     store.close()
     answers.send(outcomes)
@@ -137,7 +137,7 @@ def test_what_a_sleeper_brings_in_before_the_winner_has_committed_anything_count
             operations.append(one)
             assert load(open_store(root, generation=3)) == OLD
 
-    with durable_files.observed(take_over), pytest.raises(Superseded):
+    with durable_files.observed(take_over), pytest.raises(LockLostError):
         save(sleeper, SLEEPERS)
     assert operations
     assert (root / SLEEPERS_NAME).is_dir(), "the sleeper was caught between its look at the lock and its rename"

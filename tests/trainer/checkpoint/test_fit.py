@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
-from kdist_trainer.errors import Mismatch
+from kdist_trainer.errors import CheckpointMismatchError
 from tests.trainer.checkpoint.states import FINGERPRINT, digest_of, load, make_state, open_store, position
 
 
 def test_other_data_are_refused_and_nothing_is_loaded(root: Path) -> None:
     tensors = make_state(999)
-    with pytest.raises(Mismatch, match="trained on other data"):
+    with pytest.raises(CheckpointMismatchError, match="trained on other data"):
         open_store(root, generation=2).load(tensors, fingerprint="data-2")
     assert digest_of(tensors) == digest_of(make_state(999))
     assert len(CheckpointDirectory(root).committed()) == 2, "a checkpoint that does not fit is not damaged"
@@ -45,7 +45,7 @@ def test_another_model_is_refused_naming_what_differs(root: Path, change: Callab
     tensors = make_state(999)
     change(tensors)
     before = digest_of(tensors)
-    with pytest.raises(Mismatch, match=said):
+    with pytest.raises(CheckpointMismatchError, match=said):
         open_store(root, generation=2).load(tensors, fingerprint=FINGERPRINT)
     assert digest_of(tensors) == before
 

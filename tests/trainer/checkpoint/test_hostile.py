@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from kdist_trainer.checkpoint.durable_files import Digest
-from kdist_trainer.checkpoint.layout import Damaged, read_manifest
+from kdist_trainer.checkpoint.layout import DamagedCheckpointError, read_manifest
 from kdist_trainer.checkpoint.reader import inspect
 from kdist_trainer.checkpoint.safe_unpickler import METADATA
 from tests.trainer.checkpoint.states import load, open_store
@@ -202,7 +202,7 @@ def test_a_tensor_that_its_files_cannot_hold_is_refused_before_memory_is_asked_f
     value = next(value for value in index.state_dict_metadata.values() if isinstance(value, TensorStorageMetadata))
     twist(value)
     forge(newest(root), **{METADATA: pickle.dumps(index)})
-    with pytest.raises(Damaged, match=METADATA):
+    with pytest.raises(DamagedCheckpointError, match=METADATA):
         inspect(newest(root))
     assert load(open_store(root, generation=2)) == 1
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.checkpoint.layout import Checkpoint, name_of
-from kdist_trainer.checkpoint.lock import Lock, Superseded
-from kdist_trainer.errors import Mismatch
+from kdist_trainer.checkpoint.lock import Lock, LockLostError
+from kdist_trainer.errors import CheckpointMismatchError
 
 
 def test_a_higher_epoch_of_the_same_run_takes_over_at_once(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_a_higher_epoch_of_the_same_run_takes_over_at_once(tmp_path: Path) -> No
     first.acquire(run_id="r", epoch=1)
     second.acquire(run_id="r", epoch=2)
     second.check()
-    with pytest.raises(Superseded, match="epoch 2 has taken it over"):
+    with pytest.raises(LockLostError, match="epoch 2 has taken it over"):
         first.check()
 
 
@@ -24,7 +24,7 @@ def test_a_higher_epoch_of_the_same_run_takes_over_at_once(tmp_path: Path) -> No
 def test_a_group_that_comes_late_with_an_old_or_equal_epoch_is_turned_away(tmp_path: Path, epoch: int) -> None:
     holder = Lock(tmp_path)
     holder.acquire(run_id="r", epoch=2)
-    with pytest.raises(Superseded):
+    with pytest.raises(LockLostError):
         Lock(tmp_path).acquire(run_id="r", epoch=epoch)
     holder.check()
 
@@ -32,7 +32,7 @@ def test_a_group_that_comes_late_with_an_old_or_equal_epoch_is_turned_away(tmp_p
 def test_another_run_is_refused_with_the_way_out(tmp_path: Path) -> None:
     holder = Lock(tmp_path)
     holder.acquire(run_id="theirs", epoch=5)
-    with pytest.raises(Mismatch, match=r"belong to run theirs.*--take-over"):
+    with pytest.raises(CheckpointMismatchError, match=r"belong to run theirs.*--take-over"):
         Lock(tmp_path).acquire(run_id="ours", epoch=6)
     holder.check()
 
@@ -41,7 +41,7 @@ def test_another_run_may_take_over_when_told_to_and_epochs_go_on_growing(tmp_pat
     holder = Lock(tmp_path)
     holder.acquire(run_id="theirs", epoch=5)
     assert Lock(tmp_path).acquire(run_id="ours", epoch=1, take_over=True).epoch == 6
-    with pytest.raises(Superseded):
+    with pytest.raises(LockLostError):
         holder.check()
 
 
@@ -49,7 +49,7 @@ def test_a_released_folder_is_free_for_any_run(tmp_path: Path) -> None:
     holder = Lock(tmp_path)
     holder.acquire(run_id="theirs", epoch=5)
     holder.release()
-    with pytest.raises(Superseded):
+    with pytest.raises(LockLostError):
         holder.check()
     assert Lock(tmp_path).acquire(run_id="ours", epoch=1).epoch == 6
 
@@ -60,7 +60,7 @@ def test_who_was_superseded_cannot_release_or_change_the_lock_of_another(tmp_pat
     second.acquire(run_id="r", epoch=2)
     first.release()
     second.check()
-    with pytest.raises(Superseded):
+    with pytest.raises(LockLostError):
         first.set_base(None)
     last = second.last()
     assert last is not None
@@ -70,9 +70,9 @@ def test_who_was_superseded_cannot_release_or_change_the_lock_of_another(tmp_pat
 def test_a_claim_that_a_crash_left_without_content_still_counts_as_an_epoch(tmp_path: Path) -> None:
     Lock(tmp_path).acquire(run_id="theirs", epoch=1)
     (tmp_path / "lock" / "e00000002.json").write_bytes(b"")
-    with pytest.raises(Superseded):
+    with pytest.raises(LockLostError):
         Lock(tmp_path).acquire(run_id="theirs", epoch=2)
-    with pytest.raises(Mismatch):
+    with pytest.raises(CheckpointMismatchError):
         Lock(tmp_path).acquire(run_id="ours", epoch=3)
     Lock(tmp_path).acquire(run_id="theirs", epoch=3)
 

@@ -12,7 +12,7 @@ import pytest
 
 from kdist_trainer.checkpoint import durable_files
 from kdist_trainer.checkpoint.durable_files import Operation
-from kdist_trainer.checkpoint.layout import CheckpointDirectory, Damaged, check_digests
+from kdist_trainer.checkpoint.layout import CheckpointDirectory, DamagedCheckpointError, check_digests
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.reader import inspect
 from tests.trainer.checkpoint.disk import Disk, Fate
@@ -68,7 +68,7 @@ def chosen(root: Path) -> int | None:
         try:
             found = inspect(one.path)
             check_digests(one.path, found.manifest.files.items())
-        except Damaged:
+        except DamagedCheckpointError:
             continue
         assert found.state["step"] == one.step
         return one.step

@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from kdist_trainer.checkpoint.checkpointer import CheckpointStore, SaveResult
+from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
 from kdist_trainer.checkpoint.layout import CheckpointDirectory, read_manifest
 from kdist_trainer.config import Cause, Checkpointing, Exit
-from kdist_trainer.errors import Mismatch, PeersLost, classify
+from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, classify
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
 from tests.trainer.checkpoint.states import FINGERPRINT, digest_of, load, make_state, open_store, position, save
 
@@ -101,8 +101,8 @@ def fall_back_apart(rank: Rank, roots: list[Path]) -> tuple[int | None, list[tup
 def open_sharded(rank: Rank, roots: list[Path]) -> str:
     config = Checkpointing()
     try:
-        CheckpointStore(roots[rank.rank], world=rank, run_id="r", config=config, job={}, sharded=True)
-    except Mismatch as error:
+        CheckpointManager(roots[rank.rank], world=rank, run_id="r", config=config, job={}, sharded=True)
+    except CheckpointMismatchError as error:
         return str(error)
     return "opened"
 
@@ -175,7 +175,7 @@ def lose_a_peer_in_the_last_save(rank: Rank, root: Path) -> tuple[Cause, Exit, b
                 if not own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # gloo ends the process of one that listens
                     own.shutdown(socket.SHUT_RDWR)
         return None
-    with pytest.raises(PeersLost, match="the state of step 1 could not be saved") as raised:
+    with pytest.raises(PeersLostError, match="the state of step 1 could not be saved") as raised:
         store.save(make_state(1), position(1), step=1, final={"outcome": "done"})
     return classify(raised.value)
 

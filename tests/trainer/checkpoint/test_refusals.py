@@ -13,8 +13,8 @@ from kdist_trainer.checkpoint import durable_files
 from kdist_trainer.checkpoint.checkpointer import SaveResult
 from kdist_trainer.checkpoint.durable_files import Operation
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
-from kdist_trainer.checkpoint.lock import Superseded
-from kdist_trainer.errors import Mismatch, StorageProblem
+from kdist_trainer.checkpoint.lock import LockLostError
+from kdist_trainer.errors import CheckpointMismatchError, StorageError
 from tests.small_disk import fill, small_disk
 from tests.trainer.checkpoint.states import load, make_state, open_store, opened, position, resumable_step, save
 
@@ -58,7 +58,7 @@ def test_a_required_save_is_tried_twice_and_then_raises(root: Path) -> None:
 
     other = open_store(root, generation=9)
     load(other)
-    with pytest.raises(StorageProblem, match="step 2 could not be saved"):
+    with pytest.raises(StorageError, match="step 2 could not be saved"):
         other.save(make_state(2), position(2), step=2, before_commit=refuse, required=True)
     assert resumable_step(root) == 1
 
@@ -83,7 +83,7 @@ def test_a_group_that_was_superseded_learns_it_from_its_next_save(root: Path) ->
     store = opened(root)
     save(store, 1)
     later = open_store(root, generation=2)
-    with pytest.raises(Superseded):
+    with pytest.raises(LockLostError):
         save(store, 2)
     assert load(later) == 1
     store.close()
@@ -93,7 +93,7 @@ def test_a_group_that_was_superseded_learns_it_from_its_next_save(root: Path) ->
 def test_another_run_is_refused_until_the_first_lets_go(root: Path) -> None:
     store = opened(root)
     save(store, 1)
-    with pytest.raises(Mismatch, match="--take-over"):
+    with pytest.raises(CheckpointMismatchError, match="--take-over"):
         open_store(root, run_id="run-2", generation=5)
     store.close()
     store.close()
@@ -105,7 +105,7 @@ def test_another_run_is_refused_until_the_first_lets_go(root: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_a_storage_problem(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StorageProblem, match="cannot write"):
+    with pytest.raises(StorageError, match="cannot write"):
         open_store(tmp_path / "file" / "checkpoints")
 
 
@@ -122,7 +122,7 @@ def test_a_full_disk_fails_the_save_and_nothing_else(disk: Path) -> None:
     assert (result.ok, result.cause) == (False, "enospc")
     assert CheckpointDirectory(store.directory.root).temporary() == []
     assert [one.step for one in CheckpointDirectory(store.directory.root).committed()] == [1]
-    with pytest.raises(StorageProblem, match="No space left"):
+    with pytest.raises(StorageError, match="No space left"):
         store.save(make_state(3), position(3), step=3, required=True)
     ballast.unlink()
     assert save(store, 4).ok
@@ -132,7 +132,7 @@ def test_a_full_disk_fails_the_save_and_nothing_else(disk: Path) -> None:
 def test_a_folder_that_vanishes_is_like_a_lost_lock(root: Path) -> None:
     store = opened(root)
     shutil.rmtree(root)
-    with pytest.raises(Superseded):
+    with pytest.raises(LockLostError):
         save(store, 1)
 
 
@@ -145,7 +145,10 @@ def test_storage_that_lacks_what_saves_need_is_refused_before_the_first_step(roo
         if one.name == operation and ".tmp-probe" in str(one.path):
             raise OSError(errno.ENOTSUP, "Operation not supported")
 
-    with durable_files.observed(refuse), pytest.raises(Mismatch, match=rf"cannot {told}.*Operation not supported.*use a volume"):
+    with (
+        durable_files.observed(refuse),
+        pytest.raises(CheckpointMismatchError, match=rf"cannot {told}.*Operation not supported.*use a volume"),
+    ):
         open_store(root)
     assert list(root.iterdir()) == [], "nothing is left behind"
 
@@ -155,6 +158,6 @@ def test_storage_that_is_full_at_the_start_may_have_room_at_the_next_try(root: P
         if one.name == "write" and "probe" in str(one.path):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with durable_files.observed(refuse), pytest.raises(StorageProblem, match="No space left"):
+    with durable_files.observed(refuse), pytest.raises(StorageError, match="No space left"):
         open_store(root)
     assert load(open_store(root)) is None

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from kdist_trainer import Checkpointer
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.errors import Mismatch
+from kdist_trainer.errors import CheckpointMismatchError
 from tests.trainer.checkpoint.exported import digest_of, digest_of_export
 from tests.trainer.checkpoint.ranks import Rank, prepared_context, run_ranks
 
@@ -101,7 +101,7 @@ def resume_another_model(rank: Rank, root: Path) -> str:
     checkpointer = Checkpointer(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     try:
         checkpointer.resume()
-    except Mismatch as error:
+    except CheckpointMismatchError as error:
         return str(error)
     return "resumed"
 

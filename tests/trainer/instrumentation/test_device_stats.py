@@ -12,12 +12,12 @@ from torch.utils import flop_counter
 
 from kdist_trainer.config import Training
 from kdist_trainer.instrumentation import device_stats
-from kdist_trainer.instrumentation.device_stats import Resources, peak_flops, resident_bytes, was_counting
+from kdist_trainer.instrumentation.device_stats import DeviceStats, peak_flops, resident_bytes, was_counting
 from kdist_trainer.metrics.step_stats import StepStats
 
 
-def make(stats: StepStats, waiting: int | None = None, **train: Any) -> Resources:
-    return Resources(stats, torch.device("cpu"), Training(workload="digits", steps=1, **train), waiting=lambda: waiting)
+def make(stats: StepStats, waiting: int | None = None, **train: Any) -> DeviceStats:
+    return DeviceStats(stats, torch.device("cpu"), Training(workload="digits", steps=1, **train), waiting=lambda: waiting)
 
 
 def test_a_forward_pass_is_a_third_of_the_arithmetic() -> None:

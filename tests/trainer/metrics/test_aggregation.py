@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdist_trainer.metrics.aggregation import Totals
+from kdist_trainer.metrics.aggregation import RankMetrics
 from kdist_trainer.metrics.step_stats import WALL_CATEGORIES, StepPhase, StepStats, Wall
 from kdist_trainer.metrics.wire import GAUGES, SLOTS
 from tests.trainer.metrics.scrape import full_stats, record_of
@@ -18,20 +18,20 @@ LAST_STEP = GAUGES["kdist_last_step"]
 
 
 @pytest.fixture
-def totals() -> Totals:
-    totals = Totals()
+def totals() -> RankMetrics:
+    totals = RankMetrics()
     totals.form(generation=1, world_size=2, local_ranks=[0, 1])
     return totals
 
 
-def test_a_record_that_comes_twice_counts_once(totals: Totals) -> None:
+def test_a_record_that_comes_twice_counts_once(totals: RankMetrics) -> None:
     record = record_of(full_stats(0))
     assert [totals.accept(record, now=1.0), totals.accept(record, now=2.0)] == ["accepted", "stale"]
     assert totals.snapshot().by_rank[0][STEPS] == 1
     assert totals.received == {"accepted": 1, "stale": 1, "malformed": 0}
 
 
-def test_a_record_that_was_overtaken_changes_nothing(totals: Totals) -> None:
+def test_a_record_that_was_overtaken_changes_nothing(totals: RankMetrics) -> None:
     stats = full_stats(0)
     early = record_of(stats)
     stats.add_step(0.02, 8, 101)
@@ -40,19 +40,19 @@ def test_a_record_that_was_overtaken_changes_nothing(totals: Totals) -> None:
     assert totals.snapshot().by_rank[0][STEPS] == 2
 
 
-def test_a_late_record_of_a_dead_generation_changes_nothing(totals: Totals) -> None:
+def test_a_late_record_of_a_dead_generation_changes_nothing(totals: RankMetrics) -> None:
     late = record_of(full_stats(0, generation=1))
     totals.form(generation=2, world_size=2, local_ranks=[0, 1])
     assert totals.accept(late, now=1.0) == "stale"
     assert totals.snapshot().by_rank[0][STEPS] == 0
 
 
-def test_a_record_of_a_rank_that_is_not_here_is_malformed(totals: Totals) -> None:
+def test_a_record_of_a_rank_that_is_not_here_is_malformed(totals: RankMetrics) -> None:
     assert totals.accept(record_of(full_stats(7)), now=1.0) == "malformed"
     assert 7 not in totals.snapshot().by_rank
 
 
-def test_records_that_come_before_their_group_is_known_count_once_it_is(totals: Totals) -> None:
+def test_records_that_come_before_their_group_is_known_count_once_it_is(totals: RankMetrics) -> None:
     assert totals.accept(record_of(full_stats(1, generation=2)), now=1.0) == "accepted"
     assert totals.snapshot().by_rank[1][STEPS] == 0
     totals.form(generation=2, world_size=2, local_ranks=[0, 1])
@@ -60,7 +60,7 @@ def test_records_that_come_before_their_group_is_known_count_once_it_is(totals: 
     assert totals.snapshot().heard == {1: 1.0}
 
 
-def test_a_rank_that_starts_anew_in_its_generation_adds_to_what_it_had(totals: Totals) -> None:
+def test_a_rank_that_starts_anew_in_its_generation_adds_to_what_it_had(totals: RankMetrics) -> None:
     first, second = full_stats(0), full_stats(0)
     second.started_ns = first.started_ns + 1
     late = record_of(first)
@@ -71,7 +71,7 @@ def test_a_rank_that_starts_anew_in_its_generation_adds_to_what_it_had(totals: T
     assert totals.snapshot().leader[ATTEMPTS] == 4
 
 
-def test_a_sum_that_shrinks_inside_a_rank_is_held(totals: Totals) -> None:
+def test_a_sum_that_shrinks_inside_a_rank_is_held(totals: RankMetrics) -> None:
     stats = full_stats(0)
     totals.accept(record_of(stats), now=1.0)
     stats.phase[2] -= 0.5
@@ -80,7 +80,7 @@ def test_a_sum_that_shrinks_inside_a_rank_is_held(totals: Totals) -> None:
     assert totals.snapshot().by_rank[0][backward] == pytest.approx(0.003)
 
 
-def test_only_current_ranks_are_shown_and_their_predecessors_sums_move_to_them(totals: Totals) -> None:
+def test_only_current_ranks_are_shown_and_their_predecessors_sums_move_to_them(totals: RankMetrics) -> None:
     for rank, steps in ((0, 3), (1, 5)):
         stats = StepStats(rank=rank, generation=1)
         for step in range(steps):
@@ -90,14 +90,14 @@ def test_only_current_ranks_are_shown_and_their_predecessors_sums_move_to_them(t
     assert {rank: sums[STEPS] for rank, sums in totals.snapshot().by_rank.items()} == {1: 5, 2: 3}
 
 
-def test_when_a_node_gets_fewer_ranks_no_step_is_forgotten(totals: Totals) -> None:
+def test_when_a_node_gets_fewer_ranks_no_step_is_forgotten(totals: RankMetrics) -> None:
     for rank in (0, 1):
         totals.accept(record_of(full_stats(rank)), now=1.0)
     totals.form(generation=2, world_size=1, local_ranks=[0])
     assert totals.snapshot().by_rank[0][STEPS] == 2
 
 
-def test_what_rank_0_counted_here_stays_when_it_moves_away_and_what_it_showed_goes(totals: Totals) -> None:
+def test_what_rank_0_counted_here_stays_when_it_moves_away_and_what_it_showed_goes(totals: RankMetrics) -> None:
     totals.accept(record_of(full_stats(0)), now=1.0)
     assert totals.snapshot().gauges[LOSS] == 0.5
     totals.form(generation=2, world_size=4, local_ranks=[2, 3])
@@ -107,7 +107,7 @@ def test_what_rank_0_counted_here_stays_when_it_moves_away_and_what_it_showed_go
     assert totals.snapshot().gauges[LAST_STEP] == 100
 
 
-def test_gauges_show_their_last_values_until_the_new_group_reports(totals: Totals) -> None:
+def test_gauges_show_their_last_values_until_the_new_group_reports(totals: RankMetrics) -> None:
     totals.accept(record_of(full_stats(0)), now=1.0)
     totals.form(generation=2, world_size=2, local_ranks=[0, 1])
     assert (totals.snapshot().gauges[LOSS], totals.snapshot().gauges[LAST_STEP]) == (0.5, 100)
@@ -117,7 +117,7 @@ def test_gauges_show_their_last_values_until_the_new_group_reports(totals: Total
     assert totals.snapshot().gauges[LAST_STEP] == 60
 
 
-def test_a_step_is_productive_but_for_its_wait_for_data(totals: Totals) -> None:
+def test_a_step_is_productive_but_for_its_wait_for_data(totals: RankMetrics) -> None:
     for generation in (1, 2):
         stats = StepStats(rank=0, generation=generation)
         stats.add_step(2.0, 8, 1)
@@ -136,7 +136,7 @@ groups = st.tuples(st.integers(0, 5), st.integers(1, 3), st.lists(st.tuples(st.i
 def test_no_series_goes_back_and_no_step_is_lost_however_ranks_are_renumbered(
     history: list[tuple[int, int, list[tuple[int, int]]]],
 ) -> None:
-    totals, done, shown = Totals(), 0, dict[int, float]()
+    totals, done, shown = RankMetrics(), 0, dict[int, float]()
     for generation, (first, count, reports) in enumerate(history, start=1):
         totals.form(generation=generation, world_size=8, local_ranks=range(first, first + count))
         ranks = {rank: StepStats(rank=rank, generation=generation) for rank in range(first, first + count)}

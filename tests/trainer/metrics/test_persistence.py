@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.metrics.exporter import Exporter
-from kdist_trainer.metrics.persistence import Sums, place, read
+from kdist_trainer.metrics.persistence import CounterState, place, read
 from kdist_trainer.metrics.reporter import Reporter
 from tests.trainer.metrics.scrape import INFO, Samples, counters, fetch, full_stats, tell_all, total
 from tests.trainer.metrics.scrape import read as parse
@@ -149,7 +149,7 @@ def test_what_is_damaged_is_left_aside(scratch: Path, damage: bytes | dict[str, 
         kept.write_bytes(damage)
     else:
         kept.write_text(json.dumps({**json.loads(kept.read_text()), **damage}))
-    assert read(kept, run_id="r1") == Sums()
+    assert read(kept, run_id="r1") == CounterState()
     with agent_at(kept, scratch) as exporter:
         exporter.set_group(generation=1, world_size=2, local_ranks=[0, 1])
         assert total(shown(exporter), "kdist_steps_total") == 0

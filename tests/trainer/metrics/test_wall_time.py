@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.declarations import STATES
 from kdist_trainer.metrics.step_stats import WALL_CATEGORIES, Wall
-from kdist_trainer.metrics.wall_time import WallClock
+from kdist_trainer.metrics.wall_time import WallTimeBreakdown
 
 COUNT = len(WALL_CATEGORIES)
 PRODUCTIVE = WALL_CATEGORIES.index(Wall.PRODUCTIVE_STEP)
@@ -24,7 +24,7 @@ moves = st.one_of(
 @given(st.lists(st.tuples(st.floats(0, 10), moves), max_size=40))
 def test_categories_sum_to_elapsed_and_none_shrinks_whatever_is_said(history: list[tuple[float, tuple[str, object]]]) -> None:
     now, reported = 1000.0, [0.0] * COUNT
-    clock = WallClock(now)
+    clock = WallTimeBreakdown(now)
     before = clock.read(now)
     for seconds, (move, argument) in history:
         now += seconds
@@ -52,7 +52,7 @@ class Life:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.clock = WallClock(0.0)
+        self.clock = WallTimeBreakdown(0.0)
         self.reported = [0.0] * len(WALL_CATEGORIES)
 
     def spend(self, seconds: int, doing: Phase | None = None) -> None:
@@ -123,7 +123,7 @@ def test_a_report_that_comes_late_is_not_counted_on_top_of_a_guess() -> None:
 
 
 def test_a_script_that_reports_nothing_spends_its_time_starting() -> None:
-    clock = WallClock(0.0)
+    clock = WallTimeBreakdown(0.0)
     clock.enter("running", now=1.0)
     clock.read(50.0)
     clock.enter("succeeded", now=100.0)
@@ -131,7 +131,7 @@ def test_a_script_that_reports_nothing_spends_its_time_starting() -> None:
 
 
 def test_what_a_script_does_is_unobserved_until_it_tells_of_a_step() -> None:
-    silent, telling = WallClock(0.0, observed=False), WallClock(0.0, observed=False)
+    silent, telling = WallTimeBreakdown(0.0, observed=False), WallTimeBreakdown(0.0, observed=False)
     for clock in (silent, telling):
         for state, now in (("rendezvous", 2.0), ("initializing", 5.0), ("running", 6.0)):
             clock.enter(state, now=now)

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.rendezvous.configmap_client import ConfigMap, Server
+from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
 
 TOKEN = "token-1"  # noqa: S105 - of nobody
 LOST_ANSWER, CUT = -1, -2
@@ -80,7 +80,7 @@ class ApiServer:
 
     def config_map(self, *, patience: float = 10.0, name: str = "store") -> ConfigMap:
         """A client of its own."""
-        server = Server("127.0.0.1", self.port, scheme="http", account=self.account)
+        server = ApiEndpoint("127.0.0.1", self.port, scheme="http", account=self.account)
         return ConfigMap(server, "ml", name, patience=lambda: patience)
 
     def serve(self, method: str, path: str, token: str, body: bytes) -> tuple[int, dict[str, Any]]:

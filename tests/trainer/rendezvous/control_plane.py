@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.rendezvous.configmap_client import ConfigMap, Server
+from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
 
 BINARIES = Path(os.environ.get("KDIST_CLUSTER_BIN", Path.home() / ".cache/kdist-cluster/bin"))
 NAMESPACE, NAME = "ml", "digits-rendezvous"
@@ -80,9 +80,9 @@ class ControlPlane:
             self._api.wait()
             self._api = None
 
-    def server(self) -> Server:
+    def server(self) -> ApiEndpoint:
         """What a pod knows of the API server."""
-        return Server("127.0.0.1", self.port, account=self.account)
+        return ApiEndpoint("127.0.0.1", self.port, account=self.account)
 
     def config_map(self, *, patience: float = 60.0) -> ConfigMap:
         """A client of its own, with a pod's rights."""

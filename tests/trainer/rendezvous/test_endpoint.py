@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from kdist_trainer.errors import ConfigProblem
-from kdist_trainer.rendezvous.endpoint import Place, parse
+from kdist_trainer.errors import ConfigError
+from kdist_trainer.rendezvous.endpoint import RendezvousEndpoint, parse
 
 
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("file:/run/store", Place("file", ("/run/store", ""))),
-        ("kubernetes:ml/digits-rendezvous", Place("kubernetes", ("ml", "digits-rendezvous"))),
-        ("c10d:digits-0.digits:29400", Place("c10d", ("digits-0.digits", "29400"))),
-        ("c10d:[fd00::1]:29400", Place("c10d", ("fd00::1", "29400"))),
+        ("file:/run/store", RendezvousEndpoint("file", ("/run/store", ""))),
+        ("kubernetes:ml/digits-rendezvous", RendezvousEndpoint("kubernetes", ("ml", "digits-rendezvous"))),
+        ("c10d:digits-0.digits:29400", RendezvousEndpoint("c10d", ("digits-0.digits", "29400"))),
+        ("c10d:[fd00::1]:29400", RendezvousEndpoint("c10d", ("fd00::1", "29400"))),
     ],
 )
-def test_each_scheme_is_read(text: str, place: Place) -> None:
+def test_each_scheme_is_read(text: str, place: RendezvousEndpoint) -> None:
     assert parse(text) == place
 
 
@@ -25,5 +25,5 @@ def test_each_scheme_is_read(text: str, place: Place) -> None:
     "text", ["", "file:", "kubernetes:ml", "kubernetes:/x", "kubernetes:a/b/c", "c10d:host", "c10d::1", "c10d:h:0", "etcd:x:1"]
 )
 def test_anything_else_is_refused_with_what_there_is(text: str) -> None:
-    with pytest.raises(ConfigProblem, match="kubernetes:NAMESPACE/NAME"):
+    with pytest.raises(ConfigError, match="kubernetes:NAMESPACE/NAME"):
         parse(text)

@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torch_dyn
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousInfo
 
 from kdist_trainer.rendezvous.file_store import FileStore
-from kdist_trainer.rendezvous.handler import Pace, Rendezvous, open_rendezvous
+from kdist_trainer.rendezvous.handler import Rendezvous, RendezvousTimings, open_rendezvous
 from tests.patience import soon
 
 
@@ -79,7 +79,7 @@ def test_looks_at_the_state_are_a_moment_apart(tmp_path: Path, monkeypatch: pyte
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     vars(torch_dynamic)["_delay"](seconds=(0.9, 1.1))
-    assert slept == [Pace.for_nodes(2).poll]
+    assert slept == [RendezvousTimings.for_nodes(2).poll]
     assert slept[0] <= 0.1
 
 
@@ -150,7 +150,7 @@ def test_the_predecessor_of_a_restarted_agent_is_put_out_at_once(tmp_path: Path)
 
 
 def test_large_jobs_look_and_beat_less_often() -> None:
-    small, large = Pace.for_nodes(2), Pace.for_nodes(1024)
+    small, large = RendezvousTimings.for_nodes(2), RendezvousTimings.for_nodes(1024)
     assert small.poll < large.poll <= 1
     assert small.keep_alive < large.keep_alive
     assert small.last_call < small.patience < large.patience

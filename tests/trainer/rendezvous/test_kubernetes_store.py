@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore
 
-from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.errors import ConfigError
 from kdist_trainer.rendezvous import configmap_client
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore, decode_key, encode_key, prune
 from tests.trainer.rendezvous.api_server import CUT, LOST_ANSWER, ApiServer
@@ -121,7 +121,7 @@ def test_a_refusal_from_the_start_that_lasts_is_a_problem_of_configuration(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch, fault: int, words: str
 ) -> None:
     monkeypatch.setattr(configmap_client, "REFUSAL_SECONDS", 0.2)
-    with api.failing(fault, for_ever=True), pytest.raises(ConfigProblem, match=words):
+    with api.failing(fault, for_ever=True), pytest.raises(ConfigError, match=words):
         open_store(api).set("key", "value")
 
 
@@ -174,10 +174,12 @@ def test_every_key_becomes_one_that_a_config_map_holds_and_back(key: str) -> Non
 
 
 def test_the_environment_of_a_pod_names_the_server_and_nothing_else_does() -> None:
-    server = configmap_client.Server.from_environment({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"})
+    server = configmap_client.ApiEndpoint.from_environment(
+        {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    )
     assert (server.host, server.port, server.scheme, str(server.account)) == ("fd00::1", 443, "https", "/var/run/secrets/kdist")
-    with pytest.raises(ConfigProblem):
-        configmap_client.Server.from_environment({})
+    with pytest.raises(ConfigError):
+        configmap_client.ApiEndpoint.from_environment({})
 
 
 def test_an_answer_that_is_no_config_map_is_refused(api: ApiServer) -> None:

@@ -11,9 +11,9 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout, _NodeDesc
 
-from kdist_trainer.rendezvous.handler import Pace, _State
+from kdist_trainer.rendezvous.handler import RendezvousTimings, _State
 
-PACE = replace(Pace.for_nodes(2), poll=0.0, keep_alive=0.05, keep_alive_attempts=3)
+PACE = replace(RendezvousTimings.for_nodes(2), poll=0.0, keep_alive=0.05, keep_alive_attempts=3)
 HERE, THERE = _NodeDesc("10.0.0.1", 7, 0), _NodeDesc("10.0.0.2", 7, 0)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.errors import ConfigError
 from kdist_trainer.rendezvous import configmap_client
 from kdist_trainer.rendezvous.configmap_client import ConfigMap
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
@@ -71,7 +71,7 @@ def test_every_key_that_agents_use_is_taken_and_a_full_mebibyte_is_not_reached(p
 
 def test_a_pod_may_read_and_replace_its_config_map_and_nothing_else(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(configmap_client, "REFUSAL_SECONDS", 0.5)
-    with pytest.raises(ConfigProblem, match="does not let the pod use it"):
+    with pytest.raises(ConfigError, match="does not let the pod use it"):
         ConfigMap(plane.server(), NAMESPACE, "another", patience=lambda: 30.0).read()
     with pytest.raises(urllib.error.HTTPError, match="403"):
         plane.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}", token="pod-token")  # noqa: S106

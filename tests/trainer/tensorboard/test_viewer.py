@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.metrics.step_stats import StepStats
-from kdist_trainer.tensorboard import FOLDER, Curves
+from kdist_trainer.tensorboard import FOLDER, TensorBoardWriter
 from kdist_trainer.tensorboard.__main__ import NEEDED_BYTES, free_bytes, main
 from tests.patience import soon
 
@@ -29,7 +29,7 @@ def listens(port: int) -> bool:
 
 @pytest.mark.processes
 def test_it_draws_the_run_and_ends_when_nobody_looks_any_more(tmp_path: Path) -> None:
-    curves = Curves(tmp_path, StepStats())
+    curves = TensorBoardWriter(tmp_path, StepStats())
     for first, last in ((1, 9), (6, 12)):
         curves.begin(first - 1)
         for step in range(first, last + 1):

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
-from kdist_trainer.tensorboard import FOLDER, Curves, writer
+from kdist_trainer.tensorboard import FOLDER, TensorBoardWriter, writer
 from tests.patience import soon
 from tests.trainer.tensorboard.drawn import LOSS, read, steps
 
 
-def draw(curves: Curves, first: int, last: int, *, loss: float = 1.0, seconds: float = 1.0) -> None:
+def draw(curves: TensorBoardWriter, first: int, last: int, *, loss: float = 1.0, seconds: float = 1.0) -> None:
     for step in range(first, last + 1):
         curves.add_step(step, samples=8, seconds=seconds, loss=loss)
 
 
 def test_steps_that_are_done_again_are_drawn_once(tmp_path: Path) -> None:
     for first, last, loss in ((1, 20, 1.0), (11, 14, 2.0), (13, 30, 3.0)):  # two groups are lost on the way
-        curves = Curves(tmp_path, StepStats())
+        curves = TensorBoardWriter(tmp_path, StepStats())
         curves.begin(first - 1)
         draw(curves, first, last, loss=loss)
         curves.close()
@@ -32,7 +32,7 @@ def test_steps_that_are_done_again_are_drawn_once(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_goes_back_on_its_own_draws_what_it_does_then(tmp_path: Path) -> None:
-    curves = Curves(tmp_path, StepStats())
+    curves = TensorBoardWriter(tmp_path, StepStats())
     curves.begin(0)
     draw(curves, 1, 9)
     curves.begin(5)
@@ -46,7 +46,7 @@ def test_files_of_a_machine_whose_clock_is_ahead_are_read_first(tmp_path: Path, 
     for skew, first in ((3600, 1), (0, 5)):
         with monkeypatch.context() as patch:
             patch.setattr(time, "time", lambda skew=skew: now + skew)
-            curves = Curves(tmp_path, StepStats())
+            curves = TensorBoardWriter(tmp_path, StepStats())
             curves.begin(first - 1)
             draw(curves, first, first + 5)
             curves.close()
@@ -55,7 +55,7 @@ def test_files_of_a_machine_whose_clock_is_ahead_are_read_first(tmp_path: Path, 
 
 def test_a_point_says_what_was_learned_how_fast_and_where_the_time_went(tmp_path: Path) -> None:
     stats = StepStats()
-    curves = Curves(tmp_path, stats)
+    curves = TensorBoardWriter(tmp_path, stats)
     curves.begin(0)
     stats.learning_rate, stats.grad_norm, stats.steps = 0.01, 2.5, 2
     stats.phase[StepPhase.FORWARD], stats.phase[StepPhase.DATA_WAIT] = 3.0, 1.0
@@ -74,7 +74,7 @@ def test_a_point_says_what_was_learned_how_fast_and_where_the_time_went(tmp_path
 
 
 def test_fast_steps_are_thinned_out_and_the_first_is_there(tmp_path: Path) -> None:
-    curves = Curves(tmp_path, StepStats())
+    curves = TensorBoardWriter(tmp_path, StepStats())
     curves.begin(0)
     draw(curves, 1, 1001, seconds=0.02)
     curves.close()
@@ -84,7 +84,7 @@ def test_fast_steps_are_thinned_out_and_the_first_is_there(tmp_path: Path) -> No
 
 
 def test_a_long_run_takes_few_points(tmp_path: Path) -> None:
-    curves = Curves(tmp_path, StepStats())
+    curves = TensorBoardWriter(tmp_path, StepStats())
     curves.begin(0)
     draw(curves, 1, 20_000, seconds=60.0)  # two weeks
     curves.close()
@@ -93,7 +93,7 @@ def test_a_long_run_takes_few_points(tmp_path: Path) -> None:
 
 def test_without_a_folder_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    curves = Curves(None, StepStats())
+    curves = TensorBoardWriter(None, StepStats())
     curves.begin(0)
     draw(curves, 1, 3)
     curves.add_metrics(3, {"accuracy": 1.0})
@@ -106,7 +106,7 @@ def test_a_disk_that_refuses_is_told_once_and_costs_points_only(
 ) -> None:
     monkeypatch.setattr(writer, "_RETRY_SECONDS", 0.05)
     (tmp_path / FOLDER).write_text("in the way")
-    curves = Curves(tmp_path, StepStats())
+    curves = TensorBoardWriter(tmp_path, StepStats())
     curves.begin(0)
     said: list[str] = []
 
@@ -128,7 +128,7 @@ def test_without_tensorboard_the_training_goes_on_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
-    curves = Curves(tmp_path, StepStats())
+    curves = TensorBoardWriter(tmp_path, StepStats())
     curves.begin(0)
     draw(curves, 1, 5000)
     curves.close()
@@ -146,7 +146,7 @@ def test_storage_that_hangs_holds_up_nothing(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(writer, "open_file", hang)
     monkeypatch.setattr("kdist_trainer.tensorboard.writer._CLOSE_SECONDS", 0.01)
     begun = time.monotonic()
-    curves = Curves(tmp_path, StepStats())
+    curves = TensorBoardWriter(tmp_path, StepStats())
     curves.begin(0)
     draw(curves, 1, 10_000)
     curves.close()

@@ -24,7 +24,7 @@ from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.training import trainer
-from kdist_trainer.training.context import Run
+from kdist_trainer.training.context import TrainContext
 from kdist_trainer.workload import Split, Workload, WorkloadContext
 from tests.trainer.checkpoint.exported import assert_each_done_tells_what_is_kept
 from tests.trainer.training.group import PATIENCE, run_group
@@ -206,12 +206,12 @@ def train(document: dict[str, Any], folder: Path) -> str:
 
 def train_watched(
     document: dict[str, Any], folder: Path, *, steps: list[float] | None = None, sent: list[int] | None = None
-) -> Run:
+) -> TrainContext:
     """The same, and the run it was; `steps` gets the seconds of each step, `sent` each step that was told of in any case."""
-    runs: list[Run] = []
+    runs: list[TrainContext] = []
     original = trainer.begin
 
-    def begin(run: Run) -> None:
+    def begin(run: TrainContext) -> None:
         runs.append(run)
         if steps is not None:
             run.report = lambda: steps.append(run.records[-1].seconds)

@@ -8,7 +8,7 @@ import pytest
 
 from kdist_trainer.config import Every
 from kdist_trainer.metrics.step_stats import StepStats
-from kdist_trainer.training.checkpointing import Saves
+from kdist_trainer.training.checkpointing import TrainerCheckpointing
 
 
 @pytest.mark.parametrize(
@@ -27,4 +27,4 @@ def test_the_interval_of_saves_is_the_configured_one_or_that_of_the_steps(
     stats = StepStats()
     stats.step_ewma = step_seconds
     nothing: Any = None
-    assert Saves(None, nothing, every=every, diary=nothing, stats=stats).interval_seconds() == interval
+    assert TrainerCheckpointing(None, nothing, every=every, diary=nothing, stats=stats).interval_seconds() == interval

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kdist_trainer.instrumentation import collective_timer, step_timer
-from kdist_trainer.instrumentation.collective_timer import DeviceTraffic, HostTraffic
-from kdist_trainer.instrumentation.step_timer import Laps
+from kdist_trainer.instrumentation.collective_timer import CudaCollectiveTimer, GlooCollectiveTimer
+from kdist_trainer.instrumentation.step_timer import StepTimer
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 
 
@@ -58,7 +58,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def launch(timer: HostTraffic, op: str, *, ranks: int = 2, lazy: bool = False) -> Any:
+def launch(timer: GlooCollectiveTimer, op: str, *, ranks: int = 2, lazy: bool = False) -> Any:
     """Launch one over four floats; its handle, or None where it is not followed."""
     follow = timer.begin(op, [torch.ones(4)], cast("Any", Group(ranks)))
     if follow is None:
@@ -70,8 +70,8 @@ def launch(timer: HostTraffic, op: str, *, ranks: int = 2, lazy: bool = False) -
 
 def test_each_kind_is_timed_with_its_overlaps_once_and_waits_leave_the_phase_they_fell_in(clock: Clock) -> None:
     stats = StepStats()
-    laps = Laps(stats)
-    timer = HostTraffic(stats, laps)
+    laps = StepTimer(stats)
+    timer = GlooCollectiveTimer(stats, laps)
     assert launch(timer, "all_reduce") is None, "no step is under way"
     timer.start()
     first = launch(timer, "all_gather_single")
@@ -102,7 +102,7 @@ def test_each_kind_is_timed_with_its_overlaps_once_and_waits_leave_the_phase_the
 
 def test_what_goes_on_beside_the_training_or_among_one_rank_is_not_counted(clock: Clock) -> None:
     stats = StepStats()
-    timer = HostTraffic(stats, Laps(stats))
+    timer = GlooCollectiveTimer(stats, StepTimer(stats))
     timer.start()
     found: list[object] = [launch(timer, "all_gather", ranks=1), launch(timer, "broadcast"), launch(timer, "barrier")]
 
@@ -145,7 +145,7 @@ def test_on_a_device_events_of_steps_that_are_over_are_read_steps_later(clock: C
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     stats = StepStats()
-    timer = DeviceTraffic(stats)
+    timer = CudaCollectiveTimer(stats)
     group, tensors = cast("Any", Group(2)), [cast("Tensor", OnDevice())]
     for step in range(4):
         timer.start()

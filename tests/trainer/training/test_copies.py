@@ -14,14 +14,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 from kdist.spec import validators
 from kdist_trainer import workloads
 from kdist_trainer.config import TrainConfig
-from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.errors import ConfigError
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.training import trainer
-from kdist_trainer.training.builder import Surroundings, assemble
+from kdist_trainer.training.builder import RankRuntime, assemble
 from kdist_trainer.training.sync import StopFlag
 from kdist_trainer.worker import load_workload, open_world
 from kdist_trainer.workload import Workload
-from kdist_trainer.workloads.gpt import Options
+from kdist_trainer.workloads.gpt import GptOptions
 from kdist_trainer.world import World
 from tests.trainer.training.cells import document
 from tests.trainer.training.group import RankFailed, run_group
@@ -36,7 +36,7 @@ def test_neighbours_share_a_copy(rank: int, expected: tuple[int, int]) -> None:
 
 
 def test_a_group_that_is_no_whole_number_of_copies_is_refused_before_it_forms() -> None:
-    with pytest.raises(ConfigProblem, match="2 ranks share one copy of the model, and 3 ranks are no multiple of that"):
+    with pytest.raises(ConfigError, match="2 ranks share one copy of the model, and 3 ranks are no multiple of that"):
         World.from_environment(timeout_seconds=1, model_parallel=2, environment={"RANK": "0", "WORLD_SIZE": "3"})
 
 
@@ -46,7 +46,7 @@ def count(described: dict[str, Any], folder: Path) -> int:
     assert config.train is not None
     with open_world(config, config.train) as world:
         stats = StepStats(rank=world.rank, generation=1)
-        around = Surroundings(
+        around = RankRuntime(
             world=world,
             flag=StopFlag(),
             stats=stats,
@@ -68,7 +68,7 @@ def test_a_sample_that_two_ranks_compute_together_counts_once(tmp_path: Path) ->
 def test_the_command_line_knows_which_workloads_have_a_plan_and_how_many_heads_there_are() -> None:
     able = [name for name in workloads.shipped() if workloads.load(name).tensor_plan is not Workload.tensor_plan]
     assert tuple(able) == validators.TENSOR_WORKLOADS
-    assert Options().heads == validators.GPT_HEADS
+    assert GptOptions().heads == validators.GPT_HEADS
 
 
 class Misspelt(Small):

@@ -7,38 +7,38 @@ import math
 import pytest
 
 from kdist_trainer.config import EarlyStop
-from kdist_trainer.errors import ConfigProblem
-from kdist_trainer.training.early_stopping import Patience
+from kdist_trainer.errors import ConfigError
+from kdist_trainer.training.early_stopping import EarlyStopping
 
 
-def observed(patience: Patience, *values: float) -> list[bool]:
+def observed(patience: EarlyStopping, *values: float) -> list[bool]:
     return [patience.observe({"loss": value}) for value in values]
 
 
 def test_patience_counts_from_the_best_evaluation_on() -> None:
-    assert observed(Patience(EarlyStop(patience=2)), 3.0, 2.0, 2.5, 1.0, 1.1, 1.2) == [False] * 5 + [True]
+    assert observed(EarlyStopping(EarlyStop(patience=2)), 3.0, 2.0, 2.5, 1.0, 1.1, 1.2) == [False] * 5 + [True]
 
 
 def test_less_than_the_smallest_progress_is_none() -> None:
-    assert observed(Patience(EarlyStop(patience=1, min_delta=0.5)), 3.0, 2.6) == [False, True]
+    assert observed(EarlyStopping(EarlyStop(patience=1, min_delta=0.5)), 3.0, 2.6) == [False, True]
 
 
 def test_more_is_better_where_the_goal_says_so() -> None:
-    patience = Patience(EarlyStop(metric="accuracy", goal="max", patience=1))
+    patience = EarlyStopping(EarlyStop(metric="accuracy", goal="max", patience=1))
     assert [patience.observe({"accuracy": value}) for value in (0.5, 0.6, 0.6)] == [False, False, True]
 
 
 def test_a_number_that_is_not_finite_is_no_progress() -> None:
-    assert observed(Patience(EarlyStop(patience=2)), math.nan, 1.0, -math.inf, math.nan) == [False, False, False, True]
+    assert observed(EarlyStopping(EarlyStop(patience=2)), math.nan, 1.0, -math.inf, math.nan) == [False, False, False, True]
 
 
 def test_a_metric_that_is_not_measured_is_told_with_those_that_are() -> None:
-    with pytest.raises(ConfigProblem, match=r"has no `accuracy`; it has bits, loss"):
-        Patience(EarlyStop(metric="accuracy")).observe({"loss": 1.0, "bits": 2.0})
+    with pytest.raises(ConfigError, match=r"has no `accuracy`; it has bits, loss"):
+        EarlyStopping(EarlyStop(metric="accuracy")).observe({"loss": 1.0, "bits": 2.0})
 
 
 def test_patience_survives_a_checkpoint() -> None:
-    first, second = Patience(EarlyStop(patience=3)), Patience(EarlyStop(patience=3))
+    first, second = EarlyStopping(EarlyStop(patience=3)), EarlyStopping(EarlyStop(patience=3))
     observed(first, 1.0, 2.0, 2.0)
     second.load_state_dict(first.state_dict())
     assert observed(second, 2.0) == [True]

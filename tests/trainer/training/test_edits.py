@@ -16,8 +16,8 @@ from torch import nn
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Schedule, Training, changes
 from kdist_trainer.training import trainer
-from kdist_trainer.training.context import Run
-from kdist_trainer.workload import Curve, build, factor, take_over
+from kdist_trainer.training.context import TrainContext
+from kdist_trainer.workload import LrSchedule, build, factor, take_over
 from tests.faults.check_ledger import assert_every_sample_once
 from tests.trainer.training.group import RankFailed, run_group
 from tests.trainer.training.tasks import describe, done, losses, train_here
@@ -122,8 +122,8 @@ def test_the_curve_is_gone_on_from_at_any_step() -> None:
     settings = Schedule(name="cosine", warmup_steps=3)
     walked = build(optimizer_at(0.1), settings, steps=20)
     placed = build(optimizer_at(0.1), settings, steps=7)
-    assert isinstance(walked, Curve)
-    assert isinstance(placed, Curve)
+    assert isinstance(walked, LrSchedule)
+    assert isinstance(placed, LrSchedule)
     for _ in range(9):
         walked.optimizer.step()
         walked.step()
@@ -152,7 +152,7 @@ def train_and_tell(document: dict[str, Any], folder: Path) -> tuple[list[dict[st
     rates: list[float] = []
     original = trainer.begin
 
-    def begin(run: Run) -> None:
+    def begin(run: TrainContext) -> None:
         original(run)
         rates.append(float(run.optimizer.param_groups[0]["lr"]))
 

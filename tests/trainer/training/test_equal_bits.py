@@ -12,7 +12,7 @@ import torch
 from kdist_trainer.checkpoint.export import prepare
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.training import trainer
-from kdist_trainer.training.context import Run
+from kdist_trainer.training.context import TrainContext
 from tests.faults.code.stateful import Stateful
 from tests.trainer.training.group import run_group
 from tests.trainer.training.tasks import WIDE, Adaptive, Whimsical, describe, done, losses, train, train_here
@@ -124,7 +124,7 @@ def train_cold(document: dict[str, Any], folder: Path) -> str:
     return train(document, folder)
 
 
-def leave_cold(run: Run) -> None:
+def leave_cold(run: TrainContext) -> None:
     """Not what the loop does: to see that it must."""
 
 

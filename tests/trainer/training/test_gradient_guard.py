@@ -7,11 +7,11 @@ import math
 import pytest
 
 from kdist_trainer.config import Training
-from kdist_trainer.training.gradient_guard import MOST_ROLLBACKS, USUAL_AFTER, Guard
+from kdist_trainer.training.gradient_guard import MOST_ROLLBACKS, USUAL_AFTER, GradientGuard
 
 
-def make(**section: object) -> Guard:
-    return Guard(Training.model_validate({"workload": "digits", "steps": 1, "on_nonfinite": "skip", **section}))
+def make(**section: object) -> GradientGuard:
+    return GradientGuard(Training.model_validate({"workload": "digits", "steps": 1, "on_nonfinite": "skip", **section}))
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf])

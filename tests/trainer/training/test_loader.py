@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kdist_trainer import config
 from kdist_trainer.data.loader import Batch, Loader, fetcher
-from kdist_trainer.data.sampler import Deal, Order, Steps
+from kdist_trainer.data.sampler import Order, ShardAssignment, StepPlan
 from kdist_trainer.workload import Samples, Split, WorkloadContext
 from tests.trainer.training.tasks import Small
 
@@ -44,8 +44,8 @@ class Augmented(Small):
 
 def make_loader(samples: Samples, *, workers: int = 0, size: int = 2, rank: int = 0) -> Loader:
     workload = Augmented(WorkloadContext())
-    steps = Steps(Order(length=len(samples), seed=1), Deal(6, 3, rank, size, micro_batch=1), total=2 * len(samples))
-    return Loader(steps, workload, samples, settings=config.Loader(workers=workers), seed=9)
+    steps = StepPlan(Order(length=len(samples), seed=1), ShardAssignment(6, 3, rank, size, micro_batch=1), total=2 * len(samples))
+    return Loader(steps, workload, samples, settings=config.LoaderConfig(workers=workers), seed=9)
 
 
 def plain(batches: Iterator[Batch]) -> list[Any]:
@@ -99,7 +99,7 @@ def test_tensors_are_taken_with_one_index_as_their_samples_one_by_one() -> None:
 
 
 def test_the_first_sample_serves_a_warm_up_even_where_the_run_is_shorter_than_a_batch() -> None:
-    steps = Steps(Order(length=2, seed=1), Deal(6, 3, 2, 3), total=2)
+    steps = StepPlan(Order(length=2, seed=1), ShardAssignment(6, 3, 2, 3), total=2)
     workload = Small(WorkloadContext({"length": 2}))
-    piece = Loader(steps, workload, workload.dataset("train"), settings=config.Loader(), seed=0).sample()
+    piece = Loader(steps, workload, workload.dataset("train"), settings=config.LoaderConfig(), seed=0).sample()
     assert (piece.weight, len(piece.batch[0])) == (0.0, 1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.nn import functional
 
-from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.errors import ConfigError
 from kdist_trainer.training.loss_check import refuse_mean, split
 from kdist_trainer.workload import Workload, WorkloadContext
 from tests.trainer.training.cells import OFFLOADED, STRATEGIES, layout
@@ -83,7 +83,7 @@ def judge(kind: type[Workload], batch: Any = None) -> nn.Module:
 
 
 def test_a_mean_is_refused_with_what_to_return() -> None:
-    with pytest.raises(ConfigProblem, match=r"Mean\.loss returns a mean.*for 4 terms.*return the loss summed over the batch"):
+    with pytest.raises(ConfigError, match=r"Mean\.loss returns a mean.*for 4 terms.*return the loss summed over the batch"):
         judge(Mean)
 
 
@@ -109,7 +109,7 @@ def test_the_check_leaves_modes_and_statistics_as_they_were() -> None:
 
 @pytest.mark.parametrize(("returned", "told"), [(torch.zeros(()), "a Tensor"), ((torch.zeros(()), 1.5), "(Tensor, float)")])
 def test_what_is_no_pair_of_sum_and_count_is_refused(returned: Any, told: str) -> None:
-    with pytest.raises(ConfigProblem) as caught:
+    with pytest.raises(ConfigError) as caught:
         split(Small(WorkloadContext()), returned)
     assert f"Small.loss must return (Tensor, int), and returned {told}: return the loss summed" in str(caught.value)
 
@@ -124,7 +124,7 @@ def test_what_is_no_pair_of_sum_and_count_is_refused(returned: Any, told: str) -
 )
 def test_a_training_with_such_a_loss_ends_before_its_first_step(tmp_path: Path, kind: str, strategy: str, told: str) -> None:
     section = {"strategy": strategy.split()[0], "offload": "cpu" if strategy == OFFLOADED else "none", **layout(strategy, 2)}
-    with pytest.raises(RankFailed, match=f"ConfigProblem.*{kind}.loss.*{told}.*return the loss summed over the batch"):
+    with pytest.raises(RankFailed, match=f"ConfigError.*{kind}.loss.*{told}.*return the loss summed over the batch"):
         train_here(describe(workload=f"{__name__}:{kind}", **section), tmp_path, 2)
     assert not losses(tmp_path)
 

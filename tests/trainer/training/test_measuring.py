@@ -14,8 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from kdist_trainer.instrumentation.collective_timer import HostTraffic
-from kdist_trainer.instrumentation.step_timer import HostAllReduces, Laps
+from kdist_trainer.instrumentation.collective_timer import GlooCollectiveTimer
+from kdist_trainer.instrumentation.step_timer import GlooAllReduceTimer, StepTimer
 from kdist_trainer.metrics.step_stats import Op, StepPhase, StepStats
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
@@ -29,7 +29,7 @@ def measure_both_ways() -> dict[str, float]:
     """Time fifty steps' all-reduces by ours and by the profiler, as one rank of two; seconds with one in flight."""
     with World.from_environment(timeout_seconds=60):
         stats = StepStats()
-        timer = HostAllReduces(stats)
+        timer = GlooAllReduceTimer(stats)
         model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(6)])
         wrapped = DistributedDataParallel(model, bucket_cap_mb=4)
         inputs = torch.randn(64, 1024)
@@ -54,8 +54,8 @@ def measure_fsdp_both_ways() -> dict[str, tuple[float, float]]:
     """Seconds with an all-gather, and with a reduce-scatter, in flight in twenty steps of `fsdp`: by us, and by the profiler."""
     with World.from_environment(timeout_seconds=60):
         stats = StepStats()
-        laps = Laps(stats)
-        timer = HostTraffic(stats, laps)
+        laps = StepTimer(stats)
+        timer = GlooCollectiveTimer(stats, laps)
         model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)])
         for layer in model:
             fully_shard(layer)

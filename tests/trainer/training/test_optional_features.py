@@ -11,7 +11,7 @@ import torch
 
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.training.ema import Averages
+from kdist_trainer.training.ema import Ema
 from tests.trainer.training.cells import document, layout
 from tests.trainer.training.group import RankFailed
 from tests.trainer.training.tasks import Wild, describe, done, losses, train_here
@@ -106,7 +106,7 @@ def test_a_training_goes_back_and_leaves_the_wild_step_out_the_second_time(tmp_p
 @pytest.mark.chaos
 def test_a_policy_that_stops_still_stops(tmp_path: Path) -> None:
     section = {"workload": f"{TASKS}:Wild", "options": {"at_sample": 11}, "epochs": 1}
-    with pytest.raises(RankFailed, match="NonFinite"):
+    with pytest.raises(RankFailed, match="NonFiniteError"):
         train_here(describe(**section), tmp_path, 1)
 
 
@@ -114,7 +114,7 @@ def test_an_average_follows_the_weights_by_its_share() -> None:
     module = torch.nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         module.weight.fill_(1.0)
-    averages = Averages(module, 0.75)
+    averages = Ema(module, 0.75)
     with torch.no_grad():
         module.weight.fill_(2.0)
     averages.update()
@@ -128,7 +128,7 @@ def test_averages_of_narrow_weights_are_wide() -> None:
     module = torch.nn.Linear(1, 1).to(torch.bfloat16)
     with torch.no_grad():
         module.weight.fill_(0.0)
-    averages = Averages(module, 0.999)
+    averages = Ema(module, 0.999)
     with torch.no_grad():
         module.weight.fill_(1.0)
     for _ in range(57):

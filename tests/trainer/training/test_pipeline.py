@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kdist_trainer import parallel
 from kdist_trainer.config import Cause, Training
-from kdist_trainer.errors import ConfigProblem, read
+from kdist_trainer.errors import ConfigError, read
 from kdist_trainer.parallel.pipeline import borders, cut
 from kdist_trainer.workload import WorkloadContext
 from kdist_trainer.world import World
@@ -71,14 +71,14 @@ def test_the_heaviest_stage_is_as_light_as_can_be(loads: list[int], stages: int)
 
 def test_a_model_that_cannot_be_cut_says_why() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    with pytest.raises(ConfigProblem, match="chain has 2 parts with weights, which cannot make 3 stages"):
+    with pytest.raises(ConfigError, match="chain has 2 parts with weights, which cannot make 3 stages"):
         cut(model, list(model), 3)
-    with pytest.raises(ConfigProblem, match="a workload whose `chain` names its parts"):
+    with pytest.raises(ConfigError, match="a workload whose `chain` names its parts"):
         cut(model, (), 2)
-    with pytest.raises(ConfigProblem, match=r"2\.weight is in no part"):
+    with pytest.raises(ConfigError, match=r"2\.weight is in no part"):
         cut(model, [model[0]], 1)
     model[2].weight = model[0].weight
-    with pytest.raises(ConfigProblem, match=r"0\.weight is used by two stages"):
+    with pytest.raises(ConfigError, match=r"0\.weight is used by two stages"):
         cut(model, list(model), 2)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from kdist_trainer.checkpoint import export
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
-from kdist_trainer.errors import DataProblem
+from kdist_trainer.errors import DataError
 from kdist_trainer.training.pretrained import CheckpointFolder, SafetensorsFile, open_source
 from kdist_trainer.workload import WorkloadContext
 from tests.trainer.training.cells import document
@@ -142,11 +142,11 @@ def test_a_training_begins_with_tied_weights_in_several_files(tmp_path: Path, pa
 def test_an_index_that_leads_elsewhere_or_to_nothing_is_refused(tmp_path: Path) -> None:
     folder = shards(tmp_path / "hub", {"a": torch.zeros(1)})
     (folder / "model-00001-of-00001.safetensors").unlink()
-    with pytest.raises(DataProblem, match=r"model-00001-of-00001\.safetensors"):
+    with pytest.raises(DataError, match=r"model-00001-of-00001\.safetensors"):
         open_source(str(folder), {}).shapes()
     for content in ('{"weight_map": {"a": "../b.safetensors"}}', "{}", "no json"):
         (folder / "model.safetensors.index.json").write_text(content)
-        with pytest.raises(DataProblem, match=r"model\.safetensors\.index\.json"):
+        with pytest.raises(DataError, match=r"model\.safetensors\.index\.json"):
             open_source(str(folder), {}).shapes()
 
 
@@ -166,10 +166,10 @@ def test_what_is_no_safetensors_file_is_refused_and_not_run(tmp_path: Path, cont
     if content is not None and content.startswith(b"\x08"):
         assert source.shapes() == {}
     else:
-        with pytest.raises(DataProblem, match=r"train.init: .*model.safetensors"):
+        with pytest.raises(DataError, match=r"train.init: .*model.safetensors"):
             source.shapes()
 
 
 def test_a_folder_without_a_sound_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataProblem, match="there is no checkpoint in"):
+    with pytest.raises(DataError, match="there is no checkpoint in"):
         open_source(str(tmp_path), {}).shapes()

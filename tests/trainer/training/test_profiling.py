@@ -101,7 +101,7 @@ def test_a_request_is_taken_once_and_rubbish_is_none(tmp_path: Path) -> None:
 
 def test_old_answers_go_and_the_newest_stay(tmp_path: Path) -> None:
     for number in range(7):
-        one = requests.Request(f"r{number}", 1)
+        one = requests.ProfileRequest(f"r{number}", 1)
         requests.announce(tmp_path, one, ranks=[0], first=1, last=1)
         os.utime(requests.folder_of(tmp_path, one.name), (number, number))
     assert sorted(path.name for path in (tmp_path / "profiles").iterdir()) == ["r2", "r3", "r4", "r5", "r6"]
@@ -111,7 +111,7 @@ def test_the_command_asks_looks_and_sends(tmp_path: Path, capfdbinary: Any) -> N
     place = ["--scratch", str(tmp_path), "--root", str(tmp_path / "nowhere")]
     assert ask.main(["ask", *place, "--steps", "2", "--ranks", "0,3"]) == 0
     name = json.loads(capfdbinary.readouterr().out)["name"]
-    assert requests.take(requests.inbox(tmp_path)) == requests.Request(name, 2, (0, 3))
+    assert requests.take(requests.inbox(tmp_path)) == requests.ProfileRequest(name, 2, (0, 3))
     assert ask.main(["look", *place, "--name", name]) == 0
     assert json.loads(capfdbinary.readouterr().out) == {"plan": {}, "ranks": {}}
     assert ask.main(["send", *place, "--name", name, "--rank", "3"]) == 74

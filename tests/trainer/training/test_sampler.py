@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdist_trainer.data.sampler import LARGE, Deal, Keyed, Order, Steps, order_of, share_of
-from kdist_trainer.errors import ConfigProblem, DataProblem
+from kdist_trainer.data.sampler import LARGE, Keyed, Order, ShardAssignment, StepPlan, order_of, share_of
+from kdist_trainer.errors import ConfigError, DataError
 
 
-def indices_by_shard(steps: Steps) -> list[tuple[int, int, int, list[int]]]:
+def indices_by_shard(steps: StepPlan) -> list[tuple[int, int, int, list[int]]]:
     """(step, shard, chunk, indices) of every forward pass that counts, of one rank."""
     found, position, step = [], 0, 0
     while position < steps.total:
@@ -27,8 +27,8 @@ def indices_by_shard(steps: Steps) -> list[tuple[int, int, int, list[int]]]:
     return found
 
 
-def make_steps(*, length: int, batch: int, shards: int, rank: int, size: int, total: int, micro: int | None = None) -> Steps:
-    return Steps(Order(length=length, seed=5), Deal(batch, shards, rank, size, micro), total=total)
+def make_steps(*, length: int, batch: int, shards: int, rank: int, size: int, total: int, micro: int | None = None) -> StepPlan:
+    return StepPlan(Order(length=length, seed=5), ShardAssignment(batch, shards, rank, size, micro), total=total)
 
 
 @settings(max_examples=150, deadline=None)
@@ -82,11 +82,11 @@ def test_a_rank_without_a_sample_in_the_last_step_stands_in_with_weight_zero() -
 
 
 def test_uneven_shards_leave_no_rank_empty() -> None:
-    assert [list(Deal(12, 4, rank, 3).own_shards()) for rank in range(3)] == [[0, 1], [2], [3]]
+    assert [list(ShardAssignment(12, 4, rank, 3).own_shards()) for rank in range(3)] == [[0, 1], [2], [3]]
 
 
 def test_a_shard_is_cut_into_micro_batches() -> None:
-    parts = Deal(10, 2, 0, 1, micro_batch=2).parts(10)
+    parts = ShardAssignment(10, 2, 0, 1, micro_batch=2).parts(10)
     assert [(part.shard, part.chunk, part.first, part.last) for part in parts] == [
         (0, 0, 0, 2),
         (0, 1, 2, 4),
@@ -113,12 +113,14 @@ def test_going_back_to_an_epoch_gives_the_same_order() -> None:
 
 
 def test_a_lone_sample_of_a_short_step_and_a_stand_in_are_scant_but_no_usual_part() -> None:
-    deals = [Deal(12, 4, rank, 2, even=True) for rank in range(2)]
+    deals = [ShardAssignment(12, 4, rank, 2, even=True) for rank in range(2)]
     assert not any(part.scant for deal in deals for part in deal.parts(12))
     assert [(part.samples, part.scant) for part in deals[0].parts(5)] == [(2, False), (1, True)]
     assert [(part.samples, part.scant) for part in deals[1].parts(2)] == [(0, True)] * 2
-    assert [part.scant for part in Deal(12, 4, 0, 2, micro_batch=2).parts(8)] == [False, False], "a usual part has one sample"
-    assert [part.scant for part in Deal(4, 4, 0, 1).parts(3)] == [False] * 3
+    assert [part.scant for part in ShardAssignment(12, 4, 0, 2, micro_batch=2).parts(8)] == [False, False], (
+        "a usual part has one sample"
+    )
+    assert [part.scant for part in ShardAssignment(4, 4, 0, 1).parts(3)] == [False] * 3
 
 
 @settings(max_examples=40, deadline=None)
@@ -183,10 +185,10 @@ def test_shares_cover_everything_once() -> None:
 
 @pytest.mark.parametrize(("batch", "shards", "size", "field"), [(8, 2, 3, "train.virtualShards"), (3, 4, 2, "train.globalBatch")])
 def test_a_deal_that_leaves_a_rank_or_shard_empty_is_refused(batch: int, shards: int, size: int, field: str) -> None:
-    with pytest.raises(ConfigProblem, match=field):
-        Deal(batch, shards, 0, size)
+    with pytest.raises(ConfigError, match=field):
+        ShardAssignment(batch, shards, 0, size)
 
 
 def test_an_empty_data_set_is_refused() -> None:
-    with pytest.raises(DataProblem, match="empty"):
+    with pytest.raises(DataError, match="empty"):
         Order(length=0, seed=0)

@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 
 from kdist_trainer import config
 from kdist_trainer.data.loader import Loader
-from kdist_trainer.data.sampler import LARGE, Deal, Positions, Steps, Weighted, WeightedByPosition, order_of
-from kdist_trainer.errors import ConfigProblem, DataProblem
+from kdist_trainer.data.sampler import LARGE, SequentialOrder, ShardAssignment, StepPlan, Weighted, WeightedByPosition, order_of
+from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.workload import Samples, Split, WorkloadContext
 from tests.trainer.training.group import RankFailed
@@ -109,7 +109,7 @@ def test_draws_depend_on_the_position_alone(kind: type[Weighted], length: int, f
 
 @pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, float("nan")], [1.0, float("inf")]])
 def test_numbers_that_are_no_weights_are_refused(weights: list[float]) -> None:
-    with pytest.raises(DataProblem, match=r"weights\(\)"):
+    with pytest.raises(DataError, match=r"weights\(\)"):
         Weighted(weights=torch.tensor(weights), length=2, seed=0)
 
 
@@ -131,7 +131,9 @@ def read_by(ranks: int, stream: Numbered, *, batch: int, shards: int, first: int
     found = []
     for rank in range(ranks):
         samples = StreamSamples(stream, batch=batch, shards=shards, seed=5)
-        steps = Steps(Positions(length=len(samples), seed=5), Deal(batch, shards, rank, ranks), total=last * batch)
+        steps = StepPlan(
+            SequentialOrder(length=len(samples), seed=5), ShardAssignment(batch, shards, rank, ranks), total=last * batch
+        )
         for step in range(first, last):
             for part in steps.parts(step * batch):
                 if part.samples:
@@ -187,8 +189,8 @@ def test_whoever_reads_every_other_step_of_a_stream_reads_each_sample_once(known
 @pytest.mark.parametrize(("workers", "shards", "expected"), [(4, 1, 1), (2, 4, 2), (3, 4, 2), (4, 4, 4), (8, 6, 6)])
 def test_a_shard_is_always_read_by_the_same_loader_process(workers: int, shards: int, expected: int) -> None:
     samples = StreamSamples(Numbered([50] * 8, known=True), batch=12, shards=shards, seed=5)
-    steps = Steps(Positions(length=len(samples), seed=5), Deal(12, shards, 0, 1), total=120)
-    loader = Loader(steps, Streamed(WorkloadContext()), samples, settings=config.Loader(workers=workers), seed=5)
+    steps = StepPlan(SequentialOrder(length=len(samples), seed=5), ShardAssignment(12, shards, 0, 1), total=120)
+    loader = Loader(steps, Streamed(WorkloadContext()), samples, settings=config.LoaderConfig(workers=workers), seed=5)
     assert loader._processes_of_use() == expected
 
 
@@ -199,10 +201,10 @@ def test_a_stream_travels_to_loader_processes_without_its_open_files() -> None:
 
 
 def test_streams_that_cannot_be_dealt_or_hold_nothing_are_refused() -> None:
-    with pytest.raises(ConfigProblem, match="2 files, too few for 3 shards"):
+    with pytest.raises(ConfigError, match="2 files, too few for 3 shards"):
         StreamSamples(Numbered([1, 1], known=True), batch=6, shards=3, seed=0)
     for known in (True, False):
-        with pytest.raises(DataProblem, match="hold no samples"):
+        with pytest.raises(DataError, match="hold no samples"):
             StreamSamples(Numbered([0, 0], known=known), batch=1, shards=1, seed=0)[0 if not known else 3]
 
 
@@ -227,5 +229,5 @@ def test_a_training_goes_on_on_fewer_ranks_with_the_samples_that_come_next(tmp_p
 
 @pytest.mark.processes
 def test_a_stream_has_no_epochs(tmp_path: Path) -> None:
-    with pytest.raises(RankFailed, match=r"ConfigProblem: train.epochs: Streamed.dataset\('train'\) is a stream"):
+    with pytest.raises(RankFailed, match=r"ConfigError: train.epochs: Streamed.dataset\('train'\) is a stream"):
         train_here(describe(workload=f"{Drawn.__module__}:Streamed"), tmp_path, 1)

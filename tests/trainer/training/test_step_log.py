@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.training.step_log import Diary
+from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StepRecord
 from kdist_trainer.world import World
 
@@ -23,14 +23,14 @@ def record(step: int) -> StepRecord:
 
 
 def test_a_step_is_one_line_with_its_samples_and_the_bits_of_its_loss(tmp_path: Path) -> None:
-    Diary(tmp_path, world_of(0)).add_steps([record(1)], [0.1])
+    StepLog(tmp_path, world_of(0)).add_steps([record(1)], [0.1])
     line = {"step": 1, "generation": 4, "world_size": 2, "first": 0, "last": 9, "loss": (0.1).hex(), "seconds": 0.25}
     assert RunLedger(tmp_path).read_steps() == [line | {"wait_seconds": 0.0}]
 
 
 def test_what_the_rank_waited_for_others_is_shared_out_among_the_steps_since(tmp_path: Path) -> None:
     sums = iter([0.3, 0.3, 1.3])
-    diary = Diary(tmp_path, world_of(0), waited=lambda: next(sums))
+    diary = StepLog(tmp_path, world_of(0), waited=lambda: next(sums))
     diary.add_steps([record(1), record(2), record(3)], [1.0] * 3)
     diary.add_steps([], [])
     diary.add_steps([record(4)], [1.0])
@@ -41,7 +41,7 @@ def test_what_the_rank_waited_for_others_is_shared_out_among_the_steps_since(tmp
 def test_lines_that_a_disk_refuses_wait_and_hold_back_the_commit(tmp_path: Path) -> None:
     obstacle = tmp_path / "ledger/steps.jsonl"
     obstacle.mkdir(parents=True)
-    diary = Diary(tmp_path, world_of(0))
+    diary = StepLog(tmp_path, world_of(0))
     diary.add_steps([record(1)], [1.0])
     diary.add_steps([record(2)], [0.5])
     with pytest.raises(OSError, match="2 lines"):
@@ -54,7 +54,7 @@ def test_lines_that_a_disk_refuses_wait_and_hold_back_the_commit(tmp_path: Path)
 
 def test_an_event_that_cannot_be_written_is_let_go(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_text("in the way")
-    diary = Diary(tmp_path, world_of(0))
+    diary = StepLog(tmp_path, world_of(0))
     diary.add_event("first_step", step=1)
     (tmp_path / "ledger").unlink()
     diary.add_event("first_step", step=2)
@@ -65,7 +65,7 @@ def test_an_event_that_cannot_be_written_is_let_go(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rank", "folder"), [(1, True), (0, False)])
 def test_other_ranks_and_runs_without_a_folder_keep_no_ledger(tmp_path: Path, rank: int, folder: bool) -> None:
-    diary = Diary(tmp_path if folder else None, world_of(rank))
+    diary = StepLog(tmp_path if folder else None, world_of(rank))
     diary.add_steps([record(1)], [1.0])
     diary.add_event("first_step", step=1)
     diary.sync()

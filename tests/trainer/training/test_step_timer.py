@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kdist_trainer.instrumentation import step_timer
-from kdist_trainer.instrumentation.step_timer import HostAllReduces, Laps, Probe, add_spans
+from kdist_trainer.instrumentation.step_timer import BandwidthProbe, GlooAllReduceTimer, StepTimer, add_spans
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 from kdist_trainer.world import World
@@ -24,7 +24,7 @@ def test_laps_sum_to_the_time_they_cover_and_skips_belong_to_no_step(monkeypatch
     now = iter([0.0, 1.0, 3.0, 7.0, 57.0, 61.0])
     monkeypatch.setattr(step_timer, "perf_counter", lambda: next(now))
     stats = StepStats()
-    laps = Laps(stats)
+    laps = StepTimer(stats)
     assert laps.skip() == 1.0
     laps.lap(StepPhase.DATA_WAIT)
     laps.lap(StepPhase.FORWARD)
@@ -65,7 +65,7 @@ class Handle:
 
 def test_an_all_reduce_whose_word_is_late_ended_at_the_latest_with_the_backward_pass(tmp_path: Path) -> None:
     stats, heartbeat = StepStats(), Heartbeat.create(tmp_path / "beat")
-    timer = HostAllReduces(stats, heartbeat)
+    timer = GlooAllReduceTimer(stats, heartbeat)
     group: Any = None
     assert timer.begin("all_reduce", [torch.ones(4)], group) is None, "no step is under way"
     timer.start()
@@ -115,12 +115,12 @@ def probe_and_tell() -> dict[str, Any]:
     with World.from_environment(timeout_seconds=60):
         stats, off, group, cpu = StepStats(), StepStats(), dist.group.WORLD, torch.device("cpu")
         assert isinstance(group, dist.ProcessGroup)
-        prober = Probe(stats, group, cpu)
-        due = [prober.is_due(seconds) for seconds in (0.0, Probe.EVERY_SECONDS - 1, 1.0)]
+        prober = BandwidthProbe(stats, group, cpu)
+        due = [prober.is_due(seconds) for seconds in (0.0, BandwidthProbe.EVERY_SECONDS - 1, 1.0)]
         begun = perf_counter()
         prober.measure()
         seconds = perf_counter() - begun
-        Probe(off, group, cpu, enabled=False).measure()
+        BandwidthProbe(off, group, cpu, enabled=False).measure()
         due.append(prober.is_due(1.0))
     return {"bandwidth": stats.probe_bandwidth, "seconds": seconds, "due": due, "off": off.probe_bandwidth}
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from kdist_trainer import parallel
 from kdist_trainer.config import Training
-from kdist_trainer.data.sampler import Deal
+from kdist_trainer.data.sampler import ShardAssignment
 from kdist_trainer.workload import WorkloadContext
 from kdist_trainer.world import World, local
 from tests.trainer.training.cells import STRATEGIES, TOLERANCE, distance, document, layout, learn, losses
@@ -175,7 +175,7 @@ def test_what_overflows_on_one_rank_is_left_out_by_all(strategy: str, tmp_path: 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_an_even_deal_gives_every_rank_as_many_parts_and_every_sample_once(ranks: int) -> None:
     for samples in range(1, 13):
-        deals = [Deal(12, 4, rank, ranks, micro_batch=2, even=True).parts(samples) for rank in range(ranks)]
+        deals = [ShardAssignment(12, 4, rank, ranks, micro_batch=2, even=True).parts(samples) for rank in range(ranks)]
         assert len({len(parts) for parts in deals}) == 1
         seen = [index for parts in deals for part in parts if part.samples for index in range(part.first, part.last)]
         assert sorted(seen) == list(range(samples))

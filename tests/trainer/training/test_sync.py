@@ -48,7 +48,7 @@ def test_a_loss_that_is_not_finite_ends_the_job_and_leaves_the_last_good_checkpo
     clean = describe(epochs=1, checkpoint=checkpoint)
     train_here(clean, tmp_path / "clean", size)
     document = describe(workload=f"{TASKS}:Exploding", options={"at_sample": 11}, epochs=1, checkpoint=checkpoint)
-    with pytest.raises(RankFailed, match="NonFinite"):
+    with pytest.raises(RankFailed, match="NonFiniteError"):
         train_here(document, tmp_path / "wild", size)
     failure = read(tmp_path / "wild/scratch-0", 0)
     assert failure is not None

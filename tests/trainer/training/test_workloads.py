@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 
 from kdist_trainer import config, workloads
-from kdist_trainer.errors import ConfigProblem, DataProblem
+from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.testing import check_workload
 from kdist_trainer.workload import Samples, Split, Sums, Workload, WorkloadContext
 from kdist_trainer.workloads.digits import Digits, read_scans
@@ -128,7 +128,7 @@ def test_the_kit_names_what_the_loop_could_not_work_with(kind: type[Workload], c
     ],
 )
 def test_a_workload_that_is_not_there_is_refused_with_the_nearest_name(name: str, complaint: str) -> None:
-    with pytest.raises(ConfigProblem, match=complaint):
+    with pytest.raises(ConfigError, match=complaint):
         workloads.load(name)
 
 
@@ -140,7 +140,7 @@ def test_a_module_that_lacks_one_of_its_own_imports_says_so(tmp_path: Path, monk
 
 
 def test_unknown_and_wrong_options_are_all_named() -> None:
-    with pytest.raises(ConfigProblem) as caught:
+    with pytest.raises(ConfigError) as caught:
         Digits(WorkloadContext({"width": 0, "widht": 8}))
     assert "train.options.width" in str(caught.value)
     assert "train.options.widht" in str(caught.value)
@@ -182,7 +182,7 @@ def test_the_text_is_the_files_in_the_order_of_their_paths(tmp_path: Path) -> No
 
 
 def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataProblem, match="0 bytes"):
+    with pytest.raises(DataError, match="0 bytes"):
         read_corpus(tmp_path, 4096)
 
 

@@ -27,16 +27,16 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from kdist_trainer import log
 from kdist_trainer.agent import exit_analysis
-from kdist_trainer.agent.coordination import Exchange
-from kdist_trainer.agent.exit_analysis import End
-from kdist_trainer.agent.exit_record import Ended, failed, stopped
+from kdist_trainer.agent.coordination import AgentStore
+from kdist_trainer.agent.exit_analysis import GroupResult
+from kdist_trainer.agent.exit_record import RunOutcome, failed, stopped
 from kdist_trainer.agent.hang_detection import Watchdog
-from kdist_trainer.agent.monitor import Attendance, Heard, Hearing
-from kdist_trainer.agent.restart_policy import Book, Generation
+from kdist_trainer.agent.monitor import PollResult, RendezvousPoller, WorkerMonitor
+from kdist_trainer.agent.restart_policy import Generation, RestartLedger
 from kdist_trainer.agent.settings import Settings
-from kdist_trainer.agent.telemetry import Teller
-from kdist_trainer.agent.termination import Conclusion
-from kdist_trainer.agent.workers import Ranks
+from kdist_trainer.agent.telemetry import AgentTelemetry
+from kdist_trainer.agent.termination import TerminationPolicy
+from kdist_trainer.agent.workers import WorkerProcesses
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import Failure
 from kdist_trainer.rendezvous import endpoint
@@ -48,7 +48,7 @@ _HEALTHY_SECONDS = 60.0
 _DEATH_SECONDS = 30.0  # to free what a rank held, on the host and on its device
 
 
-class Agent(LocalElasticAgent):
+class ElasticAgent(LocalElasticAgent):
     """The agent of one node. `run` returns when its work is over; `record` then says how it ended."""
 
     def __init__(
@@ -56,9 +56,9 @@ class Agent(LocalElasticAgent):
         spec: WorkerSpec,
         settings: Settings,
         *,
-        exchange: Exchange,
-        hasty: Exchange,
-        teller: Teller,
+        exchange: AgentStore,
+        hasty: AgentStore,
+        teller: AgentTelemetry,
         stop: StopSignals,
         start_method: str,
     ) -> None:
@@ -71,13 +71,13 @@ class Agent(LocalElasticAgent):
         self._hasty = hasty
         self._teller = teller
         self._stop = stop
-        self._book = Book(
+        self._book = RestartLedger(
             exchange,
             checkpoints=settings.checkpoints,
             max_restarts=settings.config.max_restarts,
             is_script=settings.config.script is not None,
         )
-        self._conclusion = Conclusion(settings, exchange, self._rendezvous_handler, teller, self._book, stop)
+        self._conclusion = TerminationPolicy(settings, exchange, self._rendezvous_handler, teller, self._book, stop)
         self._incarnation = f"{os.getpid()}-{time.time_ns()}"
         self._generation: Generation | None = None
         self._pulse: float | None = None
@@ -96,7 +96,7 @@ class Agent(LocalElasticAgent):
             while True:
                 generation = self._form()
                 self._conclusion.draw(generation, self._look_after(generation))
-        except Ended as ended:
+        except RunOutcome as ended:
             self.record = ended.record
         except dist.DistError as error:
             self.record = self._lost(f"the store of the rendezvous is lost: {error}")
@@ -118,17 +118,17 @@ class Agent(LocalElasticAgent):
                         generation = self._agree()
                 break
             except (RendezvousClosedError, RendezvousGracefulExitError):  # torch's word for it to a node above the maximum
-                raise Ended(self._conclusion.final_record()) from None
+                raise RunOutcome(self._conclusion.final_record()) from None
             except (StopRequested, RendezvousError, dist.DistError, RuntimeError) as error:
                 if self._stop.requested:
                     self._conclusion.leave()
-                    raise Ended(stopped("stopped while waiting for other nodes", step=None)) from None
+                    raise RunOutcome(stopped("stopped while waiting for other nodes", step=None)) from None
                 if isinstance(error, RendezvousTimeoutError) or time.monotonic() > deadline:
                     self._teller.rendezvous_ended("timeout")
                     self._give_up(f"no group of {self._settings.bounds.now().min} nodes came together within {timeout} s")
                 gone = isinstance(error, RendezvousConnectionError | dist.DistNetworkError)
                 if gone and self._settings.place.scheme == endpoint.C10D:
-                    raise Ended(self._lost(f"the agent that keeps the store of the rendezvous is gone: {error}")) from None
+                    raise RunOutcome(self._lost(f"the agent that keeps the store of the rendezvous is gone: {error}")) from None
                 log.warn("rendezvous-retried", message=f"the group did not come about: {error}")
                 time.sleep(self._rendezvous_handler.pace.poll)
         self._teller.rendezvous_ended("formed")
@@ -148,7 +148,7 @@ class Agent(LocalElasticAgent):
 
     def _give_up(self, message: str) -> None:
         self._conclusion.leave()
-        raise Ended(self._lost(message))
+        raise RunOutcome(self._lost(message))
 
     def _lost(self, message: str) -> dict[str, Any]:
         return failed(Failure(Cause.RENDEZVOUS, Exit.PEERS_LOST, True, message, node=self._settings.node, time=time.time()))
@@ -165,7 +165,7 @@ class Agent(LocalElasticAgent):
             store.set(_GENERATION, generation.to_json())
         return Generation.from_json(store.get(_GENERATION))
 
-    def _look_after(self, generation: Generation) -> End:
+    def _look_after(self, generation: Generation) -> GroupResult:
         """Start this node's ranks and attend to them; returns how they ended."""
         settings, config, group = self._settings, self._settings.config, self._worker_group
         self._generation = generation
@@ -181,8 +181,10 @@ class Agent(LocalElasticAgent):
         handler = self._rendezvous_handler
         try:
             number = generation.number
-            with Hearing(lambda: Heard(handler.news(), self._hasty.generation(number)), seconds=handler.pace.watch) as hear:
-                return Attendance(
+            with RendezvousPoller(
+                lambda: PollResult(handler.news(), self._hasty.generation(number)), seconds=handler.pace.watch
+            ) as hear:
+                return WorkerMonitor(
                     config=config,
                     scratch=settings.scratch,
                     node=settings.node,
@@ -202,7 +204,7 @@ class Agent(LocalElasticAgent):
             processes.close()
             watchdog.close()
             if immortal:
-                raise Ended(self._cannot_end(immortal))
+                raise RunOutcome(self._cannot_end(immortal))
 
     def _cannot_end(self, ranks: list[int]) -> dict[str, Any]:
         """The record where ranks outlive SIGKILL: what they hold is not free for a next generation on this node."""
@@ -211,7 +213,7 @@ class Agent(LocalElasticAgent):
         message += "a network's file system or a device that does not answer; see `dmesg` there, or replace the node"
         return failed(Failure(Cause.HANG, Exit.HANG, True, message, rank=ranks[0], node=self._settings.node, time=time.time()))
 
-    def _start_ranks(self, ranks: list[int]) -> Ranks:
+    def _start_ranks(self, ranks: list[int]) -> WorkerProcesses:
         self._beat()
         pids = self._start_workers(self._worker_group)
         for worker in self._worker_group.workers:
@@ -219,7 +221,7 @@ class Agent(LocalElasticAgent):
             self._teller.rank_started(ranks[worker.local_rank], worker.id)
         self._worker_group.state = WorkerState.HEALTHY
         assert self._pcontext is not None  # noqa: S101 - _start_workers made it
-        return Ranks(self._pcontext)
+        return WorkerProcesses(self._pcontext)
 
     def _beat(self) -> None:
         self._pulse = time.monotonic()

@@ -25,7 +25,7 @@ _WRITER = "writer"
 _MOST_PRIMARY, _ECHO_LINES = 3, 5
 
 
-class Exchange:
+class AgentStore:
     """One run's part of `store`, seen from the agent of `node`."""
 
     def __init__(self, store: Store, *, run_id: str, node: str) -> None:

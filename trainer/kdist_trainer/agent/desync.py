@@ -28,7 +28,7 @@ _UNEVEN = "_uneven"
 
 
 @dataclass(frozen=True)
-class Odd:
+class Mismatch:
     """Ranks that did something else than most; none of them where there is no majority."""
 
     ranks: tuple[int, ...]
@@ -36,14 +36,14 @@ class Odd:
     collective: str
 
 
-class Comparison:
+class DesyncDetector:
     """Lays the calls of one node's ranks side by side now and then."""
 
     def __init__(self) -> None:
         self._next = 0.0
-        self._before: Odd | None = None
+        self._before: Mismatch | None = None
 
-    def look(self, read: Callable[[], Sequence[Note]]) -> Odd | None:
+    def look(self, read: Callable[[], Sequence[Note]]) -> Mismatch | None:
         """Who has entered another collective than its peers; only what is seen twice, as ranks write while they are read."""
         now = time.monotonic()
         if now < self._next:
@@ -65,7 +65,7 @@ def _read(note: Note) -> Iterator[Call]:
             yield Call(number, sequence, op, dtype, numel, shape, group)
 
 
-def find_odd(notes: Iterable[Note]) -> Odd | None:
+def find_odd(notes: Iterable[Note]) -> Mismatch | None:
     """The first collective that ranks of one group have entered differently, and by majority who; None where all agree."""
     for places in _by_group(notes).values():
         for sequence in sorted({sequence for calls in places.values() for sequence in calls}):
@@ -90,7 +90,7 @@ def _kind(call: Call) -> tuple[Any, ...]:
     return (call.op, call.dtype) if call.op.endswith(_UNEVEN) else (call.op, call.dtype, call.numel)
 
 
-def _judge(calls: Mapping[int, Call], kinds: Mapping[int, tuple[Any, ...]]) -> Odd:
+def _judge(calls: Mapping[int, Call], kinds: Mapping[int, tuple[Any, ...]]) -> Mismatch:
     (common, count), *_ = Counter(kinds.values()).most_common(1)
     said: dict[str, list[int]] = defaultdict(list)
     for rank in sorted(calls, key=lambda rank: (kinds[rank] == common, rank)):
@@ -99,12 +99,12 @@ def _judge(calls: Mapping[int, Call], kinds: Mapping[int, tuple[Any, ...]]) -> O
         f"{name_ranks(ranks)} {call}" for call, ranks in said.items()
     )
     if count * 2 <= len(calls):
-        return Odd((), message, next(iter(said)))
+        return Mismatch((), message, next(iter(said)))
     odd = tuple(sorted(rank for rank in calls if kinds[rank] != common))
-    return Odd(odd, message, str(calls[odd[0]]))
+    return Mismatch(odd, message, str(calls[odd[0]]))
 
 
-def find_missing(notes: Sequence[Note]) -> Odd | None:
+def find_missing(notes: Sequence[Note]) -> Mismatch | None:
     """The few ranks that did not come to a collective which most wait in; None where there are none."""
     inside = {int(note["rank"]) for note in notes if note["inside"]}
     for places in _by_group(notes).values():
@@ -115,7 +115,7 @@ def find_missing(notes: Sequence[Note]) -> Odd | None:
         if behind and len(waiting) * 2 > len(last):
             call = last[behind[0]]
             message = f"{name_ranks(behind)} did not come to {last[waiting[0]]}, in which {name_ranks(waiting)} waited"
-            return Odd(behind, f"{message}; the last before that was {call}", str(call))
+            return Mismatch(behind, f"{message}; the last before that was {call}", str(call))
     return None
 
 

@@ -25,7 +25,7 @@ FORKSERVER_LOST = 255
 
 
 @dataclass
-class End:
+class GroupResult:
     """How the ranks of one group ended here, by local rank. Those that the agent killed because of others are in none."""
 
     outcomes: dict[int, str] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class End:
 
 
 @dataclass
-class Circumstances:
+class ExitContext:
     """What the agent knows about the end of a group."""
 
     node: str
@@ -58,7 +58,7 @@ class Circumstances:
     collectives: dict[int, str | None] = field(default_factory=dict)
 
 
-def outcomes(known: Circumstances) -> dict[int, str]:
+def outcomes(known: ExitContext) -> dict[int, str]:
     """`done` or `stopped` of the ranks that ended well, by local rank."""
     found = {}
     stops = {-signal.SIGTERM, 128 + signal.SIGTERM} if known.terminated else set()
@@ -74,13 +74,13 @@ def outcomes(known: Circumstances) -> dict[int, str]:
     return found
 
 
-def failures(known: Circumstances) -> dict[int, Failure]:
+def failures(known: ExitContext) -> dict[int, Failure]:
     """A failure for each rank that ended by itself and not well, by local rank."""
     good = outcomes(known)
     return {local_rank: _examine(known, local_rank, code) for local_rank, code in known.exits.items() if local_rank not in good}
 
 
-def failures_left(known: Circumstances) -> dict[int, Failure]:
+def failures_left(known: ExitContext) -> dict[int, Failure]:
     """The failures that ranks have left which have not ended yet, by local rank."""
     living = [number for number in range(len(known.global_ranks)) if number not in known.exits]
     return {
@@ -88,7 +88,7 @@ def failures_left(known: Circumstances) -> dict[int, Failure]:
     }
 
 
-def _examine(known: Circumstances, local_rank: int, code: int) -> Failure:
+def _examine(known: ExitContext, local_rank: int, code: int) -> Failure:
     left = errors.read(known.scratch, local_rank)
     step, collective = known.steps.get(local_rank), known.collectives.get(local_rank)
     if left is not None:
@@ -135,7 +135,7 @@ _OWN_CODES = {
 """What the exit code of a managed rank says where its failure could not be left on the disk."""
 
 
-def _judge(code: int, known: Circumstances, *, collective: str | None) -> tuple[Cause, Exit, bool, str]:
+def _judge(code: int, known: ExitContext, *, collective: str | None) -> tuple[Cause, Exit, bool, str]:
     """Cause, exit code, primary and words for a rank that left nothing but its exit code."""
     if known.managed and code in _OWN_CODES:
         own, echo = Exit(code), code in (Exit.PEERS_LOST, Exit.HANG)

@@ -10,14 +10,14 @@ from typing import Any
 
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.config import Cause, Exit, TrainConfig, judge_done
-from kdist_trainer.errors import Failure, Mismatch
+from kdist_trainer.errors import CheckpointMismatchError, Failure
 
 RECORD = "exit.json"
 TERMINATION_BYTES = 4096
 """What Kubernetes keeps of a termination message."""
 
 
-class Ended(Exception):  # noqa: N818 - it is how the agent's loop is left, well or badly
+class RunOutcome(Exception):  # noqa: N818 - it is how the agent's loop is left, well or badly
     """The agent's work is over; `record` says how."""
 
     def __init__(self, record: dict[str, Any]) -> None:
@@ -93,12 +93,12 @@ def shorten(record: dict[str, Any], limit: int = TERMINATION_BYTES) -> bytes:
 def read_done(checkpoints: Path | None, config: TrainConfig, *, run_id: str) -> dict[str, Any] | None:
     """What the run's last commit left; None while what the job asks for by now has not been done.
 
-    Raises `Mismatch` where the run has ended and the job was edited since in a way that it cannot go on by.
+    Raises `CheckpointMismatchError` where the run has ended and the job was edited since in a way that it cannot go on by.
     """
     done = CheckpointDirectory(checkpoints).done() if checkpoints is not None else None
     if done is None or done.get("run_id", run_id) != run_id:
         return None
     finished = judge_done(done, config.to_job())
     if finished.problem is not None:
-        raise Mismatch(finished.problem)
+        raise CheckpointMismatchError(finished.problem)
     return done if finished.is_over else None

@@ -17,12 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from kdist_trainer import log
-from kdist_trainer.agent.coordination import Document, Exchange
-from kdist_trainer.agent.desync import Note, Odd, find_missing, find_odd, write_calls
+from kdist_trainer.agent.coordination import AgentStore, Document
+from kdist_trainer.agent.desync import Mismatch, Note, find_missing, find_odd, write_calls
 from kdist_trainer.agent.restart_policy import Generation
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import TRACEBACK_LINES, Failure
-from kdist_trainer.liveness import Beat, Heartbeat, Phase
+from kdist_trainer.liveness import Heartbeat, Phase, RankSnapshot
 
 NOTES_SECONDS = 2.0
 """How long an agent waits for what the others know of a standstill."""
@@ -39,7 +39,7 @@ def ask(question: Callable[[], Document]) -> Document:
 
 
 def compare_notes(
-    exchange: Exchange, generation: Generation, node: str, mine: list[Note], *, after_failures: bool = False
+    exchange: AgentStore, generation: Generation, node: str, mine: list[Note], *, after_failures: bool = False
 ) -> list[Note]:
     """What all agents know of their ranks, as far as they say so in time; before they are failures, or after."""
     deadline = time.monotonic() + NOTES_SECONDS
@@ -53,7 +53,12 @@ def compare_notes(
 
 
 def accuse(
-    stood: Mapping[int, tuple[int, Beat]], *, blamed: int | None, node: str, generation: int, stacks: Mapping[int, Sequence[str]]
+    stood: Mapping[int, tuple[int, RankSnapshot]],
+    *,
+    blamed: int | None,
+    node: str,
+    generation: int,
+    stacks: Mapping[int, Sequence[str]],
 ) -> dict[int, Failure]:
     """The failures of ranks that stood still, by local rank: the first cause of the one to blame, echoes of the others."""
     return {
@@ -62,7 +67,7 @@ def accuse(
     }
 
 
-def _accuse(beat: Beat, rank: int, *, blamed: int | None, node: str, generation: int, stacks: Sequence[str]) -> Failure:
+def _accuse(beat: RankSnapshot, rank: int, *, blamed: int | None, node: str, generation: int, stacks: Sequence[str]) -> Failure:
     where = f"in {beat.collective}" if beat.collective else f"in phase {beat.phase.value}"
     failure = Failure(
         cause=Cause.HANG,
@@ -83,7 +88,7 @@ def _accuse(beat: Beat, rank: int, *, blamed: int | None, node: str, generation:
     return replace(failure, cause=Cause.COLLECTIVE_TIMEOUT, primary=False, message=message)
 
 
-def convict(odd: Odd, *, node: str, generation: int, step: int | None, when: float | None = None) -> Failure:
+def convict(odd: Mismatch, *, node: str, generation: int, step: int | None, when: float | None = None) -> Failure:
     """The failure of ranks that entered another collective than their peers: another try would do the same."""
     return Failure(
         cause=Cause.COLLECTIVE_MISMATCH,
@@ -123,7 +128,7 @@ def judge(failure: Failure, notes: Sequence[Note]) -> Failure:
     )
 
 
-def desert(beat: Beat, *, rank: int, node: str, generation: int, message: str) -> Failure:
+def desert(beat: RankSnapshot, *, rank: int, node: str, generation: int, message: str) -> Failure:
     """The failure of a rank that another node has left alone: an echo of what happened there."""
     return Failure(
         cause=Cause.NODE_LOST,
@@ -166,7 +171,7 @@ class Watchdog:
         """Seconds of the longest wait for other ranks that has come to its end while the group was making steps, or at any
         time in a script that does not say."""
         self._looked = time.monotonic()
-        self.beats: list[Beat] = [heartbeat.read() for heartbeat in self._heartbeats]
+        self.beats: list[RankSnapshot] = [heartbeat.read() for heartbeat in self._heartbeats]
 
     def look(self) -> list[int]:
         """Read all heartbeats; returns the local ranks that have stood still for too long."""
@@ -180,7 +185,7 @@ class Watchdog:
             self._note_wait(local_rank, beat, passed)
         return [local_rank for local_rank in range(len(self.beats)) if self._still[local_rank] > self._allowed(local_rank)]
 
-    def _note_wait(self, local_rank: int, beat: Beat, passed: float) -> None:
+    def _note_wait(self, local_rank: int, beat: RankSnapshot, passed: float) -> None:
         waits = beat.inside or (beat.count > 0 and beat.phase is Phase.RENDEZVOUS)
         wait, before = (beat.count, beat.sequence, beat.phase) if waits else None, self._waits[local_rank]
         if wait is not None and wait == before:

@@ -19,11 +19,11 @@ from typing import Any
 from kdist_trainer import liveness, log, process_tree
 from kdist_trainer.agent import forkserver
 from kdist_trainer.agent.exit_record import failed, read_done, stopped, success, write_record
-from kdist_trainer.agent.log_relay import Relay
+from kdist_trainer.agent.log_relay import LogRelay
 from kdist_trainer.agent.settings import PARK, Settings, clear_litter, count_procs, make_tempdir, prepare_scratch
-from kdist_trainer.agent.telemetry import Teller
+from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.config import Cause, Exit, TrainConfig
-from kdist_trainer.errors import Failure, KdistTrainerError, Mismatch, classify, describe
+from kdist_trainer.errors import CheckpointMismatchError, Failure, KdistTrainerError, classify, describe
 from kdist_trainer.metrics.exporter import SCRIPT, Exporter
 from kdist_trainer.metrics.persistence import place
 from kdist_trainer.rendezvous.endpoint import FILE
@@ -121,7 +121,7 @@ def launch(settings: Settings) -> int:
     stop.install()
     try:
         done = read_done(settings.checkpoints, settings.config, run_id=settings.run_id)
-    except Mismatch as error:
+    except CheckpointMismatchError as error:
         return end(settings, failed(describe(error, node=settings.node)), stop=stop)
     if done is not None:
         message = (
@@ -136,8 +136,8 @@ def launch(settings: Settings) -> int:
     procs = count_procs(settings.config)
     health: list[Any] = []
     exporter = start_exporter(settings, procs, healthy=lambda: not health or health[0].is_healthy(), since=began)
-    with Relay(settings.scratch, ranks=procs) as relay:
-        teller = Teller(
+    with LogRelay(settings.scratch, ranks=procs) as relay:
+        teller = AgentTelemetry(
             exporter,
             relay,
             max_restarts=settings.config.max_restarts,
@@ -154,7 +154,7 @@ def launch(settings: Settings) -> int:
 def _conclude(
     settings: Settings,
     procs: int,
-    teller: Teller,
+    teller: AgentTelemetry,
     stop: StopSignals,
     predecessors: set[int],
     health: list[Any],
@@ -175,14 +175,14 @@ def _conclude(
     return failed(Failure(cause, reason, True, message, node=settings.node, time=time.time()))
 
 
-def _arrange_life(settings: Settings) -> liveness.Lifeline:
+def _arrange_life(settings: Settings) -> liveness.ParentDeathPipe:
     """Lead a process group of one's own, die with `kdist run`, and tell the ranks where they are and how to die."""
     with suppress(PermissionError):  # started as a leader already
         os.setsid()
     process_tree.adopt()  # what a rank leaves behind becomes this agent's to end
     if settings.lifeline is not None:
         liveness.watch(settings.lifeline)
-    own = liveness.Lifeline.create(settings.own_lifeline)
+    own = liveness.ParentDeathPipe.create(settings.own_lifeline)
     os.environ.update(settings.environment())
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.config.threads_per_rank))
     if settings.config.script is not None:
@@ -195,13 +195,13 @@ def _arrange_life(settings: Settings) -> liveness.Lifeline:
 
 
 def _work(
-    settings: Settings, procs: int, teller: Teller, stop: StopSignals, predecessors: set[int], health: list[Any]
+    settings: Settings, procs: int, teller: AgentTelemetry, stop: StopSignals, predecessors: set[int], health: list[Any]
 ) -> dict[str, Any]:
     """Everything that needs torch; returns the exit record."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-    from kdist_trainer.agent.agent import Agent
-    from kdist_trainer.agent.coordination import Exchange
+    from kdist_trainer.agent.agent import ElasticAgent
+    from kdist_trainer.agent.coordination import AgentStore
     from kdist_trainer.agent.rendezvous import open_handler, open_stores
     from kdist_trainer.agent.worker_entry import enter
 
@@ -222,8 +222,8 @@ def _work(
     )
     if script is not None and settings.code is not None:
         os.chdir(settings.code)
-    patient, hasty = (Exchange(store, run_id=settings.meeting, node=settings.node) for store in (stores.patient, stores.hasty))
-    agent = Agent(spec, settings, exchange=patient, hasty=hasty, teller=teller, stop=stop, start_method="forkserver")
+    patient, hasty = (AgentStore(store, run_id=settings.meeting, node=settings.node) for store in (stores.patient, stores.hasty))
+    agent = ElasticAgent(spec, settings, exchange=patient, hasty=hasty, teller=teller, stop=stop, start_method="forkserver")
     health.append(agent)
     agent.run()
     if not Exit(agent.record["code"]).retryable:

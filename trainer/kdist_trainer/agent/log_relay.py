@@ -174,7 +174,7 @@ _GATHER_SECONDS = 0.02  # between two looks, so that a rank that prints a lot do
 _DRAIN_SECONDS = 2.0  # that the log's reader may stand still at the agent's end
 
 
-class Relay:
+class LogRelay:
     """The output of one node. It works from its creation to `close`."""
 
     def __init__(self, scratch: Path, *, ranks: int, live: bool | None = None) -> None:

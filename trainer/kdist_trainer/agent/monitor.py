@@ -16,47 +16,47 @@ from types import TracebackType
 
 from kdist_trainer import log, result
 from kdist_trainer.agent import exit_analysis
-from kdist_trainer.agent.coordination import Document, Exchange, failures_of
-from kdist_trainer.agent.desync import Comparison, Note, Odd
-from kdist_trainer.agent.exit_analysis import End
+from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
+from kdist_trainer.agent.desync import DesyncDetector, Mismatch, Note
+from kdist_trainer.agent.exit_analysis import GroupResult
 from kdist_trainer.agent.exit_record import deciding
 from kdist_trainer.agent.hang_detection import Watchdog, accuse, ask, compare_notes, convict, culprit, desert, dump_stacks
 from kdist_trainer.agent.restart_policy import JOIN, Generation
-from kdist_trainer.agent.telemetry import Teller
+from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.agent.worker_entry import stacks_path
-from kdist_trainer.agent.workers import Ranks
+from kdist_trainer.agent.workers import WorkerProcesses
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.errors import Failure
 from kdist_trainer.liveness import Phase
-from kdist_trainer.rendezvous.handler import News
+from kdist_trainer.rendezvous.handler import RendezvousStatus
 from kdist_trainer.signals import StopSignals, stop_margin
 
 
 @dataclass(frozen=True)
-class Heard:
+class PollResult:
     """What the rendezvous says, and the generation's document as it was read after that: who leaves by plan says so first."""
 
-    news: News = field(default_factory=lambda: News(waiting=0, left=0, silent=0, closed=False))
+    news: RendezvousStatus = field(default_factory=lambda: RendezvousStatus(waiting=0, left=0, silent=0, closed=False))
     document: Document = field(default_factory=dict)
 
 
-class Hearing:
+class RendezvousPoller:
     """Asks `source` every `seconds` while the `with` block lasts; calling it gives the last answer, or raises its error."""
 
-    def __init__(self, source: Callable[[], Heard], *, seconds: float) -> None:
+    def __init__(self, source: Callable[[], PollResult], *, seconds: float) -> None:
         self._source = source
         self._seconds = seconds
-        self._last: Heard | Exception = Heard()
+        self._last: PollResult | Exception = PollResult()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="kdist-hearing", daemon=True)
 
-    def __call__(self) -> Heard:
+    def __call__(self) -> PollResult:
         last = self._last
         if isinstance(last, Exception):
             raise last
         return last
 
-    def __enter__(self) -> Hearing:
+    def __enter__(self) -> RendezvousPoller:
         self._thread.start()
         return self
 
@@ -90,7 +90,7 @@ STOP = "stop"
 
 
 @dataclass
-class Attendance:
+class WorkerMonitor:
     """One group at work. What the store raises is warned of and taken as no news."""
 
     config: TrainConfig
@@ -98,11 +98,11 @@ class Attendance:
     node: str
     generation: Generation
     global_ranks: list[int]
-    ranks: Ranks
+    ranks: WorkerProcesses
     watchdog: Watchdog
-    exchange: Exchange
-    hear: Callable[[], Heard]
-    teller: Teller
+    exchange: AgentStore
+    hear: Callable[[], PollResult]
+    teller: AgentTelemetry
     stop: StopSignals
     alive: Callable[[], None]
     """Called at every look: the agent's own pulse."""
@@ -119,10 +119,10 @@ class Attendance:
         self._begun = False
         self._running = False
         self._mute = False
-        self._comparison = Comparison()
+        self._comparison = DesyncDetector()
         self._pids = {number: self.ranks.pid(number) for number in range(len(self.global_ranks))}
 
-    def attend(self) -> End:
+    def attend(self) -> GroupResult:
         """Look after the ranks until all have ended, by themselves or by the agent's hand."""
         while True:
             self.ranks.wait(TICK_SECONDS)
@@ -154,7 +154,7 @@ class Attendance:
         log.event("stopping", reason="asked to stop")
         self._terminate(STOP, since=self.stop.requested_at)
 
-    def _listen(self) -> Heard:
+    def _listen(self) -> PollResult:
         try:
             heard = self.hear()
             self._mute = False
@@ -163,9 +163,9 @@ class Attendance:
             if not self._mute:
                 log.warn("rendezvous-mute", message=f"the rendezvous cannot be read: {error}")
             self._mute = True
-            return Heard()
+            return PollResult()
 
-    def _is_broken(self, heard: Heard) -> bool:
+    def _is_broken(self, heard: PollResult) -> bool:
         """Whether the group can neither go on nor save: a rank elsewhere has failed, or a node was lost without a plan.
 
         After a plan ranks end one by one, and a script may save on its own.
@@ -181,7 +181,7 @@ class Attendance:
             return now - self._echoed_since >= ECHO_SECONDS
         return bool(heard.news.left) and not heard.news.closed
 
-    def _take_news(self, news: News) -> None:
+    def _take_news(self, news: RendezvousStatus) -> None:
         if news.closed:
             self._take_verdict()
         now = time.monotonic()
@@ -228,7 +228,7 @@ class Attendance:
             self._running = True
             self.teller.state("running")
 
-    def _end_well(self) -> End:
+    def _end_well(self) -> GroupResult:
         exits = self.ranks.exits()
         if self.config.script is not None and self._terminated_at is None:
             for number in [number for number, code in exits.items() if code == 0 and not result.read(self.scratch, number)]:
@@ -237,7 +237,7 @@ class Attendance:
                 log.warn("ended-early", rank=rank, message=message)
         return self._end(exits)
 
-    def _end_badly(self) -> End:
+    def _end_badly(self) -> GroupResult:
         """Some rank failed. If none of these failures is a first cause, one may follow on this node in a moment."""
         deadline = time.monotonic() + ECHO_SECONDS
         while self.ranks.living and time.monotonic() < deadline:
@@ -249,7 +249,7 @@ class Attendance:
         self.ranks.kill()
         return replace(self._end(exits), notes=notes)
 
-    def _has_lost_a_node(self, news: News) -> bool:
+    def _has_lost_a_node(self, news: RendezvousStatus) -> bool:
         """Whether another node is gone and the ranks here wait for it: a cut connection shows at once, a silent node never."""
         now, watchdog = time.monotonic(), self.watchdog
         self._silent_since = (self._silent_since or now) if news.silent or news.left else None
@@ -261,7 +261,7 @@ class Attendance:
         least = SILENT_SECONDS if self.config.train is not None else SCRIPT_SILENT_SECONDS
         return silent > least and watchdog.waited_seconds() > max(WAIT_SECONDS, _LONGER * watchdog.longest_wait)
 
-    def _end_deserted(self, heard: Heard) -> End:
+    def _end_deserted(self, heard: PollResult) -> GroupResult:
         """End a group that others have broken. What a rank here has left to say counts, though it has not ended yet."""
         notes, exits = self._notes(), self.ranks.exits()
         self.ranks.kill()
@@ -278,21 +278,21 @@ class Attendance:
         }
         return replace(ended, failures={**echoes, **left, **ended.failures}, notes=notes)
 
-    def _end_by_force(self) -> End:
+    def _end_by_force(self) -> GroupResult:
         exits = self.ranks.exits()
         self.ranks.kill()
-        return End(outcomes=self._end(exits).outcomes, exits=exits, forced=True)
+        return GroupResult(outcomes=self._end(exits).outcomes, exits=exits, forced=True)
 
-    def _end(self, exits: dict[int, int]) -> End:
+    def _end(self, exits: dict[int, int]) -> GroupResult:
         known = self._circumstances(exits)
-        return End(exit_analysis.outcomes(known), exit_analysis.failures(known), exits)
+        return GroupResult(exit_analysis.outcomes(known), exit_analysis.failures(known), exits)
 
     def _failures(self, exits: dict[int, int]) -> dict[int, Failure]:
         return exit_analysis.failures(self._circumstances(exits)) if exits else {}
 
-    def _circumstances(self, exits: dict[int, int]) -> exit_analysis.Circumstances:
+    def _circumstances(self, exits: dict[int, int]) -> exit_analysis.ExitContext:
         beats = self.watchdog.beats
-        return exit_analysis.Circumstances(
+        return exit_analysis.ExitContext(
             node=self.node,
             generation=self.generation.number,
             scratch=self.scratch,
@@ -319,15 +319,15 @@ class Attendance:
             for number, rank in enumerate(self.global_ranks)
         ]
 
-    def _end_disagreeing(self, odd: Odd) -> End:
+    def _end_disagreeing(self, odd: Mismatch) -> GroupResult:
         """The ranks here have entered different collectives: nothing good can come of it, however long they go on."""
         notes, exits = self._notes(), self.ranks.exits()
         self.ranks.kill()
         failure = convict(odd, node=self.node, generation=self.generation.number, step=self.watchdog.last_step())
         local_rank = self.global_ranks.index(odd.ranks[0]) if odd.ranks else 0
-        return End(failures={local_rank: failure}, exits=exits, notes=notes)
+        return GroupResult(failures={local_rank: failure}, exits=exits, notes=notes)
 
-    def _end_hanging(self, stalled: list[int]) -> End:
+    def _end_hanging(self, stalled: list[int]) -> GroupResult:
         """Some ranks stand still: find out who is to blame, keep the stacks, end the group."""
         notes = self._notes()
         blamed = culprit(compare_notes(self.exchange, self.generation, self.node, notes))
@@ -343,4 +343,4 @@ class Attendance:
             if failure.primary:
                 phase, path = self.watchdog.beats[local_rank].phase, stacks_path(self.scratch, local_rank)
                 self.teller.hang(failure, phase=phase.value, stacks=str(path))
-        return End(failures=failures, exits=exits, notes=notes)
+        return GroupResult(failures=failures, exits=exits, notes=notes)

@@ -17,9 +17,9 @@ from kdist_trainer.agent.settings import Settings
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import KdistTrainerError
 from kdist_trainer.rendezvous import endpoint
-from kdist_trainer.rendezvous.configmap_client import ConfigMap, Server
+from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
 from kdist_trainer.rendezvous.file_store import FileStore
-from kdist_trainer.rendezvous.handler import Pace, Rendezvous, open_rendezvous
+from kdist_trainer.rendezvous.handler import Rendezvous, RendezvousTimings, open_rendezvous
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
 from kdist_trainer.rendezvous.tcp_store import open_tcp_store, take_leave
 from kdist_trainer.signals import StopSignals
@@ -33,14 +33,14 @@ _PAUSE_SECONDS = 1.0
 _LEAVE_SECONDS = 10.0
 
 
-class Unreachable(KdistTrainerError):  # noqa: N818 - named for what it is
+class StoreUnavailableError(KdistTrainerError):
     """The place where agents meet cannot be reached."""
 
     cause, code = Cause.RENDEZVOUS, Exit.PEERS_LOST
 
 
 @dataclass(frozen=True)
-class Stores:
+class StoreClients:
     """Two views of one store: `patient` rides out that it is away for a while, `hasty` soon says that it is."""
 
     patient: Store
@@ -54,15 +54,15 @@ class Stores:
             take_leave(self.patient, keeps=self.keeps, agents=agents, seconds=_LEAVE_SECONDS)
 
 
-def open_stores(settings: Settings, stop: StopSignals) -> Stores:
-    """Open what `settings.rendezvous` names; waits for it. Raises `ConfigProblem`, `Unreachable`."""
+def open_stores(settings: Settings, stop: StopSignals) -> StoreClients:
+    """Open what `settings.rendezvous` names; waits for it. Raises `ConfigError`, `StoreUnavailableError`."""
     where, nodes = settings.place, settings.config.nodes.max
     seconds = settings.config.rendezvous_timeout_seconds
     word = _WORD_SECONDS + nodes / 4
     first, second = where.where
     if where.scheme == endpoint.FILE:
         store: Store = FileStore(Path(first), timeout_seconds=word)
-        return Stores(store, store)
+        return StoreClients(store, store)
     if where.scheme == endpoint.C10D:
         try:
             store, keeps = open_tcp_store(
@@ -74,10 +74,10 @@ def open_stores(settings: Settings, stop: StopSignals) -> Stores:
                 patience_seconds=seconds,
             )
         except (OSError, DistError) as error:
-            raise Unreachable(f"the store of the rendezvous at {first}:{second} is not there: {error}") from error
-        return Stores(store, store, keeps=keeps)
+            raise StoreUnavailableError(f"the store of the rendezvous at {first}:{second} is not there: {error}") from error
+        return StoreClients(store, store, keeps=keeps)
     opened = threading.Event()
-    server, poll = Server.from_environment(), Pace.for_nodes(nodes, remote=True).poll
+    server, poll = ApiEndpoint.from_environment(), RendezvousTimings.for_nodes(nodes, remote=True).poll
 
     def view(calm: float) -> KubernetesStore:
         def patience() -> float:
@@ -86,17 +86,17 @@ def open_stores(settings: Settings, stop: StopSignals) -> Stores:
         config_map = ConfigMap(server, first, second, patience=patience)
         return KubernetesStore(config_map, run_id=settings.meeting, timeout_seconds=word, poll_seconds=poll)
 
-    stores = Stores(view(seconds), view(_HASTY))
+    stores = StoreClients(view(seconds), view(_HASTY))
     try:
         stores.patient.check([])
         stores.hasty.check([])
     except DistError as error:
-        raise Unreachable(str(error)) from error
+        raise StoreUnavailableError(str(error)) from error
     opened.set()
     return stores
 
 
-def open_handler(settings: Settings, stores: Stores, *, predecessors: set[int]) -> Rendezvous:
+def open_handler(settings: Settings, stores: StoreClients, *, predecessors: set[int]) -> Rendezvous:
     """The rendezvous in these stores, without the agents that were here before (their pids)."""
     config, scheme = settings.config, settings.place.scheme
     deadline = time.monotonic() + config.rendezvous_timeout_seconds
@@ -117,7 +117,7 @@ def open_handler(settings: Settings, stores: Stores, *, predecessors: set[int]) 
             break
         except RendezvousConnectionError as error:
             if scheme == endpoint.C10D or time.monotonic() > deadline:
-                raise Unreachable(f"the store of the rendezvous does not answer: {error}") from error
+                raise StoreUnavailableError(f"the store of the rendezvous does not answer: {error}") from error
             log.warn("rendezvous-retried", message=f"the store of the rendezvous does not answer: {error.__cause__ or error}")
             time.sleep(_PAUSE_SECONDS)
     with suppress(RendezvousError):  # their keep-alives will be missed

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kdist_trainer import log
-from kdist_trainer.agent.coordination import Document, Exchange, failures_of
+from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
 from kdist_trainer.agent.exit_record import deciding
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
@@ -92,7 +92,7 @@ _UNWRITTEN = "unwritten"
 _LONGEST_PAUSE = 60
 
 
-class Events(Protocol):
+class EventLog(Protocol):
     """Where a run's events are kept."""
 
     def append(self, event: str, **fields: Any) -> None: ...
@@ -100,10 +100,10 @@ class Events(Protocol):
     def events(self) -> list[dict[str, Any]]: ...
 
 
-class SharedEvents:
+class StoreEventLog:
     """Events of a run without checkpoints: kept in the rendezvous's store, lost with it."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: AgentStore) -> None:
         self._exchange = exchange
 
     def append(self, event: str, **fields: Any) -> None:
@@ -160,13 +160,13 @@ def _pause(times: int) -> int:
     return min(2 ** (times - 2), _LONGEST_PAUSE) if times >= 2 else 0
 
 
-class Book:
+class RestartLedger:
     """The events of one run, as its leader reads and writes them."""
 
-    def __init__(self, exchange: Exchange, *, checkpoints: Path | None, max_restarts: int, is_script: bool = False) -> None:
+    def __init__(self, exchange: AgentStore, *, checkpoints: Path | None, max_restarts: int, is_script: bool = False) -> None:
         self._exchange = exchange
         self._checkpoints = checkpoints
-        self._events: Events = SharedEvents(exchange) if checkpoints is None else RunLedger(checkpoints)
+        self._events: EventLog = StoreEventLog(exchange) if checkpoints is None else RunLedger(checkpoints)
         self._max_restarts = max_restarts
         self._is_script = is_script
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from kdist_trainer import log
 from kdist_trainer.config import NODES, Nodes, TrainConfig
-from kdist_trainer.rendezvous.endpoint import Place, parse
+from kdist_trainer.rendezvous.endpoint import RendezvousEndpoint, parse
 
 
-class Bounds:
+class NodeLimits:
     """`nodes` of the train.json at `path`, read anew when the file has changed; what it was before, if it cannot be read."""
 
     def __init__(self, path: Path, first: Nodes) -> None:
@@ -85,13 +85,13 @@ class Settings:
     entrypoint: str = WORKER
 
     @cached_property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> NodeLimits:
         """How many nodes the job may have, at any time."""
-        return Bounds(self.config_path, self.config.nodes)
+        return NodeLimits(self.config_path, self.config.nodes)
 
     @cached_property
-    def place(self) -> Place:
-        """Where the agents meet. Raises `ConfigProblem`."""
+    def place(self) -> RendezvousEndpoint:
+        """Where the agents meet. Raises `ConfigError`."""
         return parse(self.rendezvous)
 
     @property

@@ -11,14 +11,14 @@ from kdist_trainer.agent.restart_policy import FAILURE, Generation
 from kdist_trainer.errors import Failure
 
 if TYPE_CHECKING:
-    from kdist_trainer.agent.log_relay import Relay
+    from kdist_trainer.agent.log_relay import LogRelay
     from kdist_trainer.metrics.exporter import Exporter
 
 
-class Teller:
+class AgentTelemetry:
     """Says what happens, once. `max_restarts` is the job's budget, `managed` tells a training from a script."""
 
-    def __init__(self, exporter: Exporter, relay: Relay, *, max_restarts: int, managed: bool = True) -> None:
+    def __init__(self, exporter: Exporter, relay: LogRelay, *, max_restarts: int, managed: bool = True) -> None:
         self._exporter = exporter
         self._relay = relay
         self._max_restarts = max_restarts

@@ -11,15 +11,15 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from kdist_trainer import log
 from kdist_trainer.agent import restart_policy
-from kdist_trainer.agent.coordination import Exchange, failures_of
+from kdist_trainer.agent.coordination import AgentStore, failures_of
 from kdist_trainer.agent.desync import find_odd, tell
-from kdist_trainer.agent.exit_analysis import End
-from kdist_trainer.agent.exit_record import Ended, deciding, failed, read_done, stopped, success
+from kdist_trainer.agent.exit_analysis import GroupResult
+from kdist_trainer.agent.exit_record import RunOutcome, deciding, failed, read_done, stopped, success
 from kdist_trainer.agent.hang_detection import compare_notes, judge
 from kdist_trainer.agent.monitor import STOP
-from kdist_trainer.agent.restart_policy import Book, Generation
+from kdist_trainer.agent.restart_policy import Generation, RestartLedger
 from kdist_trainer.agent.settings import Settings
-from kdist_trainer.agent.telemetry import Teller
+from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import Failure
 from kdist_trainer.rendezvous.handler import Rendezvous
@@ -31,11 +31,17 @@ SETTLE_SECONDS = 0.3
 _POLL_SECONDS = 0.1
 
 
-class Conclusion:
-    """Decides for one agent; `draw` returns when the group shall form again and raises `Ended` otherwise."""
+class TerminationPolicy:
+    """Decides for one agent; `draw` returns when the group shall form again and raises `RunOutcome` otherwise."""
 
     def __init__(
-        self, settings: Settings, exchange: Exchange, rendezvous: Rendezvous, teller: Teller, book: Book, stop: StopSignals
+        self,
+        settings: Settings,
+        exchange: AgentStore,
+        rendezvous: Rendezvous,
+        teller: AgentTelemetry,
+        book: RestartLedger,
+        stop: StopSignals,
     ) -> None:
         self._settings = settings
         self._exchange = exchange
@@ -44,7 +50,7 @@ class Conclusion:
         self._book = book
         self._stop = stop
 
-    def draw(self, generation: Generation, end: End) -> None:
+    def draw(self, generation: Generation, end: GroupResult) -> None:
         """Take note of how the ranks ended and decide."""
         for outcome in end.outcomes.values():
             self._teller.rank_ended(outcome)
@@ -64,10 +70,10 @@ class Conclusion:
         if self._stop.requested:
             self.leave()
             if decisive is not None and decisive.code is Exit.STORAGE:  # asked to save, which the disk refused
-                raise Ended(failed(decisive))
+                raise RunOutcome(failed(decisive))
             saved = bool(end.outcomes) and not end.forced and not end.failures
             step = self._book.committed_step() if saved else 0
-            raise Ended(
+            raise RunOutcome(
                 stopped("stopped on request" if saved else "stopped on request, in the middle of work", step=step or None)
             )
         if decisive is not None:
@@ -78,7 +84,7 @@ class Conclusion:
             self._exchange.plan(generation.number, STOP)  # somebody asked the ranks to stop: that is no failure
             self._teller.state("restarting")
 
-    def _confer(self, generation: Generation, end: End, decisive: Failure | None) -> Failure | None:
+    def _confer(self, generation: Generation, end: GroupResult, decisive: Failure | None) -> Failure | None:
         """Tell the others, and end with them if this or something there has ended the run; returns what decides."""
         if end.failures:
             self._exchange.post_failures(generation.number, list(end.failures.values()), notes=end.notes)
@@ -93,7 +99,7 @@ class Conclusion:
             self._end_failed(decisive)
         return decisive
 
-    def _weigh(self, generation: Generation, end: End, failure: Failure) -> Failure:
+    def _weigh(self, generation: Generation, end: GroupResult, failure: Failure) -> Failure:
         """What decides once all agents have said what their ranks were in; the others are told if it is something else."""
         notes = compare_notes(self._exchange, generation, self._settings.node, end.notes, after_failures=True)
         weighed = judge(failure, notes)
@@ -108,7 +114,7 @@ class Conclusion:
             self._finish_now(done.get("step"))
         verdict = self._exchange.verdict()
         if verdict:
-            raise Ended(verdict)
+            raise RunOutcome(verdict)
 
     def _settle_on(self, number: int, failure: Failure) -> Failure:
         """The failure that decides over all agents, once a moment has passed for earlier ones to become known."""
@@ -126,7 +132,7 @@ class Conclusion:
             self._book.note_failure(failure)
             self._book.note("failed", cause=failure.cause.value, code=int(failure.code), message=failure.message[:500])
         self._close()
-        raise Ended(final)
+        raise RunOutcome(final)
 
     def end_spent(self, generation: Generation) -> NoReturn:
         """The budget is spent: end all agents."""
@@ -145,7 +151,7 @@ class Conclusion:
         if final == record:
             self._book.note("failed", cause=Cause.BUDGET.value, code=int(Exit.BUDGET), message=message[:500])
         self._close()
-        raise Ended(final)
+        raise RunOutcome(final)
 
     def final_record(self) -> dict[str, Any]:
         """The record of a run whose rendezvous is closed."""
@@ -158,7 +164,7 @@ class Conclusion:
         message = "the rendezvous was closed and nobody said why"
         return failed(Failure(Cause.RENDEZVOUS, Exit.PEERS_LOST, True, message, node=self._settings.node, time=time.time()))
 
-    def _all_done(self, generation: Generation, end: End) -> bool:
+    def _all_done(self, generation: Generation, end: GroupResult) -> bool:
         if end.forced or any(outcome != DONE for outcome in end.outcomes.values()):
             return False
         if self._settings.config.train is not None:
@@ -179,7 +185,7 @@ class Conclusion:
             self._end_if_over()
             if self._stop.requested:
                 self.leave()
-                raise Ended(stopped("stopped on request, waiting for other nodes to finish", step=None))
+                raise RunOutcome(stopped("stopped on request, waiting for other nodes to finish", step=None))
             members = self._rendezvous.members()
             if document.get("failures") or "plan" in document or members < len(generation.nodes):
                 log.warn("finished-too-early", message="other nodes did not finish: all begin again")
@@ -192,7 +198,7 @@ class Conclusion:
         done = self._read_done()
         final = self._settle(success(step=step if done is None else done.get("step")))
         self._close()
-        raise Ended(final)
+        raise RunOutcome(final)
 
     def _settle(self, record: dict[str, Any]) -> dict[str, Any]:
         """End the run for all agents; returns the record that it ended with, this one if the store stays away."""

@@ -23,7 +23,7 @@ from kdist_trainer import process_tree
 from kdist_trainer.agent.exit_analysis import FORKSERVER_LOST
 
 
-class Ranks:
+class WorkerProcesses:
     """Processes by local rank. `signal` and `kill` never reach a process that has been seen to end."""
 
     def __init__(self, context: PContext) -> None:

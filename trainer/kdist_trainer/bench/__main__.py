@@ -16,7 +16,7 @@ import torch
 
 from kdist_trainer import log
 from kdist_trainer.bench.collectives import COLLECTIVES
-from kdist_trainer.bench.measure import NBYTES, Effort, Pair, Slow, judge_pairs, measure, sizes
+from kdist_trainer.bench.measure import NBYTES, Effort, Pair, SlowLink, judge_pairs, measure, sizes
 from kdist_trainer.instrumentation.flight_recorder import find_heartbeat, note_collectives
 from kdist_trainer.liveness import Phase
 from kdist_trainer.world import World
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise RuntimeError(f"{wrong} elements that {given.collective} gave are wrong")
 
 
-def _tell_pairs(pairs: dict[Pair, float], slow: Slow | None, nodes: list[str], tell: Tell) -> None:
+def _tell_pairs(pairs: dict[Pair, float], slow: SlowLink | None, nodes: list[str], tell: Tell) -> None:
     ranks = len(nodes)
     for rank in range(min(ranks, _MOST_SHOWN)):
         row = [pairs.get((min(rank, other), max(rank, other))) for other in range(min(ranks, _MOST_SHOWN))]

@@ -22,7 +22,7 @@ _ELEMENT = 4  # bytes of a float32
 
 
 @dataclass
-class Case:
+class BenchCase:
     """One collective at one size, over and over: `reset` before each `run`, `count_wrong` after it."""
 
     nbytes: int
@@ -33,7 +33,7 @@ class Case:
     """Elements of this rank's result that are not what they must be."""
 
 
-Make = Callable[[World, int], Case]
+Make = Callable[[World, int], BenchCase]
 
 
 @dataclass(frozen=True)
@@ -72,33 +72,33 @@ def _nothing() -> int:
     return 0
 
 
-def all_reduce(world: World, size: int) -> Case:
+def all_reduce(world: World, size: int) -> BenchCase:
     """`size` bytes of every rank, added up on every rank."""
     count = _whole(size)
     own, wanted = pattern(world.rank, count, world.device), summed(world.size, count, world.device)
     buffer = torch.empty_like(own)
-    return Case(buffer.nbytes, lambda: dist.all_reduce(buffer), lambda: buffer.copy_(own), _compare(buffer, wanted))
+    return BenchCase(buffer.nbytes, lambda: dist.all_reduce(buffer), lambda: buffer.copy_(own), _compare(buffer, wanted))
 
 
-def all_gather(world: World, size: int) -> Case:
+def all_gather(world: World, size: int) -> BenchCase:
     """Every rank's part, put together to `size` bytes on every rank."""
     count = _part(world, size)
     own = pattern(world.rank, count, world.device)
     wanted = torch.cat([pattern(rank, count, world.device) for rank in range(world.size)])
     found = torch.empty_like(wanted)
-    return Case(found.nbytes, lambda: dist.all_gather_single(found, own), lambda: found.fill_(-1), _compare(found, wanted))
+    return BenchCase(found.nbytes, lambda: dist.all_gather_single(found, own), lambda: found.fill_(-1), _compare(found, wanted))
 
 
-def reduce_scatter(world: World, size: int) -> Case:
+def reduce_scatter(world: World, size: int) -> BenchCase:
     """`size` bytes of every rank, added up, and dealt to the ranks in parts."""
     count = _part(world, size)
     own = pattern(world.rank, count * world.size, world.device)
     wanted = summed(world.size, count, world.device, start=world.rank * count)
     found = torch.empty_like(wanted)
-    return Case(own.nbytes, lambda: dist.reduce_scatter_single(found, own), lambda: found.fill_(-1), _compare(found, wanted))
+    return BenchCase(own.nbytes, lambda: dist.reduce_scatter_single(found, own), lambda: found.fill_(-1), _compare(found, wanted))
 
 
-def broadcast(world: World, size: int) -> Case:
+def broadcast(world: World, size: int) -> BenchCase:
     """`size` bytes from rank 0 to all."""
     wanted = pattern(0, _whole(size), world.device)
     buffer = wanted.clone()
@@ -107,56 +107,56 @@ def broadcast(world: World, size: int) -> Case:
         if world.rank != 0:
             buffer.fill_(-1)
 
-    return Case(buffer.nbytes, lambda: dist.broadcast(buffer, 0), reset, _compare(buffer, wanted))
+    return BenchCase(buffer.nbytes, lambda: dist.broadcast(buffer, 0), reset, _compare(buffer, wanted))
 
 
-def reduce(world: World, size: int) -> Case:
+def reduce(world: World, size: int) -> BenchCase:
     """`size` bytes of every rank, added up on rank 0."""
     count = _whole(size)
     own, wanted = pattern(world.rank, count, world.device), summed(world.size, count, world.device)
     buffer = torch.empty_like(own)
     check = _compare(buffer, wanted) if world.rank == 0 else _nothing
-    return Case(buffer.nbytes, lambda: dist.reduce(buffer, 0), lambda: buffer.copy_(own), check)
+    return BenchCase(buffer.nbytes, lambda: dist.reduce(buffer, 0), lambda: buffer.copy_(own), check)
 
 
-def gather(world: World, size: int) -> Case:
+def gather(world: World, size: int) -> BenchCase:
     """Every rank's part, put together to `size` bytes on rank 0."""
     count = _part(world, size)
     own = pattern(world.rank, count, world.device)
     nbytes = own.nbytes * world.size
     if world.rank != 0:
-        return Case(nbytes, lambda: dist.gather(own, dst=0), _nothing, _nothing)
+        return BenchCase(nbytes, lambda: dist.gather(own, dst=0), _nothing, _nothing)
     wanted = torch.cat([pattern(rank, count, world.device) for rank in range(world.size)])
     found = torch.empty_like(wanted)
     places = list(found.chunk(world.size))
-    return Case(nbytes, lambda: dist.gather(own, places, dst=0), lambda: found.fill_(-1), _compare(found, wanted))
+    return BenchCase(nbytes, lambda: dist.gather(own, places, dst=0), lambda: found.fill_(-1), _compare(found, wanted))
 
 
-def scatter(world: World, size: int) -> Case:
+def scatter(world: World, size: int) -> BenchCase:
     """`size` bytes of rank 0, dealt to the ranks in parts."""
     count = _part(world, size)
     wanted = pattern(world.rank, count, world.device)
     found = torch.empty_like(wanted)
     parts = [pattern(rank, count, world.device) for rank in range(world.size)] if world.rank == 0 else None
     nbytes = found.nbytes * world.size
-    return Case(nbytes, lambda: dist.scatter(found, parts, src=0), lambda: found.fill_(-1), _compare(found, wanted))
+    return BenchCase(nbytes, lambda: dist.scatter(found, parts, src=0), lambda: found.fill_(-1), _compare(found, wanted))
 
 
-def all_to_all(world: World, size: int) -> Case:
+def all_to_all(world: World, size: int) -> BenchCase:
     """`size` bytes of every rank, of which each rank gets a part."""
     count = _part(world, size)
     own = pattern(world.rank, count * world.size, world.device)
     wanted = torch.cat([pattern(rank, count, world.device, start=world.rank * count) for rank in range(world.size)])
     found = torch.empty_like(wanted)
-    return Case(own.nbytes, lambda: dist.all_to_all_single(found, own), lambda: found.fill_(-1), _compare(found, wanted))
+    return BenchCase(own.nbytes, lambda: dist.all_to_all_single(found, own), lambda: found.fill_(-1), _compare(found, wanted))
 
 
-def barrier(world: World, size: int) -> Case:  # noqa: ARG001 - as all the others
+def barrier(world: World, size: int) -> BenchCase:  # noqa: ARG001 - as all the others
     """No bytes: all wait for all."""
-    return Case(0, dist.barrier, _nothing, _nothing)
+    return BenchCase(0, dist.barrier, _nothing, _nothing)
 
 
-def broadcast_object(world: World, size: int) -> Case:
+def broadcast_object(world: World, size: int) -> BenchCase:
     """An object of `size` bytes from rank 0 to all, by `broadcast_object_list`: pickled, sent on the CPU, unpickled."""
     wanted = bytes(index % _PERIOD for index in range(size))
     box: list[Any] = [None]
@@ -164,7 +164,7 @@ def broadcast_object(world: World, size: int) -> Case:
     def reset() -> None:
         box[0] = wanted if world.rank == 0 else None
 
-    return Case(
+    return BenchCase(
         len(pickle.dumps(wanted)),
         lambda: dist.broadcast_object_list(box, src=0, device=torch.device("cpu")),
         reset,

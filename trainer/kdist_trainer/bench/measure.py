@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from kdist_trainer.bench.collectives import Case, Collective
+from kdist_trainer.bench.collectives import BenchCase, Collective
 from kdist_trainer.world import World
 
 LEAST_ROUNDS = 3
@@ -33,7 +33,7 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One size, measured: the same on every rank. Times in seconds, bandwidths in bytes per second, None without bytes."""
 
     size: int
@@ -57,7 +57,7 @@ def sizes(least: int, most: int, factor: int) -> list[int]:
     return found
 
 
-def measure(collective: Collective, size: int, world: World, effort: Effort, *, beat: Callable[[], object]) -> Row:
+def measure(collective: Collective, size: int, world: World, effort: Effort, *, beat: Callable[[], object]) -> BenchRow:
     """Measure one size; `beat` is called in every round. Collective."""
     case = collective.make(world, size)
     first = [_round(case, world)[0] for _ in range(max(1, effort.warmup))]
@@ -75,16 +75,16 @@ def measure(collective: Collective, size: int, world: World, effort: Effort, *, 
     return summarize(stacked[:, :-1].max(dim=0).values, case.nbytes, collective.factor(world.size), int(stacked[:, -1].sum()))
 
 
-def summarize(times: torch.Tensor, nbytes: int, factor: float, wrong: int) -> Row:
+def summarize(times: torch.Tensor, nbytes: int, factor: float, wrong: int) -> BenchRow:
     """A row of the rounds' times: bandwidth from the mean as nccl-tests has it, percentiles of single rounds."""
     mean = float(times.mean())
     p50, p90, p99 = (float(torch.quantile(times, share)) for share in (0.5, 0.9, 0.99))
     algbw = nbytes / mean if nbytes else None
     busbw = None if algbw is None else algbw * factor
-    return Row(nbytes, len(times), mean, float(times.min()), p50, p90, p99, algbw, busbw, wrong)
+    return BenchRow(nbytes, len(times), mean, float(times.min()), p50, p90, p99, algbw, busbw, wrong)
 
 
-def _round(case: Case, world: World) -> tuple[float, int]:
+def _round(case: BenchCase, world: World) -> tuple[float, int]:
     """Seconds and mistakes of one round on this rank."""
     case.reset()
     finish(world)
@@ -119,7 +119,7 @@ Pair = tuple[int, int]
 Exchange = Callable[[torch.Tensor, int, bool], None]
 
 
-class Slow(NamedTuple):
+class SlowLink(NamedTuple):
     """Who is slower than the others: one rank whatever its partner, or one pair. `ratio` is against the others' median."""
 
     ranks: tuple[int, ...]
@@ -142,7 +142,7 @@ def schedule(ranks: int) -> Iterator[list[Pair]]:
 
 def judge_pairs(
     world: World, factor: float, *, beat: Callable[[], object], exchange: Exchange | None = None
-) -> tuple[dict[Pair, float], Slow | None]:
+) -> tuple[dict[Pair, float], SlowLink | None]:
     """What `measure_pairs` gives, and who is slow: only who still is when it is measured again. Collective."""
     pairs = measure_pairs(world, beat=beat, exchange=exchange)
     for _ in range(_LOOKS - 1):
@@ -192,7 +192,7 @@ def _there_and_back(payload: torch.Tensor, other: int, first: bool) -> None:
         dist.send(payload, other)
 
 
-def find_slow(pairs: Mapping[Pair, float], factor: float) -> Slow | None:
+def find_slow(pairs: Mapping[Pair, float], factor: float) -> SlowLink | None:
     """The rank, else the pair, that takes more than `factor` times what the others do; None where there is none.
 
     A rank is to blame when even its fastest pair is slow. Two ranks have nobody to be compared with.
@@ -203,11 +203,11 @@ def find_slow(pairs: Mapping[Pair, float], factor: float) -> Slow | None:
         own = [seconds for pair, seconds in pairs.items() if rank in pair]
         others = [seconds for pair, seconds in pairs.items() if rank not in pair]
         if others and min(own) > factor * median(others):
-            found.append(Slow((rank,), median(own), median(own) / median(others)))
+            found.append(SlowLink((rank,), median(own), median(own) / median(others)))
     if found:
         return max(found, key=lambda slow: slow.ratio)
     for pair, seconds in sorted(pairs.items(), key=lambda item: -item[1])[:1]:
         others = [other for one, other in pairs.items() if one != pair]
         if others and seconds > factor * median(others):
-            return Slow(pair, seconds, seconds / median(others))
+            return SlowLink(pair, seconds, seconds / median(others))
     return None

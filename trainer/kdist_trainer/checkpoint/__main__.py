@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from kdist_trainer.checkpoint import listing
-from kdist_trainer.checkpoint.layout import Damaged
+from kdist_trainer.checkpoint.layout import DamagedCheckpointError
 from kdist_trainer.errors import KdistTrainerError
 
 _DISK = 74
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document = _answer(given)
     except OSError as error:
         return _refuse(f"{error.filename or given.folder}: {error.strerror or error}", _DISK)
-    except (Damaged, KdistTrainerError) as error:
+    except (DamagedCheckpointError, KdistTrainerError) as error:
         return _refuse(str(error), 1)
     out: TextIO = sys.stderr if given.question == "export" and given.out == Path("-") else sys.stdout
     out.write(json.dumps(document, separators=(",", ":")) + "\n")

@@ -21,19 +21,19 @@ import torch
 import kdist_trainer
 from kdist_trainer import log
 from kdist_trainer.checkpoint import commit, peers
-from kdist_trainer.checkpoint.commit import Request, SaveResult
+from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory, Manifest
-from kdist_trainer.checkpoint.lock import Lock, Superseded
-from kdist_trainer.checkpoint.peers import Peers, Ranks
+from kdist_trainer.checkpoint.lock import Lock, LockLostError
+from kdist_trainer.checkpoint.peers import CheckpointGroup, RankInfo
 from kdist_trainer.checkpoint.reader import Fallback, Judge, Restore
 from kdist_trainer.checkpoint.writer import Paths, Stager, Writer
 from kdist_trainer.config import Checkpointing
-from kdist_trainer.errors import Mismatch, PeersLost, StorageProblem
+from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError
 
 T = TypeVar("T")
 
 
-class Background(Generic[T]):
+class BackgroundTask(Generic[T]):
     """Runs one function on a daemon thread: a process that ends by force does not wait for it."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Background(Generic[T]):
         return self._results.pop()
 
 
-__all__ = ["CheckpointStore", "Fallback", "Save", "SaveResult"]
+__all__ = ["CheckpointManager", "Fallback", "Save", "SaveResult"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Save:
     waited: bool
 
 
-class CheckpointStore:
+class CheckpointManager:
     """Checkpoints of one group of ranks in one folder.
 
     Collective: every rank calls the same methods in the same order. Logs and the run ledger are written here; `on_result` is
@@ -92,7 +92,7 @@ class CheckpointStore:
         self,
         root: Path,
         *,
-        world: Ranks,
+        world: RankInfo,
         run_id: str,
         config: Checkpointing,
         job: Mapping[str, Any],
@@ -104,12 +104,12 @@ class CheckpointStore:
 
         `job`: what is kept of the job with each checkpoint, as plain values. `sharded`: ranks hold parts of the state, which
         only a shared folder can take. `holders`: which one of how many ranks that hold the same tensors this one is; by
-        default all do. Raises `Mismatch` when the folder belongs to another run or cannot serve, `Superseded` when a later
-        group of this run has it, `StorageProblem` when it cannot be written.
+        default all do. Raises `CheckpointMismatchError` when the folder belongs to another run or cannot serve, `LockLostError` when a later
+        group of this run has it, `StorageError` when it cannot be written.
         """
         self.directory = CheckpointDirectory(root)
         self.resumed: Checkpoint | None = None
-        self._peers = Peers(world)
+        self._peers = CheckpointGroup(world)
         self._lock = Lock(root)
         self._run_id = run_id
         self._blocking = config.mode == "blocking"
@@ -127,7 +127,7 @@ class CheckpointStore:
         self._stager = Stager(rank=rank, size=size if self.shared else int(self._peers.is_leader))
         self._id = self._peers.broadcast(secrets.token_hex(4))
         self._saves = 0
-        self._background = Background[SaveResult]()
+        self._background = BackgroundTask[SaveResult]()
 
     @property
     def fallbacks(self) -> list[Fallback]:
@@ -137,9 +137,9 @@ class CheckpointStore:
     def load(self, model_and_optimizer: dict[str, Any], *, fingerprint: str, judge: Judge | None = None) -> dict[str, Any] | None:
         """Fill the tensors in place from the newest checkpoint that verifies, and return the state saved with it.
 
-        None when there is no checkpoint. Raises `Mismatch` when it is of other data (`fingerprint`) or of another model, or
+        None when there is no checkpoint. Raises `CheckpointMismatchError` when it is of other data (`fingerprint`) or of another model, or
         when none of the checkpoints can be read. `judge` is asked first, with the job that the checkpoint is of, on every
-        rank; it may raise `Mismatch` too.
+        rank; it may raise `CheckpointMismatchError` too.
         """
         found = self._restore.load(model_and_optimizer, fingerprint=fingerprint, judge=judge)
         if found is not None:
@@ -163,7 +163,7 @@ class CheckpointStore:
 
         When this returns, the tensors may change again; with mode `async` they are written meanwhile. A failure is told to
         `on_result` and the training goes on. `before_commit` runs on rank 0, on the writing thread, before the commit.
-        `required`: wait until it is committed, try a second time, then raise `StorageProblem`, and `PeersLost` at once
+        `required`: wait until it is committed, try a second time, then raise `StorageError`, and `PeersLostError` at once
         when other ranks are gone. `final`: the same, and then write this document to DONE: the run has ended.
         `first`: flat names of tensors in which ranks may differ, and of which rank 0's are saved.
         """
@@ -172,7 +172,7 @@ class CheckpointStore:
         self.wait()
         staged, paths = self._stager.stage(tensors, first=first)
         insist = required or final is not None
-        request = Request(
+        request = CommitRequest(
             manifest=self._describe(step, state),
             state=json.dumps({"state": state, "job": self._job}, indent=1).encode() + b"\n",
             temporary=Path(),
@@ -192,17 +192,17 @@ class CheckpointStore:
         return Save(step, time.monotonic() - started, waited)
 
     def poll(self) -> None:
-        """Tell `on_result` of a save that has ended meanwhile. Raises `Superseded` if it found the lock lost."""
+        """Tell `on_result` of a save that has ended meanwhile. Raises `LockLostError` if it found the lock lost."""
         if not self._background.busy:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the save under way, if any, and tell `on_result`. Raises `Superseded` if it found the lock lost."""
+        """Wait for the save under way, if any, and tell `on_result`. Raises `LockLostError` if it found the lock lost."""
         if self._background.pending:
             self._take()
 
     def reopen(self) -> None:
-        """The run goes on: an earlier word that it had ended no longer holds. Raises `StorageProblem`."""
+        """The run goes on: an earlier word that it had ended no longer holds. Raises `StorageError`."""
 
         def remove() -> None:
             if self._peers.is_leader or not self._sees_leader:
@@ -211,7 +211,7 @@ class CheckpointStore:
         try:
             self._peers.everywhere(remove)
         except OSError as error:
-            raise StorageProblem(f"cannot remove DONE from {self.directory.root}: {error}") from error
+            raise StorageError(f"cannot remove DONE from {self.directory.root}: {error}") from error
 
     def close(self) -> None:
         """Wait for the save under way and release the lock, so that any run may use the folder. It may be called twice.
@@ -235,13 +235,13 @@ class CheckpointStore:
         try:
             return self._peers.on_leader(work)
         except OSError as error:
-            raise StorageProblem(f"cannot write the lock of {self.directory.root}: {error}") from error
+            raise StorageError(f"cannot write the lock of {self.directory.root}: {error}") from error
 
     def _say_if_not_shared(self, sharded: bool) -> None:
         if self.shared:
             return
         if sharded:
-            raise Mismatch(
+            raise CheckpointMismatchError(
                 f"the ranks do not share the checkpoint folder {self.directory.root}, and each holds a part of the model: "
                 "use a volume that all nodes mount (ReadWriteMany), or strategy ddp"
             )
@@ -265,7 +265,7 @@ class CheckpointStore:
             versions={"kdist": kdist_trainer.__version__, "torch": torch.__version__, "python": platform.python_version()},
         )
 
-    def _start(self, request: Request, staged: dict[str, Any], paths: Paths) -> None:
+    def _start(self, request: CommitRequest, staged: dict[str, Any], paths: Paths) -> None:
         """Begin one attempt, in a folder of its own: files that were once refused are not touched again."""
         self._saves += 1
         temporary = self.directory.root / f"{request.manifest.name}.tmp-{self._id}-{self._saves}"
@@ -277,24 +277,24 @@ class CheckpointStore:
         if self.on_result is not None:
             self.on_result(result)
         if result.cause == "superseded":
-            raise Superseded(result.error)
+            raise LockLostError(result.error)
         return result
 
-    def _insist(self, request: Request, staged: dict[str, Any], paths: Paths) -> None:
+    def _insist(self, request: CommitRequest, staged: dict[str, Any], paths: Paths) -> None:
         """Wait for the attempt under way and make a second one if the disk refused it.
 
-        Raises `StorageProblem` if that fails too, and `PeersLost` when other ranks are gone.
+        Raises `StorageError` if that fails too, and `PeersLostError` when other ranks are gone.
         """
         result = self._take()
         if not (result.ok or result.echo):
             self._start(request, staged, paths)
             result = self._take()
         if not result.ok:
-            problem = PeersLost if result.echo else StorageProblem
+            problem = PeersLostError if result.echo else StorageError
             raise problem(f"the state of step {result.step} could not be saved: {result.error}")
 
     def _write_done(self, document: dict[str, Any]) -> None:
-        """Say that the run has ended in every folder that ranks look at. Raises `StorageProblem` after a second try."""
+        """Say that the run has ended in every folder that ranks look at. Raises `StorageError` after a second try."""
 
         def write() -> None:
             if self._peers.is_leader or not self._sees_leader:
@@ -305,6 +305,6 @@ class CheckpointStore:
                 self._peers.everywhere(write)
             except OSError as error:
                 if attempt == 2:
-                    raise StorageProblem(f"the end of the run could not be noted in {self.directory.root}: {error}") from error
+                    raise StorageError(f"the end of the run could not be noted in {self.directory.root}: {error}") from error
             else:
                 return

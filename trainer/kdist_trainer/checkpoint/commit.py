@@ -21,11 +21,11 @@ from pathlib import Path
 from kdist_trainer.checkpoint import durable_files
 from kdist_trainer.checkpoint.durable_files import Digest
 from kdist_trainer.checkpoint.layout import MANIFEST, STATE, Checkpoint, CheckpointDirectory, Manifest
-from kdist_trainer.checkpoint.lock import Lock, Superseded
+from kdist_trainer.checkpoint.lock import Lock, LockLostError
 
 
 @dataclass(frozen=True)
-class Request:
+class CommitRequest:
     """One save: what is committed besides the tensors.
 
     `manifest` has no files yet; `state` is the content of `state.json`; `started` is of the monotonic clock;
@@ -56,10 +56,12 @@ class SaveResult:
     """Whether it failed because other ranks are gone: no disk is to blame."""
 
 
-def commit_checkpoint(directory: CheckpointDirectory, lock: Lock, request: Request, digests: Mapping[str, Digest]) -> Manifest:
+def commit_checkpoint(
+    directory: CheckpointDirectory, lock: Lock, request: CommitRequest, digests: Mapping[str, Digest]
+) -> Manifest:
     """Commit the folder of tensor files that `request.temporary` is. Returns the manifest as written.
 
-    Raises `Superseded` when another group has the lock, `OSError` when the disk fails: nothing is acknowledged then.
+    Raises `LockLostError` when another group has the lock, `OSError` when the disk fails: nothing is acknowledged then.
     """
     folder = request.temporary
     durable_files.make_folder(folder)  # torch made it, unless there was no tensor
@@ -87,7 +89,7 @@ def _make_way(target: Path) -> None:
         durable_files.rename(target, litter)
 
 
-def discard(request: Request) -> None:
+def discard(request: CommitRequest) -> None:
     """Remove what a failed save left. Never raises `OSError`."""
     with suppress(OSError):
         durable_files.remove_tree(request.temporary)
@@ -95,7 +97,7 @@ def discard(request: Request) -> None:
 
 def cause_of(error: BaseException) -> str:
     """The bounded word under which a failed save is counted."""
-    if isinstance(error, Superseded):
+    if isinstance(error, LockLostError):
         return "superseded"
     if isinstance(error, TimeoutError):
         return "timeout"

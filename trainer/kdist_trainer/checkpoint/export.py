@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from kdist_trainer.checkpoint import listing
-from kdist_trainer.checkpoint.layout import Checkpoint, Damaged, Manifest, check_digests, read_manifest
+from kdist_trainer.checkpoint.layout import Checkpoint, DamagedCheckpointError, Manifest, check_digests, read_manifest
 from kdist_trainer.checkpoint.reader import fetch_whole, load_metadata
-from kdist_trainer.errors import Mismatch
+from kdist_trainer.errors import CheckpointMismatchError
 
 _TYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -46,7 +46,7 @@ class Export:
     """By name in the checkpoint."""
 
     def write(self, stream: BinaryIO) -> dict[str, Any]:
-        """Write the file and say what it holds. Raises `Damaged` or `OSError`."""
+        """Write the file and say what it holds. Raises `DamagedCheckpointError` or `OSError`."""
         sha, count = hashlib.sha256(), 0
         for data in (self._header(), *self._contents()):
             sha.update(data)
@@ -62,7 +62,7 @@ class Export:
         }
 
     def fetch(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Weights by their names in the file, whole and on the CPU. Raises `Damaged` or `OSError`."""
+        """Weights by their names in the file, whole and on the CPU. Raises `DamagedCheckpointError` or `OSError`."""
         found = fetch_whole(self.checkpoint.path, self.manifest, [self.sources[name] for name in names])
         return {name: found[self.sources[name]] for name in names}
 
@@ -109,30 +109,32 @@ class Export:
 def prepare(root: Path, *, step: int | None = None, average: bool = False) -> Export:
     """Choose the newest checkpoint of the folder, or that of `step`, and read every byte of it once to see that it is sound.
 
-    With `average` the moving average stands in for each weight that has one. Raises `Mismatch` where the folder has no such
-    checkpoint or no such weights, `Damaged` where the checkpoint does not verify, `OSError` when the disk does not answer.
+    With `average` the moving average stands in for each weight that has one. Raises `CheckpointMismatchError` where the folder has no such
+    checkpoint or no such weights, `DamagedCheckpointError` where the checkpoint does not verify, `OSError` when the disk does not answer.
     """
     found = listing.choose(root, step)
     try:
         manifest = read_manifest(found.path)
         check_digests(found.path, manifest.files.items())
         known = load_metadata(found.path, manifest).state_dict_metadata
-    except Damaged as error:
-        raise Damaged(f"checkpoint {found.path} is damaged: {error}; --step takes another one") from error
+    except DamagedCheckpointError as error:
+        raise DamagedCheckpointError(f"checkpoint {found.path} is damaged: {error}; --step takes another one") from error
     entries = {name: entry for name, entry in known.items() if isinstance(entry, TensorStorageMetadata)}
     weights = {name.removeprefix(_MODEL): name for name in entries if name.startswith(_MODEL)}
     if not weights:
-        raise Mismatch(f"{found.path} holds no weights under the name `model`: only the managed loop's checkpoints are exported")
+        raise CheckpointMismatchError(
+            f"{found.path} holds no weights under the name `model`: only the managed loop's checkpoints are exported"
+        )
     strange = sorted({str(_type_of(entries[name])) for name in weights.values()} - {str(one) for one in _TYPES})
     if strange:
-        raise Mismatch(f"{found.path} has weights of {', '.join(strange)}, which safetensors does not know")
+        raise CheckpointMismatchError(f"{found.path} has weights of {', '.join(strange)}, which safetensors does not know")
     if average:
         weights |= _averages(found, manifest, entries, weights)
     return Export(found, manifest, weights, entries)
 
 
 def write_file(export: Export, target: Path) -> dict[str, Any]:
-    """Write `target` whole or not at all, and say what it holds. Raises `Damaged` or `OSError`."""
+    """Write `target` whole or not at all, and say what it holds. Raises `DamagedCheckpointError` or `OSError`."""
     temporary = target.with_name(f"{target.name}.tmp-{secrets.token_hex(4)}")
     try:
         with temporary.open("xb") as file:
@@ -153,7 +155,7 @@ def _averages(
     """Which average stands in for which weight; a weight shared under several names is averaged under one of them."""
     averages = {name.removeprefix(_AVERAGE): name for name in entries if name.startswith(_AVERAGE)}
     if not averages:
-        raise Mismatch(f"{found.path} holds no moving average: the job trains without emaDecay")
+        raise CheckpointMismatchError(f"{found.path} holds no moving average: the job trains without emaDecay")
     without = [name for name in weights if name not in averages and _type_of(entries[weights[name]]).is_floating_point]
     twins: dict[str, str] = {}
     for name in without:

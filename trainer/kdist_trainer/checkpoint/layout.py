@@ -142,7 +142,7 @@ _MOST_BYTES = 1 << 30
 _CHUNK_BYTES = 1 << 20
 
 
-class Damaged(Exception):  # noqa: N818 - a state of the disk that is expected and handled, not an error of the program
+class DamagedCheckpointError(Exception):
     """A checkpoint is not what its manifest says; the message says what is wrong."""
 
 
@@ -177,18 +177,18 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Read the content back. Raises `Damaged`."""
+        """Read the content back. Raises `DamagedCheckpointError`."""
         try:
             document = json.loads(data)
             body = document["manifest"]
             if document["sha256"] != _digest_of(body):
-                raise Damaged(f"{MANIFEST} was changed after it was written")
+                raise DamagedCheckpointError(f"{MANIFEST} was changed after it was written")
             if body.pop("format") != FORMAT:
-                raise Damaged(f"{MANIFEST} is of a format that this version does not know")
+                raise DamagedCheckpointError(f"{MANIFEST} is of a format that this version does not know")
             files = {str(name): Digest(**digest) for name, digest in body.pop("files").items()}
             return cls(**body, files=files)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise Damaged(f"{MANIFEST} is no manifest: {type(error).__name__}") from error
+            raise DamagedCheckpointError(f"{MANIFEST} is no manifest: {type(error).__name__}") from error
 
 
 def _digest_of(body: dict[str, Any]) -> str:
@@ -198,47 +198,47 @@ def _digest_of(body: dict[str, Any]) -> str:
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a committed folder and check it against the folder's name and its files' names and sizes.
 
-    Raises `Damaged` when something is wrong with the checkpoint, `OSError` when the disk did not answer.
+    Raises `DamagedCheckpointError` when something is wrong with the checkpoint, `OSError` when the disk did not answer.
     """
     if folder.is_symlink() or not folder.is_dir():
-        raise Damaged("is not a folder")
+        raise DamagedCheckpointError("is not a folder")
     manifest = Manifest.from_bytes(read_bounded(folder / MANIFEST, _MOST_BYTES))
     if parse_name(folder.name) != (manifest.epoch, manifest.step):
-        raise Damaged(f"{MANIFEST} belongs to step {manifest.step} of epoch {manifest.epoch}")
+        raise DamagedCheckpointError(f"{MANIFEST} belongs to step {manifest.step} of epoch {manifest.epoch}")
     for name, digest in manifest.files.items():
         if name in ("", ".", "..", MANIFEST) or "/" in name or "\0" in name:
-            raise Damaged(f"{MANIFEST} names {name!r}, which is no file of a checkpoint")
+            raise DamagedCheckpointError(f"{MANIFEST} names {name!r}, which is no file of a checkpoint")
         size = _regular(folder / name).st_size
         if size != digest.size:
-            raise Damaged(f"{name} has {size} bytes instead of {digest.size}")
+            raise DamagedCheckpointError(f"{name} has {size} bytes instead of {digest.size}")
     return manifest
 
 
 def check_digests(folder: Path, files: Iterable[tuple[str, Digest]]) -> None:
-    """Read these files whole and compare their digests. Raises `Damaged`, or `OSError` when the disk did not answer."""
+    """Read these files whole and compare their digests. Raises `DamagedCheckpointError`, or `OSError` when the disk did not answer."""
     for name, digest in files:
         found = hashlib.sha256()
         with os.fdopen(_open_regular(folder / name), "rb", buffering=0) as file:
             while chunk := file.read(_CHUNK_BYTES):
                 found.update(chunk)
         if found.hexdigest() != digest.sha256:
-            raise Damaged(f"{name} was changed after it was written")
+            raise DamagedCheckpointError(f"{name} was changed after it was written")
 
 
 def read_checked(folder: Path, name: str, manifest: Manifest) -> bytes:
-    """The content of a small file, compared with its digest before anyone parses it. Raises `Damaged` or `OSError`."""
+    """The content of a small file, compared with its digest before anyone parses it. Raises `DamagedCheckpointError` or `OSError`."""
     if name not in manifest.files:
-        raise Damaged(f"{name} is not in {MANIFEST}")
+        raise DamagedCheckpointError(f"{name} is not in {MANIFEST}")
     data = read_bounded(folder / name, _MOST_BYTES)
     if hashlib.sha256(data).hexdigest() != manifest.files[name].sha256:
-        raise Damaged(f"{name} was changed after it was written")
+        raise DamagedCheckpointError(f"{name} was changed after it was written")
     return data
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """A regular file's content if it is at most `most` bytes. Raises `Damaged` or `OSError`."""
+    """A regular file's content if it is at most `most` bytes. Raises `DamagedCheckpointError` or `OSError`."""
     if _regular(path).st_size > most:
-        raise Damaged(f"{path.name} is larger than {most} bytes")
+        raise DamagedCheckpointError(f"{path.name} is larger than {most} bytes")
     with os.fdopen(_open_regular(path), "rb") as file:
         return file.read(most + 1)
 
@@ -247,9 +247,9 @@ def _regular(path: Path) -> os.stat_result:
     try:
         found = path.lstat()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise Damaged(f"{path.name} is missing") from error
+        raise DamagedCheckpointError(f"{path.name} is missing") from error
     if not stat.S_ISREG(found.st_mode):
-        raise Damaged(f"{path.name} is not a regular file")
+        raise DamagedCheckpointError(f"{path.name} is not a regular file")
     return found
 
 

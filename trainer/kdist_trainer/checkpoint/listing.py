@@ -15,14 +15,14 @@ from kdist_trainer.checkpoint.layout import (
     MANIFEST,
     Checkpoint,
     CheckpointDirectory,
-    Damaged,
+    DamagedCheckpointError,
     Manifest,
     check_digests,
     read_manifest,
 )
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.errors import Mismatch
+from kdist_trainer.errors import CheckpointMismatchError
 
 _MOST_STEPS = 20_000
 
@@ -68,7 +68,7 @@ def _entry(one: Checkpoint, *, verify: bool, valid: bool) -> Entry:
         if verify:
             check_digests(one.path, manifest.files.items())
         entry["state"] = "superseded" if not valid else "verified" if verify else "complete"
-    except Damaged as error:
+    except DamagedCheckpointError as error:
         entry |= {"state": "damaged", "problem": str(error)}
     return entry
 
@@ -106,7 +106,7 @@ def _bare(one: Checkpoint) -> Entry:
 def choose(root: Path, step: int | None) -> Checkpoint:
     """The newest committed checkpoint of the folder that no lock forbids, or that of `step`.
 
-    Raises `Mismatch` where there is none such, `OSError` when the disk does not answer.
+    Raises `CheckpointMismatchError` where there is none such, `OSError` when the disk does not answer.
     """
     valid = Lock(root).valid(CheckpointDirectory(root).committed())
     chosen = next((one for one in valid if step is None or one.step == step), None)
@@ -114,7 +114,7 @@ def choose(root: Path, step: int | None) -> Checkpoint:
         return chosen
     there = ", ".join(str(one.step) for one in valid[:10]) or "none"
     wanted = "" if step is None else f" of step {step}"
-    raise Mismatch(f"there is no checkpoint{wanted} in {root}; steps there are: {there}")
+    raise CheckpointMismatchError(f"there is no checkpoint{wanted} in {root}; steps there are: {there}")
 
 
 def read_ledger(root: Path, *, most_steps: int = _MOST_STEPS) -> dict[str, Any]:

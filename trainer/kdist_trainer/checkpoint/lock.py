@@ -23,14 +23,14 @@ from typing import Any
 from kdist_trainer.checkpoint import durable_files
 from kdist_trainer.checkpoint.layout import Checkpoint, parse_name
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.errors import KdistTrainerError, Mismatch
+from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError
 
 _CLAIM = re.compile(r"e(\d{8,})\.json")
 _KEEP = 3
 _FENCES = 100
 
 
-class Superseded(KdistTrainerError):  # noqa: N818 - named, as all failures here, for what it is
+class LockLostError(KdistTrainerError):
     """A later group of the run holds the folder; this one has been given up and must end."""
 
     cause = Cause.NODE_LOST
@@ -38,7 +38,7 @@ class Superseded(KdistTrainerError):  # noqa: N818 - named, as all failures here
 
 
 @dataclass(frozen=True)
-class Claim:
+class LockRecord:
     """One group's right to write.
 
     `fences` are the bases of this group and of those before it: epoch of the group, name of the checkpoint or "" for none.
@@ -58,20 +58,20 @@ class Lock:
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "lock"
-        self.mine: Claim | None = None
+        self.mine: LockRecord | None = None
 
-    def acquire(self, *, run_id: str, epoch: int, take_over: bool = False) -> Claim:
+    def acquire(self, *, run_id: str, epoch: int, take_over: bool = False) -> LockRecord:
         """Claim the folder for this run. A higher epoch of the same run takes over at once.
 
-        Another run's folder is refused with `Mismatch` unless that run released it or `take_over` is given; the epoch then
-        goes on from its last, because epochs must grow within a folder. Raises `Superseded` if this or a higher epoch of the
+        Another run's folder is refused with `CheckpointMismatchError` unless that run released it or `take_over` is given; the epoch then
+        goes on from its last, because epochs must grow within a folder. Raises `LockLostError` if this or a higher epoch of the
         same run is there already, `OSError` if the disk fails.
         """
         epochs, last = self._epochs(), self.last()
         highest = epochs[-1] if epochs else 0
         if last is not None and last.run_id != run_id:
             if not (last.released or take_over):
-                raise Mismatch(
+                raise CheckpointMismatchError(
                     f"checkpoints in {self.folder.parent} belong to run {last.run_id} (on {last.host}), not to {run_id}: "
                     "wait until it has ended, choose another folder, or use --take-over"
                 )
@@ -79,8 +79,8 @@ class Lock:
         if epoch == highest and last is not None and last.epoch == epoch and last.released:
             self._remove(epoch)
         elif epoch <= highest:
-            raise Superseded(f"epoch {highest} of run {run_id} holds {self.folder.parent}, this group is of epoch {epoch}")
-        claim = Claim(epoch, run_id, secrets.token_hex(8), socket.gethostname(), round(time.time(), 3))
+            raise LockLostError(f"epoch {highest} of run {run_id} holds {self.folder.parent}, this group is of epoch {epoch}")
+        claim = LockRecord(epoch, run_id, secrets.token_hex(8), socket.gethostname(), round(time.time(), 3))
         if last is not None:
             claim = replace(claim, fences=last.fences)
         self._create(claim)
@@ -88,19 +88,19 @@ class Lock:
         return claim
 
     def check(self) -> None:
-        """Make sure that the claim still stands. Raises `Superseded`, or `OSError` if the disk fails."""
+        """Make sure that the claim still stands. Raises `LockLostError`, or `OSError` if the disk fails."""
         if self.mine is None:
-            raise Superseded(f"{self.folder.parent} is not claimed by this process")
+            raise LockLostError(f"{self.folder.parent} is not claimed by this process")
         epochs = self._epochs()
         if not epochs or epochs[-1] != self.mine.epoch:
             holder = f"epoch {epochs[-1]} has taken it over" if epochs else "its lock is gone"
-            raise Superseded(f"epoch {self.mine.epoch} lost {self.folder.parent}: {holder}")
+            raise LockLostError(f"epoch {self.mine.epoch} lost {self.folder.parent}: {holder}")
         last = self.last()
         if last is None or last.holder != self.mine.holder:
-            raise Superseded(f"epoch {self.mine.epoch} of {self.folder.parent} was claimed a second time")
+            raise LockLostError(f"epoch {self.mine.epoch} of {self.folder.parent} was claimed a second time")
 
     def set_base(self, checkpoint: Checkpoint | None) -> None:
-        """Note what this group starts from. Raises `OSError` or `Superseded`."""
+        """Note what this group starts from. Raises `OSError` or `LockLostError`."""
         self.check()
         assert self.mine is not None  # noqa: S101 - check() raised otherwise
         base = checkpoint.name if checkpoint else ""
@@ -111,17 +111,17 @@ class Lock:
 
     def release(self) -> None:
         """Let any other run have the folder. Does nothing if the claim was lost."""
-        with suppress(Superseded, OSError):
+        with suppress(LockLostError, OSError):
             self._rewrite(released=True)
         self.mine = None
 
-    def last(self) -> Claim | None:
+    def last(self) -> LockRecord | None:
         """The newest claim that has its content; a crash may have left a higher one empty. Raises `OSError`."""
         for epoch in reversed(self._epochs()):
             with suppress(FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
                 document: dict[str, Any] = json.loads(self._path(epoch).read_bytes())
                 fences = tuple((int(epoch), str(base)) for epoch, base in document.pop("fences"))
-                return Claim(**document, fences=fences)
+                return LockRecord(**document, fences=fences)
         return None
 
     def valid(self, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
@@ -140,12 +140,12 @@ class Lock:
     def _path(self, epoch: int) -> Path:
         return self.folder / f"e{epoch:08d}.json"
 
-    def _create(self, claim: Claim) -> None:
+    def _create(self, claim: LockRecord) -> None:
         durable_files.make_folder(self.folder, durable=True)
         try:
             durable_files.write_new(self._path(claim.epoch), _to_bytes(claim), exclusive=True)
         except FileExistsError as error:
-            raise Superseded(f"epoch {claim.epoch} of {self.folder.parent} was claimed at the same moment") from error
+            raise LockLostError(f"epoch {claim.epoch} of {self.folder.parent} was claimed at the same moment") from error
         except OSError:
             self._remove(claim.epoch)  # ours, but without its content
             raise
@@ -168,5 +168,5 @@ class Lock:
                 self._remove(epoch)
 
 
-def _to_bytes(claim: Claim) -> bytes:
+def _to_bytes(claim: LockRecord) -> bytes:
     return json.dumps(asdict(claim)).encode() + b"\n"

@@ -30,13 +30,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from kdist_trainer.checkpoint import durable_files
 from kdist_trainer.checkpoint.layout import name_of
-from kdist_trainer.errors import Mismatch, StorageProblem
+from kdist_trainer.errors import CheckpointMismatchError, StorageError
 
 T = TypeVar("T")
 _PATIENCE = timedelta(hours=6)
 
 
-class Ranks(Protocol):
+class RankInfo(Protocol):
     """What is needed to know of the world; ranks count from 0."""
 
     @property
@@ -49,10 +49,10 @@ class Ranks(Protocol):
     def generation(self) -> int: ...
 
 
-class Peers:
+class CheckpointGroup:
     """The ranks of one world. Every method is collective: all ranks call the same ones in the same order."""
 
-    def __init__(self, world: Ranks) -> None:
+    def __init__(self, world: RankInfo) -> None:
         self.rank = world.rank
         self.size = world.size
         self.group: dist.ProcessGroup | None = None
@@ -125,7 +125,7 @@ class _Layout(NamedTuple):
         return self.shape.numel() * self.dtype.itemsize
 
 
-def broadcast_state(state: dict[str, Any], peers: Peers, *, source: int) -> None:
+def broadcast_state(state: dict[str, Any], peers: CheckpointGroup, *, source: int) -> None:
     """Make the flat `state` of every rank equal to that of rank `source`, tensors in place. Collective.
 
     All ranks must have the same names, shapes and dtypes, and whole tensors.
@@ -136,7 +136,9 @@ def broadcast_state(state: dict[str, Any], peers: Peers, *, source: int) -> None
     send(tensors, lambda names: {name: tensors[name].detach().cpu() for name in names}, peers, source=source)
 
 
-def send(tensors: Mapping[str, Tensor], fetch: Fetch, peers: Peers, *, source: int = 0, bucket_bytes: int = BUCKET_BYTES) -> None:
+def send(
+    tensors: Mapping[str, Tensor], fetch: Fetch, peers: CheckpointGroup, *, source: int = 0, bucket_bytes: int = BUCKET_BYTES
+) -> None:
     """Fill the tensors of every rank, in place, with what `fetch` gives on rank `source`. Collective.
 
     A rank may hold other names than the others, or parts of tensors only. Raises on every rank what `fetch` raised on its one;
@@ -204,11 +206,11 @@ def _take(tensors: Mapping[str, Tensor], names: Sequence[str], layouts: Mapping[
         start += count
 
 
-def probe(root: Path, peers: Peers) -> list[bool]:
+def probe(root: Path, peers: CheckpointGroup) -> list[bool]:
     """For each rank, whether its `root` is the folder that rank 0 writes to. Collective; makes the folder on rank 0.
 
     The token's name is new each time: no cache of a network file system can have an old answer for it. Raises on every rank
-    `StorageProblem` when rank 0 cannot write, `Mismatch` when the folder's file system lacks something that checkpoints need.
+    `StorageError` when rank 0 cannot write, `CheckpointMismatchError` when the folder's file system lacks something that checkpoints need.
     """
     path, token = peers.on_leader(lambda: _write_token(root))
     try:
@@ -226,7 +228,7 @@ def _write_token(root: Path) -> tuple[str, str]:
         check_abilities(root)
         durable_files.write_new(root / name, token.encode(), exclusive=True)
     except OSError as error:
-        raise StorageProblem(f"cannot write to the checkpoint folder {root}: {error}") from error
+        raise StorageError(f"cannot write to the checkpoint folder {root}: {error}") from error
     return name, token
 
 
@@ -240,7 +242,7 @@ def _read_token(path: Path, token: str) -> bool:
 def check_abilities(root: Path) -> None:
     """Do once, with a folder of a moment, what every save and the ledger will do.
 
-    Raises `Mismatch` for what the file system cannot do, `OSError` for a disk that is full or broken: that may pass.
+    Raises `CheckpointMismatchError` for what the file system cannot do, `OSError` for a disk that is full or broken: that may pass.
     """
     litter = name_of(0, 0) + ".tmp-probe-" + secrets.token_hex(4)  # swept like a save's, should this process die here
     before, after = root / litter, root / f"{litter}-renamed"
@@ -255,7 +257,7 @@ def check_abilities(root: Path) -> None:
             else:
                 why = ""
             if not works:
-                raise Mismatch(
+                raise CheckpointMismatchError(
                     f"the file system of the checkpoint folder {root} cannot {ability}{why}, which checkpoints need: use a "
                     "volume with a POSIX file system (a disk, NFS, CephFS, Lustre), not an object store behind FUSE"
                 )

@@ -34,7 +34,7 @@ from kdist_trainer.checkpoint.layout import (
     STATE,
     Checkpoint,
     CheckpointDirectory,
-    Damaged,
+    DamagedCheckpointError,
     Manifest,
     check_digests,
     read_checked,
@@ -42,15 +42,15 @@ from kdist_trainer.checkpoint.layout import (
 )
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.checkpoint.peers import Peers, broadcast_state, send
+from kdist_trainer.checkpoint.peers import CheckpointGroup, broadcast_state, send
 from kdist_trainer.checkpoint.safe_unpickler import METADATA, read_metadata
-from kdist_trainer.errors import Mismatch
+from kdist_trainer.errors import CheckpointMismatchError
 
 _TOLD = 3
 
 
 @dataclass(frozen=True)
-class Found:
+class LoadedCheckpoint:
     """A checkpoint whose manifest, state and index are sound; its digests are checked apart, since that takes long."""
 
     manifest: Manifest
@@ -80,32 +80,32 @@ class _Planner(DefaultLoadPlanner):
 
 
 def load_metadata(folder: Path, manifest: Manifest) -> Metadata:
-    """DCP's index of a checkpoint, verified. Raises `Damaged` or `OSError`."""
+    """DCP's index of a checkpoint, verified. Raises `DamagedCheckpointError` or `OSError`."""
     return read_metadata(read_checked(folder, METADATA, manifest), manifest.files)
 
 
-def inspect(folder: Path) -> Found:
-    """Check all of a checkpoint but its files' digests. Raises `Damaged` or `OSError`; runs nothing that lies in it."""
+def inspect(folder: Path) -> LoadedCheckpoint:
+    """Check all of a checkpoint but its files' digests. Raises `DamagedCheckpointError` or `OSError`; runs nothing that lies in it."""
     manifest = read_manifest(folder)
     load_metadata(folder, manifest)
     try:
         document = json.loads(read_checked(folder, STATE, manifest))
         state, job = document["state"], document.get("job", {})
     except (ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{STATE} holds no state") from error
+        raise DamagedCheckpointError(f"{STATE} holds no state") from error
     if not isinstance(state, dict) or not isinstance(job, dict):
-        raise Damaged(f"{STATE} holds no state")
-    return Found(manifest, state, job)
+        raise DamagedCheckpointError(f"{STATE} holds no state")
+    return LoadedCheckpoint(manifest, state, job)
 
 
-def check_fit(folder: Path, found: Found, flat: Mapping[str, Any], *, fingerprint: str) -> None:
-    """Compare a checkpoint with the data and the model that it is to be loaded into. Raises `Mismatch`, saying what differs.
+def check_fit(folder: Path, found: LoadedCheckpoint, flat: Mapping[str, Any], *, fingerprint: str) -> None:
+    """Compare a checkpoint with the data and the model that it is to be loaded into. Raises `CheckpointMismatchError`, saying what differs.
 
-    Without a `fingerprint` the data are not compared. Raises `Damaged` or `OSError` when the index cannot be read any more.
+    Without a `fingerprint` the data are not compared. Raises `DamagedCheckpointError` or `OSError` when the index cannot be read any more.
     """
     theirs = found.state.get("fingerprint", "")
     if fingerprint and theirs != fingerprint:
-        raise Mismatch(
+        raise CheckpointMismatchError(
             f"checkpoint {folder} was trained on other data, of fingerprint {theirs!r} instead of {fingerprint!r}; "
             "give the job a checkpoint folder of its own, or --fresh"
         )
@@ -120,13 +120,15 @@ def check_fit(folder: Path, found: Found, flat: Mapping[str, Any], *, fingerprin
             problems.append(f"{name} is of another kind")
     if problems:
         more = f" and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
-        raise Mismatch(f"checkpoint {folder} is of another model or optimizer: {'; '.join(problems[:_TOLD])}{more}")
+        raise CheckpointMismatchError(
+            f"checkpoint {folder} is of another model or optimizer: {'; '.join(problems[:_TOLD])}{more}"
+        )
 
 
-def load_tensors(folder: Path, manifest: Manifest, flat: dict[str, Any], peers: Peers | None) -> None:
+def load_tensors(folder: Path, manifest: Manifest, flat: dict[str, Any], peers: CheckpointGroup | None) -> None:
     """Read the flat state in place, all ranks together, or without `peers` this rank alone.
 
-    Raises `Damaged` when the content cannot be read, `OSError` when the disk did not answer; the state may be half read then.
+    Raises `DamagedCheckpointError` when the content cannot be read, `OSError` when the disk did not answer; the state may be half read then.
     """
     group = peers.group if peers is not None else None
     reader = _Reader(folder, manifest)
@@ -135,19 +137,19 @@ def load_tensors(folder: Path, manifest: Manifest, flat: dict[str, Any], peers: 
     except CheckpointException as error:
         errors = [wrapped[0] for wrapped in error.failures.values()]
         root = next((one for one in errors if isinstance(one, OSError)), errors[0])
-        if isinstance(root, OSError | Damaged):
+        if isinstance(root, OSError | DamagedCheckpointError):
             raise root from None
-        raise Damaged(f"its content cannot be read: {type(root).__name__}: {root}") from None
+        raise DamagedCheckpointError(f"its content cannot be read: {type(root).__name__}: {root}") from None
 
 
 def fetch_whole(folder: Path, manifest: Manifest, names: Sequence[str]) -> dict[str, Tensor]:
-    """These tensors of a checkpoint whole, on the CPU, read by this rank alone. Raises `Damaged` or `OSError`."""
+    """These tensors of a checkpoint whole, on the CPU, read by this rank alone. Raises `DamagedCheckpointError` or `OSError`."""
     saved = load_metadata(folder, manifest).state_dict_metadata
     flat: dict[str, Any] = {}
     for name in names:
         entry = saved.get(name)
         if not isinstance(entry, TensorStorageMetadata):
-            raise Damaged(f"{name} is no tensor in {METADATA}")
+            raise DamagedCheckpointError(f"{name} is no tensor in {METADATA}")
         flat[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
     load_tensors(folder, manifest, flat, None)
     return flat
@@ -155,7 +157,7 @@ def fetch_whole(folder: Path, manifest: Manifest, names: Sequence[str]) -> dict[
 
 T = TypeVar("T")
 Judge = Callable[[Mapping[str, Any]], None]
-"""Is shown the job that a checkpoint is of, and raises `Mismatch` where the present job cannot go on from it."""
+"""Is shown the job that a checkpoint is of, and raises `CheckpointMismatchError` where the present job cannot go on from it."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class Restore:
     """Restores a state from a checkpoint folder. Collective over `peers`; `fallbacks` is the same on every rank."""
 
     def __init__(
-        self, directory: CheckpointDirectory, *, peers: Peers, lock: Lock, shared: bool, by_leader: bool = False
+        self, directory: CheckpointDirectory, *, peers: CheckpointGroup, lock: Lock, shared: bool, by_leader: bool = False
     ) -> None:
         """`by_leader`: rank 0 reads a folder that all share, and sends what it reads."""
         self._directory = directory
@@ -183,10 +185,10 @@ class Restore:
         self.fallbacks: list[Fallback] = []
         self._judge: Judge | None = None
 
-    def load(self, tensors: dict[str, Any], *, fingerprint: str, judge: Judge | None = None) -> Found | None:
+    def load(self, tensors: dict[str, Any], *, fingerprint: str, judge: Judge | None = None) -> LoadedCheckpoint | None:
         """Load the newest checkpoint that verifies into `tensors`, in place; None when there is none at all.
 
-        Raises `Mismatch` when it belongs to other data or another model, or when there are checkpoints but none is readable,
+        Raises `CheckpointMismatchError` when it belongs to other data or another model, or when there are checkpoints but none is readable,
         and whatever `judge` raises, which is asked on every rank.
         """
         self._judge = judge
@@ -200,17 +202,19 @@ class Restore:
                 set_element(tensors, paths[name], value)
         return found
 
-    def _load_shared(self, flat: dict[str, Any], fingerprint: str) -> Found | None:
+    def _load_shared(self, flat: dict[str, Any], fingerprint: str) -> LoadedCheckpoint | None:
         """All ranks see one folder: rank 0 chooses, the digests are checked by all, each its share."""
         whole = self._whole(flat)
         for one in self._peers.on_leader(self._candidates):
             try:
                 return _patiently(partial(self._load_together, self._directory.root / one.name, flat, whole, fingerprint))
-            except (Damaged, OSError) as error:
+            except (DamagedCheckpointError, OSError) as error:
                 self._pass_over([_fallback(one, error)])
         return None
 
-    def _load_from_leader(self, folder: Path, flat: dict[str, Any], whole: Mapping[str, Any], fingerprint: str) -> Found:
+    def _load_from_leader(
+        self, folder: Path, flat: dict[str, Any], whole: Mapping[str, Any], fingerprint: str
+    ) -> LoadedCheckpoint:
         """Only rank 0 touches the disk, a bucket at a time; the others get what it read."""
         found = self._peers.on_leader(partial(_verify, folder))
         self._ask(found)
@@ -232,7 +236,7 @@ class Restore:
             for name, size in part.items()
         }
 
-    def _load_by_each(self, folder: Path, flat: dict[str, Any], whole: Mapping[str, Any], fingerprint: str) -> Found:
+    def _load_by_each(self, folder: Path, flat: dict[str, Any], whole: Mapping[str, Any], fingerprint: str) -> LoadedCheckpoint:
         found = self._peers.on_leader(partial(inspect, folder))
         self._ask(found)
         share = sorted(found.manifest.files.items())[self._peers.rank :: self._peers.size]
@@ -241,7 +245,7 @@ class Restore:
         load_tensors(folder, found.manifest, flat, self._peers)
         return found
 
-    def _load_apart(self, flat: dict[str, Any], fingerprint: str) -> Found | None:
+    def _load_apart(self, flat: dict[str, Any], fingerprint: str) -> LoadedCheckpoint | None:
         """Each node has a folder of its own: the rank that holds the newest sound checkpoint reads it for all."""
         bad: list[Fallback] = []
         while True:
@@ -255,31 +259,31 @@ class Restore:
                 return None
             try:
                 self._peers.everywhere(partial(self._read, chosen, flat, fingerprint, source))
-            except (Damaged, OSError) as error:
+            except (DamagedCheckpointError, OSError) as error:
                 bad.append(_fallback(Checkpoint(chosen.manifest.step, chosen.manifest.epoch, self._directory.root), error))
             else:
                 broadcast_state(flat, self._peers, source=source)
                 return chosen
 
-    def _read(self, chosen: Found, flat: dict[str, Any], fingerprint: str, source: int) -> None:
+    def _read(self, chosen: LoadedCheckpoint, flat: dict[str, Any], fingerprint: str, source: int) -> None:
         self._ask(chosen)
         if self._peers.rank == source:
             folder = self._directory.root / chosen.manifest.name
             check_fit(folder, chosen, flat, fingerprint=fingerprint)
             load_tensors(folder, chosen.manifest, flat, None)
 
-    def _ask(self, found: Found) -> None:
+    def _ask(self, found: LoadedCheckpoint) -> None:
         if self._judge is not None and found.job:
             self._judge(found.job)
 
-    def _newest_of_mine(self, bad: list[Fallback]) -> Found | None:
+    def _newest_of_mine(self, bad: list[Fallback]) -> LoadedCheckpoint | None:
         """The newest checkpoint of this rank's own folder that verifies; those that do not are added to `bad`."""
         for one in self._candidates():
             if any(one.name == other.name for other in bad):
                 continue
             try:
                 return _patiently(partial(_verify, one.path))
-            except (Damaged, OSError) as error:
+            except (DamagedCheckpointError, OSError) as error:
                 bad.append(_fallback(one, error))
         return None
 
@@ -310,7 +314,7 @@ class Restore:
             left = [*self._candidates(), *self._directory.damaged()]
             if self.fallbacks or left:
                 reasons = "; ".join(f"{one.name}: {one.reason}" for one in self.fallbacks[:3])
-                raise Mismatch(
+                raise CheckpointMismatchError(
                     f"no checkpoint in {self._directory.root} can be read ({reasons or 'all were set aside as damaged'}); "
                     "put a sound copy back, or begin anew with --fresh or another folder"
                 )
@@ -318,7 +322,7 @@ class Restore:
         self._peers.on_leader(look)
 
 
-def _verify(folder: Path) -> Found:
+def _verify(folder: Path) -> LoadedCheckpoint:
     found = inspect(folder)
     check_digests(folder, found.manifest.files.items())
     return found
@@ -338,4 +342,6 @@ def _patiently(work: Callable[[], T]) -> T:
 
 
 def _fallback(checkpoint: Checkpoint, error: Exception) -> Fallback:
-    return Fallback(checkpoint.step, checkpoint.name, "corrupt" if isinstance(error, Damaged) else "eio", str(error))
+    return Fallback(
+        checkpoint.step, checkpoint.name, "corrupt" if isinstance(error, DamagedCheckpointError) else "eio", str(error)
+    )

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from kdist_trainer.checkpoint.durable_files import Digest
-from kdist_trainer.checkpoint.layout import Damaged
+from kdist_trainer.checkpoint.layout import DamagedCheckpointError
 
 METADATA = ".metadata"
 _RECORDS = "torch.distributed.checkpoint.metadata"
@@ -99,12 +99,12 @@ def _find_member(owner: Any, name: Any) -> Any:
 
 
 def read_metadata(data: bytes, files: Mapping[str, Digest]) -> Metadata:
-    """DCP's index from its bytes, checked against the manifest's files. Raises `Damaged`; runs nothing that `data` names."""
+    """DCP's index from its bytes, checked against the manifest's files. Raises `DamagedCheckpointError`; runs nothing that `data` names."""
     try:
         metadata = _Unpickler(io.BytesIO(data)).load()
     except Exception as error:
         # What a broken pickle raises is not limited to UnpicklingError: the records' constructors see its arguments.
-        raise Damaged(f"{METADATA} cannot be read safely: {error}") from error
+        raise DamagedCheckpointError(f"{METADATA} cannot be read safely: {error}") from error
     _check(metadata, files)
     assert isinstance(metadata, Metadata)  # noqa: S101 - _check raised otherwise
     return metadata
@@ -112,25 +112,25 @@ def read_metadata(data: bytes, files: Mapping[str, Digest]) -> Metadata:
 
 def _check(metadata: Any, files: Mapping[str, Digest]) -> None:
     if not isinstance(metadata, Metadata) or not isinstance(metadata.state_dict_metadata, dict):
-        raise Damaged(f"{METADATA} is no index")
+        raise DamagedCheckpointError(f"{METADATA} is no index")
     if not isinstance(metadata.storage_data, dict) or not all(map(_is_value, metadata.state_dict_metadata.items())):
-        raise Damaged(f"{METADATA} is no index of tensors and values")
+        raise DamagedCheckpointError(f"{METADATA} is no index of tensors and values")
     held: Counter[str] = Counter()
     for index, info in metadata.storage_data.items():
         if not isinstance(index, MetadataIndex) or not isinstance(info, _StorageInfo):
-            raise Damaged(f"{METADATA} is no index of files")
+            raise DamagedCheckpointError(f"{METADATA} is no index of files")
         if info.relative_path not in files:
-            raise Damaged(f"{METADATA} leads to {info.relative_path!r}, which is not in the manifest")
+            raise DamagedCheckpointError(f"{METADATA} leads to {info.relative_path!r}, which is not in the manifest")
         numbers = (info.offset, info.length)
         inside = all(type(number) is int and number >= 0 for number in numbers)
         if not inside or sum(numbers) > files[info.relative_path].size:
-            raise Damaged(f"{METADATA} leads beyond the end of {info.relative_path}")
+            raise DamagedCheckpointError(f"{METADATA} leads beyond the end of {info.relative_path}")
         if info.transform_descriptors:
-            raise Damaged(f"{METADATA} asks for transformations, which kdist never writes")
+            raise DamagedCheckpointError(f"{METADATA} asks for transformations, which kdist never writes")
         held[index.fqn] += info.length
     for name, value in metadata.state_dict_metadata.items():
         if isinstance(value, TensorStorageMetadata) and value.size.numel() * value.properties.dtype.itemsize > held[name]:
-            raise Damaged(f"{METADATA} says that {name} is {tuple(value.size)}, more than its files hold")
+            raise DamagedCheckpointError(f"{METADATA} says that {name} is {tuple(value.size)}, more than its files hold")
 
 
 def _is_value(item: tuple[Any, Any]) -> bool:

@@ -30,8 +30,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from kdist_trainer import log
-from kdist_trainer.checkpoint.checkpointer import CheckpointStore
-from kdist_trainer.checkpoint.peers import Peers
+from kdist_trainer.checkpoint.checkpointer import CheckpointManager
+from kdist_trainer.checkpoint.peers import CheckpointGroup
 from kdist_trainer.config import Checkpointing, Every, TrainConfig
 
 _AGREE_SECONDS = 0.5
@@ -64,12 +64,12 @@ class Checkpointer:
         mode: Literal["async", "blocking"] = "async",
         keep: int = 3,
     ) -> None:
-        """Lock the job's checkpoint folder. Raises `Mismatch` when it belongs to another run, `StorageProblem` if it fails."""
+        """Lock the job's checkpoint folder. Raises `CheckpointMismatchError` when it belongs to another run, `StorageError` if it fails."""
         self.state: dict[str, Any] = {}
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
         self._every_steps, self._every_seconds = every_steps, every_seconds
         self._store = _open_store(Checkpointing(every=Every(seconds=every_seconds), mode=mode, keep=keep))
-        self._peers = Peers(_world()) if self._store is not None else None
+        self._peers = CheckpointGroup(_world()) if self._store is not None else None
         self._stop = False  # this rank was asked to
         self._stopping = False  # all ranks have agreed to
         self._calls, self._agree_at, self._agreed_calls = 0, 1, 0
@@ -85,7 +85,7 @@ class Checkpointer:
     def resume(self) -> int:
         """Restore everything from the newest checkpoint that verifies. Returns its step, 0 when there is none.
 
-        Raises `Mismatch` when it is of another model, or when there are checkpoints but none can be read.
+        Raises `CheckpointMismatchError` when it is of another model, or when there are checkpoints but none can be read.
         """
         if self._store is None:
             return 0
@@ -104,7 +104,7 @@ class Checkpointer:
         return int(state["step"])
 
     def save(self, step: int, *, required: bool = False) -> None:
-        """Save now: `step` steps are done. A failure is logged and training goes on, unless `required`: `StorageProblem`."""
+        """Save now: `step` steps are done. A failure is logged and training goes on, unless `required`: `StorageError`."""
         if self._store is None:
             return
         self._saved_time = time.monotonic()
@@ -143,7 +143,7 @@ class Checkpointer:
         if error is None:
             self.close()
 
-    def _agree(self, peers: Peers) -> bool:
+    def _agree(self, peers: CheckpointGroup) -> bool:
         """Share with all ranks who was asked to stop, and whether rank 0's clock says save; about twice a second."""
         now = time.monotonic()
         pace = (now - self._agreed_time) / (self._calls - self._agreed_calls)
@@ -179,7 +179,7 @@ def _world() -> _World:
     return _World(0, 1, generation)
 
 
-def _open_store(config: Checkpointing) -> CheckpointStore | None:
+def _open_store(config: Checkpointing) -> CheckpointManager | None:
     root, run_id = os.environ.get("KDIST_CHECKPOINTS"), os.environ.get("KDIST_RUN_ID")
     if not root or not run_id:
         if _world().rank == 0:
@@ -189,4 +189,4 @@ def _open_store(config: Checkpointing) -> CheckpointStore | None:
     with suppress(OSError, ValueError, KeyError):
         job = TrainConfig.read(Path(os.environ["KDIST_CONFIG"])).to_job()
     take_over = "KDIST_TAKE_OVER" in os.environ
-    return CheckpointStore(Path(root), world=_world(), run_id=run_id, config=config, job=job, take_over=take_over)
+    return CheckpointManager(Path(root), world=_world(), run_id=run_id, config=config, job=job, take_over=take_over)

@@ -32,12 +32,12 @@ from torch.distributed.tensor import DTensor
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import commit, durable_files
-from kdist_trainer.checkpoint.commit import Request, SaveResult, cause_of, commit_checkpoint, discard
+from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult, cause_of, commit_checkpoint, discard
 from kdist_trainer.checkpoint.durable_files import Digest
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.checkpoint.lock import Lock, Superseded
-from kdist_trainer.checkpoint.peers import Peers
+from kdist_trainer.checkpoint.lock import Lock, LockLostError
+from kdist_trainer.checkpoint.peers import CheckpointGroup
 from kdist_trainer.errors import classify
 
 Paths = dict[str, tuple[str | int, ...]]
@@ -171,7 +171,7 @@ class _Planner(DefaultSavePlanner):
 class Writer:
     """Carries out saves; `write` may run on a thread of its own, one at a time. Collective over `peers`."""
 
-    def __init__(self, directory: CheckpointDirectory, *, peers: Peers, lock: Lock, keep: int, shared: bool) -> None:
+    def __init__(self, directory: CheckpointDirectory, *, peers: CheckpointGroup, lock: Lock, keep: int, shared: bool) -> None:
         self._directory = directory
         self._peers = peers
         self._lock = lock
@@ -180,7 +180,7 @@ class Writer:
         self._ledger = RunLedger(directory.root)
         self.acknowledged: SaveResult | None = None
 
-    def write(self, request: Request, staged: dict[str, Any], paths: Paths) -> SaveResult:
+    def write(self, request: CommitRequest, staged: dict[str, Any], paths: Paths) -> SaveResult:
         """Write and commit; a step that this group has committed already is not written again.
 
         Never raises `Exception`: what went wrong is in the result, which is the same on every rank.
@@ -203,7 +203,7 @@ class Writer:
             self.acknowledged = agreed
         return agreed
 
-    def _write_tensors(self, request: Request, staged: dict[str, Any], paths: Paths) -> dict[str, Digest]:
+    def _write_tensors(self, request: CommitRequest, staged: dict[str, Any], paths: Paths) -> dict[str, Digest]:
         """Let DCP write every rank's share. Returns the digests of all files, each taken by the rank that wrote it."""
         alone = self._peers.size == 1 or not self._shared
         if alone and not self._peers.is_leader:
@@ -215,7 +215,7 @@ class Writer:
         shares = [own] if alone else self._peers.gather(own)
         return {name: digest for share in shares for name, digest in share.items()}
 
-    def _commit(self, request: Request, digests: dict[str, Digest]) -> SaveResult:
+    def _commit(self, request: CommitRequest, digests: dict[str, Digest]) -> SaveResult:
         manifest = commit_checkpoint(self._directory, self._lock, request, digests)
         path = self._directory.root / manifest.name
         result = _timed(SaveResult(manifest.step, ok=True, nbytes=manifest.nbytes, path=path), request)
@@ -238,13 +238,13 @@ class Writer:
             bytes=result.nbytes,
         )
 
-    def _failed(self, request: Request, error: BaseException) -> SaveResult:
+    def _failed(self, request: CommitRequest, error: BaseException) -> SaveResult:
         root = _root_of(error)
         if self._peers.is_leader:
             try:
                 self._lock.check()  # whoever takes over clears our files away, which looks like a failing disk
-            except (Superseded, OSError) as lost:
-                root = lost if isinstance(lost, Superseded) else root
+            except (LockLostError, OSError) as lost:
+                root = lost if isinstance(lost, LockLostError) else root
         told = f"{type(root).__name__}: {root}"
         echo = not classify(root)[2]
         result = _timed(SaveResult(request.manifest.step, ok=False, cause=cause_of(root), error=told, echo=echo), request)
@@ -254,7 +254,7 @@ class Writer:
         return result
 
 
-def _timed(result: SaveResult, request: Request) -> SaveResult:
+def _timed(result: SaveResult, request: CommitRequest) -> SaveResult:
     total = time.monotonic() - request.started
     visible = total if request.visible_seconds is None else request.visible_seconds
     return replace(result, visible_seconds=visible, total_seconds=total)
@@ -264,5 +264,5 @@ def _root_of(error: BaseException) -> BaseException:
     """The error of the rank where it began, out of DCP's collection of all ranks' errors."""
     if isinstance(error, CheckpointException) and error.failures:
         errors = [wrapped[0] for wrapped in error.failures.values()]
-        return next((one for one in errors if isinstance(one, OSError | Superseded)), errors[0])
+        return next((one for one in errors if isinstance(one, OSError | LockLostError)), errors[0])
     return error

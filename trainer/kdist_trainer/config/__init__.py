@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import from_json, to_json
 
-from kdist_trainer.config.base import Count, Model, Name, Nodes, PositiveSeconds, Seconds
+from kdist_trainer.config.base import ConfigModel, Count, Name, Nodes, PositiveSeconds, Seconds
 from kdist_trainer.config.changes import Change, Fate, Finished, compare, judge_done, refuse
 from kdist_trainer.config.exit_codes import Cause, Exit
 from kdist_trainer.config.training import (
@@ -22,7 +22,7 @@ from kdist_trainer.config.training import (
     EarlyStop,
     Every,
     Init,
-    Loader,
+    LoaderConfig,
     Optimizer,
     Preflight,
     Schedule,
@@ -36,6 +36,7 @@ __all__ = [
     "Cause",
     "Change",
     "Checkpointing",
+    "ConfigModel",
     "Count",
     "EarlyStop",
     "Every",
@@ -43,8 +44,7 @@ __all__ = [
     "Fate",
     "Finished",
     "Init",
-    "Loader",
-    "Model",
+    "LoaderConfig",
     "Name",
     "Nodes",
     "Optimizer",
@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 
-class Script(Model):
+class Script(ConfigModel):
     """A torchrun script, run as it is: `spec.script`."""
 
     path: Name | None = Field(None, description="path of the script, relative to the job file or to code.")
@@ -90,7 +90,7 @@ NODES = "nodes.json"
 """The file beside a cluster's `train.json` that holds the job's `nodes`: all else is as it was when the run was started."""
 
 
-class TrainConfig(Model):
+class TrainConfig(ConfigModel):
     """The whole of `train.json`: what the agents and ranks of one job are told, the same bytes everywhere."""
 
     name: Name = Field(description="name of the job.")

@@ -17,7 +17,7 @@ Count = Annotated[int, Field(ge=1, le=2**53)]
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 
 
-class Model(BaseModel):
+class ConfigModel(BaseModel):
     """A strict, immutable section of a file: unknown keys are errors, `"3"` is no number, names are camelCase outside."""
 
     model_config = ConfigDict(
@@ -25,7 +25,7 @@ class Model(BaseModel):
     )
 
 
-class Nodes(Model):
+class Nodes(ConfigModel):
     """How many nodes the job may have; elastic when `min` is less than `max`."""
 
     min: Annotated[int, Field(ge=1, le=4096, description="min nodes needed to start and to go on after a loss.")]

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from kdist_trainer.config.base import Count, Model, Name, PositiveSeconds
+from kdist_trainer.config.base import ConfigModel, Count, Name, PositiveSeconds
 
 _UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 QUANTITY = r"^[1-9][0-9]{0,14}(Ki|Mi|Gi|Ti|k|M|G|T)$"
@@ -27,7 +27,7 @@ def count_bytes(quantity: str) -> int:
     return int(number) * _UNITS[quantity[len(number) :]]
 
 
-class AllReduceCheck(Model):
+class AllReduceCheck(ConfigModel):
     """An all-reduce that every group of ranks must do fast enough."""
 
     min_bus_bandwidth: Bytes = Field(
@@ -36,13 +36,13 @@ class AllReduceCheck(Model):
     size: Bytes = Field("64Mi", description="size of the buffer that is all-reduced.")
 
 
-class Preflight(Model):
+class Preflight(ConfigModel):
     """What is measured before the first step of every group of ranks; a group that is too slow ends the job."""
 
     all_reduce: AllReduceCheck | None = Field(None, description="allReduce: the bus bandwidth that is demanded.")
 
 
-class Optimizer(Model):
+class Optimizer(ConfigModel):
     """The optimizer that the managed loop builds, unless the workload brings its own."""
 
     name: Literal["adamw", "sgd"] = Field("adamw", description="name of the algorithm.")
@@ -58,7 +58,7 @@ class Optimizer(Model):
         return self
 
 
-class Schedule(Model):
+class Schedule(ConfigModel):
     """How the learning rate moves with the step."""
 
     name: Literal["constant", "linear", "cosine"] = Field("constant", description="name of the curve after the warm-up.")
@@ -66,7 +66,7 @@ class Schedule(Model):
     final_ratio: float = Field(0.0, ge=0, le=1, description="finalRatio of the peak rate at the last step (linear, cosine).")
 
 
-class Every(Model):
+class Every(ConfigModel):
     """An interval: by the clock, by steps, or whichever comes first."""
 
     seconds: PositiveSeconds | None = Field(None, description="seconds between two saves.")
@@ -79,7 +79,7 @@ class Every(Model):
         return self
 
 
-class Checkpointing(Model):
+class Checkpointing(ConfigModel):
     """When and how the training's state is saved."""
 
     every: Every = Field(Every(seconds=300), description="every so many seconds or steps a checkpoint is saved.")
@@ -90,7 +90,7 @@ class Checkpointing(Model):
     )
 
 
-class Init(Model):
+class Init(ConfigModel):
     """Weights to begin with instead of random ones; a checkpoint of the run itself comes first."""
 
     path: str = Field(
@@ -103,7 +103,7 @@ class Init(Model):
     )
 
 
-class EarlyStop(Model):
+class EarlyStop(ConfigModel):
     """When training ends before its time: `evaluateEverySteps` says how often that is asked."""
 
     metric: Name = Field("loss", description="metric of the evaluation that is watched.")
@@ -112,7 +112,7 @@ class EarlyStop(Model):
     min_delta: float = Field(0.0, ge=0, le=1e9, description="minDelta: how much better counts as progress.")
 
 
-class Loader(Model):
+class LoaderConfig(ConfigModel):
     """How samples reach a rank."""
 
     workers: int = Field(
@@ -121,7 +121,7 @@ class Loader(Model):
     prefetch: int = Field(2, ge=1, le=1024, description="prefetch that many batches per worker.")
 
 
-class Pipelining(Model):
+class Pipelining(ConfigModel):
     """How the stages of a pipeline are kept busy: `strategy: pipeline`."""
 
     schedule: Literal["1f1b", "gpipe"] = Field(
@@ -133,7 +133,7 @@ class Pipelining(Model):
     )
 
 
-class Training(Model):
+class Training(ConfigModel):
     """The managed loop: `spec.train`."""
 
     workload: Name = Field(description="workload to train: digits, gpt, or module:Class from the image or from code.")
@@ -206,7 +206,7 @@ class Training(Model):
         description="tensorboard: scalars writes its event files beside the checkpoints (loss, throughput, step times).",
     )
     init: Init | None = Field(None, description="init: pretrained weights to begin with.")
-    loader: Loader = Field(Loader(), description="loader of samples.")
+    loader: LoaderConfig = Field(LoaderConfig(), description="loader of samples.")
     checkpoint: Checkpointing = Field(Checkpointing(), description="checkpoint: when and how state is saved.")
 
     @model_validator(mode="after")

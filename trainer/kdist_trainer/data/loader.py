@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from kdist_trainer import config
-from kdist_trainer.data.sampler import Part, Steps
+from kdist_trainer.data.sampler import Chunk, StepPlan
 from kdist_trainer.rng import FETCH, derive, generators
 from kdist_trainer.stream import StreamSamples
 from kdist_trainer.workload import Samples, Workload
 
 
-class Piece(NamedTuple):
+class MicroBatch(NamedTuple):
     """One forward pass with its samples."""
 
     shard: int
@@ -45,7 +45,7 @@ class Batch(NamedTuple):
     """Position of the step's first sample in the stream."""
     samples: int
     """Samples in the step, over all ranks."""
-    pieces: list[Piece]
+    pieces: list[MicroBatch]
 
     @property
     def own_samples(self) -> int:
@@ -77,7 +77,9 @@ def fetcher(workload: Workload, samples: Samples) -> Fetch:
 class Loader:
     """The batches of one rank from any step on."""
 
-    def __init__(self, steps: Steps, workload: Workload, samples: Samples, *, settings: config.Loader, seed: int) -> None:
+    def __init__(
+        self, steps: StepPlan, workload: Workload, samples: Samples, *, settings: config.LoaderConfig, seed: int
+    ) -> None:
         self._steps, self._workload, self._samples, self._settings, self._seed = steps, workload, samples, settings, seed
         if settings.workers:
             _ready_server()
@@ -85,7 +87,7 @@ class Loader:
         self._ahead: Any = None
         self._move: Callable[[Any], Any] | None = None if device.type == "cpu" else workload.to_device
 
-    def sample(self) -> Piece:
+    def sample(self) -> MicroBatch:
         """This rank's first piece of the run, fetched here and now: something to warm up with."""
         return self._moved(_fetched(_request(self._steps, self._steps.parts(0)[0], 0, 0, self._seed), self._fetcher()))
 
@@ -117,7 +119,7 @@ class Loader:
             yield Batch(position, size, pieces)
             step, position = step + 1, position + size
 
-    def _take(self, step: int, position: int) -> Callable[[_Request], Piece]:
+    def _take(self, step: int, position: int) -> Callable[[_Request], MicroBatch]:
         """What answers the requests from this step on, in their order."""
         if self._settings.workers:
             ahead = iter(self._processes(_Requests(self._steps, seed=self._seed, step=step, position=position)))
@@ -128,7 +130,7 @@ class Loader:
             return lambda request: _fetched(request, fetch)
         return lambda request: self._moved(_fetched(request, fetch))
 
-    def _processes(self, requests: _Requests) -> DataLoader[Piece]:
+    def _processes(self, requests: _Requests) -> DataLoader[MicroBatch]:
         return DataLoader(
             _Pieces(self._workload, self._samples),
             batch_size=None,
@@ -154,32 +156,32 @@ class Loader:
     def _fetcher(self) -> Fetch:
         return fetcher(self._workload, self._samples)
 
-    def _moved(self, piece: Piece) -> Piece:
+    def _moved(self, piece: MicroBatch) -> MicroBatch:
         return piece if self._move is None else piece._replace(batch=self._move(piece.batch))
 
 
 class _Request(NamedTuple):
     """One piece to fetch: whose it is, which samples, and what decides all that is drawn while they are made."""
 
-    part: Part
+    part: Chunk
     indices: Tensor
     seed: int
 
 
-def _request(steps: Steps, part: Part, step: int, position: int, seed: int) -> _Request:
+def _request(steps: StepPlan, part: Chunk, step: int, position: int, seed: int) -> _Request:
     indices = steps.order.between(position + part.first, position + part.last)
     return _Request(part, indices, derive(seed, FETCH, step, part.shard, part.chunk))
 
 
-def _fetched(request: _Request, fetch: Fetch) -> Piece:
+def _fetched(request: _Request, fetch: Fetch) -> MicroBatch:
     part, indices, seed = request
-    return Piece(part.shard, part.chunk, part.samples, part.weight, fetch(indices, seed), part.scant)
+    return MicroBatch(part.shard, part.chunk, part.samples, part.weight, fetch(indices, seed), part.scant)
 
 
 class _Requests:
     """All of a rank's requests from one position on, in order; no batch waits for them to be made."""
 
-    def __init__(self, steps: Steps, *, seed: int, step: int, position: int) -> None:
+    def __init__(self, steps: StepPlan, *, seed: int, step: int, position: int) -> None:
         self._steps, self._seed, self._step, self._position = steps, seed, step, position
 
     def __iter__(self) -> Iterator[_Request]:
@@ -190,7 +192,7 @@ class _Requests:
             step, position = step + 1, position + steps.size(position)
 
 
-class _Pieces(Dataset[Piece]):
+class _Pieces(Dataset[MicroBatch]):
     """What a loader process works on: a request is answered by its piece."""
 
     def __init__(self, workload: Workload, samples: Samples) -> None:
@@ -201,7 +203,7 @@ class _Pieces(Dataset[Piece]):
         """What a loader process makes of it: first the rank's environment is its own, then the user's code is imported."""
         return _pieces_with, (_Environment(dict(os.environ)), self._workload, self._samples)
 
-    def __getitem__(self, request: _Request) -> Piece:
+    def __getitem__(self, request: _Request) -> MicroBatch:
         if self._fetch is None:  # made here, because closures do not travel to another process
             self._fetch = fetcher(self._workload, self._samples)
         return _fetched(request, self._fetch)
@@ -260,5 +262,5 @@ def _comes_from(server: Any) -> bool:
     return bool(known and getattr(server, "_forkserver_authkey", b"none is asked for") is not None)
 
 
-def _unchanged(piece: Piece) -> Piece:
+def _unchanged(piece: MicroBatch) -> MicroBatch:
     return piece

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kdist_trainer.config import TrainConfig, Training
-from kdist_trainer.errors import ConfigProblem, DataProblem
+from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.rng import ORDER, derive
 from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.workload import Samples, Workload
@@ -33,7 +33,7 @@ class Order:
 
     def __init__(self, *, length: int, seed: int) -> None:
         if length < 1:
-            raise DataProblem("the data set is empty")
+            raise DataError("the data set is empty")
         self.length = length
         self._seed = seed
         self._cached: dict[int, Tensor] = {}
@@ -145,13 +145,13 @@ class Weighted(Order):
     """Samples drawn with replacement, each as often as its weight says; an epoch is as many draws as there are samples."""
 
     def __init__(self, *, weights: Tensor, length: int, seed: int) -> None:
-        """Raises `DataProblem` for weights that are no weights of `length` samples."""
+        """Raises `DataError` for weights that are no weights of `length` samples."""
         super().__init__(length=length, seed=seed)
         if weights.shape != (length,):
-            raise DataProblem(f"weights() must give one number for each of {length} samples, and gave {tuple(weights.shape)}")
+            raise DataError(f"weights() must give one number for each of {length} samples, and gave {tuple(weights.shape)}")
         values = weights.detach().cpu().numpy().astype(np.float64, copy=False)
         if not np.isfinite(values).all() or (values < 0).any() or not values.any():
-            raise DataProblem("weights() must give numbers of 0 or more, finite and not all 0")
+            raise DataError("weights() must give numbers of 0 or more, finite and not all 0")
         self._ends, self._last = np.cumsum(values), length - 1 - int(np.argmax(values[::-1] != 0))
 
     def _draw(self, random: np.random.RandomState) -> npt.NDArray[np.int64]:
@@ -178,14 +178,14 @@ class WeightedByPosition(Weighted, Computed):
 
 
 def order_of(length: int, *, seed: int, weights: Tensor | None = None) -> Order:
-    """The order of a set of so many samples. Raises `DataProblem` for weights that are none."""
+    """The order of a set of so many samples. Raises `DataError` for weights that are none."""
     large = length >= LARGE
     if weights is not None:
         return (WeightedByPosition if large else Weighted)(weights=weights, length=length, seed=seed)
     return (Keyed if large else Order)(length=length, seed=seed)
 
 
-class Positions(Order):
+class SequentialOrder(Order):
     """The order of a stream, which has no other: position 0, 1, 2, …."""
 
     def between(self, first: int, last: int) -> Tensor:
@@ -193,7 +193,7 @@ class Positions(Order):
         return torch.arange(first, last)
 
 
-class Part(NamedTuple):
+class Chunk(NamedTuple):
     """One forward pass: a chunk of a shard, as offsets into the step's batch."""
 
     shard: int
@@ -208,7 +208,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Deal:
+class ShardAssignment:
     """How `batch` samples are dealt to `shards` virtual shards, and the shards to the ranks."""
 
     batch: int
@@ -221,22 +221,22 @@ class Deal:
 
     def __post_init__(self) -> None:
         if self.shards < self.world_size:
-            raise ConfigProblem(f"train.virtualShards: {self.shards} shards cannot be dealt to {self.world_size} ranks")
+            raise ConfigError(f"train.virtualShards: {self.shards} shards cannot be dealt to {self.world_size} ranks")
         if self.batch < self.shards:
-            raise ConfigProblem(f"train.globalBatch: {self.batch} samples cannot be dealt to {self.shards} virtual shards")
+            raise ConfigError(f"train.globalBatch: {self.batch} samples cannot be dealt to {self.shards} virtual shards")
 
     def own_shards(self) -> range:
         """Shards of this rank: neighbours, so that a rank reads neighbouring positions. The first ranks get one more."""
         return share_of(self.shards, self.world_size, self.rank)
 
-    def parts(self, samples: int) -> list[Part]:
+    def parts(self, samples: int) -> list[Chunk]:
         """This rank's forward passes in a step of `samples` samples; never empty."""
         parts = self._parts_of(self.rank, samples)
         wanted = max(len(self._parts_of(rank, samples)) for rank in range(self.world_size)) if self.even else 1
-        stand_in = Part(self.own_shards().start, 0, 0, 1, 0, 0.0, scant=True)
+        stand_in = Chunk(self.own_shards().start, 0, 0, 1, 0, 0.0, scant=True)
         return [*parts, *[stand_in] * (max(1, wanted) - len(parts))]
 
-    def _parts_of(self, rank: int, samples: int) -> list[Part]:
+    def _parts_of(self, rank: int, samples: int) -> list[Chunk]:
         parts = []
         lone = 1 if samples < self.batch and self._least() > 1 else 0
         for shard in share_of(self.shards, self.world_size, rank):
@@ -244,7 +244,7 @@ class Deal:
             size = self.micro_batch or max(1, len(own))
             for chunk, start in enumerate(range(own.start, own.stop, size)):
                 count = min(size, own.stop - start)
-                parts.append(Part(shard, chunk, start, start + count, count, 1.0, scant=count <= lone))
+                parts.append(Chunk(shard, chunk, start, start + count, count, 1.0, scant=count <= lone))
         return parts
 
     def _least(self) -> int:
@@ -260,10 +260,10 @@ def share_of(total: int, holders: int, holder: int) -> range:
     return range(start, start + each + (holder < rest))
 
 
-class Steps:
+class StepPlan:
     """What each step takes from the stream, from any position to the end of a run of `total` samples, or of `last` steps."""
 
-    def __init__(self, order: Order, deal: Deal, *, total: int, last: int | None = None) -> None:
+    def __init__(self, order: Order, deal: ShardAssignment, *, total: int, last: int | None = None) -> None:
         self.order, self.deal, self.total = order, deal, total
         self._last = last
         self._full = deal.parts(deal.batch)
@@ -288,17 +288,17 @@ class Steps:
         """Samples, over all ranks, of the step that begins at `position`."""
         return min(self.deal.batch, self.total - position)
 
-    def parts(self, position: int) -> list[Part]:
+    def parts(self, position: int) -> list[Chunk]:
         """This rank's forward passes in the step that begins at `position`."""
         size = self.size(position)
         return self._full if size == self.deal.batch else self.deal.parts(size)
 
 
-class Course(NamedTuple):
+class DataPlan(NamedTuple):
     """What a rank's loop needs of the data."""
 
     samples: Samples
-    steps: Steps
+    steps: StepPlan
     fingerprint: str
     """Identity of the data and of what else a position in it depends on."""
 
@@ -308,24 +308,26 @@ class Course(NamedTuple):
         return isinstance(self.samples, StreamSamples)
 
 
-def plan(config: TrainConfig, train: Training, workload: Workload, world: World, *, even: bool) -> Course:
+def plan(config: TrainConfig, train: Training, workload: Workload, world: World, *, even: bool) -> DataPlan:
     """The run's course.
 
-    Raises `DataProblem` where there are no samples, `ConfigProblem` where the batch cannot be dealt to shards and ranks.
+    Raises `DataError` where there are no samples, `ConfigError` where the batch cannot be dealt to shards and ranks.
     """
     deal = deal_steps(config, train, world, even=even)
     name, found = f"{type(workload).__name__}.dataset('train')", workload.dataset("train")
     if isinstance(found, Stream):
         if train.steps is None:
-            raise ConfigProblem(f"train.epochs: {name} is a stream, whose end nobody knows; say how many steps instead")
+            raise ConfigError(f"train.epochs: {name} is a stream, whose end nobody knows; say how many steps instead")
         stream = StreamSamples(found, batch=deal.batch, shards=deal.shards, seed=train.seed)
         total = train.steps * deal.batch
         fingerprint = _digest(workload.fingerprint(stream), stream.describe())
-        return Course(
-            stream, Steps(Positions(length=len(stream), seed=train.seed), deal, total=total, last=train.steps), fingerprint
+        return DataPlan(
+            stream,
+            StepPlan(SequentialOrder(length=len(stream), seed=train.seed), deal, total=total, last=train.steps),
+            fingerprint,
         )
     if found is None or len(found) == 0:
-        raise DataProblem(f"{name} has no samples")
+        raise DataError(f"{name} has no samples")
     total = train.epochs * len(found) if train.epochs is not None else (train.steps or 0) * deal.batch
     weights = workload.weights(found)
     order, fingerprint = order_of(len(found), seed=train.seed, weights=weights), workload.fingerprint(found)
@@ -334,15 +336,15 @@ def plan(config: TrainConfig, train: Training, workload: Workload, world: World,
         fingerprint = _digest(fingerprint, hashlib.sha256(held).hexdigest())
     if order.marking:
         fingerprint = _digest(fingerprint, order.marking)
-    return Course(found, Steps(order, deal, total=total, last=train.steps), fingerprint)
+    return DataPlan(found, StepPlan(order, deal, total=total, last=train.steps), fingerprint)
 
 
-def deal_steps(config: TrainConfig, train: Training, world: World, *, even: bool) -> Deal:
-    """How each step is dealt. Raises `ConfigProblem` where the batch cannot be dealt to shards and ranks."""
+def deal_steps(config: TrainConfig, train: Training, world: World, *, even: bool) -> ShardAssignment:
+    """How each step is dealt. Raises `ConfigError` where the batch cannot be dealt to shards and ranks."""
     copies = max(world.data_size, config.max_world_size(world.local_size) // world.model_parallel)
     shards = train.virtual_shards or copies
     micro_batch = pipelined_batch(train, shards, copies) if train.strategy == "pipeline" else train.micro_batch
-    return Deal(train.global_batch, shards, world.data_rank, world.data_size, micro_batch, even)
+    return ShardAssignment(train.global_batch, shards, world.data_rank, world.data_size, micro_batch, even)
 
 
 def pipelined_batch(train: Training, shards: int, copies: int) -> int:

@@ -120,7 +120,7 @@ def _kernel(operator: str, name: str, place: int | None) -> Callable[..., Any]:
 Wait = Callable[[], Any]
 
 
-class Surrounding(Protocol):
+class WaitHook(Protocol):
     """Who calls each wait."""
 
     def wait(self, wait: Wait, awaited: Work | Tensor) -> Any:
@@ -128,18 +128,18 @@ class Surrounding(Protocol):
         ...
 
 
-_surroundings: list[Surrounding] = []
+_surroundings: list[WaitHook] = []
 _wait_kernels: list[torch.library.Library] = []
 
 
-def surround(surrounding: Surrounding) -> None:
+def surround(surrounding: WaitHook) -> None:
     """Let `surrounding` call every wait from now on; those that came last are further outside."""
     if not _wait_kernels:
         _install()
     _surroundings.append(surrounding)
 
 
-def leave(surrounding: Surrounding) -> None:
+def leave(surrounding: WaitHook) -> None:
     """Let `surrounding` call no wait any more."""
     _surroundings[:] = [other for other in _surroundings if other is not surrounding]
 

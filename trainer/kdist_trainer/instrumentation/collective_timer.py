@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 
 from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.instrumentation.collective_hooks import Follow
-from kdist_trainer.instrumentation.step_timer import Laps
+from kdist_trainer.instrumentation.step_timer import StepTimer
 from kdist_trainer.metrics.step_stats import Op, StepPhase, StepStats
 
 KINDS: dict[str, Op] = {f"{op.name.lower()}{form}": op for op in Op for form in ("", "_single", "_coalesced", "_uneven")}
@@ -75,10 +75,10 @@ class _Passes:
     flights: list[_Flight] = field(default_factory=list)
 
 
-class HostTraffic:
+class GlooCollectiveTimer:
     """Times gloo's collectives. One ends when its future does, on a thread of gloo's, or when the rank has waited for it."""
 
-    def __init__(self, stats: StepStats, laps: Laps) -> None:
+    def __init__(self, stats: StepStats, laps: StepTimer) -> None:
         self._stats, self._laps = stats, laps
         self._lock = threading.Lock()
         self._passes: _Passes | None = None
@@ -161,7 +161,7 @@ class _Enqueued:
     nbytes: list[int] = field(default_factory=lambda: [0 for _ in Op])
 
 
-class DeviceTraffic:
+class CudaCollectiveTimer:
     """Times collectives on a CUDA device by events that are read steps later."""
 
     _READ_AFTER_STEPS = 2

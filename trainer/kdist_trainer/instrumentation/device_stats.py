@@ -39,7 +39,7 @@ _PEAKS = (
 _HALVES = {"bf16", "fp16", "bf16-params"}
 
 
-class Resources:
+class DeviceStats:
     """Puts into a rank's `stats` what it takes. `waiting` says how many batches are ready, None where nobody fetches ahead."""
 
     def __init__(self, stats: StepStats, device: torch.device, train: Training, *, waiting: Callable[[], int | None]) -> None:

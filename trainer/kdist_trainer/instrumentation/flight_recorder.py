@@ -23,10 +23,10 @@ from kdist_trainer.liveness import Heartbeat, Phase
 _Entry = tuple[str, int, str, str, str]  # operation, elements, element type, shape, group
 _MOST_ENTRIES = 1024  # a model may have ever new shapes
 
-_noted: list[Recorder] = []
+_noted: list[FlightRecorder] = []
 
 
-class Recorder:
+class FlightRecorder:
     """Writes this process's collectives into `heartbeat`."""
 
     def __init__(self, heartbeat: Heartbeat) -> None:
@@ -106,7 +106,7 @@ def note_collectives(heartbeat: Heartbeat | None) -> None:
         install(heartbeat)
 
 
-def install(heartbeat: Heartbeat, kind: type[Recorder] = Recorder) -> None:
+def install(heartbeat: Heartbeat, kind: type[FlightRecorder] = FlightRecorder) -> None:
     """From now on, for the life of this process, note all collectives in `heartbeat`; a later call names another one."""
     remove()
     _noted.append(kind(heartbeat))

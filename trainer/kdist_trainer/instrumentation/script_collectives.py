@@ -26,7 +26,7 @@ from kdist_trainer import log
 from kdist_trainer.instrumentation import collective_hooks, flight_recorder
 from kdist_trainer.instrumentation.collective_hooks import Follow
 from kdist_trainer.instrumentation.collective_timer import KINDS, payload, storage, when_done
-from kdist_trainer.instrumentation.flight_recorder import Recorder
+from kdist_trainer.instrumentation.flight_recorder import FlightRecorder
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.metrics import reporter
 from kdist_trainer.metrics.reporter import Reporter
@@ -36,20 +36,20 @@ SEND_SECONDS = 1.0
 _MOST_UNFINISHED = 64
 _READ_AT = 8  # enqueued collectives after which the first are asked whether the device has passed them
 
-_installed: list[ScriptTraffic] = []
+_installed: list[ScriptCollectiveTimer] = []
 
 
 def install() -> None:
     """Time the collectives of this process from now on, for its life, and send the sums to the agent."""
     stats = reporter.share()
-    _installed.append(ScriptTraffic(stats))
+    _installed.append(ScriptCollectiveTimer(stats))
     if "KDIST_SCRATCH" in os.environ:
         path = Path(os.environ["KDIST_SCRATCH"], f"rank-{os.environ.get('LOCAL_RANK', '0')}.heartbeat")
         flight_recorder.install(Heartbeat.attach(path), ScriptRecorder)  # without a beat, by which a watchdog would go
         os.register_at_fork(after_in_child=flight_recorder.remove)  # what a child exchanges is not this rank's
 
 
-class ScriptRecorder(Recorder):
+class ScriptRecorder(FlightRecorder):
     """Notes collectives only until they have ended: a script may compute for long before it waits for one, or never does so."""
 
     def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
@@ -78,7 +78,7 @@ class _Flight:
     ended: bool = False
 
 
-class ScriptTraffic:
+class ScriptCollectiveTimer:
     """Adds the collectives of the threads that train to `stats`. An error in here ends the measuring and nothing else."""
 
     def __init__(self, stats: StepStats) -> None:

@@ -23,7 +23,7 @@ from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 
 
-class Laps:
+class StepTimer:
     """A stopwatch that hands every moment to one phase of the step, so that the phases sum to the time it ran."""
 
     def __init__(self, stats: StepStats) -> None:
@@ -79,7 +79,7 @@ class _Passes:
     nbytes: int = 0
 
 
-class HostAllReduces:
+class GlooAllReduceTimer:
     """Times all-reduces that end when their futures do: gloo's. Callbacks run on its threads."""
 
     def __init__(self, stats: StepStats, heartbeat: Heartbeat | None = None) -> None:
@@ -131,7 +131,7 @@ class HostAllReduces:
         collective_hooks.ignore(self)
 
 
-class DeviceAllReduces:
+class CudaAllReduceTimer:
     """Times all-reduces on a CUDA device by events that are read steps later: NCCL's futures end when they are enqueued."""
 
     _READ_AFTER_STEPS = 2
@@ -180,7 +180,7 @@ class DeviceAllReduces:
         return self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-class Untimed:
+class NullTimer:
     """Nobody listens."""
 
     def start(self) -> None:
@@ -207,7 +207,7 @@ def add_spans(stats: StepStats, spans: Sequence[tuple[float, float]], nbytes: in
     stats.add_all_reduces(busy=busy, exposed=exposed, nbytes=nbytes, durations=[ended - begun for begun, ended in spans])
 
 
-class Probe:
+class BandwidthProbe:
     """Measures now and then what the network between the ranks can do, all of them together and nothing else going on.
 
     A training's own all-reduces wait for the slowest rank, so they tell a bound; here every rank waits before the clock starts.

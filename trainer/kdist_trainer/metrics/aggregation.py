@@ -35,7 +35,7 @@ from kdist_trainer.metrics.wire import COUNTER_SLOTS, GAUGES, RECORDED, SLOTS, R
 Labels = tuple[str, ...]
 
 
-class Told:
+class AgentMetrics:
     """Values of `AGENT_METRICS` by the metric's name and label values. Not thread-safe: the caller holds a lock."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ def add(left: Sequence[float], right: Sequence[float]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class MetricsSnapshot:
     """The reported numbers at one moment; vectors are laid out as `Record.counters` and `Record.gauges`."""
 
     generation: int
@@ -154,7 +154,7 @@ class Snapshot:
     """Datagrams by outcome."""
 
 
-class Totals:
+class RankMetrics:
     """Accepts records and forms groups. Not thread-safe: the caller holds a lock."""
 
     def __init__(self) -> None:
@@ -217,11 +217,11 @@ class Totals:
             self._take(record, self._heard.get(record.rank, 0.0))
         self._heard = {rank: time for rank, time in self._heard.items() if rank in self._current}
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> MetricsSnapshot:
         """All of it, detached from what comes next."""
         by_rank = {rank: self._sum(rank) for rank in self.local_ranks}
         leader = add(self._leader, self._current[0].counters) if 0 in self._current else list(self._leader)
-        return Snapshot(
+        return MetricsSnapshot(
             generation=self.generation,
             world_size=self.world_size,
             local_ranks=self.local_ranks,

@@ -24,7 +24,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from kdist_trainer.metrics import declarations
-from kdist_trainer.metrics.aggregation import ACCEPTED, Snapshot, add
+from kdist_trainer.metrics.aggregation import ACCEPTED, MetricsSnapshot, add
 from kdist_trainer.metrics.declarations import AGENT_METRICS, STATES, Kind, Metric, Scope
 from kdist_trainer.metrics.step_stats import Wall
 from kdist_trainer.metrics.wire import COUNTER_SLOTS, GAUGES, RECORDED, SLOTS
@@ -64,7 +64,7 @@ def label_names(metric: Metric) -> Labels:
     return (JOB_LABEL, *(("rank",) if metric.scope is Scope.RANK else ()), *metric.labels)
 
 
-def reported_series(snapshot: Snapshot, wall: Mapping[str, float]) -> dict[str, Series]:
+def reported_series(snapshot: MetricsSnapshot, wall: Mapping[str, float]) -> dict[str, Series]:
     """The series of all recorded metrics by name; `wall` is the shown partition of wall time."""
     node = [0.0] * COUNTER_SLOTS
     for counters in snapshot.sums:
@@ -93,7 +93,7 @@ def reported_series(snapshot: Snapshot, wall: Mapping[str, float]) -> dict[str, 
     return found
 
 
-def own_series(snapshot: Snapshot, state: str, scrape_seconds: float) -> dict[str, Series]:
+def own_series(snapshot: MetricsSnapshot, state: str, scrape_seconds: float) -> dict[str, Series]:
     """What an agent shows of itself besides what it was told: its state, who reports to it, how long a scrape takes."""
     return {
         declarations.SCRAPE_DURATION.name: {(): [scrape_seconds]},
@@ -158,7 +158,7 @@ _BACKLOG = 256
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     """A response: status, body, and the media type of the body."""
 
     status: HTTPStatus
@@ -166,11 +166,11 @@ class Answer:
     media_type: str = "text/plain; charset=utf-8"
 
 
-Route = Callable[[str], Answer]
+Route = Callable[[str], HttpResponse]
 """Answers a path; the argument is the request's Accept header."""
 
 
-class Server:
+class MetricsServer:
     """Serves `routes` (path to Route) on `host`:`port` (0: a free one). Raises `OSError` if it cannot listen there."""
 
     def __init__(self, routes: Mapping[str, Route], *, host: str, port: int) -> None:
@@ -237,7 +237,7 @@ class Server:
             writer.write(_encode(answer, with_body=method != "HEAD"))
             await writer.drain()
 
-    def _answer(self, head: bytes) -> tuple[Answer, str]:
+    def _answer(self, head: bytes) -> tuple[HttpResponse, str]:
         """The answer to a request's head, and the request's method."""
         line, *headers = head.decode("latin-1").split("\r\n")
         words = line.split(" ")
@@ -257,16 +257,16 @@ class Server:
             return _plain(HTTPStatus.INTERNAL_SERVER_ERROR), method
 
 
-def say(word: str, status: HTTPStatus) -> Answer:
+def say(word: str, status: HTTPStatus) -> HttpResponse:
     """An answer of one line."""
-    return Answer(status, f"{word}\n".encode())
+    return HttpResponse(status, f"{word}\n".encode())
 
 
-def _plain(status: HTTPStatus) -> Answer:
+def _plain(status: HTTPStatus) -> HttpResponse:
     return say(status.phrase.lower(), status)
 
 
-def _encode(answer: Answer, *, with_body: bool) -> bytes:
+def _encode(answer: HttpResponse, *, with_body: bool) -> bytes:
     lines = [
         f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
         f"Content-Type: {answer.media_type}",

@@ -23,12 +23,21 @@ from kdist_trainer import log
 from kdist_trainer.config import Nodes
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics import declarations, status
-from kdist_trainer.metrics.aggregation import ACCEPTED, Snapshot, Told, Totals
+from kdist_trainer.metrics.aggregation import ACCEPTED, AgentMetrics, MetricsSnapshot, RankMetrics
 from kdist_trainer.metrics.declarations import STATES
-from kdist_trainer.metrics.endpoint import Answer, Exposition, Series, Server, known_series, own_series, reported_series, say
-from kdist_trainer.metrics.persistence import Keeper, Sums, read, sums_of
+from kdist_trainer.metrics.endpoint import (
+    Exposition,
+    HttpResponse,
+    MetricsServer,
+    Series,
+    known_series,
+    own_series,
+    reported_series,
+    say,
+)
+from kdist_trainer.metrics.persistence import CounterState, CounterStore, read, sums_of
 from kdist_trainer.metrics.reporter import reachable
-from kdist_trainer.metrics.wall_time import WallClock
+from kdist_trainer.metrics.wall_time import WallTimeBreakdown
 from kdist_trainer.metrics.wire import GAUGES, MAX_RECORD, SLOTS, MalformedRecordError, unpack
 
 _MOST_AT_ONCE = 64
@@ -135,22 +144,22 @@ class Exporter:
         self._healthy, self._nodes = healthy, nodes
         self._lock = threading.Lock()
         self._state = STATES[0]
-        self._told = Told()
-        self._totals = Totals()
-        before = read(kept, run_id=run_id) if kept else Sums()
+        self._told = AgentMetrics()
+        self._totals = RankMetrics()
+        before = read(kept, run_id=run_id) if kept else CounterState()
         self._told.resume(before.agent)
         self._totals.resume(before.ranks, before.leader)
         self._kept = kept
-        self._keeper: Keeper | None = None
+        self._keeper: CounterStore | None = None
         self._throughput = status.Throughput()
         self._managed = info.get("framework") != SCRIPT
-        self._clock = WallClock(time.monotonic() if since is None else since, before.wall, observed=self._managed)
+        self._clock = WallTimeBreakdown(time.monotonic() if since is None else since, before.wall, observed=self._managed)
         self._failed_at: float | None = None
         self._record: dict[str, Any] | None = None
         self._scrape_seconds = 0.0
         self._exposition = Exposition(job, self._read)
         self._receiver: Receiver | None = None
-        self._server: Server | None = None
+        self._server: MetricsServer | None = None
         self._told.set_info({"run_id": run_id, **info})
 
     def start(self) -> None:
@@ -159,11 +168,11 @@ class Exporter:
             self._receiver = Receiver(self.socket_path, take=self._take, lock=self._lock)
         except OSError as error:
             log.warn("metrics-socket-failed", message=f"ranks cannot report: {self.socket_path}: {error}")
-        self._keeper = Keeper(self._kept, lambda: sums_of(*self._look()), run_id=self._run_id) if self._kept else None
+        self._keeper = CounterStore(self._kept, lambda: sums_of(*self._look()), run_id=self._run_id) if self._kept else None
         routes = {"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._ready, "/status": self._status}
         for port in dict.fromkeys((self.port, 0)):
             try:
-                self._server = Server(routes, host=self._host, port=port)
+                self._server = MetricsServer(routes, host=self._host, port=port)
             except OSError as error:
                 log.warn("metrics-port-taken", port=port, message=f"port {port} for metrics cannot be had: {error}")
                 continue
@@ -286,7 +295,7 @@ class Exporter:
             self._told.set(declarations.TIME_TO_RECOVER, now - self._failed_at)
             self._failed_at = None
 
-    def _look(self) -> tuple[Snapshot, dict[str, Series], dict[str, float]]:
+    def _look(self) -> tuple[MetricsSnapshot, dict[str, Series], dict[str, float]]:
         """All numbers as of now, detached; the lock is held for the copying only."""
         with self._lock:
             self._drain()
@@ -304,7 +313,7 @@ class Exporter:
         beat = status.read_beat(self.socket_path.parent, 0)
         return beat.phase if beat and beat.generation == self._totals.generation else None
 
-    def _metrics(self, accept: str) -> Answer:
+    def _metrics(self, accept: str) -> HttpResponse:
         started = time.perf_counter()
         encoder, media_type = choose_encoder(accept)
         body = encoder(self._exposition.registry)
@@ -312,13 +321,13 @@ class Exporter:
             self._keeper.keep(sums_of(*self._look()))
         self._scrape_seconds = time.perf_counter() - started
         self.scrapes += 1
-        return Answer(HTTPStatus.OK, body, media_type)
+        return HttpResponse(HTTPStatus.OK, body, media_type)
 
-    def _health(self, _: str) -> Answer:
+    def _health(self, _: str) -> HttpResponse:
         return say("ok", HTTPStatus.OK) if self._healthy() else say("the agent is stuck", HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def _ready(self, _: str) -> Answer:
+    def _ready(self, _: str) -> HttpResponse:
         return say(self._state, HTTPStatus.OK if self._state in _READY_STATES else HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def _status(self, _: str) -> Answer:
-        return Answer(HTTPStatus.OK, json.dumps(self.status()).encode() + b"\n", "application/json")
+    def _status(self, _: str) -> HttpResponse:
+        return HttpResponse(HTTPStatus.OK, json.dumps(self.status()).encode() + b"\n", "application/json")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer import log
-from kdist_trainer.metrics.aggregation import Snapshot
+from kdist_trainer.metrics.aggregation import MetricsSnapshot
 from kdist_trainer.metrics.declarations import AGENT_METRICS, Kind
 from kdist_trainer.metrics.step_stats import WALL_CATEGORIES
 from kdist_trainer.metrics.wire import COUNTER_SLOTS, LAYOUT
@@ -32,7 +32,7 @@ _COUNTED = {metric.name: metric for metric in AGENT_METRICS if metric.kind is no
 
 
 @dataclass(frozen=True)
-class Sums:
+class CounterState:
     """All that only grows: of the local ranks in their order, of rank 0 while it was local, of wall time, and of the agent."""
 
     ranks: tuple[tuple[float, ...], ...] = ()
@@ -42,10 +42,12 @@ class Sums:
     """Counters and histograms by the metric's name and label values."""
 
 
-def sums_of(snapshot: Snapshot, told: Mapping[str, Mapping[Labels, Sequence[float]]], wall: Mapping[str, float]) -> Sums:
+def sums_of(
+    snapshot: MetricsSnapshot, told: Mapping[str, Mapping[Labels, Sequence[float]]], wall: Mapping[str, float]
+) -> CounterState:
     """What there is to keep of an agent's numbers."""
     counted = {name: {labels: tuple(numbers) for labels, numbers in told[name].items()} for name in _COUNTED}
-    return Sums(snapshot.sums, tuple(snapshot.leader), wall, counted)
+    return CounterState(snapshot.sums, tuple(snapshot.leader), wall, counted)
 
 
 def place(checkpoints: Path, *, run_id: str, node: str) -> Path:
@@ -55,27 +57,27 @@ def place(checkpoints: Path, *, run_id: str, node: str) -> Path:
     return checkpoints / "ledger" / "sums" / f"{whose}.json"
 
 
-def read(path: Path, *, run_id: str) -> Sums:
+def read(path: Path, *, run_id: str) -> CounterState:
     """The sums that an agent of this run left there; nothing where there are none, or none that this version understands."""
     try:
         with path.open("rb") as file:
             document = json.loads(file.read(_MOST_BYTES))
         if (document["layout"], document["run_id"]) != (LAYOUT, run_id):
-            return Sums()
-        return Sums(
+            return CounterState()
+        return CounterState(
             ranks=tuple(_numbers(each, COUNTER_SLOTS) for each in document["ranks"]),
             leader=_numbers(document["leader"], COUNTER_SLOTS),
             wall=dict(zip(WALL_CATEGORIES, _numbers(document["wall"], len(WALL_CATEGORIES)), strict=True)),
             agent={name: _series(name, series) for name, series in document["agent"].items()},
         )
     except FileNotFoundError:
-        return Sums()
+        return CounterState()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         log.warn("sums-unreadable", message=f"counters begin anew: {path}: {error}")
-        return Sums()
+        return CounterState()
 
 
-def write(path: Path, sums: Sums, *, run_id: str) -> None:
+def write(path: Path, sums: CounterState, *, run_id: str) -> None:
     """Replace what is kept. Raises `OSError`."""
     document = {
         "layout": LAYOUT,
@@ -91,20 +93,20 @@ def write(path: Path, sums: Sums, *, run_id: str) -> None:
     fresh.replace(path)
 
 
-class Keeper:
+class CounterStore:
     """Writes what `look` gives: when it is asked to, and every ten seconds."""
 
-    def __init__(self, path: Path, look: Callable[[], Sums], *, run_id: str) -> None:
+    def __init__(self, path: Path, look: Callable[[], CounterState], *, run_id: str) -> None:
         self._path, self._look, self._run_id = path, look, run_id
         self._asked, self._stop = threading.Event(), False
         self._kept = threading.Condition()
         self._given, self._done = 0, 0
-        self._sums: Sums | None = None
+        self._sums: CounterState | None = None
         self._warned = False
         self._thread = threading.Thread(target=self._run, name="kdist-metrics-keeper", daemon=True)
         self._thread.start()
 
-    def keep(self, sums: Sums) -> None:
+    def keep(self, sums: CounterState) -> None:
         """Have these written; returns when they are, or after a moment."""
         with self._kept:
             self._sums, self._given = sums, self._given + 1

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer import log
-from kdist_trainer.liveness import Beat, Heartbeat
+from kdist_trainer.liveness import Heartbeat, RankSnapshot
 from kdist_trainer.metrics import declarations
-from kdist_trainer.metrics.aggregation import Snapshot, Told
+from kdist_trainer.metrics.aggregation import AgentMetrics, MetricsSnapshot
 from kdist_trainer.metrics.step_stats import StepPhase
 from kdist_trainer.metrics.wire import GAUGES, SLOTS
 
@@ -55,7 +55,7 @@ class Throughput:
             self._points.popleft()
 
 
-def shown_gauges(snapshot: Snapshot) -> dict[str, Any]:
+def shown_gauges(snapshot: MetricsSnapshot) -> dict[str, Any]:
     """What the ranks last said of the training: a number, None while unknown, a word where it is not finite."""
     fields = {
         "step": "kdist_last_step",
@@ -70,7 +70,7 @@ def shown_gauges(snapshot: Snapshot) -> dict[str, Any]:
     return {field: int(value) if field in whole and value is not None else log.plain(value) for field, value in values.items()}
 
 
-def counted(snapshot: Snapshot, told: Told) -> dict[str, Any]:
+def counted(snapshot: MetricsSnapshot, told: AgentMetrics) -> dict[str, Any]:
     """What the agent knows of its group and of the restarts."""
     remaining = told.get(declarations.RESTARTS_REMAINING)
     return {
@@ -82,7 +82,7 @@ def counted(snapshot: Snapshot, told: Told) -> dict[str, Any]:
     }
 
 
-def ranks(snapshot: Snapshot, scratch: Path, *, now: float) -> list[dict[str, Any]]:
+def ranks(snapshot: MetricsSnapshot, scratch: Path, *, now: float) -> list[dict[str, Any]]:
     """One entry per local rank, with what it does by its heartbeat in `scratch`; `now` is a monotonic time.
 
     `collective` is what it is in, such as `all_reduce(float32[1024]) #17`. `busy_seconds` and `all_reduce_seconds` are means
@@ -107,7 +107,7 @@ def ranks(snapshot: Snapshot, scratch: Path, *, now: float) -> list[dict[str, An
     return found
 
 
-def read_beat(scratch: Path, local_rank: int) -> Beat | None:
+def read_beat(scratch: Path, local_rank: int) -> RankSnapshot | None:
     """The latest beat of a local rank; None if it never beat."""
     try:
         with contextlib.closing(Heartbeat(scratch / f"rank-{local_rank}.heartbeat")) as heartbeat:

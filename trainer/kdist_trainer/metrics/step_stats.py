@@ -64,7 +64,7 @@ class Op(IntEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Usage:
+class ResourceStats:
     """Bytes, FLOPs and counts; a gauge is None while it is unknown."""
 
     model_flops: float = counter(
@@ -127,7 +127,7 @@ _OPS = tuple((op.name.lower(),) for op in Op)
 
 
 @dataclass(slots=True, eq=False)
-class StepStats(Usage):
+class StepStats(ResourceStats):
     """The running sums of one rank in one generation. Seconds, bytes and counts, never rates.
 
     The rank's loop adds to it; `Reporter` sends it. Not for several threads at once.

@@ -41,7 +41,7 @@ _GUESSED = (Wall.IDLE, Wall.INIT, Wall.UNOBSERVED)
 _ZERO = [0.0] * len(WALL_CATEGORIES)
 
 
-class WallClock:
+class WallTimeBreakdown:
     """The partition since `now`, a monotonic time in seconds, on top of an earlier agent's. The caller holds a lock.
 
     `observed` says that the ranks tell what they do from their start, as the managed loop's do; a script may tell nothing ever.

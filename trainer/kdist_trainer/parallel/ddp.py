@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from kdist_trainer import log
-from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.errors import ConfigError
 from kdist_trainer.world import World
 
 
@@ -97,9 +97,9 @@ class DataParallel(Replicated):
     copies: dist.ProcessGroup | None = None  # the first GPU's replica works on the module's own buffers
 
     def __init__(self, world: World) -> None:
-        """Raises `ConfigProblem` in a group of several ranks, whose gradients nobody would average."""
+        """Raises `ConfigError` in a group of several ranks, whose gradients nobody would average."""
         if world.size > 1:
-            raise ConfigProblem(
+            raise ConfigError(
                 f"train.strategy: data_parallel is one process with several GPUs, and this job has {world.size} ranks: "
                 "set nodes: 1 and procsPerNode: 1, or use ddp"
             )

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.optim import Optimizer
 
-from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.errors import ConfigError
 from kdist_trainer.world import World
 
 
@@ -86,12 +86,12 @@ class Fsdp(Sharded):
     """`fully_shard` over all ranks, or with `hybrid` over those of each node."""
 
     def __init__(self, world: World, *, hybrid: bool, offload: bool = False) -> None:
-        """`offload`: keep shards in the memory of the CPU. Raises `ConfigProblem` where `hybrid` has nodes of different sizes."""
+        """`offload`: keep shards in the memory of the CPU. Raises `ConfigError` where `hybrid` has nodes of different sizes."""
         self._world, self._hybrid = world, hybrid
         # Pages that are not swapped are what a GPU copies from fast; without one they are only taken from everybody else.
         self._offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if offload else None
         if hybrid and world.size % world.local_size:
-            raise ConfigProblem(
+            raise ConfigError(
                 f"train.strategy: hsdp needs nodes of equal size; {world.size} ranks are not {world.local_size} each"
             )
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import set_state_dict
 from torch.optim import Optimizer
 
-from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.errors import ConfigError
 from kdist_trainer.parallel.ddp import Replicated
-from kdist_trainer.parallel.pipeline_schedule import Line, Microbatch, Tensors, Watch, shapes
+from kdist_trainer.parallel.pipeline_schedule import Microbatch, StageHooks, StageRunner, Tensors, shapes
 from kdist_trainer.precision import Precision
 from kdist_trainer.world import World
 
@@ -45,12 +45,12 @@ class Stage(nn.Module):
 def cut(model: nn.Module, chain: Sequence[nn.Module], stages: int) -> list[Stage]:
     """The chain in `stages` pieces of about equal numbers of weights, each with a weight of its own.
 
-    Raises `ConfigProblem` where the chain is too short, leaves weights out, or uses one weight in two stages.
+    Raises `ConfigError` where the chain is too short, leaves weights out, or uses one weight in two stages.
     """
     loads = [sum(weight.numel() for weight in part.parameters()) for part in chain]
     able = sum(load > 0 for load in loads)
     if able < stages:
-        raise ConfigProblem(
+        raise ConfigError(
             f"train.strategy: the model's chain has {able} parts with weights, which cannot make {stages} stages: "
             "set a smaller modelParallel, or let Workload.chain name smaller parts"
             if chain
@@ -84,7 +84,7 @@ def borders(loads: Sequence[int], stages: int) -> list[int]:
 
 
 def check(model: nn.Module, pieces: Sequence[Stage]) -> None:
-    """Each weight of the model belongs to one stage. Raises `ConfigProblem`."""
+    """Each weight of the model belongs to one stage. Raises `ConfigError`."""
     homes: dict[int, set[int]] = {}
     for number, piece in enumerate(pieces):
         for weight in piece.parameters():
@@ -92,9 +92,9 @@ def check(model: nn.Module, pieces: Sequence[Stage]) -> None:
     for name, weight in model.named_parameters():
         stages = homes.get(id(weight), set())
         if not stages:
-            raise ConfigProblem(f"train.strategy: {name} is in no part that Workload.chain names")
+            raise ConfigError(f"train.strategy: {name} is in no part that Workload.chain names")
         if len(stages) > 1:
-            raise ConfigProblem(f"train.strategy: {name} is used by two stages of the pipeline, which cannot share it")
+            raise ConfigError(f"train.strategy: {name} is used by two stages of the pipeline, which cannot share it")
 
 
 def keep(model: nn.Module, own: Stage, others: Sequence[Stage]) -> None:
@@ -117,7 +117,7 @@ def tensors(stage: nn.Module) -> Iterator[Tensor]:
 BUCKET_BYTES: Final = 25 * 2**20
 
 
-class Task(NamedTuple):
+class MicroBatchTask(NamedTuple):
     """One microbatch as the loop sees it."""
 
     loss: Callable[[nn.Module], Tensor]
@@ -141,7 +141,7 @@ class Pipeline(Replicated):
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         """Keep this rank's stage of the model only, in place; `blocks` is the chain of its parts, all of them.
 
-        A call of the model is then collective over the stages. Raises `ConfigProblem` where the chain cannot be cut.
+        A call of the model is then collective over the stages. Raises `ConfigError` where the chain cannot be cut.
         """
         mesh, world = self._world.mesh(), self._world
         pieces = cut(model, blocks, world.model_parallel)
@@ -151,7 +151,7 @@ class Pipeline(Replicated):
         self.module, self.stage = model.to(world.device), own.to(world.device)
         self.copies = mesh["data"].get_group()
         self.stages = mesh["model"].get_group()
-        self._line = Line(own, self.stages, world.device)
+        self._line = StageRunner(own, self.stages, world.device)
         self._weights = [weight for weight in own.parameters() if weight.requires_grad]
         model.forward = lambda *inputs: self._answer(*inputs)
         return model
@@ -160,10 +160,10 @@ class Pipeline(Replicated):
         """A forward pass without gradients, the same output on every stage: what an evaluation calls."""
         return self._line.look(inputs)
 
-    def learn(self, tasks: Sequence[Task], precision: Precision, watch: Watch) -> Tensor:
+    def learn(self, tasks: Sequence[MicroBatchTask], precision: Precision, watch: StageHooks) -> Tensor:
         """Forward and backward over all microbatches; the gradients' mean over the copies is left, and the loss returned.
 
-        The loss is this copy's share of the step's on the last stage, 0 on the others. Collective. Raises `ConfigProblem`
+        The loss is this copy's share of the step's on the last stage, 0 on the others. Collective. Raises `ConfigError`
         for a loss that does not call the model once, and what the user's code raises.
         """
         shares: list[Tensor] = []
@@ -175,7 +175,7 @@ class Pipeline(Replicated):
         precision.scaled(nothing)  # so that stages without a loss have a scale too
         return torch.stack(shares).sum() if shares else nothing
 
-    def _microbatch(self, task: Task, precision: Precision, shares: list[Tensor]) -> Microbatch:
+    def _microbatch(self, task: MicroBatchTask, precision: Precision, shares: list[Tensor]) -> Microbatch:
         task.prepare(0)
         with precision.autocast():
             inputs = self._inputs(task)
@@ -188,7 +188,7 @@ class Pipeline(Replicated):
 
         return Microbatch(inputs, loss, lambda: task.prepare(self._line.index))
 
-    def _inputs(self, task: Task) -> Tensors:
+    def _inputs(self, task: MicroBatchTask) -> Tensors:
         """What the loss calls the model with."""
 
         def interrupt(*inputs: Any) -> Any:
@@ -200,10 +200,10 @@ class Pipeline(Replicated):
             except _Called as call:
                 if call.inputs and all(isinstance(one, Tensor) and one.ndim for one in call.inputs):
                     return call.inputs
-                raise ConfigProblem(
+                raise ConfigError(
                     "train.strategy: a pipeline needs a loss that calls the model with tensors, the samples side by side in each"
                 ) from None
-        raise ConfigProblem("train.strategy: a pipeline needs a loss that calls the model")
+        raise ConfigError("train.strategy: a pipeline needs a loss that calls the model")
 
     @contextmanager
     def _answering(self, answer: Callable[..., Any]) -> Iterator[None]:

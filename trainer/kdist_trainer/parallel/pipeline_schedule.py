@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.errors import ConfigError
 
 Tensors = tuple[Tensor, ...]
 Autocast = Callable[[], AbstractContextManager[Any]]
@@ -51,7 +51,7 @@ class Microbatch:
     """Called just before this stage computes it."""
 
 
-class Watch(NamedTuple):
+class StageHooks(NamedTuple):
     """Told when this rank begins to wait no longer, has gone forward, has gone backward."""
 
     waited: Callable[[], object]
@@ -59,7 +59,7 @@ class Watch(NamedTuple):
     backward: Callable[[], object]
 
 
-class Line:
+class StageRunner:
     """One rank's place in a pipeline: `stage` of the ranks of `group`, in their order."""
 
     def __init__(self, stage: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -69,7 +69,7 @@ class Line:
         self._shapes: dict[tuple[bool, tuple[Shape, ...]], _Known] = {}
         self._schedules: dict[Any, _Schedule] = {}
 
-    def train(self, name: str, microbatches: Sequence[Microbatch], autocast: Autocast, watch: Watch) -> None:
+    def train(self, name: str, microbatches: Sequence[Microbatch], autocast: Autocast, watch: StageHooks) -> None:
         """Forward and backward over microbatches whose inputs have one shape. Collective over the group."""
         key = (name, len(microbatches), shapes(microbatches[0].inputs))
         if key not in self._schedules:
@@ -137,7 +137,7 @@ class _Stage(PipelineStage):
     """torch's stage, with our hooks around each pass; what the user's code raises comes out as it is."""
 
     microbatches: Sequence[Microbatch] = ()
-    watch: Watch
+    watch: StageHooks
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.watch.waited()
@@ -170,7 +170,7 @@ class _Computed(nn.Module):
 class _Schedule:
     """torch's schedule for a number of microbatches of one shape."""
 
-    def __init__(self, line: Line, name: str, count: int, known: _Known, autocast: Autocast) -> None:
+    def __init__(self, line: StageRunner, name: str, count: int, known: _Known, autocast: Autocast) -> None:
         self._line = line
         self._stage = _Stage(
             _Computed(line.stage, autocast),
@@ -185,7 +185,7 @@ class _Schedule:
         kind: type[PipelineScheduleSingle] = Schedule1F1B if name == "1f1b" and count >= line.count else ScheduleGPipe
         self._schedule = kind(self._stage, count, loss_fn=self._loss, scale_grads=False)
 
-    def run(self, microbatches: Sequence[Microbatch], watch: Watch) -> None:
+    def run(self, microbatches: Sequence[Microbatch], watch: StageHooks) -> None:
         self._stage.microbatches, self._stage.watch = microbatches, watch
         inputs = (
             [torch.cat(same) for same in zip(*[one.inputs for one in microbatches], strict=True)] if self._line.is_first else []
@@ -222,10 +222,8 @@ def empty(shape: Shape, device: torch.device, *, grad: bool = False) -> Tensor:
 
 
 def as_tuple(output: Any) -> Tensors:
-    """What a part of the chain gave. Raises `ConfigProblem` for what cannot be sent."""
+    """What a part of the chain gave. Raises `ConfigError` for what cannot be sent."""
     values = output if isinstance(output, tuple) else (output,)
     if not all(isinstance(value, Tensor) for value in values):
-        raise ConfigProblem(
-            f"train.strategy: pipeline passes tensors on, and a part of the chain gives a {type(output).__name__}"
-        )
+        raise ConfigError(f"train.strategy: pipeline passes tensors on, and a part of the chain gives a {type(output).__name__}")
     return values

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.utils._pytree import tree_map_only
 
-from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.errors import ConfigError
 from kdist_trainer.parallel.fsdp import Sharded
 from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
@@ -37,12 +37,12 @@ class Tensor(Sharded):
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         """Split what the plan names, spread the rest whole, shard over the copies; in place.
 
-        Raises `ConfigProblem` for a workload that has no plan, or one that this model cannot follow.
+        Raises `ConfigError` for a workload that has no plan, or one that this model cannot follow.
         """
         name = type(self._workload).__name__
         plan = self._workload.tensor_plan(model, self._world.model_parallel)
         if plan is None:
-            raise ConfigProblem(
+            raise ConfigError(
                 f"train.strategy: tensor needs a plan of the model, and {name}.tensor_plan gives none: use fsdp, or write one"
             )
         # What a plan's last part gives is a view, which torch warns of: it must not be changed in place.
@@ -59,26 +59,26 @@ class Tensor(Sharded):
 
 
 def split(model: nn.Module, mesh: DeviceMesh, plan: dict[str, ParallelStyle], *, who: str) -> None:
-    """Split the parts that the plan names. Raises `ConfigProblem` for names that no part has, of which torch only warns."""
+    """Split the parts that the plan names. Raises `ConfigError` for names that no part has, of which torch only warns."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Parallelize plan key")
         try:
             parallelize_module(model, mesh, plan)
         except UserWarning as warning:
             key = str(warning).partition("'")[2].partition("'")[0]
-            raise ConfigProblem(f"{who}.tensor_plan names {key}, and the model has no such part") from None
+            raise ConfigError(f"{who}.tensor_plan names {key}, and the model has no such part") from None
 
 
 def spread(module: nn.Module, mesh: DeviceMesh, *, path: str) -> None:
     """Let every rank have the module's own weights, if the plan left it out; it is given and gives plain tensors.
 
-    Raises `ConfigProblem` where it has weights and parts besides, so that plain and spread tensors would meet in it.
+    Raises `ConfigError` where it has weights and parts besides, so that plain and spread tensors would meet in it.
     """
     own = [(name, weight) for name, weight in module.named_parameters(recurse=False) if not isinstance(weight, DTensor)]
     if not own:
         return
     if any(True for _ in module.children()):
-        raise ConfigProblem(f"{path} has weights of its own ({own[0][0]}) and parts besides: give them a module, or plan it")
+        raise ConfigError(f"{path} has weights of its own ({own[0][0]}) and parts besides: give them a module, or plan it")
     for name, weight in own:
         spread_weight = distribute_tensor(weight.detach(), mesh, [Replicate()])
         module.register_parameter(name, nn.Parameter(spread_weight, requires_grad=weight.requires_grad))

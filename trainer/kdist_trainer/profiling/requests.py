@@ -22,7 +22,7 @@ _KEPT = 5
 
 
 @dataclass(frozen=True)
-class Request:
+class ProfileRequest:
     """Record `steps` steps on `ranks` (empty: on all); `name` is the answer's folder."""
 
     name: str
@@ -34,9 +34,9 @@ class Request:
         return not self.ranks or rank in self.ranks
 
 
-def ask(scratch: Path, *, steps: int, ranks: tuple[int, ...] = ()) -> Request:
+def ask(scratch: Path, *, steps: int, ranks: tuple[int, ...] = ()) -> ProfileRequest:
     """Leave a request with the agent whose folder is `scratch`. Raises `OSError`."""
-    request = Request(secrets.token_hex(6), min(MOST_STEPS, max(1, steps)), ranks)
+    request = ProfileRequest(secrets.token_hex(6), min(MOST_STEPS, max(1, steps)), ranks)
     _write(scratch / _INBOX, asdict(request))
     return request
 
@@ -46,7 +46,7 @@ def inbox(scratch: Path) -> Path:
     return scratch / _INBOX
 
 
-def take(path: Path) -> Request | None:
+def take(path: Path) -> ProfileRequest | None:
     """The request in that inbox, which is empty afterwards; None where there is none, or none that can be read."""
     document = read(path)
     with suppress(OSError):
@@ -56,7 +56,7 @@ def take(path: Path) -> Request | None:
         name = str(document["name"])
     except (KeyError, TypeError, ValueError):
         return None
-    return Request(name, min(MOST_STEPS, max(1, steps)), ranks) if name.isalnum() else None
+    return ProfileRequest(name, min(MOST_STEPS, max(1, steps)), ranks) if name.isalnum() else None
 
 
 def folder_of(root: Path, name: str) -> Path:
@@ -64,7 +64,7 @@ def folder_of(root: Path, name: str) -> Path:
     return root / _ANSWERS / name
 
 
-def announce(root: Path, request: Request, *, ranks: list[int], first: int, last: int) -> None:
+def announce(root: Path, request: ProfileRequest, *, ranks: list[int], first: int, last: int) -> None:
     """Say who records which steps, and let go of the oldest answers. Raises `OSError`."""
     folder = folder_of(root, request.name)
     folder.mkdir(parents=True, exist_ok=True)

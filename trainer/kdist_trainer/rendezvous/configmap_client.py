@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.errors import ConfigError
 from kdist_trainer.rendezvous.handler import JITTER
 
 ACCOUNT = Path("/var/run/secrets/kdist")
@@ -33,20 +33,20 @@ _AWAY = {408, 429, 500, 502, 503, 504}
 _SHORTEST, _LONGEST = 0.05, 2.0  # seconds between two tries
 
 
-class Conflict(Exception):  # noqa: N818 - named for what it is
+class ConflictError(Exception):
     """Somebody else has replaced the ConfigMap since it was read."""
 
 
-class Away(OSError):  # noqa: N818
+class ApiUnavailableError(OSError):
     """The API server has not served the request for as long as the caller had patience."""
 
 
-class Refused(RuntimeError):  # noqa: N818
+class ApiRejectedError(RuntimeError):
     """The API server will never serve the request as it is."""
 
 
 @dataclass(frozen=True)
-class Server:
+class ApiEndpoint:
     """An API server, `http` or `https`, and the folder of the account."""
 
     host: str
@@ -55,12 +55,12 @@ class Server:
     account: Path = ACCOUNT
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Server:
-        """The one that the kubelet names. Raises `ConfigProblem` outside a pod."""
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> ApiEndpoint:
+        """The one that the kubelet names. Raises `ConfigError` outside a pod."""
         try:
             host, port = environ["KUBERNETES_SERVICE_HOST"], int(environ["KUBERNETES_SERVICE_PORT"])
         except (KeyError, ValueError):
-            raise ConfigProblem("KUBERNETES_SERVICE_HOST and _PORT do not name an API server: is this a pod?") from None
+            raise ConfigError("KUBERNETES_SERVICE_HOST and _PORT do not name an API server: is this a pod?") from None
         return cls(host, port, account=Path(environ.get("KDIST_ACCOUNT", ACCOUNT)))
 
     def connect(self, seconds: float) -> http.client.HTTPConnection:
@@ -89,7 +89,7 @@ class Copy:
 class ConfigMap:
     """The ConfigMap `namespace`/`name`. `patience` says for how many seconds a request may be tried again."""
 
-    def __init__(self, server: Server, namespace: str, name: str, *, patience: Callable[[], float]) -> None:
+    def __init__(self, server: ApiEndpoint, namespace: str, name: str, *, patience: Callable[[], float]) -> None:
         self.server = server
         self.name = f"{namespace}/{name}"
         self.requests = 0
@@ -101,14 +101,14 @@ class ConfigMap:
         self._born = time.monotonic()
 
     def read(self) -> Copy:
-        """What it holds now. Raises `Away`, `ConfigProblem` or `Refused`."""
+        """What it holds now. Raises `ApiUnavailableError`, `ConfigError` or `ApiRejectedError`."""
         began = time.monotonic()
         return _parse(self._request("GET"), began)
 
     def replace(self, copy: Copy, values: Mapping[str, bytes]) -> Copy:
-        """Let it hold `values` instead of what `copy` holds. Raises `Conflict`, and what `read` raises.
+        """Let it hold `values` instead of what `copy` holds. Raises `ConflictError`, and what `read` raises.
 
-        After a cut connection a `Conflict` may be one with this very request.
+        After a cut connection a `ConflictError` may be one with this very request.
         """
         began = time.monotonic()
         encoded = {key: b64encode(value).decode() for key, value in values.items()}
@@ -132,14 +132,14 @@ class ConfigMap:
                 self._served = True
                 return answer
             if status == 409:
-                raise Conflict(self.name)
+                raise ConflictError(self.name)
             self._give_up(status, why)
             # The patience may have changed meanwhile: somebody asked the agent to stop.
             deadline = min(deadline, time.monotonic() + self._patience())
             pause = min(_LONGEST, pause * 2)
             rest = JITTER.uniform(pause / 2, pause) + min(wait, REQUEST_SECONDS)
             if time.monotonic() + rest > deadline:
-                raise Away(f"the API server does not serve ConfigMap {self.name}: {why}")
+                raise ApiUnavailableError(f"the API server does not serve ConfigMap {self.name}: {why}")
             time.sleep(rest)
 
     def _give_up(self, status: int, why: str) -> None:
@@ -147,9 +147,9 @@ class ConfigMap:
         if status in _REFUSALS:
             if not self._served and time.monotonic() > self._born + REFUSAL_SECONDS:
                 message = f"the API server {_REFUSALS[status]}: ConfigMap {self.name}, which this job's agents meet by ({why})"
-                raise ConfigProblem(message)
+                raise ConfigError(message)
         elif status and status not in _AWAY:
-            raise Refused(f"the API server refuses ConfigMap {self.name}: {why}")
+            raise ApiRejectedError(f"the API server refuses ConfigMap {self.name}: {why}")
 
     def _exchange(self, method: str, body: bytes | None) -> tuple[int, bytes, float]:
         """One request: status, answer, and the seconds to wait that the server asks for."""
@@ -174,11 +174,11 @@ class ConfigMap:
 
 
 def _parse(answer: bytes, began: float) -> Copy:
-    """Read a ConfigMap. Raises `Refused` for anything else."""
+    """Read a ConfigMap. Raises `ApiRejectedError` for anything else."""
     try:
         document = json.loads(answer)
         metadata = {name: value for name, value in document["metadata"].items() if name != "managedFields"}
         values = {key: b64decode(value) for key, value in (document.pop("binaryData", None) or {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Refused(f"the API server sent no ConfigMap: {answer[:200]!r}") from error
+        raise ApiRejectedError(f"the API server sent no ConfigMap: {answer[:200]!r}") from error
     return Copy(values, {**document, "metadata": metadata}, began)

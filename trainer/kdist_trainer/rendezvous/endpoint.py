@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.errors import ConfigError
 
 FILE, KUBERNETES, C10D = "file", "kubernetes", "c10d"
 PLACES = "file:/path/of/a/shared/folder, kubernetes:NAMESPACE/NAME of a ConfigMap, or c10d:HOST:PORT of the agent that keeps it"
 
 
 @dataclass(frozen=True)
-class Place:
+class RendezvousEndpoint:
     """One place: `scheme` and, as the scheme has it, a folder, a namespace and a name, or a host and a port."""
 
     scheme: str
     where: tuple[str, str]
 
 
-def parse(text: str) -> Place:
-    """Read `scheme:where`. Raises `ConfigProblem`."""
+def parse(text: str) -> RendezvousEndpoint:
+    """Read `scheme:where`. Raises `ConfigError`."""
     scheme, _, rest = text.partition(":")
     if scheme == FILE and rest:
-        return Place(scheme, (rest, ""))
+        return RendezvousEndpoint(scheme, (rest, ""))
     if scheme == KUBERNETES:
         namespace, _, name = rest.partition("/")
         if namespace and name and "/" not in name:
-            return Place(scheme, (namespace, name))
+            return RendezvousEndpoint(scheme, (namespace, name))
     if scheme == C10D:
         host, _, port = rest.rpartition(":")
         if host and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
-            return Place(scheme, (host.removeprefix("[").removesuffix("]"), port))
-    raise ConfigProblem(f"{text!r} is no rendezvous: {PLACES}")
+            return RendezvousEndpoint(scheme, (host.removeprefix("[").removesuffix("]"), port))
+    raise ConfigError(f"{text!r} is no rendezvous: {PLACES}")

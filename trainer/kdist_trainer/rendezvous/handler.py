@@ -40,7 +40,7 @@ JITTER = random.SystemRandom()
 
 
 @dataclass(frozen=True)
-class Pace:
+class RendezvousTimings:
     """Timings in seconds. They grow with the number of nodes, so that a store sees about the same load from any job."""
 
     poll: float
@@ -58,7 +58,7 @@ class Pace:
     """How long it waits at most for those that are, and in the first round for all: nodes are seldom ready together."""
 
     @classmethod
-    def for_nodes(cls, nodes: int, *, remote: bool = False) -> Pace:
+    def for_nodes(cls, nodes: int, *, remote: bool = False) -> RendezvousTimings:
         """What suits a job of at most `nodes` nodes; if `remote`, each look and each sign of life asks an API server."""
         call = {"last_call": 0.3 + nodes / 64, "patience": 5.0 + nodes / 32}
         if remote:  # at work about five changes and a dozen looks a second, from however many nodes
@@ -99,7 +99,7 @@ class _State(_BackendRendezvousStateHolder):
     silent node of it is evicted by a member that has left the group, or by anybody once all of them are silent.
     """
 
-    def __init__(self, backend: C10dRendezvousBackend, settings: RendezvousSettings, pace: Pace) -> None:
+    def __init__(self, backend: C10dRendezvousBackend, settings: RendezvousSettings, pace: RendezvousTimings) -> None:
         # By these settings torch itself takes for dead only who is marked so.
         super().__init__(backend, replace(settings, keep_alive_interval=_AGES), cache_duration=pace.poll)  # type: ignore[arg-type]
         self.pace = pace
@@ -149,7 +149,7 @@ class _State(_BackendRendezvousStateHolder):
 
 
 @dataclass(frozen=True)
-class News:
+class RendezvousStatus:
     """What the rendezvous says to an agent whose ranks are at work.
 
     `waiting` nodes want to join; `left` nodes of the group have left it or were evicted, and it never gets them back;
@@ -225,15 +225,15 @@ class Rendezvous(DynamicRendezvousHandler):
             if left := self.news().left:
                 raise DistStoreError(f"{left} other nodes have left the group before it was complete")
 
-    def news(self) -> News:
-        """What the state says now; it is read from the store at most once per `Pace.poll`."""
+    def news(self) -> RendezvousStatus:
+        """What the state says now; it is read from the store at most once per `RendezvousTimings.poll`."""
         with self._heartbeat_lock:
             self._state_holder.sync()
             state = self._state_holder.state
             silent = self._state_holder.silent & self._group & state.participants.keys()
             if self._this_node in silent:  # who cannot get a sign of life through cannot judge who does not give one
                 silent = set()
-            return News(
+            return RendezvousStatus(
                 waiting=len(state.wait_list - self._group),
                 left=len(self._group - state.participants.keys()),
                 silent=len(silent),
@@ -281,11 +281,11 @@ def open_rendezvous(
     """A rendezvous of run `run_id` whose state lives in `store`. `address` is where this node's ranks listen, None: its name.
     Nodes of one address have their ranks in the order of `index`.
 
-    The state is read and written through `state_store`, another view of the same store. `remote` as for `Pace`. `bounds` says
+    The state is read and written through `state_store`, another view of the same store. `remote` as for `RendezvousTimings`. `bounds` says
     at any time how many nodes there may be, `min_nodes` and `max_nodes` if nothing else.
     Raises `RendezvousConnectionError` when the store cannot be reached.
     """
-    pace = Pace.for_nodes(max_nodes, remote=remote)
+    pace = RendezvousTimings.for_nodes(max_nodes, remote=remote)
     _quicken(pace.poll)
     vars(torch_api).update(get_free_port=pick_port)
     settings = RendezvousSettings(

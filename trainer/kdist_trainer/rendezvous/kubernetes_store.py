@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from kdist_trainer.rendezvous.configmap_client import Away, ConfigMap, Conflict, Copy, Refused
+from kdist_trainer.rendezvous.configmap_client import ApiRejectedError, ApiUnavailableError, ConfigMap, ConflictError, Copy
 from kdist_trainer.rendezvous.handler import JITTER
 
 MOST_BYTES = 1_000_000
@@ -37,7 +37,7 @@ class KubernetesStore(Store):
     """`torch.distributed.Store` in `config_map`. Keys and values are str or bytes, `get` gives bytes.
 
     `get` and `wait` raise `DistStoreError` when the key does not come within `timeout_seconds`, all when the API server is
-    away for longer than the ConfigMap's patience, or when the store is full. `ConfigProblem` when it is refused from the start.
+    away for longer than the ConfigMap's patience, or when the store is full. `ConfigError` when it is refused from the start.
     """
 
     def __init__(self, config_map: ConfigMap, *, run_id: str, timeout_seconds: float = 30.0, poll_seconds: float = 0.1) -> None:
@@ -143,7 +143,7 @@ class KubernetesStore(Store):
             try:
                 self._copy = self._replace(copy, values, writer)
                 return result
-            except Conflict:
+            except ConflictError:
                 tries, copy = tries + 1, None
                 time.sleep(JITTER.uniform(0, min(0.01 * 2**tries, self._poll_seconds)))
 
@@ -210,7 +210,7 @@ def _surely(request: Callable[[], Copy]) -> Copy:
     """Make the request; what goes wrong becomes the error that torch's callers bear with."""
     try:
         return request()
-    except (Away, Refused) as error:
+    except (ApiUnavailableError, ApiRejectedError) as error:
         raise dist.DistStoreError(str(error)) from error
 
 

@@ -1,5 +1,5 @@
-"""Event files that TensorBoard shows: `Curves` writes them beside the checkpoints, `python -m` it shows them."""
+"""Event files that TensorBoard shows: `TensorBoardWriter` writes them beside the checkpoints, `python -m` it shows them."""
 
-from kdist_trainer.tensorboard.writer import FOLDER, Curves
+from kdist_trainer.tensorboard.writer import FOLDER, TensorBoardWriter
 
-__all__ = ["FOLDER", "Curves"]
+__all__ = ["FOLDER", "TensorBoardWriter"]

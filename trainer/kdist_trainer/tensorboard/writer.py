@@ -108,7 +108,7 @@ _CLOSE_SECONDS = 2.0
 _MOST_WAITING = 4096
 
 
-class Curves:
+class TensorBoardWriter:
     """A run's scalars; without a folder of checkpoints they go nowhere. One thread calls it."""
 
     def __init__(self, checkpoints: Path | None, stats: StepStats) -> None:

@@ -19,14 +19,21 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from kdist_trainer import parallel, precision
-from kdist_trainer.checkpoint.checkpointer import CheckpointStore
+from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.config import Change, TrainConfig, Training, compare, refuse
 from kdist_trainer.data import sampler
 from kdist_trainer.data.loader import Batch, Loader
-from kdist_trainer.errors import ConfigProblem, Mismatch
-from kdist_trainer.instrumentation.collective_timer import DeviceTraffic, HostTraffic
-from kdist_trainer.instrumentation.device_stats import Resources
-from kdist_trainer.instrumentation.step_timer import DeviceAllReduces, HostAllReduces, Laps, Probe, Timer, Untimed
+from kdist_trainer.errors import CheckpointMismatchError, ConfigError
+from kdist_trainer.instrumentation.collective_timer import CudaCollectiveTimer, GlooCollectiveTimer
+from kdist_trainer.instrumentation.device_stats import DeviceStats
+from kdist_trainer.instrumentation.step_timer import (
+    BandwidthProbe,
+    CudaAllReduceTimer,
+    GlooAllReduceTimer,
+    NullTimer,
+    StepTimer,
+    Timer,
+)
 from kdist_trainer.liveness import Heartbeat, Phase
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 from kdist_trainer.parallel import Strategy
@@ -34,17 +41,17 @@ from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.precision import Precision
 from kdist_trainer.rng import WEIGHTS, Setter, derive, generators
-from kdist_trainer.tensorboard import Curves
-from kdist_trainer.training.checkpointing import Savable, Saves, Stateful, TrainState
-from kdist_trainer.training.context import Run
-from kdist_trainer.training.early_stopping import Patience
-from kdist_trainer.training.ema import Averages
+from kdist_trainer.tensorboard import TensorBoardWriter
+from kdist_trainer.training.checkpointing import Stateful, TrainerCheckpointing, TrainingState, TrainState
+from kdist_trainer.training.context import TrainContext
+from kdist_trainer.training.early_stopping import EarlyStopping
+from kdist_trainer.training.ema import Ema
 from kdist_trainer.training.forward_backward import in_turn, through_stages
-from kdist_trainer.training.gradient_guard import Guard
+from kdist_trainer.training.gradient_guard import GradientGuard
 from kdist_trainer.training.pretrained import Pretrained
-from kdist_trainer.training.step_log import Diary
-from kdist_trainer.training.sync import Exchange, StopFlag, admit
-from kdist_trainer.workload import Curve, Workload
+from kdist_trainer.training.step_log import StepLog
+from kdist_trainer.training.sync import StopFlag, SyncExchange, admit
+from kdist_trainer.workload import LrSchedule, Workload
 from kdist_trainer.world import World
 
 
@@ -56,12 +63,12 @@ class Model:
     wrapped: nn.Module
     strategy: Strategy
     precision: Precision
-    averages: Averages | None
+    averages: Ema | None
     buffers: Buffers
 
 
 def build(train: Training, workload: Workload, world: World) -> Model:
-    """The model of the job, the same weights on every rank. Collective. Raises `ConfigProblem`."""
+    """The model of the job, the same weights on every rank. Collective. Raises `ConfigError`."""
     arithmetic = precision.build(train.precision, world.device, clip=train.clip_grad_norm)
     module = arithmetic.cast(workload.model())
     blocks = workload.blocks(module)
@@ -75,7 +82,7 @@ def build(train: Training, workload: Workload, world: World) -> Model:
     else:
         compile_(module.to(world.device), train)
         wrapped = strategy.wrap(module, blocks)
-    averages = None if train.ema_decay is None else Averages(module, train.ema_decay)
+    averages = None if train.ema_decay is None else Ema(module, train.ema_decay)
     buffers = Buffers(module, strategy.copies, keep=train.leaves_out)
     return Model(module, wrapped, strategy, arithmetic, averages, buffers)
 
@@ -89,17 +96,17 @@ def compile_(module: nn.Module, train: Training) -> None:
 def compute_twice(blocks: Sequence[nn.Module], workload: Workload) -> None:
     """Keep a block's input instead of all that it computed, which the backward pass computes again.
 
-    Raises `ConfigProblem` for a workload that names no blocks.
+    Raises `ConfigError` for a workload that names no blocks.
     """
     if not blocks:
-        raise ConfigProblem(f"train.activationCheckpointing: {type(workload).__name__}.blocks names no parts of the model")
+        raise ConfigError(f"train.activationCheckpointing: {type(workload).__name__}.blocks names no parts of the model")
     for block in blocks:
         # On the instance, so that names in the state stay what they are; random numbers are drawn again as they were.
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class RankRuntime:
     """What a rank finds around it: its group, its agent, and where it may keep things."""
 
     world: World
@@ -113,10 +120,10 @@ class Surroundings:
     checkpoints: Path | None
 
 
-def assemble(config: TrainConfig, train: Training, workload: Workload, around: Surroundings) -> Run:
+def assemble(config: TrainConfig, train: Training, workload: Workload, around: RankRuntime) -> TrainContext:
     """One rank's run, before its first step and before anything is restored. Collective.
 
-    Raises `ConfigProblem` or `DataProblem` for what cannot be trained, and what the workload's own code raises.
+    Raises `ConfigError` or `DataError` for what cannot be trained, and what the workload's own code raises.
     """
     world, stats = around.world, around.stats
     set_generators = seed_generators(train, world)
@@ -127,9 +134,9 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
     guard, patience = make_judges(train)
     small = there_are(precision=built.precision, guard=guard, early_stop=patience, buffers=built.buffers)
     state = TrainState(train.seed, planned.fingerprint, world.size, describe_surroundings(train, world))
-    parts = Savable(world, built.strategy, built.module, optimizer, scheduler, built.averages, small, state)
-    laps, loader = Laps(stats), Loader(steps, workload, planned.samples, settings=train.loader, seed=train.seed)
-    run = Run(
+    parts = TrainingState(world, built.strategy, built.module, optimizer, scheduler, built.averages, small, state)
+    laps, loader = StepTimer(stats), Loader(steps, workload, planned.samples, settings=train.loader, seed=train.seed)
+    run = TrainContext(
         settings=train,
         world=world,
         workload=workload,
@@ -139,7 +146,7 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         buffers=built.buffers,
         optimizer=optimizer,
         move_rate=scheduler.step if scheduler is not None else _stay,
-        curve=scheduler if isinstance(scheduler, Curve) else None,
+        curve=scheduler if isinstance(scheduler, LrSchedule) else None,
         precision=built.precision,
         set_generators=set_generators,
         learn=through_stages if train.strategy == "pipeline" else in_turn,
@@ -154,10 +161,10 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: S
         averages=built.averages,
         patience=patience,
         flag=around.flag,
-        exchange=Exchange(world, most_steps=train.sync_every_steps, counts=built.strategy.counts),
+        exchange=SyncExchange(world, most_steps=train.sync_every_steps, counts=built.strategy.counts),
         stats=stats,
-        resources=Resources(stats, world.device, train, waiting=loader.waiting),
-        curves=Curves(around.checkpoints if train.tensorboard == "scalars" and world.is_leader else None, stats),
+        resources=DeviceStats(stats, world.device, train, waiting=loader.waiting),
+        curves=TensorBoardWriter(around.checkpoints if train.tensorboard == "scalars" and world.is_leader else None, stats),
         laps=laps,
         timer=make_timer(train, around, laps),
         probe=make_probe(train, around),
@@ -184,17 +191,19 @@ def make_optimizer(train: Training, workload: Workload, built: Model) -> Optimiz
     return optimizer
 
 
-def make_judges(train: Training) -> tuple[Guard | None, Patience | None]:
+def make_judges(train: Training) -> tuple[GradientGuard | None, EarlyStopping | None]:
     """What judges each update, and what ends a training that gets no better, where the job asks for them."""
-    guard = Guard(train) if train.leaves_out else None
-    return guard, Patience(train.early_stop) if train.early_stop is not None else None
+    guard = GradientGuard(train) if train.leaves_out else None
+    return guard, EarlyStopping(train.early_stop) if train.early_stop is not None else None
 
 
-def make_saves(config: TrainConfig, train: Training, around: Surroundings, parts: Savable, *, stream: bool) -> Saves:
+def make_saves(
+    config: TrainConfig, train: Training, around: RankRuntime, parts: TrainingState, *, stream: bool
+) -> TrainerCheckpointing:
     """Where the run is kept: the folder of checkpoints, locked for this run, and the ledger in it. Collective."""
     root, store, world = around.checkpoints, None, around.world
     if root is not None:
-        store = CheckpointStore(
+        store = CheckpointManager(
             root,
             world=world,
             run_id=os.environ.get("KDIST_RUN_ID", "none"),
@@ -204,21 +213,21 @@ def make_saves(config: TrainConfig, train: Training, around: Surroundings, parts
             holders=(world.data_rank, world.data_size) if train.strategy == "pipeline" else None,
             take_over="KDIST_TAKE_OVER" in os.environ,
         )
-    diary = Diary(root, around.world, waited=lambda: around.stats.phase[StepPhase.COMM_EXPOSED])
+    diary = StepLog(root, around.world, waited=lambda: around.stats.phase[StepPhase.COMM_EXPOSED])
     judge = partial(judge_edits, train.model_dump(mode="json", by_alias=True), stream=stream)
-    return Saves(store, parts, every=train.checkpoint.every, diary=diary, stats=around.stats, judge=judge)
+    return TrainerCheckpointing(store, parts, every=train.checkpoint.every, diary=diary, stats=around.stats, judge=judge)
 
 
 def judge_edits(now: dict[str, Any], job: Mapping[str, Any], *, stream: bool) -> list[Change]:
-    """What was edited since a checkpoint of `job` was written. Raises `Mismatch` where `now` cannot go on from it."""
+    """What was edited since a checkpoint of `job` was written. Raises `CheckpointMismatchError` where `now` cannot go on from it."""
     changes = compare(job["train"], now, stream=stream) if "train" in job else []
     problem = refuse(changes)
     if problem is not None:
-        raise Mismatch(problem)
+        raise CheckpointMismatchError(problem)
     return changes
 
 
-def make_pretrained(train: Training, workload: Workload, parts: Savable) -> Pretrained | None:
+def make_pretrained(train: Training, workload: Workload, parts: TrainingState) -> Pretrained | None:
     """What the run begins with, where the job names something."""
     if train.init is None:
         return None
@@ -230,25 +239,25 @@ def there_are(**parts: Stateful | None) -> dict[str, Stateful]:
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def make_timer(train: Training, around: Surroundings, laps: Laps) -> Timer:
+def make_timer(train: Training, around: RankRuntime, laps: StepTimer) -> Timer:
     """What measures collectives, as the job, the strategy and the device ask."""
     if train.comm_hook == "none" or around.world.size == 1:
-        return Untimed()
+        return NullTimer()
     on_device = around.world.device.type == "cuda"
     if train.strategy != "ddp":
-        return DeviceTraffic(around.stats) if on_device else HostTraffic(around.stats, laps)
-    kind = DeviceAllReduces if on_device else HostAllReduces
+        return CudaCollectiveTimer(around.stats) if on_device else GlooCollectiveTimer(around.stats, laps)
+    kind = CudaAllReduceTimer if on_device else GlooAllReduceTimer
     return kind(around.stats, around.heartbeat)
 
 
-def make_probe(train: Training, around: Surroundings) -> Probe:
+def make_probe(train: Training, around: RankRuntime) -> BandwidthProbe:
     """What measures the bandwidth between the ranks, unless the job wants nothing measured."""
     group = dist.group.WORLD
     assert group is not None  # noqa: S101 - the world is open
-    return Probe(around.stats, group, around.world.device, enabled=train.comm_hook == "timing")
+    return BandwidthProbe(around.stats, group, around.world.device, enabled=train.comm_hook == "timing")
 
 
-def make_weigh(workload: Workload, world: World, laps: Laps) -> Callable[[Batch], float]:
+def make_weigh(workload: Workload, world: World, laps: StepTimer) -> Callable[[Batch], float]:
     """How a step's losses are weighted. A strategy takes the mean over copies of what has to be summed."""
     units, copies = workload.units_per_sample, world.data_size
     if units is not None:

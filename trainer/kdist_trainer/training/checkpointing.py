@@ -15,12 +15,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from kdist_trainer.checkpoint.checkpointer import CheckpointStore, SaveResult
+from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
 from kdist_trainer.config import Change, Every
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.parallel.base import Strategy
-from kdist_trainer.training.ema import Averages
-from kdist_trainer.training.step_log import Diary
+from kdist_trainer.training.ema import Ema
+from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.workload import take_over
 from kdist_trainer.world import World, local
 
@@ -65,7 +65,7 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True)
-class Savable:
+class TrainingState:
     """All that makes up the state of a training."""
 
     world: World
@@ -73,7 +73,7 @@ class Savable:
     module: nn.Module
     optimizer: Optimizer
     scheduler: LRScheduler | None
-    averages: Averages | None
+    averages: Ema | None
     extras: Mapping[str, Stateful]
     """What is small and kept as JSON: loss scaler and the like, by name."""
     state: TrainState
@@ -88,22 +88,22 @@ class Savable:
         return tensors
 
 
-class Saves:
+class TrainerCheckpointing:
     """The training's state on its way to the store and back. Every rank calls the same methods in the same order."""
 
     def __init__(
         self,
-        store: CheckpointStore | None,
-        parts: Savable,
+        store: CheckpointManager | None,
+        parts: TrainingState,
         *,
         every: Every,
-        diary: Diary,
+        diary: StepLog,
         stats: StepStats,
         judge: Callable[[Mapping[str, Any]], list[Change]] = lambda _: [],
     ) -> None:
         """Without a store, where the job has no folder for checkpoints, nothing is kept.
 
-        `judge` says what was edited since a checkpoint of a job was written, or raises `Mismatch`.
+        `judge` says what was edited since a checkpoint of a job was written, or raises `CheckpointMismatchError`.
         """
         self.store, self.parts, self.diary = store, parts, diary
         self.kept_step = -1
@@ -181,7 +181,7 @@ class Saves:
         """Save the state as it is now; a failure is counted and the training goes on.
 
         `required`: the state is committed on return. `done`: it is also the run's last, and this is the document that says
-        so. Raises `StorageProblem` where one of them is asked for and a second try failed too.
+        so. Raises `StorageError` where one of them is asked for and a second try failed too.
         """
         if self.store is None:
             return

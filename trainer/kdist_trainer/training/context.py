@@ -10,27 +10,27 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kdist_trainer.config import Training
-from kdist_trainer.data.loader import Batch, Loader, Piece
-from kdist_trainer.instrumentation.device_stats import Resources
-from kdist_trainer.instrumentation.step_timer import Laps, Probe, Timer
+from kdist_trainer.data.loader import Batch, Loader, MicroBatch
+from kdist_trainer.instrumentation.device_stats import DeviceStats
+from kdist_trainer.instrumentation.step_timer import BandwidthProbe, StepTimer, Timer
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.precision import Admit, Precision
-from kdist_trainer.tensorboard import Curves
-from kdist_trainer.training.checkpointing import Saves, TrainState
-from kdist_trainer.training.early_stopping import Patience
-from kdist_trainer.training.ema import Averages
-from kdist_trainer.training.gradient_guard import Guard
+from kdist_trainer.tensorboard import TensorBoardWriter
+from kdist_trainer.training.checkpointing import TrainerCheckpointing, TrainState
+from kdist_trainer.training.early_stopping import EarlyStopping
+from kdist_trainer.training.ema import Ema
+from kdist_trainer.training.gradient_guard import GradientGuard
 from kdist_trainer.training.pretrained import Pretrained
-from kdist_trainer.training.sync import Exchange, StepRecord, StopFlag
-from kdist_trainer.workload import Curve, Workload
+from kdist_trainer.training.sync import StepRecord, StopFlag, SyncExchange
+from kdist_trainer.workload import LrSchedule, Workload
 from kdist_trainer.world import World
 
 
 @dataclass(kw_only=True)
-class Run:
+class TrainContext:
     """One rank of a training."""
 
     settings: Training
@@ -45,11 +45,11 @@ class Run:
     optimizer: Optimizer
     move_rate: Callable[[], object]
     """Moves the learning rate after a step."""
-    curve: Curve | None
+    curve: LrSchedule | None
     """What moves it, where job.yaml says how: any step can be gone on from."""
     precision: Precision
     set_generators: Callable[[int], object]
-    learn: Callable[[Run, Sequence[Piece], float], Tensor]
+    learn: Callable[[TrainContext, Sequence[MicroBatch], float], Tensor]
     """Makes a step's forward and backward passes: leaves the gradients' mean, returns this rank's share of the loss."""
     weigh: Callable[[Batch], float]
     """What a step's losses are multiplied by: 1 / the count of the whole step, times the copies of the model."""
@@ -59,22 +59,22 @@ class Run:
     state: TrainState
     target: int
     """The run's last step."""
-    saves: Saves
+    saves: TrainerCheckpointing
     pretrained: Pretrained | None
     """Weights to begin with, where the job names some."""
-    guard: Guard | None
+    guard: GradientGuard | None
     """What judges each update, where the job asks for it."""
-    averages: Averages | None
-    patience: Patience | None
+    averages: Ema | None
+    patience: EarlyStopping | None
 
     flag: StopFlag
-    exchange: Exchange
+    exchange: SyncExchange
     stats: StepStats
-    curves: Curves
-    resources: Resources
-    laps: Laps
+    curves: TensorBoardWriter
+    resources: DeviceStats
+    laps: StepTimer
     timer: Timer
-    probe: Probe
+    probe: BandwidthProbe
     report: Callable[[], None]
     flush: Callable[[], None]
     beat: Callable[[Phase, int], None]

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from kdist_trainer.config import EarlyStop
-from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.errors import ConfigError
 
 
-class Patience:
+class EarlyStopping:
     """Counts evaluations without progress. The same metrics on all ranks make the same decision on all ranks."""
 
     def __init__(self, settings: EarlyStop) -> None:
@@ -21,11 +21,11 @@ class Patience:
     def observe(self, metrics: Mapping[str, float]) -> bool:
         """Take note of an evaluation; True when patience is over.
 
-        Raises `ConfigProblem` where the workload does not measure what is watched.
+        Raises `ConfigError` where the workload does not measure what is watched.
         """
         name = self._settings.metric
         if name not in metrics:
-            raise ConfigProblem(
+            raise ConfigError(
                 f"train.earlyStop.metric: the evaluation has no `{name}`; it has {', '.join(sorted(metrics)) or 'none'}"
             )
         value = metrics[name] if self._settings.goal == "min" else -metrics[name]

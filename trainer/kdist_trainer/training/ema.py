@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kdist_trainer.world import local
 
 
-class Averages:
+class Ema:
     """average = decay * average + (1 - decay) * weight, after every step; each rank averages what it holds.
 
     Averages are fp32 where weights have fewer bits: a share of 1/1000 of a difference is less than bf16 can add.

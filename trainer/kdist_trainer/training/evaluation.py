@@ -11,15 +11,15 @@ from torch import nn
 from kdist_trainer import log
 from kdist_trainer.data.loader import fetcher
 from kdist_trainer.data.sampler import share_of
-from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.errors import ConfigError
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.step_stats import Wall
 from kdist_trainer.rng import EVALUATE, derive, generators
 from kdist_trainer.stream import Stream
-from kdist_trainer.training.context import Run
+from kdist_trainer.training.context import TrainContext
 
 
-def measure(run: Run) -> dict[str, float]:
+def measure(run: TrainContext) -> dict[str, float]:
     """Evaluate, with the moving average of the weights where there is one, and tell. Collective."""
     run.beat(Phase.EVALUATE, run.state.step)
     run.flush()
@@ -34,8 +34,8 @@ def measure(run: Run) -> dict[str, float]:
     return metrics
 
 
-def gets_no_better(run: Run) -> bool:
-    """Evaluate on the way; whether it is time to end early. Collective. Raises `ConfigProblem`."""
+def gets_no_better(run: TrainContext) -> bool:
+    """Evaluate on the way; whether it is time to end early. Collective. Raises `ConfigError`."""
     run.state.evaluated = run.state.step
     metrics = measure(run)
     if run.patience is None or not run.patience.observe(metrics):
@@ -46,11 +46,11 @@ def gets_no_better(run: Run) -> bool:
     return True
 
 
-def evaluate(run: Run) -> dict[str, float]:
+def evaluate(run: TrainContext) -> dict[str, float]:
     """Metrics of the test split, the same on every rank; empty where the workload has none. Collective."""
     samples = run.workload.dataset("test")
     if isinstance(samples, Stream):
-        raise ConfigProblem(f"{type(run.workload).__name__}.dataset('test') is a stream; what is evaluated must have a length")
+        raise ConfigError(f"{type(run.workload).__name__}.dataset('test') is a stream; what is evaluated must have a length")
     if samples is None or len(samples) == 0:
         return {}
     world = run.world

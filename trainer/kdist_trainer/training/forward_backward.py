@@ -9,18 +9,18 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from kdist_trainer.data.loader import Piece
+from kdist_trainer.data.loader import MicroBatch
 from kdist_trainer.metrics.step_stats import StepPhase
-from kdist_trainer.parallel.pipeline import Pipeline, Task
-from kdist_trainer.parallel.pipeline_schedule import Watch
+from kdist_trainer.parallel.pipeline import MicroBatchTask, Pipeline
+from kdist_trainer.parallel.pipeline_schedule import StageHooks
 from kdist_trainer.rng import STEP, derive
-from kdist_trainer.training.context import Run
+from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.loss_check import check_loss, split
 
-UNWATCHED: Final = Watch(*[lambda: None] * 3)
+UNWATCHED: Final = StageHooks(*[lambda: None] * 3)
 
 
-def in_turn(run: Run, pieces: Sequence[Piece], scale: float) -> Tensor:
+def in_turn(run: TrainContext, pieces: Sequence[MicroBatch], scale: float) -> Tensor:
     """One piece after the other; leaves the gradients' mean over the ranks, returns this rank's share of the step's loss."""
     *early, last = pieces
     loss: Tensor | None = None
@@ -32,7 +32,7 @@ def in_turn(run: Run, pieces: Sequence[Piece], scale: float) -> Tensor:
     return share if loss is None else loss + share
 
 
-def accumulate(run: Run, piece: Piece, scale: float) -> Tensor:
+def accumulate(run: TrainContext, piece: MicroBatch, scale: float) -> Tensor:
     """Forward and backward over one chunk of a shard; returns its share of the step's loss, detached."""
     run.set_generators(derive(run.state.seed, STEP, run.state.step, piece.shard, piece.chunk))
     with run.buffers.at_rest() if piece.scant else nullcontext():  # the backward pass may compute parts of it again
@@ -45,10 +45,10 @@ def accumulate(run: Run, piece: Piece, scale: float) -> Tensor:
     return share.detach()
 
 
-def through_stages(run: Run, pieces: Sequence[Piece], scale: float) -> Tensor:
+def through_stages(run: TrainContext, pieces: Sequence[MicroBatch], scale: float) -> Tensor:
     """All pieces as the microbatches of a pipeline; the time that a stage waits for its neighbours is exposed communication."""
     lap = run.laps.lap
-    watch = Watch(
+    watch = StageHooks(
         waited=partial(lap, StepPhase.COMM_EXPOSED),
         forward=partial(lap, StepPhase.FORWARD),
         backward=partial(lap, StepPhase.BACKWARD),
@@ -56,17 +56,17 @@ def through_stages(run: Run, pieces: Sequence[Piece], scale: float) -> Tensor:
     return flow(run, pieces, scale, watch)
 
 
-def flow(run: Run, pieces: Sequence[Piece], scale: float, watch: Watch) -> Tensor:
+def flow(run: TrainContext, pieces: Sequence[MicroBatch], scale: float, watch: StageHooks) -> Tensor:
     """Forward and backward over the pieces as microbatches, told to `watch`."""
     assert isinstance(run.strategy, Pipeline)  # noqa: S101 - nothing else has stages
-    tasks = [Task(_loss_of(run, piece, scale), _generators_of(run, piece)) for piece in pieces]
+    tasks = [MicroBatchTask(_loss_of(run, piece, scale), _generators_of(run, piece)) for piece in pieces]
     try:
         return run.strategy.learn(tasks, run.precision, watch)
     finally:
         run.buffers.rest(False)
 
 
-def _loss_of(run: Run, piece: Piece, scale: float) -> Callable[[nn.Module], Tensor]:
+def _loss_of(run: TrainContext, piece: MicroBatch, scale: float) -> Callable[[nn.Module], Tensor]:
     def loss(model: nn.Module) -> Tensor:
         value, count = split(run.workload, run.workload.loss(model, piece.batch))
         check_loss(run.workload, value, count, piece.samples)
@@ -75,7 +75,7 @@ def _loss_of(run: Run, piece: Piece, scale: float) -> Callable[[nn.Module], Tens
     return loss
 
 
-def _generators_of(run: Run, piece: Piece) -> Callable[[int], object]:
+def _generators_of(run: TrainContext, piece: MicroBatch) -> Callable[[int], object]:
     """Sets the generators as for one rank on the first stage, and to something else on each of the others; and batch norms."""
     seed = derive(run.state.seed, STEP, run.state.step, piece.shard, piece.chunk)
 

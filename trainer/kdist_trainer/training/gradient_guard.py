@@ -19,7 +19,7 @@ MOST_ROLLBACKS: Final = 5
 """How often a training goes back to one checkpoint before it gives up."""
 
 
-class Guard:
+class GradientGuard:
     """Admits updates by the norm of their gradient."""
 
     def __init__(self, settings: Training) -> None:

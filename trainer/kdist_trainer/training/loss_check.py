@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.errors import ConfigError
 from kdist_trainer.workload import Workload
 
 _SAMPLES = 4
@@ -21,7 +21,7 @@ _WAY = (
 
 
 def split(workload: Workload, returned: Any) -> tuple[Tensor, int]:
-    """Loss and count, of what `loss` returned. Raises `ConfigProblem` where it is something else."""
+    """Loss and count, of what `loss` returned. Raises `ConfigError` where it is something else."""
     if isinstance(returned, Sequence) and len(returned) == 2 and isinstance(returned[0], Tensor):
         loss, count = returned
         if isinstance(count, Tensor) and count.numel() == 1:
@@ -31,16 +31,16 @@ def split(workload: Workload, returned: Any) -> tuple[Tensor, int]:
     what = f"a {type(returned).__name__}"
     if isinstance(returned, Sequence):
         what = f"({', '.join(type(one).__name__ for one in returned)})"
-    raise ConfigProblem(f"{type(workload).__name__}.loss must return (Tensor, int), and returned {what}: {_WAY}")
+    raise ConfigError(f"{type(workload).__name__}.loss must return (Tensor, int), and returned {what}: {_WAY}")
 
 
 def check_loss(workload: Workload, loss: Tensor, count: int, samples: int) -> None:
-    """Refuse a loss that the loop would weigh wrongly. Raises `ConfigProblem`."""
+    """Refuse a loss that the loop would weigh wrongly. Raises `ConfigError`."""
     name, units = type(workload).__name__, workload.units_per_sample
     if loss.ndim != 0:
-        raise ConfigProblem(f"{name}.loss must return the sum over the batch, a scalar; its shape is {tuple(loss.shape)}: {_WAY}")
+        raise ConfigError(f"{name}.loss must return the sum over the batch, a scalar; its shape is {tuple(loss.shape)}: {_WAY}")
     if units is not None and samples and count != units * samples:
-        raise ConfigProblem(
+        raise ConfigError(
             f"{name}.loss counted {count} terms in {samples} samples, where units_per_sample says {units * samples}: "
             "set units_per_sample, or to None where the count depends on the data"
         )
@@ -53,7 +53,7 @@ def refuse_mean(
     """Compare the loss of a few samples with that of the same samples twice: a sum doubles, a mean stays.
 
     Says nothing where that cannot be told: batches that cannot be doubled, a loss of 0, a model that draws in eval mode, code
-    that only works in train mode. Raises `ConfigProblem` for a mean.
+    that only works in train mode. Raises `ConfigError` for a mean.
 
     `everywhere`: whether something holds on all ranks. Where a model's parts are on several of them its forward pass is
     collective, so a rank whose batch cannot be doubled keeps the others from it.
@@ -73,7 +73,7 @@ def refuse_mean(
     if not math.isfinite(one) or one == 0 or count == 0 or doubled != 2 * count:
         return
     if abs(two - one) <= _TOLERANCE * abs(one):
-        raise ConfigProblem(
+        raise ConfigError(
             f"{type(workload).__name__}.loss returns a mean, it seems: {one:.6g} for {count} terms, and {two:.6g} for the same "
             f"ones twice. The loop divides by the terms of the whole step itself; {_WAY}"
         )

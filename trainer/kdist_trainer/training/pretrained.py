@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import export
-from kdist_trainer.checkpoint.layout import Damaged, parse_name
-from kdist_trainer.checkpoint.peers import Fetch, Peers, fill, send
+from kdist_trainer.checkpoint.layout import DamagedCheckpointError, parse_name
+from kdist_trainer.checkpoint.peers import CheckpointGroup, Fetch, fill, send
 from kdist_trainer.config import Init
-from kdist_trainer.errors import DataProblem, Mismatch
-from kdist_trainer.training.checkpointing import Savable
+from kdist_trainer.errors import CheckpointMismatchError, DataError
+from kdist_trainer.training.checkpointing import TrainingState
 
 _TOLD = 3
 _WHOLE, _INDEX = "model.safetensors", ".index.json"  # Hugging Face's names
@@ -44,12 +44,12 @@ class SafetensorsFile:
         self._path = path
 
     def shapes(self) -> Mapping[str, torch.Size]:
-        """Every weight of the file. Raises `DataProblem` for one that is no such file."""
+        """Every weight of the file. Raises `DataError` for one that is no such file."""
         try:
             with safe_open(self._path, framework="pt", device="cpu") as file:
                 return {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
         except (OSError, SafetensorError) as error:
-            raise DataProblem(f"train.init: {self._path}: {error}") from error
+            raise DataError(f"train.init: {self._path}: {error}") from error
 
     def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
         """Weights of the file; their memory is the file's until they are copied."""
@@ -65,7 +65,7 @@ class SafetensorsShards:
         self._files: dict[str, SafetensorsFile] = {}
 
     def shapes(self) -> Mapping[str, torch.Size]:
-        """Every weight of the files that the index names. Raises `DataProblem` where one of them is missing or damaged."""
+        """Every weight of the files that the index names. Raises `DataError` where one of them is missing or damaged."""
         return {name: size for file in self._found().values() for name, size in file.shapes().items()}
 
     def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
@@ -79,9 +79,9 @@ class SafetensorsShards:
         try:
             places = json.loads(self._index.read_bytes())["weight_map"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataProblem(f"train.init: {self._index}: no index of safetensors files: {error}") from error
+            raise DataError(f"train.init: {self._index}: no index of safetensors files: {error}") from error
         if not isinstance(places, dict) or not all(isinstance(file, str) and Path(file).name == file for file in places.values()):
-            raise DataProblem(f"train.init: {self._index}: weight_map must name files beside the index")
+            raise DataError(f"train.init: {self._index}: weight_map must name files beside the index")
         return places
 
     def _found(self) -> dict[str, SafetensorsFile]:
@@ -98,7 +98,7 @@ class CheckpointFolder:
         self._export: export.Export | None = None
 
     def shapes(self) -> Mapping[str, torch.Size]:
-        """Every weight of the checkpoint. Raises `DataProblem` where it is not sound or not there."""
+        """Every weight of the checkpoint. Raises `DataError` where it is not sound or not there."""
         found = self._found()
         return {name: found.entries[source].size for name, source in found.sources.items()}
 
@@ -111,8 +111,8 @@ class CheckpointFolder:
             one = parse_name(self._path.name)
             try:
                 self._export = export.prepare(self._path.parent if one else self._path, step=one[1] if one else None)
-            except (Damaged, Mismatch, OSError) as error:
-                raise DataProblem(f"train.init: {error}") from error
+            except (DamagedCheckpointError, CheckpointMismatchError, OSError) as error:
+                raise DataError(f"train.init: {error}") from error
         return self._export
 
 
@@ -124,14 +124,14 @@ class Pretrained:
     mounts: Mapping[str, Path]
     by_leader: bool
     """Rank 0 reads and sends; else every rank reads for itself."""
-    parts: Savable
+    parts: TrainingState
 
     def load(self) -> None:
         """Put the weights in the place of the model's own. Collective.
 
-        Raises `DataProblem` where they cannot be read, `Mismatch` where they are not those of the model.
+        Raises `DataError` where they cannot be read, `CheckpointMismatchError` where they are not those of the model.
         """
-        parts, peers = self.parts, Peers(self.parts.world)
+        parts, peers = self.parts, CheckpointGroup(self.parts.world)
         source = open_source(self.settings.path, self.mounts)
         fresh = not parts.optimizer.state
         tensors = parts.strategy.tensors(parts.optimizer)
@@ -151,7 +151,7 @@ class Pretrained:
             log.event("initialised", path=self.settings.path, weights=len(wanted))
 
     def _fitting(self, own: Mapping[str, Tensor], there: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-        """Those of the model's weights that are there. Raises `Mismatch` for others, unless the job says to keep them."""
+        """Those of the model's weights that are there. Raises `CheckpointMismatchError` for others, unless the job says to keep them."""
         same = tied_names(self.parts.module)
         held = {same.get(name, name) for name in there}
         problems = [f"{name} is not there" for name in own if name not in there and same.get(name, name) not in held]
@@ -162,7 +162,9 @@ class Pretrained:
         ]
         if problems and (self.settings.misfits == "refuse" or len(problems) == len(own)):
             more = f" and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
-            raise Mismatch(f"train.init: {self.settings.path} is of another model: {'; '.join(problems[:_TOLD])}{more}")
+            raise CheckpointMismatchError(
+                f"train.init: {self.settings.path} is of another model: {'; '.join(problems[:_TOLD])}{more}"
+            )
         if problems and self.parts.world.is_leader:
             log.warn("init-misfits", path=self.settings.path, kept=problems[:100], message=f"{len(problems)} weights begin anew")
         return {name: value for name, value in own.items() if there.get(name) == value.shape}
@@ -175,7 +177,7 @@ def tied_names(module: nn.Module) -> dict[str, str]:
 
 
 def open_source(path: str, mounts: Mapping[str, Path]) -> Source:
-    """What `path` names: below a mount path of job.yaml it is that folder of this machine. Raises `DataProblem`."""
+    """What `path` names: below a mount path of job.yaml it is that folder of this machine. Raises `DataError`."""
     found = Path(path)
     for mount, folder in sorted(mounts.items(), key=lambda one: -len(one[0])):
         if found.is_relative_to(mount):

@@ -16,25 +16,25 @@ from torch.profiler import ProfilerActivity, profile
 from kdist_trainer import log
 from kdist_trainer.metrics.step_stats import Wall
 from kdist_trainer.profiling import requests as requests
-from kdist_trainer.profiling.requests import Request
-from kdist_trainer.training.context import Run
+from kdist_trainer.profiling.requests import ProfileRequest
+from kdist_trainer.training.context import TrainContext
 
 _TOP = 30
 _COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel")
 
 
-def attach(run: Run, *, scratch: Path | None, checkpoints: Path | None) -> None:
+def attach(run: TrainContext, *, scratch: Path | None, checkpoints: Path | None) -> None:
     """Let the run be asked in its agent's folder, and keep traces beside the checkpoints, or there where there are none."""
     run.inbox = requests.inbox(scratch) if scratch is not None else None
     run.traces = checkpoints or scratch
 
 
-def asked(run: Run) -> bool:
+def asked(run: TrainContext) -> bool:
     """Whether somebody has asked this rank's agent for a profile since the last one; one look at a folder."""
     return run.inbox is not None and run.state.step >= run.profiled_until and run.inbox.exists()
 
 
-def begin(run: Run) -> None:
+def begin(run: TrainContext) -> None:
     """Find out what was asked for, and record from the next step on. Collective, after all ranks agreed to."""
     own = requests.take(run.inbox) if run.inbox is not None and asked(run) else None
     found = next((one for one in run.world.all_gather_object(own) if one is not None), None)
@@ -51,15 +51,15 @@ def begin(run: Run) -> None:
             last = min(run.target, run.profiled_until)
             requests.announce(root, found, ranks=ranks, first=run.state.step + 1, last=last)
         if run.world.rank in ranks:
-            Recording(run, found, requests.folder_of(root, found.name)).start()
+            ProfileRecording(run, found, requests.folder_of(root, found.name)).start()
     except OSError as error:
         log.warn("profile-failed", error=str(error))
 
 
-class Recording:
+class ProfileRecording:
     """Records until its steps are done, or the run is."""
 
-    def __init__(self, run: Run, request: Request, folder: Path) -> None:
+    def __init__(self, run: TrainContext, request: ProfileRequest, folder: Path) -> None:
         self._run, self._request, self._folder = run, request, folder
         self._report: Callable[[], None] = run.report
         self._left = min(request.steps, run.target - run.state.step)

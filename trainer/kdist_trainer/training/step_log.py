@@ -16,7 +16,7 @@ from kdist_trainer.training.sync import StepRecord
 from kdist_trainer.world import World
 
 
-class Diary:
+class StepLog:
     """The ledger as the loop writes it; on other ranks than 0, and without a folder, it keeps nothing."""
 
     def __init__(self, root: Path | None, world: World, *, waited: Callable[[], float] = lambda: 0.0) -> None:

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kdist_trainer import log
-from kdist_trainer.errors import NonFinite
-from kdist_trainer.training.context import Run
+from kdist_trainer.errors import NonFiniteError
+from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.profiler import asked
 from kdist_trainer.world import World
 
@@ -64,7 +64,7 @@ class StepRecord(NamedTuple):
     seconds: float
 
 
-class Row(NamedTuple):
+class SyncPayload(NamedTuple):
     """What one rank says about the steps of an interval."""
 
     records: Sequence[StepRecord] = ()
@@ -91,12 +91,12 @@ class Interval(NamedTuple):
 
 
 class _Posted(NamedTuple):
-    row: Row
+    row: SyncPayload
     rows: Callable[[], list[list[float]]]
     """Waits for the rows of all ranks, in their order."""
 
 
-class Exchange:
+class SyncExchange:
     """Rows of all ranks, posted at the end of each interval and collected later; collective, same calls on every rank.
 
     Each rank has a slot of its own in the table that is all-reduced, and every rank adds the slots in the same order when it
@@ -111,14 +111,14 @@ class Exchange:
         self._posted: deque[_Posted] = deque()
         self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def post(self, row: Row) -> None:
+    def post(self, row: SyncPayload) -> None:
         """Send this rank's row. Does not wait."""
         seconds = sum([record.seconds for record in row.records]) / max(1, len(row.records))
         flags = [float(row.stop), float(row.save), float(row.profile), seconds]
         post = self._post_from_cpu if self._stream is None else self._post_from_device
         self._posted.append(post(row, flags))
 
-    def _post_from_cpu(self, row: Row, flags: list[float]) -> _Posted:
+    def _post_from_cpu(self, row: SyncPayload, flags: list[float]) -> _Posted:
         losses = [loss.item() if self._counts else 0.0 for loss in row.losses]
         numbers = [*flags, math.nan if row.norm is None else row.norm.item(), *losses]
         if self._world.size == 1:
@@ -133,7 +133,7 @@ class Exchange:
 
         return _Posted(row, rows)
 
-    def _post_from_device(self, row: Row, flags: list[float]) -> _Posted:
+    def _post_from_device(self, row: SyncPayload, flags: list[float]) -> _Posted:
         """Losses go from device to device and come to the CPU on a stream beside the training's: nothing waits for them."""
         device, own = self._world.device, self._world.rank
         table = torch.zeros(self._shape, dtype=torch.float64, device=device)
@@ -194,13 +194,13 @@ PROGRESS_SECONDS = 1.0
 """Least time between two log lines of progress."""
 
 
-def confer(run: Run) -> Interval:
+def confer(run: TrainContext) -> Interval:
     """Post this interval's losses and flags, and learn what all ranks said at the end of the one before."""
     if run.state.step == run.first_step:
         announce(run)
     said = note(run, run.exchange.collect()) if run.exchange.pending else Interval()
     flags = (run.flag.requested, run.saves.due_by_clock(), asked(run))
-    run.exchange.post(Row(tuple(run.records), tuple(run.losses), run.norm, *flags))
+    run.exchange.post(SyncPayload(tuple(run.records), tuple(run.losses), run.norm, *flags))
     run.records.clear()
     run.losses.clear()
     run.saves.poll()
@@ -209,15 +209,15 @@ def confer(run: Run) -> Interval:
     return said
 
 
-def announce(run: Run) -> None:
+def announce(run: TrainContext) -> None:
     """The first step of this generation is done: whoever waits for the recovery can stop the clock."""
     if run.world.is_leader:
         log.event("first-step", step=run.state.step)
         run.saves.diary.add_event("first_step", step=run.state.step)
 
 
-def note(run: Run, said: Interval) -> Interval:
-    """Take note of an interval's losses: ledger, metrics, log. Raises `NonFinite`."""
+def note(run: TrainContext, said: Interval) -> Interval:
+    """Take note of an interval's losses: ledger, metrics, log. Raises `NonFiniteError`."""
     run.saves.diary.add_steps(said.records, said.losses)
     run.interval = interval_of(said.step_seconds, run.settings.sync_every_steps)
     run.stats.loss, run.stats.grad_norm = said.losses[-1], said.norm
@@ -234,7 +234,7 @@ def note(run: Run, said: Interval) -> Interval:
     return said
 
 
-def speak(run: Run, said: Interval) -> None:
+def speak(run: TrainContext, said: Interval) -> None:
     """One log line on how far the training is."""
     run.spoken_at = time.monotonic()
     seconds = sum(record.seconds for record in said.records)
@@ -249,18 +249,18 @@ def speak(run: Run, said: Interval) -> None:
     )
 
 
-def refuse(run: Run, why: str) -> None:
+def refuse(run: TrainContext, why: str) -> None:
     """Stop at a number that is not finite, if the job says so: nothing after it is worth keeping."""
     if run.settings.on_nonfinite == "stop":
         give_up(run, why)
 
 
-def give_up(run: Run, why: str) -> NoReturn:
-    """End the training. Raises `NonFinite`."""
-    raise NonFinite(f"{why}; the newest checkpoint is of step {max(0, run.saves.kept_step)}")
+def give_up(run: TrainContext, why: str) -> NoReturn:
+    """End the training. Raises `NonFiniteError`."""
+    raise NonFiniteError(f"{why}; the newest checkpoint is of step {max(0, run.saves.kept_step)}")
 
 
-def admit(run: Run, norm: Tensor) -> bool:
+def admit(run: TrainContext, norm: Tensor) -> bool:
     """Whether the update of the step under way counts; if not, why, and whether the training must go back, is told to `run`."""
     assert run.guard is not None  # noqa: S101 - only then is anybody asked
     step = run.state.step + 1
@@ -279,10 +279,10 @@ def admit(run: Run, norm: Tensor) -> bool:
     return False
 
 
-def drain(run: Run) -> None:
-    """Learn every loss up to this step, and make sure that the state is one and worth keeping. Raises `NonFinite`."""
+def drain(run: TrainContext) -> None:
+    """Learn every loss up to this step, and make sure that the state is one and worth keeping. Raises `NonFiniteError`."""
     if run.records:
-        run.exchange.post(Row(tuple(run.records), tuple(run.losses), run.norm))
+        run.exchange.post(SyncPayload(tuple(run.records), tuple(run.losses), run.norm))
         run.records.clear()
         run.losses.clear()
     while run.exchange.pending:

@@ -21,7 +21,7 @@ from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.step_stats import StepPhase, Wall
 from kdist_trainer.rng import WEIGHTS, derive, generators_of
 from kdist_trainer.training.checkpointing import TrainState
-from kdist_trainer.training.context import Run
+from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.evaluation import gets_no_better, measure
 from kdist_trainer.training.forward_backward import UNWATCHED, flow
 from kdist_trainer.training.loss_check import check_loss, refuse_mean, split
@@ -29,7 +29,7 @@ from kdist_trainer.training.profiler import begin as begin_profile
 from kdist_trainer.training.sync import StepRecord, confer, drain, give_up
 
 
-def warm_up(run: Run) -> None:
+def warm_up(run: TrainContext) -> None:
     """Two backward passes whose gradients are thrown away, so that DDP's buckets are what they stay from then on.
 
     DDP sorts its buckets anew after the first backward pass. From three ranks on another order of sums means other bits: a
@@ -65,15 +65,15 @@ def warm_up(run: Run) -> None:
     run.optimizer.zero_grad()
 
 
-def holds_everywhere(run: Run, own: bool) -> bool:
+def holds_everywhere(run: TrainContext, own: bool) -> bool:
     """Whether all ranks say so. Collective."""
     return all(run.world.all_gather_object(own))
 
 
-def train(run: Run) -> str:
+def train(run: TrainContext) -> str:
     """Train to the last step, or until some rank is asked to stop; returns "done" or "stopped". Collective.
 
-    Raises `NonFinite` when the loss is and the job says stop, `StorageProblem` when a state that must be kept cannot be,
+    Raises `NonFiniteError` when the loss is and the job says stop, `StorageError` when a state that must be kept cannot be,
     and whatever the user's code raises.
     """
     begin(run)
@@ -100,7 +100,7 @@ def train(run: Run) -> str:
     return outcome
 
 
-def begin(run: Run) -> None:
+def begin(run: TrainContext) -> None:
     """Warm up, go on from the newest checkpoint, or begin with what the job names, and open the stream of batches there."""
     warm_up(run)
     run.stats.add_wall(Wall.INIT, run.laps.skip())
@@ -118,19 +118,19 @@ def begin(run: Run) -> None:
         run.saves.reopen()
 
 
-def catch_up(run: Run) -> None:
+def catch_up(run: TrainContext) -> None:
     """Make up for the evaluation that a stop at this very step has put off: its grace is for saving."""
     if run.evaluates_at(run.state.step) and run.state.evaluated != run.state.step and gets_no_better(run):
         run.target = run.state.step
 
 
-def probe(run: Run, category: Wall) -> None:
+def probe(run: TrainContext, category: Wall) -> None:
     """Measure the bandwidth between the ranks; the time belongs to no step."""
     run.probe.measure()
     run.stats.add_wall(category, run.laps.skip())
 
 
-def open_stream(run: Run) -> None:
+def open_stream(run: TrainContext) -> None:
     """The batches and the learning rate from the present position on, to wherever the job's end is by now."""
     state = run.state
     run.target = run.stats.target_steps = run.loader.go_on(step=state.step, position=state.samples_seen)
@@ -142,7 +142,7 @@ def open_stream(run: Run) -> None:
     run.batches = run.loader.batches(step=run.state.step, position=run.state.samples_seen)
 
 
-def welcome(run: Run, saved: TrainState | None) -> None:
+def welcome(run: TrainContext, saved: TrainState | None) -> None:
     """Say where the run goes on, and whether its bits will be those of an undisturbed one."""
     if saved is None:
         log.event("started-fresh", step=0)
@@ -161,7 +161,7 @@ def welcome(run: Run, saved: TrainState | None) -> None:
         log.event("not-bit-equal", why=why, message=f"the training goes on correctly, but not equal to the bit: {why}")
 
 
-def step(run: Run) -> bool:
+def step(run: TrainContext) -> bool:
     """One optimizer step over the next `globalBatch` samples of the stream; False where the training must go back."""
     run.beat(Phase.STEP, run.state.step + 1)
     lap = run.laps.lap
@@ -196,8 +196,8 @@ def step(run: Run) -> bool:
     return True
 
 
-def go_back(run: Run) -> None:
-    """Take over the newest checkpoint, and leave the refused step's update out when it comes again. Raises `NonFinite`."""
+def go_back(run: TrainContext) -> None:
+    """Take over the newest checkpoint, and leave the refused step's update out when it comes again. Raises `NonFiniteError`."""
     assert run.guard is not None  # noqa: S101 - only a guard refuses
     refused = run.state.step + 1
     run.losses.pop()
@@ -216,7 +216,7 @@ def go_back(run: Run) -> None:
     catch_up(run)
 
 
-def save(run: Run, *, required: bool = False, done: dict[str, Any] | None = None) -> None:
+def save(run: TrainContext, *, required: bool = False, done: dict[str, Any] | None = None) -> None:
     """Save the state of this step."""
     drain(run)
     run.beat(Phase.SAVE, run.state.step)
@@ -224,7 +224,7 @@ def save(run: Run, *, required: bool = False, done: dict[str, Any] | None = None
     run.stats.add_wall(Wall.CHECKPOINT_SAVE, run.laps.skip())
 
 
-def stop(run: Run) -> str:
+def stop(run: TrainContext) -> str:
     """Keep the state of this step and leave."""
     save(run, required=True)
     if run.world.is_leader:
@@ -233,7 +233,7 @@ def stop(run: Run) -> str:
     return "stopped"
 
 
-def finish(run: Run) -> str:
+def finish(run: TrainContext) -> str:
     """Measure the model, and keep its last state with the word that the run has ended."""
     drain(run)
     metrics = measure(run) if run.settings.evaluate == "end" else {}
@@ -251,7 +251,7 @@ def finish(run: Run) -> str:
     return "done"
 
 
-def digest(run: Run, most_bytes: int = 2**28) -> str | None:
+def digest(run: TrainContext, most_bytes: int = 2**28) -> str | None:
     """SHA-256 of all parameters and buffers in the order of their names; None for a model too large to hash in passing.
 
     Collective where the model is sharded.

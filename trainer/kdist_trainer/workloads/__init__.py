@@ -8,7 +8,7 @@ import inspect
 import pkgutil
 from types import ModuleType
 
-from kdist_trainer.errors import ConfigProblem
+from kdist_trainer.errors import ConfigError
 from kdist_trainer.workload import Workload
 
 
@@ -20,11 +20,11 @@ def shipped() -> list[str]:
 def load(name: str) -> type[Workload]:
     """The class that `train.workload` names: a shipped one, or `module:Class` from the image or from `code`.
 
-    Raises `ConfigProblem` when there is none such; what the user's module raises while it is imported passes through.
+    Raises `ConfigError` when there is none such; what the user's module raises while it is imported passes through.
     """
     if ":" not in name:
         if name not in shipped():
-            raise ConfigProblem(
+            raise ConfigError(
                 f"train.workload: there is no workload {name!r}{_hint(name, shipped())}; write module:Class for yours"
             )
         return _only_class(importlib.import_module(f"{__name__}.{name}"))
@@ -32,13 +32,13 @@ def load(name: str) -> type[Workload]:
     module = _import(module_name)
     found = getattr(module, class_name, None)
     if found is None:
-        raise ConfigProblem(
+        raise ConfigError(
             f"train.workload: {module_name} ({module.__file__}) has no class {class_name!r}{_hint(class_name, _classes(module))}"
         )
     if not (inspect.isclass(found) and issubclass(found, Workload)):
-        raise ConfigProblem(f"train.workload: {name} is not a class derived from kdist_trainer.workload.Workload")
+        raise ConfigError(f"train.workload: {name} is not a class derived from kdist_trainer.workload.Workload")
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
-        raise ConfigProblem(f"train.workload: {name} lacks {', '.join(missing)}")
+        raise ConfigError(f"train.workload: {name} lacks {', '.join(missing)}")
     return found
 
 
@@ -48,7 +48,7 @@ def _import(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise  # the module is there, and lacks one that it imports itself
-        raise ConfigProblem(
+        raise ConfigError(
             f"train.workload: there is no module {error.name!r}: put it into `code`, or install it in the image"
         ) from None
 

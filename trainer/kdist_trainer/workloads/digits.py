@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from kdist_trainer.config import Model
-from kdist_trainer.errors import DataProblem
+from kdist_trainer.config import ConfigModel
+from kdist_trainer.errors import DataError
 from kdist_trainer.workload import Split, Sums, Workload, WorkloadContext
 
 PRELOAD = ("sklearn.datasets",)
@@ -22,7 +22,7 @@ PRELOAD = ("sklearn.datasets",)
 TEST_SAMPLES = 360
 
 
-class Options(Model):
+class DigitsOptions(ConfigModel):
     """Options of the workload `digits`."""
 
     width: int = Field(32, ge=1, le=4096, description="width: channels of the first convolution; the second has twice as many.")
@@ -34,7 +34,7 @@ class Digits(Workload):
 
     def __init__(self, context: WorkloadContext) -> None:
         super().__init__(context)
-        self.options = context.parse(Options)
+        self.options = context.parse(DigitsOptions)
 
     def model(self) -> nn.Module:
         """Two convolutions, one pooling, one hidden layer; input [n, 1, 8, 8], output [n, 10]."""
@@ -76,14 +76,14 @@ class Digits(Workload):
 def read_scans() -> tuple[Tensor, Tensor]:
     """All scans as scikit-learn bundles them: pixels in 0 … 1, float32 [1797, 1, 8, 8], and labels, int64 [1797].
 
-    The file is read without importing scikit-learn, which takes seconds, and those of every restart. Raises `DataProblem`.
+    The file is read without importing scikit-learn, which takes seconds, and those of every restart. Raises `DataError`.
     """
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
-        raise DataProblem("the workload digits is scikit-learn's data: install scikit-learn")
+        raise DataError("the workload digits is scikit-learn's data: install scikit-learn")
     path = Path(package.origin).parent / "datasets/data/digits.csv.gz"
     try:
         table = torch.from_numpy(np.loadtxt(path, delimiter=",", dtype=np.float32))
     except OSError as error:
-        raise DataProblem(f"scikit-learn's digits cannot be read: {error}") from error
+        raise DataError(f"scikit-learn's digits cannot be read: {error}") from error
     return table[:, :-1].reshape(-1, 1, 8, 8) / 16, table[:, -1].to(torch.int64)

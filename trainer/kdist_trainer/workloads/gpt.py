@@ -15,8 +15,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kdist_trainer.config import Model
-from kdist_trainer.errors import ConfigProblem, DataProblem
+from kdist_trainer.config import ConfigModel
+from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.workload import Samples, Split, Workload, WorkloadContext
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ TEST_SHARE = 20
 """One in so many bytes, the last ones, is kept for the test split."""
 
 
-class Options(Model):
+class GptOptions(ConfigModel):
     """Options of the workload `gpt`."""
 
     layers: int = Field(2, ge=1, le=1024, description="layers of attention and feed-forward.")
@@ -38,7 +38,7 @@ class Options(Model):
     corpus_bytes: int = Field(4 * 2**20, ge=1024, le=2**40, description="corpusBytes of source text to use at most.")
 
     @model_validator(mode="after")
-    def _divisible(self) -> Options:
+    def _divisible(self) -> GptOptions:
         if self.width % self.heads:
             raise ValueError(f"width ({self.width}) must be a multiple of heads ({self.heads})")
         return self
@@ -47,7 +47,7 @@ class Options(Model):
 class Attention(nn.Module):
     """Causal self-attention over [samples, bytes, width]."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: GptOptions) -> None:
         super().__init__()
         self.heads, self.dropout = options.heads, options.dropout
         self.qkv = nn.Linear(options.width, 3 * options.width)  # head by head, so that ranks can have some of the heads
@@ -64,7 +64,7 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """Attention and feed-forward, each around a residual."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: GptOptions) -> None:
         super().__init__()
         width = options.width
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -91,7 +91,7 @@ class Entrance(nn.Module):
 class Transformer(nn.Module):
     """Bytes [samples, length] to scores of the next byte [samples, length, 256]."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: GptOptions) -> None:
         super().__init__()
         self.bytes = nn.Embedding(BYTES, options.width)
         self.places = nn.Embedding(options.block, options.width)
@@ -129,7 +129,7 @@ class Gpt(Workload):
 
     def __init__(self, context: WorkloadContext) -> None:
         super().__init__(context)
-        self.options = context.parse(Options)
+        self.options = context.parse(GptOptions)
         self.units_per_sample = self.tokens_per_sample = self.options.block
 
     def model(self) -> nn.Module:
@@ -152,9 +152,7 @@ class Gpt(Workload):
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
         if self.options.heads % ranks:
-            raise ConfigProblem(
-                f"train.options.heads: {self.options.heads} heads cannot be dealt to {ranks} ranks (modelParallel)"
-            )
+            raise ConfigError(f"train.options.heads: {self.options.heads} heads cannot be dealt to {ranks} ranks (modelParallel)")
         return {
             "layers.*.attention.qkv": ColwiseParallel(),
             "layers.*.attention.out": RowwiseParallel(),
@@ -188,7 +186,7 @@ class Gpt(Workload):
 def read_corpus(folder: Path, budget: int) -> Tensor:
     """The first `budget` bytes of all Python files below `folder`, in the order of their paths: uint8.
 
-    Raises `DataProblem` when there is hardly any text.
+    Raises `DataError` when there is hardly any text.
     """
     text = bytearray()
     for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
@@ -196,5 +194,5 @@ def read_corpus(folder: Path, budget: int) -> Tensor:
         if len(text) >= budget:
             break
     if len(text) < 1024:
-        raise DataProblem(f"{folder} has only {len(text)} bytes of Python source")
+        raise DataError(f"{folder} has only {len(text)} bytes of Python source")
     return torch.frombuffer(text[:budget], dtype=torch.uint8)

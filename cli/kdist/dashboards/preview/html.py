@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from html import escape
 
 from kdist.dashboards.grafana import places
-from kdist.dashboards.model import STATUS, Color, Dashboard, Kind, Panel, Row, Step, color_of
+from kdist.dashboards.model import STATUS, Color, Dashboard, Kind, Panel, PanelRow, Step, color_of
 from kdist.dashboards.preview import svg
-from kdist.dashboards.preview.svg import Curve, Event, paint
+from kdist.dashboards.preview.svg import Curve, EventMarker, paint
 from kdist.dashboards.prometheus import Labels, Prometheus, Series, Window, fill
 
 COLUMN, LINE = 64, 38
@@ -29,7 +29,7 @@ Ask = Callable[[str], Sequence[Series]]
 
 
 @dataclass(frozen=True)
-class Source:
+class PanelSource:
     """Answers a panel's queries: `over` time, or `now`; a query is as the panel has it."""
 
     over: Ask
@@ -37,7 +37,7 @@ class Source:
     window: Window
 
 
-def draw(panel: Panel, source: Source, events: Sequence[Event]) -> str:
+def draw(panel: Panel, source: PanelSource, events: Sequence[EventMarker]) -> str:
     """The inside of the panel's card."""
     if panel.kind is Kind.STAT:
         return _stat(panel, source)
@@ -66,7 +66,7 @@ def _order(name: str) -> tuple[str, int, str]:
     return (name[: number.start()], int(number[1]), "") if number else (name, 0, "")
 
 
-def _lines(panel: Panel, source: Source, events: Sequence[Event]) -> str:
+def _lines(panel: Panel, source: PanelSource, events: Sequence[EventMarker]) -> str:
     curves = [curve for curve in curves_of(panel, source.over) if not panel.stacked or any(value for _, value in curve.points)]
     if not curves:
         return _nothing()
@@ -93,7 +93,7 @@ def _key(name: str, color: Color, value: str) -> str:
     return f'<span><i style="background:{paint(color)}"></i>{escape(name.replace("_", " "))} <b>{escape(value)}</b></span>'
 
 
-def _stat(panel: Panel, source: Source) -> str:
+def _stat(panel: Panel, source: PanelSource) -> str:
     if panel.shows_name:
         words = sorted({name_of("{{state}}", one.labels) for query in panel.queries.values() for one in source.now(query)})
         return f'<div class="value word">{escape(", ".join(words) or "no answer")}</div>'
@@ -121,7 +121,7 @@ def _status(steps: Sequence[Step], value: float) -> Color:
     return color
 
 
-def _bars(panel: Panel, source: Source) -> str:
+def _bars(panel: Panel, source: PanelSource) -> str:
     shown = [(curve.name, curve.last, curve.color) for curve in curves_of(panel, source.now)]
     shown = sorted((one for one in shown if math.isfinite(one[1])), key=lambda one: -one[1])[:_MOST_BARS]
     if not shown:
@@ -135,7 +135,7 @@ def _bars(panel: Panel, source: Source) -> str:
     return f'<div class="bars">{"".join(rows)}</div>'
 
 
-def _table(panel: Panel, source: Source) -> str:
+def _table(panel: Panel, source: PanelSource) -> str:
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for column, query in panel.queries.items():
         for one in sorted(source.now(query), key=lambda series: series.labels.get(panel.word, "")):
@@ -244,7 +244,7 @@ def draw_page(dashboard: Dashboard, prometheus: Prometheus, window: Window, *, c
     def now(query: str) -> Sequence[Series]:
         return prometheus.instant(fill(dashboard, query, window, chosen=chosen, scrape_seconds=scrape), at=window.end)
 
-    source = Source(over, now, window)
+    source = PanelSource(over, now, window)
     events = find_events(dashboard, source, scrape)
     rows = [_row(row, source, events) for row in dashboard.rows if not row.collapsed or has_answers(row, source)]
     scheme = {"light": "light", "dark": "dark"}.get(theme, "light dark")
@@ -256,7 +256,7 @@ def draw_page(dashboard: Dashboard, prometheus: Prometheus, window: Window, *, c
     )
 
 
-def has_answers(row: Row, source: Source) -> bool:
+def has_answers(row: PanelRow, source: PanelSource) -> bool:
     """Whether any panel of a row has something to show: one that Grafana shows collapsed is left out where it has nothing."""
     return any(source.now(query) for panel in row.panels for query in panel.queries.values())
 
@@ -269,7 +269,7 @@ def trim(dashboard: Dashboard, prometheus: Prometheus, window: Window, chosen: M
     return Window(min(times), max(times), coarse.step) if len(times) > 1 else window
 
 
-def find_events(dashboard: Dashboard, source: Source, scrape: float) -> list[Event]:
+def find_events(dashboard: Dashboard, source: PanelSource, scrape: float) -> list[EventMarker]:
     """When the dashboard's marks happened: the first moment at which each is seen."""
     found = []
     for mark in dashboard.marks:
@@ -277,13 +277,13 @@ def find_events(dashboard: Dashboard, source: Source, scrape: float) -> list[Eve
         for one in source.over(mark.query):
             for at, value in one.points:
                 if value > 0 and at - seen > max(4 * scrape, source.window.step) + source.window.step:
-                    found.append(Event(mark.title, STATUS[mark.color], at, mark.color in _LOUD))
+                    found.append(EventMarker(mark.title, STATUS[mark.color], at, mark.color in _LOUD))
                 if value > 0:
                     seen = at
     return found
 
 
-def _header(dashboard: Dashboard, window: Window, chosen: Mapping[str, str], events: Sequence[Event]) -> str:
+def _header(dashboard: Dashboard, window: Window, chosen: Mapping[str, str], events: Sequence[EventMarker]) -> str:
     day = time.strftime("%d %B %Y", time.localtime(window.start))
     first, last = (time.strftime("%H:%M:%S", time.localtime(at)) for at in (window.start, window.end))
     what = chosen.get("kdist_job", "all trainings")
@@ -299,12 +299,12 @@ def _header(dashboard: Dashboard, window: Window, chosen: Mapping[str, str], eve
     )
 
 
-def _row(row: Row, source: Source, events: Sequence[Event]) -> str:
+def _row(row: PanelRow, source: PanelSource, events: Sequence[EventMarker]) -> str:
     cards = [_card(panel, place, source, events) for panel, place in zip(row.panels, places(row), strict=True)]
     return f"<section><h2>{escape(row.title)}</h2><div class=grid>{''.join(cards)}</div></section>"
 
 
-def _card(panel: Panel, place: tuple[int, int], source: Source, events: Sequence[Event]) -> str:
+def _card(panel: Panel, place: tuple[int, int], source: PanelSource, events: Sequence[EventMarker]) -> str:
     x, y = place
     inside = draw(panel, source, events)
     rows = math.ceil((inside.count("<tr>") * _TABLE_ROW + _TABLE_HEAD) / LINE)  # a page is read whole: no table scrolls

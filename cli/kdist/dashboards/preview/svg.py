@@ -196,7 +196,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Event:
+class EventMarker:
     """Something that happened at a time: drawn through the whole height if it is `loud`, as a tick on the axis if not."""
 
     title: str
@@ -210,7 +210,7 @@ def paint(color: Color) -> str:
     return f"light-dark({color[0]},{color[1]})"
 
 
-def draw(panel: Panel, curves: Sequence[Curve], events: Sequence[Event], window: Window, *, width: int, height: int) -> str:
+def draw(panel: Panel, curves: Sequence[Curve], events: Sequence[EventMarker], window: Window, *, width: int, height: int) -> str:
     """The picture as an SVG element."""
     shown = pile(curves) if panel.stacked else list(curves)
     values = [value for curve in (shown[-1:] if panel.stacked else shown) for _, value in curve.points]
@@ -293,7 +293,7 @@ def _peak(frame: Frame, peak: float, panel: Panel, curves: Sequence[Curve]) -> s
     return f'<text class="tick" text-anchor="{side}" x="{x:.1f}" y="{TOP + 8}">up to {escape(show(peak, panel.unit))}</text>'
 
 
-def _event(frame: Frame, event: Event) -> str:
+def _event(frame: Frame, event: EventMarker) -> str:
     x, floor = frame.x(event.at), frame.height - BOTTOM
     style = f"stroke:{paint(event.color)}"
     top = TOP if event.loud else floor - 6
@@ -304,7 +304,7 @@ def _event(frame: Frame, event: Event) -> str:
     )
 
 
-def _name(frame: Frame, event: Event) -> str:
+def _name(frame: Frame, event: EventMarker) -> str:
     x = frame.x(event.at)
     side, place = ("end", x - 6) if x > frame.width * 0.8 else ("start", x + 6)
     text = f'<text class="name over" style="fill:{paint(event.color)}" text-anchor="{side}" x="{place:.1f}" y="{TOP + 8}">'

@@ -1,6 +1,6 @@
 """The dashboard of one training: whether it learns, how fast, what it waits for, which rank is slow, what a restart cost."""
 
-from kdist.dashboards.model import Dashboard, Mark, Variable
+from kdist.dashboards.model import Annotation, Dashboard, Variable
 from kdist.dashboards.training.learning import ANATOMY, COMMUNICATION, LEARNING, OVERVIEW, STRAGGLERS
 from kdist.dashboards.training.operations import CHECKPOINTS, DEVICES, EXPORTER, GOODPUT, RELIABILITY, RESOURCES
 
@@ -28,7 +28,7 @@ TRAINING = Dashboard(
         Variable("instance", "Instance", "kdist_job_info"),
     ),
     marks=(
-        Mark("New group", "max(changes(kdist_generation{}[$__rate_interval]))", "bad"),
-        Mark("Checkpoint", "max(changes(kdist_checkpoint_last_success_step{}[$__rate_interval]))", "neutral"),
+        Annotation("New group", "max(changes(kdist_generation{}[$__rate_interval]))", "bad"),
+        Annotation("Checkpoint", "max(changes(kdist_checkpoint_last_success_step{}[$__rate_interval]))", "neutral"),
     ),
 )

@@ -6,7 +6,7 @@ Rows of the dashboard of one training: what it learns, how fast, and what a step
 from __future__ import annotations
 
 from kdist.agent_metrics import SLOW_BY
-from kdist.dashboards.model import RATE, Row, at_least, at_most, bars, lines, stack, stat
+from kdist.dashboards.model import RATE, PanelRow, at_least, at_most, bars, lines, stack, stat
 
 _BUSY = f'sum by (rank) (rate(kdist_step_phase_seconds_total{{phase=~"data_wait|forward|backward|optimizer"}}[{RATE}]))'
 _BUSY_OF_STEP = f"{_BUSY} / sum by (rank) (rate(kdist_steps_total{{}}[{RATE}]))"
@@ -15,7 +15,7 @@ _PRODUCTIVE = 'increase(kdist_wall_seconds_total{category="productive_step"}[$__
 _UNOBSERVED = 'increase(kdist_wall_seconds_total{category="unobserved"}[$__range])'
 _LOST = "increase(kdist_lost_progress_seconds_total{}[$__range])"
 
-OVERVIEW = Row(
+OVERVIEW = PanelRow(
     "Overview",
     (
         stat("State", "What the agents are doing", "max by (state) (kdist_job_state{} == 1)", "none", width=4, shows_name=True),
@@ -112,7 +112,7 @@ def _quantiles(metric: str) -> dict[str, str]:
     return {f"p{share:.0%}".rstrip("%"): f"histogram_quantile({share}, {rate})" for share in (0.5, 0.9, 0.99)}
 
 
-LEARNING = Row(
+LEARNING = PanelRow(
     "Learning",
     (
         lines(
@@ -171,7 +171,7 @@ LEARNING = Row(
     ),
 )
 
-ANATOMY = Row(
+ANATOMY = PanelRow(
     "Step anatomy",
     (
         lines("Step time", "Quantiles over all ranks", "s", _quantiles("kdist_step_duration_seconds"), minimum=0.0),
@@ -223,7 +223,7 @@ _BYTES = f'sum(rate(kdist_collective_bytes_total{{op="all_reduce"}}[{RATE}]))'
 _WORLD = "max(kdist_world_size{})"
 _AMONG_ALL = 'kdist_job_info{framework="ddp"}'  # other strategies reduce among some of the ranks
 
-COMMUNICATION = Row(
+COMMUNICATION = PanelRow(
     "Communication",
     (
         lines(
@@ -267,7 +267,7 @@ COMMUNICATION = Row(
     ),
 )
 
-STRAGGLERS = Row(
+STRAGGLERS = PanelRow(
     "Stragglers",
     (
         lines(

@@ -5,7 +5,7 @@ Rows of the dashboard of one training: the devices and pods that it runs on, and
 
 from __future__ import annotations
 
-from kdist.dashboards.model import RATE, Row, at_least, at_most, bars, lines, stack, stat
+from kdist.dashboards.model import RATE, PanelRow, at_least, at_most, bars, lines, stack, stat
 
 _UNPRODUCTIVE = 'increase(kdist_wall_seconds_total{category!~"productive_step|unobserved"}[$__range])'
 _WALL = f"sum(rate(kdist_wall_seconds_total{{}}[{RATE}]))"
@@ -18,7 +18,7 @@ def _mean_duration(mode: str) -> str:
     return f"{total} / ({count} > 0)"
 
 
-GOODPUT = Row(
+GOODPUT = PanelRow(
     "Goodput",
     (
         stack(
@@ -78,7 +78,7 @@ GOODPUT = Row(
     ),
 )
 
-CHECKPOINTS = Row(
+CHECKPOINTS = PanelRow(
     "Checkpoints",
     (
         lines(
@@ -118,7 +118,7 @@ CHECKPOINTS = Row(
     ),
 )
 
-RELIABILITY = Row(
+RELIABILITY = PanelRow(
     "Reliability",
     (
         lines(
@@ -165,7 +165,7 @@ _MEMORY = 'container_memory_working_set_bytes{container="trainer"}'
 _CPU = f'rate(container_cpu_usage_seconds_total{{container="trainer"}}[{RATE}])'
 _ACTIVE = "DCGM_FI_PROF_SM_ACTIVE{} or DCGM_FI_PROF_GR_ENGINE_ACTIVE{}"
 
-DEVICES = Row(
+DEVICES = PanelRow(
     "GPUs (where there are any)",
     (
         lines(
@@ -227,7 +227,7 @@ def _of_gpu(expression: str) -> str:
     return f"max by (pod, gpu) ({_of_pod(known)})"
 
 
-RESOURCES = Row(
+RESOURCES = PanelRow(
     "Resources (cAdvisor and DCGM, where they are)",
     (
         lines(
@@ -279,7 +279,7 @@ RESOURCES = Row(
 # Of all that a Prometheus scrapes, what told of this training, lately: one that is down has no other word for whose it is.
 _AGENTS = "and on (namespace, job, instance) last_over_time(kdist_job_info{}[10m])"
 
-EXPORTER = Row(
+EXPORTER = PanelRow(
     "Exporter",
     (
         lines("Scraped", "Agents that answer Prometheus", "none", {"up": f"sum(up{{}} {_AGENTS})"}, minimum=0.0, width=6),

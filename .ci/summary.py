@@ -1,6 +1,8 @@
-"""Prints the table of the tiers that ran, from their JUnit reports; fails when one of those named ran no test or failed.
+"""Prints the table of the tiers that ran, from their JUnit reports; fails when one of those named
+ran no test or failed.
 
-Run as `python .ci/summary.py house unit …` after the tiers. A test that passed when it was tried again has passed, and is named.
+Run as `python .ci/summary.py house unit …` after the tiers. A test that passed when it was tried
+again has passed, and is named.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def main(tiers: list[str]) -> int:
         lost = len(failed) - len(saved)
         passed = int(suite.get("tests", 0)) - lost - skipped
         say(f"{tier:<12}{passed:>8}{lost:>8}{skipped:>9}{seconds:>9.0f}")
-        totals = [total + count for total, count in zip(totals, (passed, lost, skipped), strict=True)]
+        totals = [
+            total + count for total, count in zip(totals, (passed, lost, skipped), strict=True)
+        ]
         if lost or not passed:
             bad.append(f"{tier}: {passed} passed, {lost} failed")
     for line in [*notes, *bad]:
@@ -52,13 +56,17 @@ def read(report: str) -> ElementTree.Element | None:
 def failures(suite: ElementTree.Element) -> set[str]:
     """Names of the tests that failed, in their set-up and tear-down too."""
     return {
-        name_of(case) for case in suite.iter("testcase") if case.find("failure") is not None or case.find("error") is not None
+        name_of(case)
+        for case in suite.iter("testcase")
+        if case.find("failure") is not None or case.find("error") is not None
     }
 
 
 def passes(suite: ElementTree.Element) -> set[str]:
     """Names of the tests that passed."""
-    return {name_of(case) for case in suite.iter("testcase") if case.find("skipped") is None} - failures(suite)
+    return {
+        name_of(case) for case in suite.iter("testcase") if case.find("skipped") is None
+    } - failures(suite)
 
 
 def name_of(case: ElementTree.Element) -> str:

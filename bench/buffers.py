@@ -1,9 +1,11 @@
-"""What it costs that all ranks have the same buffers: kdist's one broadcast after a step, beside DDP's own and beside none.
+"""What it costs that all ranks have the same buffers: kdist's one broadcast after a step, beside
+DDP's own and beside none.
 
     python -m bench.buffers
 
-Two ranks, a perceptron with a batch norm after every layer, one training that is cut into groups of blocks: one block of each
-kind, in an order that is drawn, so that the kinds of a group meet the same machine.
+Two ranks, a perceptron with a batch norm after every layer, one training that is cut into groups of
+blocks: one block of each kind, in an order that is drawn, so that the kinds of a group meet the
+same machine.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ def rank() -> None:
 def turn(run: TrainContext, kind: int) -> None:
     """Send buffers as `KINDS` says from now on."""
     run.buffers.agree = Buffers.agree.__get__(run.buffers) if kind == 1 else _nothing  # type: ignore[method-assign]
-    for word in ("forward_sync_buffers", "broadcast_buffers"):  # torch 2.13 has another word than 2.10
+    # torch 2.13 has another word than 2.10
+    for word in ("forward_sync_buffers", "broadcast_buffers"):
         setattr(run.model, word, kind == 2)
 
 

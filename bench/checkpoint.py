@@ -1,9 +1,11 @@
-"""What a checkpoint costs the training: the stall that every rank sees, and how much slower the ten steps after it are.
+"""What a checkpoint costs the training: the stall that every rank sees, and how much slower the ten
+steps after it are.
 
     python -m bench.checkpoint
 
-kdist's store beside `dcp.async_save` and a blocking `dcp.save`, on two ranks with the same DDP model and AdamW. Both of torch's
-write files and a `.metadata`; kdist's also digests and verifies them, fsyncs the folder, checks its lock and renames.
+kdist's store beside `dcp.async_save` and a blocking `dcp.save`, on two ranks with the same DDP
+model and AdamW. Both of torch's write files and a `.metadata`; kdist's also digests and verifies
+them, fsyncs the folder, checks its lock and renames.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ Contestant = Callable[[Any, int], Wait]
 def main() -> None:
     """Measure and print."""
     megabytes = 3 * 4 * DEPTH * (WIDTH + 1) * WIDTH / 1e6
-    title(f"Checkpoint of {megabytes:.0f} MB (model and AdamW) on {RANKS} ranks, {ROUNDS} of each, in turn")
+    title(
+        f"Checkpoint of {megabytes:.0f} MB (model and AdamW) on {RANKS} ranks, {ROUNDS} "
+        "of each, in turn"
+    )
     with tempfile.TemporaryDirectory() as folder:
         extra = {"KDIST_BENCH": folder, "MASTER_PORT": str(free_ports(1)[0])}
         result: dict[str, list[list[float]]] = launch("bench.checkpoint", RANKS, extra)
@@ -51,7 +56,10 @@ def main() -> None:
         stall, after, total = zip(*rounds, strict=True)
         slower = [ours - theirs for ours, theirs in zip(after, plain, strict=True)]
         lines.append((name, *(seconds_with_spread(values) for values in (stall, slower, total))))
-    columns(("median (least … most)", "stall", f"next {AFTER} steps slower by", "until it is safe"), lines)
+    columns(
+        ("median (least … most)", "stall", f"next {AFTER} steps slower by", "until it is safe"),
+        lines,
+    )
     columns((f"{AFTER} steps without a checkpoint: {seconds_with_spread(plain)}",), [])
 
 
@@ -72,7 +80,9 @@ def rank() -> None:
 
 
 def training() -> tuple[Callable[[], None], Callable[[], Any]]:
-    """A training: the function that takes a step, and the one that gives model and optimizer as tensors by name."""
+    """A training: the function that takes a step, and the one that gives model and optimizer as
+    tensors by name.
+    """
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH))))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -127,7 +137,9 @@ def stores(folder: Path, world: World) -> dict[str, Contestant]:
 
 
 def torchs(folder: Path) -> dict[str, Contestant]:
-    """Torch's own, each time in a new folder; the asynchronous one with a group of its own, as its documentation asks."""
+    """Torch's own, each time in a new folder; the asynchronous one with a group of its own, as its
+    documentation asks.
+    """
     group = dist.new_group(backend="gloo")
 
     def in_background(state: Any, step: int) -> Wait:

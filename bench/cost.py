@@ -1,10 +1,12 @@
-"""What measuring costs a step: timed all-reduces and records for the exporter; and what the record of collectives costs.
+"""What measuring costs a step: timed all-reduces and records for the exporter; and what the record
+of collectives costs.
 
     python -m bench.cost
 
-Two ranks, a step of some 20 ms, one training that is cut into groups of blocks: one block of each kind, in an order that is
-drawn. A group meets the same machine, so it is the differences within groups that count. On a busy machine the time on the
-clock says little: beside it stands the time that rank 0's process computes in a step, all of its threads together.
+Two ranks, a step of some 20 ms, one training that is cut into groups of blocks: one block of each
+kind, in an order that is drawn. A group meets the same machine, so it is the differences within
+groups that count. On a busy machine the time on the clock says little: beside it stands the time
+that rank 0's process computes in a step, all of its threads together.
 """
 
 from __future__ import annotations
@@ -42,8 +44,12 @@ class Switch:
 
     def __init__(self, run: TrainContext) -> None:
         self._run = run
-        self._recorder = next(each for each in collective_hooks.listeners() if isinstance(each, FlightRecorder))
-        self._timer = next(each for each in collective_hooks.listeners() if each is not self._recorder)
+        self._recorder = next(
+            each for each in collective_hooks.listeners() if isinstance(each, FlightRecorder)
+        )
+        self._timer = next(
+            each for each in collective_hooks.listeners() if each is not self._recorder
+        )
         self._measuring = run.timer, run.report, run.beat
 
     def turn(self, kind: int) -> None:
@@ -53,14 +59,20 @@ class Switch:
             if kind >= least:
                 collective_hooks.listen(listener)
         run = self._run
-        run.timer, run.report, run.beat = self._measuring if kind == 2 else (NullTimer(), _nothing, _no_beat)
+        run.timer, run.report, run.beat = (
+            self._measuring if kind == 2 else (NullTimer(), _nothing, _no_beat)
+        )
 
 
 def order(steps: int, number: int = len(KINDS)) -> list[int]:
-    """The kind of each block of so many steps: in every group all of them, as it is drawn. The same on all ranks."""
+    """The kind of each block of so many steps: in every group all of them, as it is drawn. The same
+    on all ranks.
+    """
     draw = random.Random(0)
     kinds = range(number)
-    return [kind for _ in range(steps // (BLOCK * number) + 1) for kind in draw.sample(kinds, number)]
+    return [
+        kind for _ in range(steps // (BLOCK * number) + 1) for kind in draw.sample(kinds, number)
+    ]
 
 
 def main() -> None:
@@ -73,10 +85,18 @@ def main() -> None:
 
 
 def compare(what: str, seconds: Sequence[float], names: Sequence[str] = KINDS) -> None:
-    """Print each kind's median, and its mean difference to the one before, with the standard error, and to the first."""
-    blocks = [statistics.fmean(seconds[at + 1 : at + BLOCK]) for at in range(0, len(seconds) - BLOCK + 1, BLOCK)]
+    """Print each kind's median, and its mean difference to the one before, with the standard error,
+    and to the first.
+    """
+    blocks = [
+        statistics.fmean(seconds[at + 1 : at + BLOCK])
+        for at in range(0, len(seconds) - BLOCK + 1, BLOCK)
+    ]
     kinds = order(len(seconds) + WARM, len(names))[len(names) :]
-    taken = [[block for block, its in zip(blocks, kinds, strict=False) if its == kind] for kind in range(len(names))]
+    taken = [
+        [block for block, its in zip(blocks, kinds, strict=False) if its == kind]
+        for kind in range(len(names))
+    ]
     lines = []
     for kind, name in enumerate(names):
         more, total = (difference(taken[base], taken[kind]) for base in (max(0, kind - 1), 0))
@@ -85,11 +105,14 @@ def compare(what: str, seconds: Sequence[float], names: Sequence[str] = KINDS) -
 
 
 def difference(base: Sequence[float], other: Sequence[float]) -> str:
-    """By how much the blocks of `other` are longer than their neighbours: mean and standard error."""
+    """By how much the blocks of `other` are longer than their neighbours: mean and standard
+    error.
+    """
     if base is other:
         return ""
     apart = sorted(b - a for a, b in zip(base, other, strict=False))
-    middle = apart[len(apart) // 10 : -len(apart) // 10]  # without what the machine did to single blocks
+    # without what the machine did to single blocks
+    middle = apart[len(apart) // 10 : -len(apart) // 10]
     mean, error = statistics.fmean(middle), statistics.stdev(middle) / math.sqrt(len(middle))
     return f"{mean * 1e6:+.0f} ± {error * 1e6:.0f} us {mean / STEP_SECONDS:+.2%}"
 

@@ -2,8 +2,9 @@
 
     python -m bench.loading
 
-The same state on the same disk, in turn: seconds until the slowest rank has it, bytes read from files by all ranks together, and
-the memory that all ranks together held at most beside the state (their own pages, which sharing cannot make smaller).
+The same state on the same disk, in turn: seconds until the slowest rank has it, bytes read from
+files by all ranks together, and the memory that all ranks together held at most beside the state
+(their own pages, which sharing cannot make smaller).
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Group:
     """The world of this bench's ranks."""
 
     def __init__(self, generation: int) -> None:
-        self.rank, self.size, self.generation = dist.get_rank(), dist.get_world_size(), generation
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self.generation = generation
 
 
 def main() -> None:
@@ -53,12 +56,17 @@ def main() -> None:
         save(Path(folder))
         generation = iter(range(2, 10_000))
         for size in RANKS:
-            title(f"Loading {MEGABYTES} MiB on {size} ranks of one machine, file in the page cache, {ROUNDS} times each, in turn")
+            title(
+                f"Loading {MEGABYTES} MiB on {size} ranks of one machine, file in the "
+                f"page cache, {ROUNDS} times each, in turn"
+            )
             measures = {load: partial(measure, folder, load, size, generation) for load in LOADS}
             found = interleave(measures, rounds=ROUNDS)
             lines = []
             for load in LOADS:
-                seconds, read, memory = (statistics.median(values) for values in zip(*found[load], strict=True))
+                seconds, read, memory = (
+                    statistics.median(values) for values in zip(*found[load], strict=True)
+                )
                 lines.append((load, f"{seconds:.2f} s", f"{read:.0f} MiB", f"{memory:.0f} MiB"))
             columns(("", "slowest rank", "read by all", "most memory of all"), lines)
 
@@ -92,7 +100,9 @@ def rank() -> None:
     state = {"model": {name: value.clone() for name, value in make_state(0.0)["model"].items()}}
     config = Checkpointing(mode="blocking", load=orders["load"])
     world = Group(orders["generation"])
-    store = CheckpointManager(Path(orders["folder"]), world=world, run_id="bench", config=config, job={})
+    store = CheckpointManager(
+        Path(orders["folder"]), world=world, run_id="bench", config=config, job={}
+    )
     dist.barrier()
     memory, read, began = Memory(), bytes_read(), time.perf_counter()
     store.load(state, fingerprint="")

@@ -1,4 +1,6 @@
-"""The contestants of bench.step: the same work under a loop written by hand, under kdist, and under Lightning Fabric."""
+"""The contestants of bench.step: the same work under a loop written by hand, under kdist, and under
+Lightning Fabric.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ Size = dict[str, Any]
 
 
 def by_hand(
-    size: Size, work: Work, model: nn.Module, optimizer: torch.optim.Optimizer, backward: Callable[[Tensor], None]
+    size: Size,
+    work: Work,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    backward: Callable[[Tensor], None],
 ) -> None:
     """The loop as one writes it by hand; every rank takes its share of each epoch's permutation."""
     inputs, labels = work.dataset("train").tensors
@@ -51,7 +57,9 @@ def bare(size: Size) -> None:
     dist.init_process_group("gloo")
     work = make(size)
     model = DistributedDataParallel(work.model())
-    by_hand(size, work, model, optimizer=work.optimizer(model, Optimizer()), backward=Tensor.backward)
+    by_hand(
+        size, work, model, optimizer=work.optimizer(model, Optimizer()), backward=Tensor.backward
+    )
     leave()
 
 
@@ -60,7 +68,11 @@ def fabric(size: Size) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     with environment(TORCHELASTIC_RUN_ID="bench", GROUP_RANK="0"):
-        trainer = Fabric(accelerator="cpu", devices=size["ranks"], strategy=DDPStrategy(process_group_backend="gloo"))
+        trainer = Fabric(
+            accelerator="cpu",
+            devices=size["ranks"],
+            strategy=DDPStrategy(process_group_backend="gloo"),
+        )
         trainer.launch()
         work = make(size)
         module = work.model()
@@ -77,7 +89,9 @@ def kdist_off(size: Size) -> None:
 def kdist_on(size: Size) -> None:
     """Kdist's loop with timed all-reduces, its heartbeat and its records for the exporter."""
     folder = size["folder"]
-    kdist(size, timing="timing", KDIST_METRICS_SOCKET=f"{folder}/metrics.sock", KDIST_SCRATCH=folder)
+    kdist(
+        size, timing="timing", KDIST_METRICS_SOCKET=f"{folder}/metrics.sock", KDIST_SCRATCH=folder
+    )
 
 
 def kdist(size: Size, *, timing: Any, **variables: str | None) -> None:
@@ -98,7 +112,13 @@ def kdist(size: Size, *, timing: Any, **variables: str | None) -> None:
     )
     path = Path(size["folder"], f"train-{timing}-{os.environ['RANK']}.json")
     path.write_text(config.to_json())
-    with environment(KDIST_CONFIG=str(path), KDIST_GENERATION="1", KDIST_RUN_ID="bench", KDIST_NODE="node-0", **variables):
+    with environment(
+        KDIST_CONFIG=str(path),
+        KDIST_GENERATION="1",
+        KDIST_RUN_ID="bench",
+        KDIST_NODE="node-0",
+        **variables,
+    ):
         try:
             worker.main()
         finally:

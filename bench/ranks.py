@@ -1,6 +1,8 @@
-"""Ranks for a measurement: processes with torchrun's variables, all running one function of a bench module.
+"""Ranks for a measurement: processes with torchrun's variables, all running one function of a bench
+module.
 
-`launch("bench.step", 2, {...})` starts `python -m bench.step rank` twice and returns what rank 0 wrote as its result.
+`launch("bench.step", 2, {...})` starts `python -m bench.step rank` twice and returns what rank 0
+wrote as its result.
 """
 
 from __future__ import annotations
@@ -31,13 +33,17 @@ def free_ports(count: int) -> list[int]:
 
 
 def launch_measured(module: str, orders: Mapping[str, int], contestants: int) -> Any:
-    """The result of `module` as `orders["ranks"]` ranks, whose records an exporter receives as in a training.
+    """The result of `module` as `orders["ranks"]` ranks, whose records an exporter receives as in a
+    training.
 
-    `KDIST_BENCH` holds the orders for the ranks, with the exporter's folder and a port for each round of each contestant.
+    `KDIST_BENCH` holds the orders for the ranks, with the exporter's folder and a port for each
+    round of each contestant.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "metrics.sock")
-        exporter = Exporter(job="bench", run_id="bench", socket_path=path, port=0, host="127.0.0.1", info={})
+        exporter = Exporter(
+            job="bench", run_id="bench", socket_path=path, port=0, host="127.0.0.1", info={}
+        )
         exporter.start()
         try:
             told = {**orders, "folder": folder, "ports": free_ports(contestants * orders["rounds"])}
@@ -47,16 +53,27 @@ def launch_measured(module: str, orders: Mapping[str, int], contestants: int) ->
 
 
 def launch(module: str, size: int, extra: Mapping[str, str]) -> Any:
-    """Run `module` as `size` ranks and return rank 0's result. Raises `RuntimeError` if one of them fails."""
+    """Run `module` as `size` ranks and return rank 0's result. Raises `RuntimeError` if one of them
+    fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        shared = {**os.environ, **extra, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+        shared = {
+            **os.environ,
+            **extra,
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size),
+            "OMP_NUM_THREADS": "1",
+        }
         shared |= {"MASTER_ADDR": "127.0.0.1", RESULT: str(Path(folder) / "result")}
         command = [sys.executable, "-m", module, "rank"]
         log = Path(folder) / "log"
         with log.open("a") as output:
             ranks = [
                 subprocess.Popen(
-                    command, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=output, stderr=output
+                    command,
+                    env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdout=output,
+                    stderr=output,
                 )
                 for rank in range(size)
             ]

@@ -1,10 +1,12 @@
-"""How long a training stands still when a worker is killed: from kill -9 to the next finished step, beside stock torchrun.
+"""How long a training stands still when a worker is killed: from kill -9 to the next finished step,
+beside stock torchrun.
 
     python -m bench.recovery
 
-The same plain script under `torchrun` and under `kdist run`, and kdist's managed loop; two ranks on one node, a checkpoint
-every 20 steps. Ranks say in a file when they have finished a step. Each kill has a launch of its own, since the workers that
-torchrun restarts may meet the addresses of the dead ones and fail again; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 avoids that.
+The same plain script under `torchrun` and under `kdist run`, and kdist's managed loop; two ranks on
+one node, a checkpoint every 20 steps. Ranks say in a file when they have finished a step. Each kill
+has a launch of its own, since the workers that torchrun restarts may meet the addresses of the dead
+ones and fail again; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 avoids that.
 """
 
 from __future__ import annotations
@@ -53,14 +55,22 @@ def main() -> None:
     table(rows, unit="s", scale=1, base=TORCHRUN, digits=2)
     for name, seconds in rows.items():
         if lost := sum(math.isinf(value) for value in seconds):
-            print(f"  {name}: no step within {PATIENCE:.0f} s in {lost} of {KILLS} (counted as inf)")
+            print(
+                f"  {name}: no step within {PATIENCE:.0f} s in {lost} of {KILLS} (counted as inf)"
+            )
 
 
 def command(name: str, folder: Path) -> list[str]:
     """The command line of a contestant, with whatever file it needs in `folder`."""
     script = str(Path(__file__).with_name("script.py"))
     if name in {TORCHRUN, OWN_STORE}:
-        return [str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", "--max-restarts=100", script]
+        return [
+            str(BIN / "torchrun"),
+            "--standalone",
+            "--nproc-per-node=2",
+            "--max-restarts=100",
+            script,
+        ]
     if name == SCRIPT:
         return [str(BIN / "kdist"), "run", "--nodes", "1", "--procs-per-node", "2", script]
     train = {
@@ -71,7 +81,12 @@ def command(name: str, folder: Path) -> list[str]:
         "checkpoint": {"every": {"steps": 20}},
     }
     spec = {"image": "none", "nodes": 1, "procsPerNode": 2, "maxRestarts": 100, "train": train}
-    job = {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "bench"}, "spec": spec}
+    job = {
+        "apiVersion": "kdist.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "bench"},
+        "spec": spec,
+    }
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     return [str(BIN / "kdist"), "run", str(folder / "job.yaml")]
 
@@ -80,11 +95,19 @@ def measure(name: str, folder: Path) -> float:
     """Seconds of one recovery; infinite if the training does not come back."""
     marks = folder / "marks"
     marks.touch()
-    env = {**os.environ, "KDIST_BENCH_MARKS": str(marks), "KDIST_HOME": str(folder / "runs"), "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "KDIST_BENCH_MARKS": str(marks),
+        "KDIST_HOME": str(folder / "runs"),
+        "OMP_NUM_THREADS": "1",
+    }
     env["PYTHONPATH"] = str(Path(__file__).parents[1])
     if name == OWN_STORE:
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    with (folder / "log").open("w") as output, running(command(name, folder), env, output) as process:
+    with (
+        (folder / "log").open("w") as output,
+        running(command(name, folder), env, output) as process,
+    ):
         if follow(marks, process, after=0.0, known=set(), steps=STEPS_BEFORE) is None:
             raise RuntimeError(f"{name} does not train\n{(folder / 'log').read_text()[-4000:]}")
         known = {mark.pid for mark in read(marks)}
@@ -95,11 +118,19 @@ def measure(name: str, folder: Path) -> float:
         return math.inf if first is None else first.time - killed
 
 
-def follow(marks: Path, process: subprocess.Popen[bytes], *, after: float, known: set[int], steps: int = 1) -> Mark | None:
-    """The `steps`-th mark of rank 0 after a moment, by a process that was not known; None if it does not come."""
+def follow(
+    marks: Path, process: subprocess.Popen[bytes], *, after: float, known: set[int], steps: int = 1
+) -> Mark | None:
+    """The `steps`-th mark of rank 0 after a moment, by a process that was not known; None if it
+    does not come.
+    """
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end and process.poll() is None:
-        new = [mark for mark in read(marks) if mark.rank == 0 and mark.time > after and mark.pid not in known]
+        new = [
+            mark
+            for mark in read(marks)
+            if mark.rank == 0 and mark.time > after and mark.pid not in known
+        ]
         if len(new) >= steps:
             return new[steps - 1]
         time.sleep(0.02)
@@ -110,14 +141,20 @@ def read(marks: Path) -> list[Mark]:
     """Every whole line of the file."""
     whole = marks.read_text().rpartition("\n")[0].splitlines()
     fields = (line.split() for line in whole)
-    return [Mark(int(pid), int(rank), int(step), float(moment)) for pid, rank, step, moment in fields]
+    return [
+        Mark(int(pid), int(rank), int(step), float(moment)) for pid, rank, step, moment in fields
+    ]
 
 
 @contextlib.contextmanager
-def running(arguments: list[str], env: dict[str, str], output: IO[str]) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    arguments: list[str], env: dict[str, str], output: IO[str]
+) -> Iterator[subprocess.Popen[bytes]]:
     """A launcher in a session of its own, all of which ends with the block."""
     folder = Path(output.name).parent
-    process = subprocess.Popen(arguments, env=env, cwd=folder, stdout=output, stderr=output, start_new_session=True)
+    process = subprocess.Popen(
+        arguments, env=env, cwd=folder, stdout=output, stderr=output, start_new_session=True
+    )
     try:
         yield process
     finally:

@@ -1,10 +1,12 @@
-"""How long a job's agents take to meet in a ConfigMap, and what they ask of the API server meanwhile and afterwards.
+"""How long a job's agents take to meet in a ConfigMap, and what they ask of the API server
+meanwhile and afterwards.
 
     python -m bench.rendezvous [NODES]...
 
-Each agent is a process that does what an agent does around one group: join the round, tell its ranks, agree, then listen and
-give signs of life. The API server and etcd are real and run beside them, so all share this machine's cores. For comparison the
-same over torch's TCPStore, which one of the agents would have to keep.
+Each agent is a process that does what an agent does around one group: join the round, tell its
+ranks, agree, then listen and give signs of life. The API server and etcd are real and run beside
+them, so all share this machine's cores. For comparison the same over torch's TCPStore, which one of
+the agents would have to keep.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ _WORD_SECONDS = 120.0
 def main() -> None:
     """Measure and print."""
     title(f"Rendezvous: nodes that start together, then work for {WORK_SECONDS:.0f} s")
-    print(f"  {'':24} {'nodes':>5} {'formed':>8} {'requests per agent':>20} {'at work, per agent':>20} {'at work, all':>14}")
+    print(
+        f"  {'':24} {'nodes':>5} {'formed':>8} {'requests per agent':>20} "
+        f"{'at work, per agent':>20} {'at work, all':>14}"
+    )
     with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder)) as plane:
         for nodes in map(int, sys.argv[1:] or SIZES):
             show("torch's TCPStore", nodes, measure(nodes, None))
@@ -51,14 +56,19 @@ def show(name: str, nodes: int, agents: list[dict[str, float]]) -> None:
     formed = max(agent["formed"] for agent in agents)
     joining = sum(agent["joining"] for agent in agents) / nodes
     working = sum(agent["working"] for agent in agents) / WORK_SECONDS
-    print(f"  {name:24} {nodes:5} {formed:6.2f} s {joining:20.1f} {working / nodes:18.2f}/s {working:12.1f}/s")
+    print(
+        f"  {name:24} {nodes:5} {formed:6.2f} s {joining:20.1f} {working / nodes:18.2f}/s "
+        f"{working:12.1f}/s"
+    )
 
 
 def measure(nodes: int, plane: ControlPlane | None) -> list[dict[str, float]]:
     """What each of so many agents measured."""
     fork = multiprocessing.get_context("fork")  # so that sixty-four processes hold torch once
     barrier, answers = fork.Barrier(nodes), fork.Queue()
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if plane is None else None
+    server = (
+        TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if plane is None else None
+    )
     run_id = f"bench-{nodes}-{os.getpid()}-{time.time_ns()}"
 
     def opening() -> tuple[Store, ConfigMap | None]:
@@ -67,7 +77,9 @@ def measure(nodes: int, plane: ControlPlane | None) -> list[dict[str, float]]:
             return TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False), None
         config_map = plane.config_map(patience=60.0)
         poll = RendezvousTimings.for_nodes(nodes, remote=True).poll
-        return KubernetesStore(config_map, run_id=run_id, timeout_seconds=_WORD_SECONDS, poll_seconds=poll), config_map
+        return KubernetesStore(
+            config_map, run_id=run_id, timeout_seconds=_WORD_SECONDS, poll_seconds=poll
+        ), config_map
 
     arguments = (opening, nodes, run_id, barrier, answers)
     agents = [fork.Process(target=be_agent, args=arguments, daemon=True) for _ in range(nodes)]
@@ -80,7 +92,11 @@ def measure(nodes: int, plane: ControlPlane | None) -> list[dict[str, float]]:
 
 
 def be_agent(
-    opening: Callable[[], tuple[Store, ConfigMap | None]], nodes: int, run_id: str, barrier: Barrier, answers: Any
+    opening: Callable[[], tuple[Store, ConfigMap | None]],
+    nodes: int,
+    run_id: str,
+    barrier: Barrier,
+    answers: Any,
 ) -> None:
     """One agent's part, in a process of its own."""
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -103,7 +119,9 @@ def be_agent(
     formed = time.monotonic() - began
     joining = config_map.requests if config_map else 0
     exchange = AgentStore(store, run_id=run_id, node="")
-    with RendezvousPoller(lambda: PollResult(handler.news(), exchange.generation(1)), seconds=handler.pace.watch):
+    with RendezvousPoller(
+        lambda: PollResult(handler.news(), exchange.generation(1)), seconds=handler.pace.watch
+    ):
         time.sleep(WORK_SECONDS)
     working = (config_map.requests if config_map else 0) - joining
     answers.put({"formed": formed, "joining": joining, "working": working})
@@ -112,8 +130,13 @@ def be_agent(
 
 
 def agree(store: Any, rank: int, nodes: int) -> None:
-    """What torch's agent and ours tell each other before the ranks start: who has which ranks, and which generation it is."""
-    keys = [[f"{prefix}/{number}" for number in range(nodes)] for prefix in ("role_info", "assigned", "agent")]
+    """What torch's agent and ours tell each other before the ranks start: who has which ranks, and
+    which generation it is.
+    """
+    keys = [
+        [f"{prefix}/{number}" for number in range(nodes)]
+        for prefix in ("role_info", "assigned", "agent")
+    ]
     store.set(keys[0][rank], json.dumps({"rank": rank, "local_world_size": 8}))
     if rank == 0:
         store.multi_get(keys[0])

@@ -1,6 +1,8 @@
-"""A plain DDP script with a checkpoint every 20 steps, as torchrun's documentation would have it; for bench.recovery.
+"""A plain DDP script with a checkpoint every 20 steps, as torchrun's documentation would have it;
+for bench.recovery.
 
-Each rank appends one line per finished step to the file in $KDIST_BENCH_MARKS: its pid, its rank, the step and the clock.
+Each rank appends one line per finished step to the file in $KDIST_BENCH_MARKS: its pid, its rank,
+the step and the clock.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def main() -> None:
         step = state["step"]
     while True:
         optimizer.zero_grad()
-        loss: torch.Tensor = nn.functional.cross_entropy(model(torch.randn(64, 64)), torch.randint(10, (64,)))
+        loss: torch.Tensor = nn.functional.cross_entropy(
+            model(torch.randn(64, 64)), torch.randint(10, (64,))
+        )
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own gap
         optimizer.step()
         step += 1
@@ -48,11 +52,17 @@ def main() -> None:
         if step % EVERY == 0:
             if dist.get_rank() == 0:
                 torch.save(
-                    {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, f"{saved}.tmp"
+                    {
+                        "model": model.module.state_dict(),
+                        "optimizer": optimizer.state_dict(),
+                        "step": step,
+                    },
+                    f"{saved}.tmp",
                 )
                 Path(f"{saved}.tmp").replace(saved)
             dist.barrier()
-        time.sleep(0.02)  # a step of a real size, so that the machine is not busy with the steps themselves
+        # a step of a real size, so that the machine is not busy with the steps themselves
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""How long the command line takes to answer, beside `kubectl --help`, torchrun and a Python that does nothing.
+"""How long the command line takes to answer, beside `kubectl --help`, torchrun and a Python that
+does nothing.
 
 python -m bench.startup
 """
@@ -21,9 +22,13 @@ BIN = Path(sys.executable).parent
 
 
 def seconds(command: list[str], folder: Path) -> tuple[float, float]:
-    """One run of a command: wall time from its start to its end, and the time that it kept a core busy."""
+    """One run of a command: wall time from its start to its end, and the time that it kept a core
+    busy.
+    """
     started = time.perf_counter()
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     _, status, usage = os.wait4(process.pid, 0)
     wall = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -38,7 +43,13 @@ def main() -> None:
     kdist = str(BIN / "kdist")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        subprocess.run([kdist, "init"], cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            [kdist, "init"],
+            cwd=folder,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         commands = {
             "python -c pass": [sys.executable, "-c", "pass"],
             "kubectl --help": ["kubectl", "--help"],
@@ -47,10 +58,15 @@ def main() -> None:
             "kdist validate job.yaml": [kdist, "validate", "job.yaml"],
             "torchrun --help": [str(BIN / "torchrun"), "--help"],
         }
-        for missing in [label for label, command in commands.items() if shutil.which(command[0]) is None]:
+        for missing in [
+            label for label, command in commands.items() if shutil.which(command[0]) is None
+        ]:
             print(f"  ({missing.split()[0]} is not installed)")
             del commands[missing]
-        taken = interleave({label: partial(seconds, command, folder) for label, command in commands.items()}, rounds=ROUNDS)
+        taken = interleave(
+            {label: partial(seconds, command, folder) for label, command in commands.items()},
+            rounds=ROUNDS,
+        )
     for index, what in enumerate(("by the clock", "of a core")):
         print(f"\n  {what}")
         rows = {label: [values[index] for values in pairs] for label, pairs in taken.items()}

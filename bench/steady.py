@@ -1,4 +1,6 @@
-"""bench.recovery's work under kdist's managed loop: the model of bench/script.py, and the same file of marks."""
+"""bench.recovery's work under kdist's managed loop: the model of bench/script.py, and the same file
+of marks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from kdist_trainer.workload import Split, Workload
 
 
 class Steady(Workload):
-    """Noise through a small perceptron; the loss of a step is asked for when the step before it has ended."""
+    """Noise through a small perceptron; the loss of a step is asked for when the step before it has
+    ended.
+    """
 
     calls = 0
 
@@ -25,7 +29,9 @@ class Steady(Workload):
     def dataset(self, split: Split) -> TensorDataset:  # noqa: ARG002
         """Noise with labels."""
         draw = torch.Generator().manual_seed(0)
-        return TensorDataset(torch.randn(4096, 64, generator=draw), torch.randint(10, (4096,), generator=draw))
+        return TensorDataset(
+            torch.randn(4096, 64, generator=draw), torch.randint(10, (4096,), generator=draw)
+        )
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         """Cross-entropy, summed."""

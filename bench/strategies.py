@@ -1,10 +1,12 @@
-"""What spreading a model costs: the same training of `gpt` under each strategy, and in each precision, side by side.
+"""What spreading a model costs: the same training of `gpt` under each strategy, and in each
+precision, side by side.
 
     python -m bench.strategies
 
-Each row is a run of its own of the managed loop: the median over its steps after the first ones, and the most memory of a rank
-(on a GPU what torch allocated there, else the process's own). `data_parallel` is one process with all GPUs; the others have one
-rank for each GPU, or two on a machine without. On a CPU the precisions show what autocast costs there, not what a GPU gains.
+Each row is a run of its own of the managed loop: the median over its steps after the first ones,
+and the most memory of a rank (on a GPU what torch allocated there, else the process's own).
+`data_parallel` is one process with all GPUs; the others have one rank for each GPU, or two on a
+machine without. On a CPU the precisions show what autocast costs there, not what a GPU gains.
 """
 
 from __future__ import annotations
@@ -37,19 +39,28 @@ def main() -> None:
     """Measure and print."""
     gpus = torch.cuda.device_count()
     ranks, device = gpus or 2, torch.cuda.get_device_name(0) if gpus else "CPU"
-    title(f"gpt under each strategy, fp32, {device}, {ranks} ranks (data_parallel: one), {ROUNDS} runs of each, in turn")
+    title(
+        f"gpt under each strategy, fp32, {device}, {ranks} ranks (data_parallel: one), "
+        f"{ROUNDS} runs of each, in turn"
+    )
     sizes = {name: 1 if name == "data_parallel" else ranks for name in STRATEGIES}
     measures = {name: partial(measure, name, "fp32", size) for name, size in sizes.items()}
     show(interleave(measures, rounds=ROUNDS), base="ddp")
     precisions = ("fp32", "tf32", "bf16", "fp16", "bf16-params") if gpus else ("fp32", "bf16")
     title(f"gpt in each precision, ddp, {device}, one rank, {ROUNDS} runs of each, in turn")
-    show(interleave({name: partial(measure, "ddp", name, 1) for name in precisions}, rounds=ROUNDS), base="fp32")
+    show(
+        interleave({name: partial(measure, "ddp", name, 1) for name in precisions}, rounds=ROUNDS),
+        base="fp32",
+    )
 
 
 def show(found: dict[str, list[dict[str, float]]], *, base: str) -> None:
     """Print medians over the runs, and throughput as a ratio to that of `base`."""
     medians = {
-        name: {key: statistics.median(run[key] for run in runs) for key in ("seconds", "tokens", "memory")}
+        name: {
+            key: statistics.median(run[key] for run in runs)
+            for key in ("seconds", "tokens", "memory")
+        }
         for name, runs in found.items()
     }
     lines = [
@@ -99,11 +110,21 @@ def rank() -> None:
         )
         with tempfile.TemporaryDirectory() as folder:
             os.environ["KDIST_SCRATCH"] = folder
-            trainer.train(assemble(config, config.train, load_workload(config.train, world), around))
+            trainer.train(
+                assemble(config, config.train, load_workload(config.train, world), around)
+            )
         every = world.all_gather_object(memory(world.device))
-    seconds = statistics.median(after - before for before, after in zip(marks[WARM:], marks[WARM + 1 :], strict=False))
+    seconds = statistics.median(
+        after - before for before, after in zip(marks[WARM:], marks[WARM + 1 :], strict=False)
+    )
     block = int(str(config.train.options["block"]))
-    report({"seconds": seconds, "tokens": config.train.global_batch * block / seconds, "memory": max(every)})
+    report(
+        {
+            "seconds": seconds,
+            "tokens": config.train.global_batch * block / seconds,
+            "memory": max(every),
+        }
+    )
 
 
 def describe(orders: dict[str, Any]) -> TrainConfig:
@@ -120,7 +141,12 @@ def describe(orders: dict[str, Any]) -> TrainConfig:
         **orders,
     }
     nodes = {"min": 1, "max": 1}
-    document = {"name": "bench", "nodes": nodes, "procsPerNode": int(os.environ["WORLD_SIZE"]), "train": train}
+    document = {
+        "name": "bench",
+        "nodes": nodes,
+        "procsPerNode": int(os.environ["WORLD_SIZE"]),
+        "train": train,
+    }
     return TrainConfig.model_validate(document, by_alias=True, strict=False)
 
 

@@ -1,4 +1,6 @@
-"""The work that every contestant does: one perceptron on the same samples in memory, with a clock at each forward pass."""
+"""The work that every contestant does: one perceptron on the same samples in memory, with a clock
+at each forward pass.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Options(ConfigModel):
 
 
 class Work(Workload):
-    """A perceptron of `depth` hidden layers. Every call of `loss` is noted in `marks`: two marks enclose one step."""
+    """A perceptron of `depth` hidden layers. Every call of `loss` is noted in `marks`: two marks
+    enclose one step.
+    """
 
     marks: ClassVar[list[float]] = []
     cpu_marks: ClassVar[list[float]] = []
@@ -66,7 +70,9 @@ def take_marks(*, warm: int) -> list[float]:
 
 
 def take_both(*, warm: int) -> tuple[list[float], list[float]]:
-    """The same, and the seconds that the rank's process computed in each step, all of its threads together."""
+    """The same, and the seconds that the rank's process computed in each step, all of its threads
+    together.
+    """
     return _take(Work.marks, warm), _take(Work.cpu_marks, warm)
 
 

@@ -1,9 +1,10 @@
-"""Draws docs/live-view.svg, the README's picture, from a real training that has just lost a worker and come back.
+"""Draws docs/live-view.svg, the README's picture, from a real training that has just lost a worker
+and come back.
 
     python docs/draw_live_view.py
 
-It runs examples/digits.yaml as `kdist run` does, kills one rank after the second checkpoint, takes the picture a few dozen steps
-after the recovery, and stops the training.
+It runs examples/digits.yaml as `kdist run` does, kills one rank after the second checkpoint, takes
+the picture a few dozen steps after the recovery, and stops the training.
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ class Photographer:
 
     def draw(self, progress: Progress) -> None:
         """Take the picture once the training has been back for a while."""
-        if self.picture is None and self.came_back_at is not None and progress.step >= self.came_back_at + 60:
+        if (
+            self.picture is None
+            and self.came_back_at is not None
+            and progress.step >= self.came_back_at + 60
+        ):
             command = f"$ kdist run {JOB.relative_to(HERE.parent)}"
             hint = "Ctrl-C saves and stops; twice ends it at once"
             self.picture = Group(command, *self.lines, live_run.draw(progress, hint=hint))
@@ -65,11 +70,15 @@ def main() -> None:
         job = load.load_file(JOB)
         photographer = Photographer(Path(home))
         train_json = render.read_train_json(render.render(job))
-        local.run_job(job, train_json, base=JOB.parent, fresh=False, screen=photographer, lines_only=False)
+        local.run_job(
+            job, train_json, base=JOB.parent, fresh=False, screen=photographer, lines_only=False
+        )
     if photographer.picture is None:
         raise SystemExit("the training ended before the picture was taken")
     with Path(os.devnull).open("w") as nowhere:
-        console = Console(record=True, width=WIDTH, file=nowhere, force_terminal=True, color_system="truecolor")
+        console = Console(
+            record=True, width=WIDTH, file=nowhere, force_terminal=True, color_system="truecolor"
+        )
         console.print(photographer.picture)
     console.save_svg(str(HERE / "live-view.svg"), title="kdist")
 

@@ -1,10 +1,12 @@
-"""The demonstration: a training of two nodes on this machine loses a worker, comes back from its checkpoint and ends well.
+"""The demonstration: a training of two nodes on this machine loses a worker, comes back from its
+checkpoint and ends well.
 
     make demo
 
-It runs `kdist run examples/digits.yaml`, sends one SIGKILL while the training runs, and checks what kdist promises from the
-ledger beside the checkpoints: the first step after the loss is the one after the last committed step, and its loss is the
-one that the lost worker had computed, to the bit. Exits with 1 if any of it does not hold.
+It runs `kdist run examples/digits.yaml`, sends one SIGKILL while the training runs, and checks what
+kdist promises from the ledger beside the checkpoints: the first step after the loss is the one
+after the last committed step, and its loss is the one that the lost worker had computed, to the
+bit. Exits with 1 if any of it does not hold.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ def kill_a_worker(folder: Path, ended: threading.Event) -> None:
     ledger = RunLedger(folder / "checkpoints")
     while not ended.wait(0.05):
         commits = [event["step"] for event in ledger.events() if event["event"] == "commit"]
-        if len(commits) >= 2 and any(line["step"] > commits[-1] + STEPS_BEYOND for line in ledger.read_steps()):
+        if len(commits) >= 2 and any(
+            line["step"] > commits[-1] + STEPS_BEYOND for line in ledger.read_steps()
+        ):
             os.kill(list(find_workers(folder))[-1], signal.SIGKILL)
             return
 
@@ -50,16 +54,28 @@ def check(folder: Path) -> list[tuple[bool, str]]:
     """Each promise, and whether it held."""
     ledger = RunLedger(folder / "checkpoints")
     steps, events = list(ledger.read_steps()), ledger.events()
-    resumed = next((event for event in events if event["event"] == "generation" and event["reason"] == "failure"), None)
+    resumed = next(
+        (
+            event
+            for event in events
+            if event["event"] == "generation" and event["reason"] == "failure"
+        ),
+        None,
+    )
     if resumed is None:
         return [(False, "the worker was killed while the training ran")]
     generation, committed = resumed["generation"], resumed["from_step"]
     first = next(line for line in steps if line["generation"] == generation)
-    before = [line for line in steps if line["step"] == first["step"] and line["generation"] < generation]
+    before = [
+        line for line in steps if line["step"] == first["step"] and line["generation"] < generation
+    ]
     done: dict[str, Any] = json.loads((folder / "checkpoints" / "DONE").read_text())
     accuracy = done["metrics"]["accuracy"]
     return [
-        (first["step"] == committed + 1, f"resumed at step {first['step']}, the one after the committed step {committed}"),
+        (
+            first["step"] == committed + 1,
+            f"resumed at step {first['step']}, the one after the committed step {committed}",
+        ),
         (
             bool(before) and before[-1]["loss"] == first["loss"],
             f"its loss {float.fromhex(first['loss']):.6f} is, to the bit, the one that was lost",
@@ -84,10 +100,14 @@ def main() -> int:
     results = check(folder)
     for held, promise in results:
         print(f"{'✓' if held else '✗'} {promise}")
-    print(f"{time.monotonic() - started:.0f} s in all; every step is in {folder / 'checkpoints' / 'ledger'}")
+    print(
+        f"{time.monotonic() - started:.0f} s in all; every step is in "
+        f"{folder / 'checkpoints' / 'ledger'}"
+    )
     return 0 if all(held for held, _ in results) else 1
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training, which saves and stops
+    # Ctrl-C is for the training, which saves and stops
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(main())

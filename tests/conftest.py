@@ -10,23 +10,31 @@ from collections.abc import Callable
 import hypothesis
 import pytest
 
-# Tests share the cores, so torch takes one thread in each; set before anything imports it. Trainings set their own number.
+# Tests share the cores, so torch takes one thread in each; set before anything imports it.
+# Trainings set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell that starts a process in its background has it ignore Ctrl-C, and so would everything that tests start.
+# A shell that starts a process in its background has it ignore Ctrl-C, and so would everything that
+# tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A busy machine proves nothing about an example that took long; under CI the examples are the same ones every time.
+# A busy machine proves nothing about an example that took long; under CI the examples are the same
+# ones every time.
 hypothesis.settings.register_profile(
-    "kdist", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "kdist",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("kdist")
 
 
 @pytest.fixture(scope="session")
 def program() -> Callable[[str], str]:
-    """Path of a program outside Python, as in `program("strace")`; without it the test is skipped, and fails under CI."""
+    """Path of a program outside Python, as in `program("strace")`; without it the test is skipped,
+    and fails under CI.
+    """
 
     def find(name: str) -> str:
         path = shutil.which(name)
@@ -41,6 +49,10 @@ def program() -> Callable[[str], str]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how long runs under faults stood still, which decides nothing."""
-    reports = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
-    for said in sorted(said for report in reports for name, said in report.user_properties if name == "standstill"):
+    reports = [
+        report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)
+    ]
+    for said in sorted(
+        said for report in reports for name, said in report.user_properties if name == "standstill"
+    ):
         terminalreporter.write_line(str(said))

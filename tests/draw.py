@@ -1,7 +1,7 @@
 """A pytest plugin that runs one drawn test of those that were chosen.
 
-`pytest -p tests.draw --draw …` draws by `KDIST_SEED`, which repeats a draw, else by the commit, so that a second try of a run
-meets the same test and the next commit another.
+`pytest -p tests.draw --draw …` draws by `KDIST_SEED`, which repeats a draw, else by the commit, so
+that a second try of a run meets the same test and the next commit another.
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--draw", action="store_true", help="run one test, drawn by KDIST_SEED or else by the commit")
+    parser.addoption(
+        "--draw",
+        action="store_true",
+        help="run one test, drawn by KDIST_SEED or else by the commit",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--draw"):
-        config.pluginmanager.register(Draw(os.environ.get("KDIST_SEED") or read_commit(config.rootpath)), "draw")
+        config.pluginmanager.register(
+            Draw(os.environ.get("KDIST_SEED") or read_commit(config.rootpath)), "draw"
+        )
 
 
 class Draw:
@@ -31,11 +37,15 @@ class Draw:
         self.said = ""
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
         if not items:
             return
         drawn = random.Random(self.seed).choice(sorted(items, key=lambda item: item.nodeid))
-        self.said = f"drawn from {len(items)} tests: {drawn.nodeid} (KDIST_SEED={self.seed} draws it again)"
+        self.said = (
+            f"drawn from {len(items)} tests: {drawn.nodeid} (KDIST_SEED={self.seed} draws it again)"
+        )
         config.hook.pytest_deselected(items=[item for item in items if item is not drawn])
         items[:] = [drawn]
 

@@ -1,7 +1,8 @@
 """A pytest plugin that goes on where a long run was stopped.
 
-`pytest -p tests.resume --resume-file=FILE …` notes each test that passed; the next run with the same sources leaves those
-out. Changed sources, or a run that reached its end without a failure, start from the first test again.
+`pytest -p tests.resume --resume-file=FILE …` notes each test that passed; the next run with the
+same sources leaves those out. Changed sources, or a run that reached its end without a failure,
+start from the first test again.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Resume:
-    """The notes of one run: read once at its start, appended to by the process that hands out the tests."""
+    """The notes of one run: read once at its start, appended to by the process that hands out the
+    tests.
+    """
 
     def __init__(self, path: Path, config: pytest.Config) -> None:
         self.path = path
         self.unfinished = False
         worker_input = getattr(config, "workerinput", None)
         self.is_worker = worker_input is not None
-        if worker_input is not None:  # all workers of pytest-xdist must see the same notes, also one that is replaced
+        # all workers of pytest-xdist must see the same notes, also one that is replaced
+        if worker_input is not None:
             self.passed = set(worker_input["resumed"])
             return
         digest = digest_of_sources(config.rootpath)
@@ -46,9 +50,14 @@ class Resume:
         node.workerinput["resumed"] = sorted(self.passed)  # type: ignore[attr-defined]  # pytest-xdist's WorkerController
 
     def pytest_report_header(self) -> str:
-        return f"resume: {len(self.passed)} tests have passed before and are left out ({self.path.name})"
+        return (
+            f"resume: {len(self.passed)} tests have passed before and are left out "
+            f"({self.path.name})"
+        )
 
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
         done = [item for item in items if item.nodeid in self.passed]
         if done and len(done) < len(items):
             config.hook.pytest_deselected(items=done)
@@ -74,5 +83,8 @@ def digest_of_sources(root: Path) -> str:
     for room in ROOMS:
         for path in sorted((root / room).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
-                digest.update(f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+                digest.update(
+                    f"{path.relative_to(root)}\0".encode()
+                    + hashlib.sha256(path.read_bytes()).digest()
+                )
     return digest.hexdigest()

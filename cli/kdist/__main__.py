@@ -11,7 +11,8 @@ _INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    gc.set_threshold(100_000)  # start-up makes much and throws nothing away: looking for garbage takes a tenth of it
+    # start-up makes much and throws nothing away: looking for garbage takes a tenth of it
+    gc.set_threshold(100_000)
     from kdist.app import cli
 
     plugin = os.path.basename(sys.argv[0]).startswith("kubectl-kdist")  # noqa: PTH119 - pathlib takes longer to import

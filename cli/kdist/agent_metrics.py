@@ -2,8 +2,8 @@
 
 What each rank spends its steps on, and who is slow: computed from the agents' metrics. Pure.
 
-A rank that is slow makes the others wait for it in the all-reduce, so its own all-reduces are the *shortest*. It is told by its
-busy time: the step without the waiting.
+A rank that is slow makes the others wait for it in the all-reduce, so its own all-reduces are the
+*shortest*. It is told by its busy time: the step without the waiting.
 
 What the agents of a job say at one moment, and the rows that two such moments give. Pure.
 """
@@ -17,7 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-_LINE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?")
+_LINE = re.compile(
+    r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?"
+)
 _LABEL = re.compile(r'\s*(?P<name>[a-zA-Z_]\w*)="(?P<value>(?:[^"\\]|\\.)*)"\s*(?:,|$)')
 _ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
 
@@ -41,12 +43,15 @@ def parse(text: str) -> Iterator[Sample]:
             value = float(found["value"])
         except ValueError:
             continue
-        labels = {one["name"]: _plain(one["value"]) for one in _LABEL.finditer(found["labels"] or "")}
+        labels = {
+            one["name"]: _plain(one["value"]) for one in _LABEL.finditer(found["labels"] or "")
+        }
         yield Sample(found["name"], labels, value)
 
 
 def merge(pages: Mapping[str, str], *, label: str = "pod") -> Iterator[str]:
-    """The pages of several agents as one, line by line: each series gets a `label` that says whose it is.
+    """The pages of several agents as one, line by line: each series gets a `label` that says whose
+    it is.
 
     Help and type of a metric are said once, and its series stand together, as the format wants it.
     """
@@ -70,7 +75,8 @@ def merge(pages: Mapping[str, str], *, label: str = "pod") -> Iterator[str]:
 
 
 def _match(line: str) -> re.Match[str] | None:
-    return _LINE.fullmatch(line.strip()) if line.isprintable() else None  # what a pod sends may end up on a terminal
+    # what a pod sends may end up on a terminal
+    return _LINE.fullmatch(line.strip()) if line.isprintable() else None
 
 
 def _with_label(found: re.Match[str], label: str, owner: str) -> str:
@@ -97,13 +103,17 @@ def _plain(text: str) -> str:
 PHASES = ("data_wait", "forward", "backward", "comm_exposed", "optimizer", "other")
 _BUSY = ("data_wait", "forward", "backward", "optimizer")
 SLOW_BY = 1.3
-"""A rank is slow when its busy time is so many times that of the ranks in the middle, as the alert KdistStraggler has it."""
+"""A rank is slow when its busy time is so many times that of the ranks in the middle, as the alert
+KdistStraggler has it.
+"""
 _LEAST_SECONDS = 0.0005  # below this a difference is noise
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Running sums of one rank: steps done, and seconds by phase, by kind of collective and in what is not a step."""
+    """Running sums of one rank: steps done, and seconds by phase, by kind of collective and in what
+    is not a step.
+    """
 
     steps: float = 0.0
     samples: float = 0.0
@@ -117,7 +127,10 @@ class Counters:
             return self
         phases, collectives = (
             {name: max(0.0, sums[name] - earlier.get(name, 0.0)) for name in sums}
-            for sums, earlier in ((self.phases, before.phases), (self.collectives, before.collectives))
+            for sums, earlier in (
+                (self.phases, before.phases),
+                (self.collectives, before.collectives),
+            )
         )
         return Counters(
             self.steps - before.steps,
@@ -130,7 +143,9 @@ class Counters:
 
 @dataclass(frozen=True)
 class RankBreakdown:
-    """One rank. Seconds are means per step over the time looked at; None where it did no step in it."""
+    """One rank. Seconds are means per step over the time looked at; None where it did no step in
+    it.
+    """
 
     rank: int
     pod: str
@@ -156,7 +171,9 @@ class RankBreakdown:
 
     @property
     def busy(self) -> float | None:
-        """Mean time of a step in which the rank worked or read data, and did not wait for others."""
+        """Mean time of a step in which the rank worked or read data, and did not wait for
+        others.
+        """
         return sum(self.phases.get(name, 0.0) for name in _BUSY) if self.phases else None
 
     def to_document(self) -> dict[str, Any]:
@@ -178,14 +195,19 @@ class RankBreakdown:
 
 
 def count(samples: Iterable[Sample]) -> dict[int, Counters]:
-    """The sums of each rank of one agent. What it knows of its first rank only (checkpoints) stands for all of its ranks."""
+    """The sums of each rank of one agent. What it knows of its first rank only (checkpoints) stands
+    for all of its ranks.
+    """
     steps: dict[int, float] = {}
     seen: dict[int, float] = defaultdict(float)
     phases: dict[int, dict[str, float]] = defaultdict(dict)
     collectives: dict[int, dict[str, float]] = defaultdict(dict)
     checkpoint = 0.0
     for sample in samples:
-        if sample.name == "kdist_wall_seconds_total" and sample.labels.get("category") == "checkpoint_save":
+        if (
+            sample.name == "kdist_wall_seconds_total"
+            and sample.labels.get("category") == "checkpoint_save"
+        ):
             checkpoint = sample.value
         rank = sample.labels.get("rank", "")
         if not rank.isdecimal():
@@ -199,11 +221,16 @@ def count(samples: Iterable[Sample]) -> dict[int, Counters]:
             phases[number][sample.labels.get("phase", "other")] = sample.value
         elif sample.name == "kdist_collective_seconds_total":
             collectives[number][sample.labels.get("op", "other")] = sample.value
-    return {rank: Counters(done, seen[rank], phases[rank], collectives[rank], checkpoint) for rank, done in steps.items()}
+    return {
+        rank: Counters(done, seen[rank], phases[rank], collectives[rank], checkpoint)
+        for rank, done in steps.items()
+    }
 
 
 def row(rank: int, pod: str, done: Counters, status: Mapping[str, Any]) -> RankBreakdown:
-    """A rank over the time in which it counted `done`; `status` is its entry in the agent's `/status`."""
+    """A rank over the time in which it counted `done`; `status` is its entry in the agent's
+    `/status`.
+    """
     steps = done.steps
     mean = {name: done.phases.get(name, 0.0) / steps for name in PHASES} if steps > 0 else {}
     return RankBreakdown(
@@ -214,13 +241,17 @@ def row(rank: int, pod: str, done: Counters, status: Mapping[str, Any]) -> RankB
         silence=_number(status, "heartbeat_age", float),
         steps=steps,
         phases=mean,
-        collectives={name: spent / steps for name, spent in done.collectives.items()} if steps > 0 else {},
+        collectives={name: spent / steps for name, spent in done.collectives.items()}
+        if steps > 0
+        else {},
         checkpoint=done.checkpoint / steps if steps > 0 else None,
     )
 
 
 def mark_slow(rows: Sequence[RankBreakdown]) -> list[RankBreakdown]:
-    """The rows by rank, those marked whose busy time stands out: `SLOW_BY` times the (lower) median of all."""
+    """The rows by rank, those marked whose busy time stands out: `SLOW_BY` times the (lower) median
+    of all.
+    """
     busy = sorted(one.busy for one in rows if one.busy is not None)
     middle = busy[(len(busy) - 1) // 2] if len(busy) > 1 else None
     ordered = sorted(rows, key=lambda one: (one.rank, one.pod))
@@ -234,16 +265,24 @@ def _stands_out(busy: float | None, middle: float | None) -> bool:
 
 
 def describe_slow(rows: Sequence[RankBreakdown]) -> Iterator[str]:
-    """A sentence for each slow rank: how slow, and which part of its step it is that takes longer."""
+    """A sentence for each slow rank: how slow, and which part of its step it is that takes
+    longer.
+    """
     for one in rows:
         others = [other for other in rows if not other.slow and other.phases]
         if not one.slow or not others or one.busy is None:
             continue
         typical = sum(other.busy or 0.0 for other in others) / len(others)
-        excess = {name: one.phases[name] - sum(other.phases[name] for other in others) / len(others) for name in _BUSY}
+        excess = {
+            name: one.phases[name] - sum(other.phases[name] for other in others) / len(others)
+            for name in _BUSY
+        }
         most = max(excess, key=lambda name: excess[name]).replace("data_wait", "waiting for data")
         times = one.busy / typical if typical > 0 else float("inf")
-        yield f"rank {one.rank} on {one.pod} is slow: busy {times:.1f} times as long as the others, most of it in {most}"
+        yield (
+            f"rank {one.rank} on {one.pod} is slow: busy {times:.1f} times as long as the "
+            f"others, most of it in {most}"
+        )
 
 
 def _number(document: Mapping[str, Any], name: str, kind: type) -> Any:
@@ -253,7 +292,9 @@ def _number(document: Mapping[str, Any], name: str, kind: type) -> Any:
 
 @dataclass(frozen=True)
 class AgentSample:
-    """One agent's answers: its `/status` document, and its metrics as text. Empty where it did not answer."""
+    """One agent's answers: its `/status` document, and its metrics as text. Empty where it did not
+    answer.
+    """
 
     status: Mapping[str, Any] = field(default_factory=dict)
     metrics: str = ""
@@ -266,12 +307,18 @@ class AgentSample:
     def ranks(self) -> dict[int, Mapping[str, Any]]:
         """What `/status` says of each rank."""
         found = self.status.get("ranks")
-        entries = [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+        entries = (
+            [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+        )
         return {one["rank"]: one for one in entries if isinstance(one.get("rank"), int)}
 
 
-def rows(now: Mapping[str, AgentSample], before: Mapping[str, AgentSample] | None = None) -> list[RankBreakdown]:
-    """One row per rank, over the time since `before`, or over the life of the agents. Ranks of the newest generation only."""
+def rows(
+    now: Mapping[str, AgentSample], before: Mapping[str, AgentSample] | None = None
+) -> list[RankBreakdown]:
+    """One row per rank, over the time since `before`, or over the life of the agents. Ranks of the
+    newest generation only.
+    """
     newest = max((_generation(one) for one in now.values()), default=0)
     found = []
     for owner, reading in now.items():
@@ -281,7 +328,11 @@ def rows(now: Mapping[str, AgentSample], before: Mapping[str, AgentSample] | Non
         old = count(earlier.samples()) if earlier and _generation(earlier) == newest else {}
         new = count(reading.samples())
         for rank in sorted({*new, *reading.ranks}):
-            done = new.get(rank, Counters()).since(old[rank]) if rank in old else new.get(rank, Counters())
+            done = (
+                new.get(rank, Counters()).since(old[rank])
+                if rank in old
+                else new.get(rank, Counters())
+            )
             found.append(row(rank, owner, done, reading.ranks.get(rank, {})))
     return mark_slow(found)
 
@@ -292,14 +343,22 @@ def select(now: Mapping[str, AgentSample], rank: int) -> dict[str, AgentSample]:
 
 
 def first(now: Mapping[str, AgentSample], name: str) -> Any:
-    """What the agents say of the job under this name: the one with rank 0 first, then any that knows it."""
+    """What the agents say of the job under this name: the one with rank 0 first, then any that
+    knows it.
+    """
     ordered = sorted(now.values(), key=lambda reading: min(reading.ranks, default=1 << 30))
-    return next((reading.status[name] for reading in ordered if reading.status.get(name) is not None), None)
+    return next(
+        (reading.status[name] for reading in ordered if reading.status.get(name) is not None), None
+    )
 
 
 def samples_per_second(now: Mapping[str, AgentSample]) -> float | None:
     """Of the whole job: each agent says what its own ranks do."""
-    rates = [rate for one in now.values() if isinstance(rate := one.status.get("samples_per_second"), int | float)]
+    rates = [
+        rate
+        for one in now.values()
+        if isinstance(rate := one.status.get("samples_per_second"), int | float)
+    ]
     return sum(rates) if rates else None
 
 

@@ -1,7 +1,8 @@
-"""The `kdist` command: which commands there are, and the one place where an error becomes text and an exit code.
+"""The `kdist` command: which commands there are, and the one place where an error becomes text and
+an exit code.
 
-Commands are loaded when they are called. The table below holds all that `kdist --help` shows of them, so help, `--version`
-and completion import none of the heavy libraries.
+Commands are loaded when they are called. The table below holds all that `kdist --help` shows of
+them, so help, `--version` and completion import none of the heavy libraries.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import click
 from kdist import __version__, console
 from kdist.errors import Code, KdistError, UsageError
 
-# section -> command -> its line in `kdist --help`. The command's code is `kdist.commands.<name>:command`,
-# with `_` for each `-`.
+# section -> command -> its line in `kdist --help`. The command's code is
+# `kdist.commands.<name>:command`, with `_` for each `-`.
 COMMANDS: dict[str, dict[str, str]] = {
     "Write": {
         "init": "Write a job.yaml to start from.",
@@ -64,12 +65,16 @@ COMMANDS: dict[str, dict[str, str]] = {
 
 
 def keep_lines(text: str) -> str:
-    r"""Help with click's mark for paragraphs that keep their lines, which a raw docstring holds as the two characters `\b`."""
+    r"""Help with click's mark for paragraphs that keep their lines, which a raw docstring holds as
+    the two characters `\b`.
+    """
     return text.replace("\\b\n", "\b\n")
 
 
 class Commands(click.Group):
-    """A group that imports a command only when it is called, and ends every run with an exit code of ours."""
+    """A group that imports a command only when it is called, and ends every run with an exit code
+    of ours.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Names of all commands, in the order of the help."""
@@ -79,19 +84,26 @@ class Commands(click.Group):
         """Import the command; None if there is no such name."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = import_module(f"kdist.commands.{cmd_name.replace('-', '_')}").command
-        for each in (command, *getattr(command, "commands", {}).values()):  # a group's own commands too
+        command: click.Command = import_module(
+            f"kdist.commands.{cmd_name.replace('-', '_')}"
+        ).command
+        # a group's own commands too
+        for each in (command, *getattr(command, "commands", {}).values()):
             each.help = keep_lines(each.help or "")
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command that is called; a near miss gets a suggestion."""
         if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], self.list_commands(ctx), n=1)
             hint = f"did you mean `kdist {near[0]}`?" if near else ""
-            raise UsageError(f"there is no command `{args[0]}`", hint=hint, next_command="kdist --help")
+            raise UsageError(
+                f"there is no command `{args[0]}`", hint=hint, next_command="kdist --help"
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -111,7 +123,9 @@ class Commands(click.Group):
     ) -> Any:
         """Run the command line and exit; every way out of it is an exit code."""
         try:
-            code = super().main(args, prog_name or "kdist", complete_var, standalone_mode=False, **extra)
+            code = super().main(
+                args, prog_name or "kdist", complete_var, standalone_mode=False, **extra
+            )
         except Exception as error:  # noqa: BLE001 - the one door: whatever happens becomes text and a code
             code = report(error)
         except KeyboardInterrupt:
@@ -145,7 +159,11 @@ def report(error: Exception) -> int:
         console.drop_results()
         return Code.ERROR
     if isinstance(error, OSError):
-        console.error(KdistError(f"{error.strerror or error}: {error.filename}" if error.filename else str(error)))
+        console.error(
+            KdistError(
+                f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
+            )
+        )
         return Code.ERROR
     again = KdistError(
         f"kdist itself failed: {type(error).__name__}: {error}",
@@ -167,7 +185,10 @@ def _advise(error: KdistError) -> None:
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="`kdist COMMAND --help` tells more. KDIST_DEBUG=1 shows tracebacks; NO_COLOR turns colour off.",
+    epilog=(
+        "`kdist COMMAND --help` tells more. KDIST_DEBUG=1 shows tracebacks; NO_COLOR turns "
+        "colour off."
+    ),
 )
 @click.version_option(__version__, message="kdist %(version)s")
 def cli() -> None:
@@ -185,10 +206,14 @@ cli.help = keep_lines(cli.help or "")
 
 
 def complete() -> None:
-    """Answer kubectl, which asks its plugins for completions by a program of its own: one per line, then what to do with them."""
+    """Answer kubectl, which asks its plugins for completions by a program of its own: one per line,
+    then what to do with them.
+    """
     from click.shell_completion import ShellComplete
 
     *words, incomplete = sys.argv[1:] or [""]
-    for item in ShellComplete(cli, {}, "kdist", "_KDIST_COMPLETE").get_completions(words, incomplete):
+    for item in ShellComplete(cli, {}, "kdist", "_KDIST_COMPLETE").get_completions(
+        words, incomplete
+    ):
         console.result(str(item.value) if item.type == "plain" else incomplete)
     console.result(":4")  # kubectl's word for: these are all, do not offer files beside them

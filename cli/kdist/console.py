@@ -1,8 +1,8 @@
 """The only file that prints.
 
-Data goes to stdout and messages go to stderr, so `kdist … -o json | jq` works while a person still reads what happens.
-Colour only decorates: it is off when the stream is no terminal, with `NO_COLOR`, and with `TERM=dumb`; `FORCE_COLOR` turns
-it on.
+Data goes to stdout and messages go to stderr, so `kdist … -o json | jq` works while a person still
+reads what happens. Colour only decorates: it is off when the stream is no terminal, with
+`NO_COLOR`, and with `TERM=dumb`; `FORCE_COLOR` turns it on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _drawn: list[Live] = []  # the view at the foot of the terminal, while there is 
 
 
 def wants_color() -> bool | None:
-    """True or False where the environment decides, None where the stream should (a terminal gets colour)."""
+    """True or False where the environment decides, None where the stream should (a terminal gets
+    colour).
+    """
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return True if os.environ.get("FORCE_COLOR") else None
@@ -44,14 +46,17 @@ def result_bytes(data: bytes) -> None:
 
 
 def drop_results() -> None:
-    """Lose what stdout did not take, and all that follows, so that the end of this process does not fail of it."""
+    """Lose what stdout did not take, and all that follows, so that the end of this process does not
+    fail of it.
+    """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
 
 
 def emit(value: Any, *, output: str, name: str = "") -> None:
-    """Print an answer in a machine's format: `json`, `yaml`, `name` (the name alone, for pipes), or `jsonpath=TEMPLATE`.
+    """Print an answer in a machine's format: `json`, `yaml`, `name` (the name alone, for pipes), or
+    `jsonpath=TEMPLATE`.
 
     Raises `ValueError` for another format, `UsageError` for a template that cannot be read.
     """
@@ -74,7 +79,9 @@ def emit(value: Any, *, output: str, name: str = "") -> None:
 
 
 def documents(found: Sequence[Any], *, output: str) -> None:
-    """Print several objects: `yaml` one after the other, `json` as a List; in both forms kubectl reads them back."""
+    """Print several objects: `yaml` one after the other, `json` as a List; in both forms kubectl
+    reads them back.
+    """
     if output == "json":
         emit({"apiVersion": "v1", "kind": "List", "items": list(found)}, output="json")
         return
@@ -85,11 +92,15 @@ def documents(found: Sequence[Any], *, output: str) -> None:
 
 
 def table(rows: Iterable[Sequence[str]], *, header: Sequence[str]) -> None:
-    """Print columns to stdout, kubectl's way: upper-case header, three spaces between, nothing drawn."""
+    """Print columns to stdout, kubectl's way: upper-case header, three spaces between, nothing
+    drawn.
+    """
     lines = [tuple(header), *(tuple(row) for row in rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
     for line in lines:
-        result("   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        result(
+            "   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )
 
 
 def message(text: str) -> None:
@@ -109,7 +120,9 @@ def warning(text: str) -> None:
 
 @contextmanager
 def unwaiting() -> Iterator[None]:
-    """Messages and views in this block never wait for whoever reads stderr; its end does, until Ctrl-C."""
+    """Messages and views in this block never wait for whoever reads stderr; its end does, until
+    Ctrl-C.
+    """
     sys.stderr.flush()
     try:
         outlet = NonBlockingWriter(sys.stderr.fileno())
@@ -133,7 +146,9 @@ def _place() -> IO[str] | None:
 
 
 def catch_up() -> bool:
-    """Within `unwaiting`: hand on what still waits for its reader; whether all of it has been taken."""
+    """Within `unwaiting`: hand on what still waits for its reader; whether all of it has been
+    taken.
+    """
     for outlet in _outlets:
         outlet.flush()
     return not any(outlet.is_behind for outlet in _outlets)
@@ -146,14 +161,17 @@ def can_draw() -> bool:
 
 @contextmanager
 def drawing() -> Iterator[Live]:
-    """A live view at the foot of the terminal, on stderr: `update` draws it anew, `console.print` scrolls above it.
+    """A live view at the foot of the terminal, on stderr: `update` draws it anew, `console.print`
+    scrolls above it.
 
-    It disappears when the block ends. rich is imported here, when something is drawn, and not before.
+    It disappears when the block ends. rich is imported here, when something is drawn, and not
+    before.
     """
     from rich.console import Console
     from rich.live import Live
 
-    # Drawn when told, by the caller's own thread: nothing here runs beside it. What others print is no business of the view.
+    # Drawn when told, by the caller's own thread: nothing here runs beside it. What others print is
+    # no business of the view.
     with Live(
         console=Console(stderr=True, file=_place()),
         auto_refresh=False,
@@ -185,6 +203,9 @@ def _problem(problem: Problem) -> None:
     if problem.excerpt:
         margin = f"{problem.line:>6} | "
         message(f"{margin}{problem.excerpt}")
-        message(" " * (len(margin) - 2) + f"| {' ' * (problem.column - 1)}{click.style('^' * problem.width, fg='red')}")
+        message(
+            " " * (len(margin) - 2)
+            + f"| {' ' * (problem.column - 1)}{click.style('^' * problem.width, fg='red')}"
+        )
     if problem.hint:
         message(f"       hint: {problem.hint}")

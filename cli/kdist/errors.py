@@ -1,7 +1,7 @@
 """What can go wrong on the command line: a message, the way out of it, and the exit code.
 
-Anything raised from here is turned into text and an exit status at one place, `app.py`. Nothing here imports anything
-outside the standard library, so every room may raise these.
+Anything raised from here is turned into text and an exit status at one place, `app.py`. Nothing
+here imports anything outside the standard library, so every room may raise these.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ class Code(IntEnum):
 class KdistError(Exception):
     """Something that the user can act on.
 
-    `message` says what and why in one sentence, `hint` how to repair it, `next_command` what to type next.
+    `message` says what and why in one sentence, `hint` how to repair it, `next_command` what to
+    type next.
     """
 
     code: Code = Code.ERROR
 
-    def __init__(self, message: str, *, hint: str = "", next_command: str = "", code: Code | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", next_command: str = "", code: Code | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -57,7 +60,9 @@ class NotFoundError(KdistError):
 
 
 class Problem(NamedTuple):
-    """One thing wrong in a job file. Lines and columns count from 1; line 0 means a `--set` option, not the file."""
+    """One thing wrong in a job file. Lines and columns count from 1; line 0 means a `--set` option,
+    not the file.
+    """
 
     source: str
     line: int
@@ -81,11 +86,16 @@ class Problem(NamedTuple):
         return f"{reason}; did you mean `{self.suggestion}`?" if self.suggestion else reason
 
     def with_excerpt(self, lines: Sequence[str]) -> Problem:
-        """The same with the line of the file that it is about, if that can be shown on a terminal."""
+        """The same with the line of the file that it is about, if that can be shown on a
+        terminal.
+        """
         line = lines[self.line - 1] if 0 < self.line <= len(lines) else ""
         if not line.strip() or len(line) > 160 or not line.replace("\t", " ").isprintable():
             return self
-        return self._replace(excerpt=line.replace("\t", " "), width=max(1, min(self.width, len(line) + 1 - self.column)))
+        return self._replace(
+            excerpt=line.replace("\t", " "),
+            width=max(1, min(self.width, len(line) + 1 - self.column)),
+        )
 
     def __str__(self) -> str:
         return f"{self.where}: {self.sentence}"

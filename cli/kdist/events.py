@@ -1,7 +1,9 @@
-"""Reads a node's growing log: the trainer's events (JSON lines) and, between them, whatever the ranks print.
+"""Reads a node's growing log: the trainer's events (JSON lines) and, between them, whatever the
+ranks print.
 
-The agent writes what its ranks print in whole lines, each behind its rank. What is no rank's comes as it was written: lines
-without an end, an event behind them, carriage returns, bytes that are no text; none of it may hide an event.
+The agent writes what its ranks print in whole lines, each behind its rank. What is no rank's comes
+as it was written: lines without an end, an event behind them, carriage returns, bytes that are no
+text; none of it may hide an event.
 
 Lines of pods' logs: what is an event in them, and of which ranks they are.
 
@@ -9,8 +11,8 @@ Events become lines for people and for grep: time, node, the event's name, and a
 
     2026-01-31T12:00:01Z node-0 checkpoint-committed  step 100 committed in 0.21 s, the training waited 3 ms (1.2 MiB)
 
-The columns and the names of events are stable; the sentence may get better. What a rank prints stands behind `[rank3]: `, what
-no rank has printed behind `[node-0] `.
+The columns and the names of events are stable; the sentence may get better. What a rank prints
+stands behind `[rank3]: `, what no rank has printed behind `[node-0] `.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from kdist.status import Pod
 from kdist.units import is_number, number, rate, seconds, size
 
 _EVENT_PREFIX = b'{"time"'
-_LONGEST_READ = 1 << 17  # bytes taken at once, so that a flood of prints cannot hold up the loop that reads
+# bytes taken at once, so that a flood of prints cannot hold up the loop that reads
+_LONGEST_READ = 1 << 17
 _LONGEST_LINE = 1 << 16
 _RANK_PREFIX = re.compile(r"(\[rank\d+\]:) ?")
 _PATIENCE = 1.0  # seconds an unfinished line waits for its end
@@ -47,7 +50,9 @@ class Entry(NamedTuple):
 
     @property
     def speaker(self) -> tuple[str, str]:
-        """Who printed the text, as it is shown before it, and the text: a rank, else what belongs to the node."""
+        """Who printed the text, as it is shown before it, and the text: a rank, else what belongs
+        to the node.
+        """
         rank = _RANK_PREFIX.match(self.text)
         return (rank[1], self.text[rank.end() :]) if rank else (f"[{self.node}]", self.text)
 
@@ -55,7 +60,9 @@ class Entry(NamedTuple):
 class LogTail:
     """Follows one log from where it ends now. `read` never blocks."""
 
-    def __init__(self, node: str, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, node: str, path: Path, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.node = node
         self._path = path
         self._clock = clock
@@ -65,14 +72,18 @@ class LogTail:
         self.behind = False  # whether the last look left something for the next
 
     def read(self, *, last: bool = False) -> Iterator[Entry]:
-        """What was added since the last call. With `last` an unfinished line counts as a line and nothing is left for later."""
+        """What was added since the last call. With `last` an unfinished line counts as a line and
+        nothing is left for later.
+        """
         self.behind = False
         while chunk := self._take():
             yield from self._split(chunk)
             if not last and len(chunk) == _LONGEST_READ:
                 self.behind = True
                 return
-        if self._rest and (last or self._clock() - self._grown_at > _PATIENCE or len(self._rest) > _LONGEST_LINE):
+        if self._rest and (
+            last or self._clock() - self._grown_at > _PATIENCE or len(self._rest) > _LONGEST_LINE
+        ):
             rest, self._rest = self._rest, b""
             yield from self._entries(rest)
 
@@ -104,14 +115,18 @@ class LogTail:
 
 
 def last_words(path: Path) -> str:
-    """The last line with something on it that is no event, from the end of the log; empty if there is none."""
+    """The last line with something on it that is no event, from the end of the log; empty if there
+    is none.
+    """
     try:
         with path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LONGEST_LINE))
             lines = log.read().splitlines()
     except OSError:
         return ""
-    words = (line.decode(errors="replace").strip() for line in reversed(lines) if _parse(line) is None)
+    words = (
+        line.decode(errors="replace").strip() for line in reversed(lines) if _parse(line) is None
+    )
     return next((line for line in words if line), "")
 
 
@@ -129,7 +144,9 @@ _RANK = re.compile(r"\[rank(\d+)\]:")
 
 @dataclass(frozen=True)
 class Line:
-    """One line that a container wrote. `stamp` is its time as the kubelet writes it; they compare as text."""
+    """One line that a container wrote. `stamp` is its time as the kubelet writes it; they compare
+    as text.
+    """
 
     pod: Pod
     stamp: str
@@ -137,7 +154,9 @@ class Line:
 
     @cached_property
     def event(self) -> dict[str, Any] | None:
-        """The trainer's event in it, which may stand behind something printed without an end of line."""
+        """The trainer's event in it, which may stand behind something printed without an end of
+        line.
+        """
         start = self.text.find(_EVENT_START)
         if start < 0:
             return None
@@ -158,14 +177,19 @@ class Line:
         """The pod's name without the letters that a Job adds: `digits-0`."""
         index = self.pod.index
         head, _, tail = self.pod.name.rpartition("-")
-        return head if index is not None and head.endswith(f"-{index}") and len(tail) == 5 else self.pod.name
+        return (
+            head
+            if index is not None and head.endswith(f"-{index}") and len(tail) == 5
+            else self.pod.name
+        )
 
 
 class RankFilter:
-    """Passes the lines of some ranks: events that name one, and what ranks print, which stands behind `[rank3]: `.
+    """Passes the lines of some ranks: events that name one, and what ranks print, which stands
+    behind `[rank3]: `.
 
-    What has no rank on it is passed if its pod holds one of them. Agents say whom they start; `known` are the ranks of each pod
-    as far as they told.
+    What has no rank on it is passed if its pod holds one of them. Agents say whom they start;
+    `known` are the ranks of each pod as far as they told.
     """
 
     def __init__(self, wanted: Collection[int], known: Mapping[str, Collection[int]]) -> None:
@@ -188,7 +212,8 @@ class RankFilter:
 
 Event = Mapping[str, Any]
 
-_EVERY_RANK_SPEAKS = {"worker-failed", "hang", "failed", "checkpoint-failed"}  # others are said by rank 0 for all
+# others are said by rank 0 for all
+_EVERY_RANK_SPEAKS = {"worker-failed", "hang", "failed", "checkpoint-failed"}
 _SILENT = {
     "worker-started",
     "rendezvous-started",
@@ -204,18 +229,31 @@ def _count(number: object, what: str) -> str:
 
 def _group_formed(e: Event) -> str:
     nodes = f" on {_count(e['nodes'], 'node')}" if "nodes" in e else ""
-    return f"{_count(e['world_size'], 'rank')}{nodes}, generation {e['generation']} ({e.get('reason', 'start')})"
+    return (
+        f"{_count(e['world_size'], 'rank')}{nodes}, generation {e['generation']} "
+        f"({e.get('reason', 'start')})"
+    )
 
 
 def _progress(e: Event) -> str:
     of = f"/{e['target']}" if e.get("target") else ""
-    fast = f", {number(round(e['samples_per_second']))} samples/s" if is_number(e.get("samples_per_second")) else ""
-    fast += f", learning rate {number(e['learning_rate'], 3)}" if is_number(e.get("learning_rate")) else ""
+    fast = (
+        f", {number(round(e['samples_per_second']))} samples/s"
+        if is_number(e.get("samples_per_second"))
+        else ""
+    )
+    fast += (
+        f", learning rate {number(e['learning_rate'], 3)}"
+        if is_number(e.get("learning_rate"))
+        else ""
+    )
     return f"step {e['step']}{of}, loss {number(e['loss'])}{fast}"
 
 
 def _committed(e: Event) -> str:
-    waited = f", the training waited {seconds(e['visible_seconds'])}" if "visible_seconds" in e else ""
+    waited = (
+        f", the training waited {seconds(e['visible_seconds'])}" if "visible_seconds" in e else ""
+    )
     much = f" ({size(e['bytes'])})" if "bytes" in e else ""
     return f"step {e['step']} committed in {seconds(e['seconds'])}{waited}{much}"
 
@@ -237,7 +275,9 @@ def _said(e: Event) -> str:
 
 def _metrics(e: Event) -> str:
     found = (
-        e["metrics"] if isinstance(e.get("metrics"), Mapping) else {k: v for k, v in e.items() if k not in _ENVELOPE | {"step"}}
+        e["metrics"]
+        if isinstance(e.get("metrics"), Mapping)
+        else {k: v for k, v in e.items() if k not in _ENVELOPE | {"step"}}
     )
     return ", ".join(f"{name} {number(value)}" for name, value in found.items()) or "evaluated"
 
@@ -249,38 +289,66 @@ def _bench_row(e: Event) -> str:
 
 
 def _bench_slow(e: Event) -> str:
-    who = f"rank {e['ranks'][0]}" if len(e["ranks"]) == 1 else f"ranks {e['ranks'][0]} and {e['ranks'][1]}"
-    return f"slow: {who} ({', '.join(e['nodes'])}), {seconds(e['seconds'])} for a message, {e['ratio']:.1f} times the others"
+    who = (
+        f"rank {e['ranks'][0]}"
+        if len(e["ranks"]) == 1
+        else f"ranks {e['ranks'][0]} and {e['ranks'][1]}"
+    )
+    return (
+        f"slow: {who} ({', '.join(e['nodes'])}), {seconds(e['seconds'])} for a message, "
+        f"{e['ratio']:.1f} times the others"
+    )
 
 
 _SENTENCES: dict[str, Callable[[Event], str]] = {
-    "bench-begun": lambda e: f"{e['collective']} among {_count(e['ranks'], 'rank')} ({e['device']}, {e['backend']})",
+    "bench-begun": lambda e: (
+        f"{e['collective']} among {_count(e['ranks'], 'rank')} ({e['device']}, {e['backend']})"
+    ),
     "bench-row": _bench_row,
-    "preflight": lambda e: f"bus bandwidth {rate(e['busbw'])} among {e['ranks']} ranks, {rate(e['demanded'])} demanded",
+    "preflight": lambda e: (
+        f"bus bandwidth {rate(e['busbw'])} among {e['ranks']} ranks, {rate(e['demanded'])} demanded"
+    ),
     "bench-slow": _bench_slow,
-    "bench-done": lambda e: f"{e['wrong']} elements wrong" if e["wrong"] else "every result was right",
+    "bench-done": lambda e: (
+        f"{e['wrong']} elements wrong" if e["wrong"] else "every result was right"
+    ),
     "agent-started": lambda e: f"agent started, pid {e['pid']}",
     "agent-ended": lambda e: f"agent ended {_how(e['code'])}",
-    "agent-restarting": lambda e: f"agent ended {_how(e['code'])}; starts again in {seconds(e['seconds'])}",
+    "agent-restarting": lambda e: (
+        f"agent ended {_how(e['code'])}; starts again in {seconds(e['seconds'])}"
+    ),
     "agent-killed": lambda e: f"agent and ranks killed: {e['reason']}",
     "group-formed": _group_formed,
     "started-fresh": lambda _: "no checkpoint: starts from the beginning",
     "resumed": lambda e: (
-        f"resumed after step {e['step']}" + (f", {number(e['samples_seen'])} samples seen" if "samples_seen" in e else "")
+        f"resumed after step {e['step']}"
+        + (f", {number(e['samples_seen'])} samples seen" if "samples_seen" in e else "")
     ),
     "first-step": lambda e: f"step {e['step']} done, the first of this generation",
     "progress": _progress,
     "checkpoint-committed": _committed,
-    "checkpoint-failed": lambda e: f"a checkpoint could not be saved ({e['cause']}): {e.get('error', '')}; the training goes on",
-    "checkpoint-fell-back": lambda e: f"a checkpoint is damaged, took the one before: step {e['step']} ({e['reason']})",
+    "checkpoint-failed": lambda e: (
+        f"a checkpoint could not be saved ({e['cause']}): {e.get('error', '')}; the "
+        "training goes on"
+    ),
+    "checkpoint-fell-back": lambda e: (
+        f"a checkpoint is damaged, took the one before: step {e['step']} ({e['reason']})"
+    ),
     "worker-failed": _worker_failed,
-    "restarting": lambda e: f"starts again, restart {e['restarts']} of {e['budget']} ({e['cause']}){_said(e)}",
-    "joining": lambda e: f"{_count(e['waiting'], 'node')} waiting to join: saves, then forms the larger group",
+    "restarting": lambda e: (
+        f"starts again, restart {e['restarts']} of {e['budget']} ({e['cause']}){_said(e)}"
+    ),
+    "joining": lambda e: (
+        f"{_count(e['waiting'], 'node')} waiting to join: saves, then forms the larger group"
+    ),
     "stopping": lambda e: f"saves and stops ({e['reason']})",
     "stopped": lambda e: f"stopped after step {e['step']}, state saved",
     "evaluated": _metrics,
     "done": lambda e: f"done after step {e['step']}",
-    "hang": lambda e: f"rank {e['rank']} hangs in {e['phase']}" + (f", inside {e['collective']}" if e.get("collective") else ""),
+    "hang": lambda e: (
+        f"rank {e['rank']} hangs in {e['phase']}"
+        + (f", inside {e['collective']}" if e.get("collective") else "")
+    ),
     "failed": lambda e: f"failed: {e['cause']}{_said(e)}",
     "job-edited": lambda e: f"the job was edited since its checkpoint: {e['message']}",
     "past-end": lambda e: str(e["message"]),
@@ -293,19 +361,26 @@ def _how(code: object) -> str:
 
 
 def describe(event: Event) -> str:
-    """The event's sentence; events without one, or with fields missing, are shown by their fields."""
+    """The event's sentence; events without one, or with fields missing, are shown by their
+    fields.
+    """
     sentence = _SENTENCES.get(event["event"])
     if sentence:
         try:
             return sentence(event)
         except (KeyError, TypeError, ValueError):
             pass
-    fields = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in event.items() if name not in _ENVELOPE]
+    fields = [
+        f"{name}={json.dumps(value, ensure_ascii=False)}"
+        for name, value in event.items()
+        if name not in _ENVELOPE
+    ]
     return " ".join([*([str(event["message"])] if event.get("message") else []), *fields])
 
 
 class EventFilter:
-    """Decides which events become lines: what several agents or ranks say in the same words is said once.
+    """Decides which events become lines: what several agents or ranks say in the same words is said
+    once.
 
     `lines_only` is true where no live view shows the progress.
     """
@@ -320,7 +395,9 @@ class EventFilter:
     def is_news(self, event: Event) -> bool:
         """Whether to show it."""
         name = event["event"]
-        if name in _SILENT or (event.get("rank") not in (None, 0) and name not in _EVERY_RANK_SPEAKS):
+        if name in _SILENT or (
+            event.get("rank") not in (None, 0) and name not in _EVERY_RANK_SPEAKS
+        ):
             return False
         if name in ("progress", "waiting"):  # the live view shows these by itself
             return self._lines_only and (name == "waiting" or self._is_due())
@@ -333,7 +410,9 @@ class EventFilter:
         return True
 
     def _is_due(self) -> bool:
-        """Progress is told every 2 s in the first minute, then every 10 s, after ten minutes every 60 s."""
+        """Progress is told every 2 s in the first minute, then every 10 s, after ten minutes every
+        60 s.
+        """
         now = self._clock()
         if now < self._next_progress:
             return False
@@ -346,9 +425,16 @@ def line(entry: Entry) -> str:
     """The stable line of an entry, without colour."""
     if entry.event is None:
         return " ".join(entry.speaker)
-    return f"{_second(entry.event.get('time'))} {entry.node} {entry.event['event']:<21} {describe(entry.event)}".rstrip()
+    return (
+        f"{_second(entry.event.get('time'))} {entry.node} {entry.event['event']:<21} "
+        f"{describe(entry.event)}"
+    ).rstrip()
 
 
 def _second(stamp: object) -> str:
     """An event's time, cut to the second."""
-    return f"{stamp[:19]}Z" if isinstance(stamp, str) and len(stamp) >= 19 else f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return (
+        f"{stamp[:19]}Z"
+        if isinstance(stamp, str) and len(stamp) >= 19
+        else f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    )

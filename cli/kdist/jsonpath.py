@@ -1,4 +1,6 @@
-"""The part of kubectl's JSONPath that scripts use: `{.items[*].name}`, `{.ranks[0]['step']}`, text between the braces. Pure."""
+"""The part of kubectl's JSONPath that scripts use: `{.items[*].name}`, `{.ranks[0]['step']}`, text
+between the braces. Pure.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ _ESCAPES = {"\\n": "\n", "\\t": "\t"}
 
 
 def find(template: str, document: Any) -> str:
-    """The template with each `{…}` replaced by what it picks, several values with a space between, as kubectl does.
+    """The template with each `{…}` replaced by what it picks, several values with a space between,
+    as kubectl does.
 
     Raises `UsageError` for a template that cannot be read. What is not there is empty.
     """
@@ -56,7 +59,11 @@ def _pick(path: str, document: Any, template: str) -> list[Any]:
         rest = rest[step.end() :]
         if step["index"] is not None:
             at = int(step["index"])
-            values = [value[at] for value in values if isinstance(value, list) and -len(value) <= at < len(value)]
+            values = [
+                value[at]
+                for value in values
+                if isinstance(value, list) and -len(value) <= at < len(value)
+            ]
         elif step["word"] == "*" or step[0] == "[*]":
             values = [item for value in values for item in _items(value)]
         else:
@@ -84,6 +91,7 @@ def _wrong(template: str) -> UsageError:
     for sign, name in _UNREAD.items():
         if re.search(sign, template):
             return UsageError(
-                f"-o jsonpath does not understand {name}, as in `{template}`", hint=f"{reads}; -o json | jq does more"
+                f"-o jsonpath does not understand {name}, as in `{template}`",
+                hint=f"{reads}; -o json | jq does more",
             )
     return UsageError(f"-o jsonpath cannot read `{template}`", hint=reads)

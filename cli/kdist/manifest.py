@@ -1,4 +1,6 @@
-"""One Kubernetes object as kdist sends it: its document, who it is, and its place in the order of sending."""
+"""One Kubernetes object as kdist sends it: its document, who it is, and its place in the order of
+sending.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 OWNER: Final = "kdist.dev/owner"
-"""Annotation that says which job an object was made for, and as which object: a copy under another name does not bear it."""
+"""Annotation that says which job an object was made for, and as which object: a copy under another
+name does not bear it.
+"""
 
-# Characters that JSON leaves bare and YAML does not take inside a quoted string, or folds as line breaks.
+# Characters that JSON leaves bare and YAML does not take inside a quoted string, or folds as line
+# breaks.
 _BARE_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 
-# What others lean on goes first: a pod that starts before its ConfigMap or Role exists waits for a retry of the kubelet.
+# What others lean on goes first: a pod that starts before its ConfigMap or Role exists waits for a
+# retry of the kubelet.
 _FIRST = (
     "Namespace",
     "ServiceAccount",
@@ -33,7 +39,8 @@ _FIRST = (
 def to_json(value: object) -> str:
     """`value` as JSON that is YAML too, which is how an API server reads an apply.
 
-    With ASCII alone 😀 would be two surrogates, which YAML refuses. Raises `ValueError` for NaN and infinity.
+    With ASCII alone 😀 would be two surrogates, which YAML refuses. Raises `ValueError` for NaN and
+    infinity.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return _BARE_IN_JSON.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
@@ -41,19 +48,27 @@ def to_json(value: object) -> str:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A Kubernetes object. `document` is the whole of it in plain values, as it was parsed back from the rendered text.
+    """A Kubernetes object. `document` is the whole of it in plain values, as it was parsed back
+    from the rendered text.
 
-    `sources` says which field of job.yaml a leaf of the document comes from, by its path: `("spec", "replicas")`.
+    `sources` says which field of job.yaml a leaf of the document comes from, by its path: `("spec",
+    "replicas")`.
     """
 
     document: dict[str, Any]
-    sources: Mapping[tuple[str | int, ...], str] = field(default_factory=dict, compare=False, repr=False)
+    sources: Mapping[tuple[str | int, ...], str] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         """Raises `ValueError` where the document lacks what makes it an object."""
         metadata = self.document.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
-        for what, value in (("apiVersion", self.document.get("apiVersion")), ("kind", self.document.get("kind")), ("name", name)):
+        for what, value in (
+            ("apiVersion", self.document.get("apiVersion")),
+            ("kind", self.document.get("kind")),
+            ("name", name),
+        ):
             if not (isinstance(value, str) and value):
                 raise ValueError(f"a manifest needs its {what}")
 
@@ -77,7 +92,9 @@ class Manifest:
 
     @property
     def identity(self) -> tuple[str, str, str, str]:
-        """(API version, kind, namespace or "", name): equal for two documents that describe the same object."""
+        """(API version, kind, namespace or "", name): equal for two documents that describe the
+        same object.
+        """
         return self.api_version, self.kind, self.namespace or "", self.name
 
     @property
@@ -98,7 +115,9 @@ def mark(job: str, kind: str, name: str) -> str:
 
 
 def find_owner(document: Mapping[str, Any], kind: str = "") -> str | None:
-    """The job whose mark an object bears; None where it bears none, or that of the object it is a copy of."""
+    """The job whose mark an object bears; None where it bears none, or that of the object it is a
+    copy of.
+    """
     metadata = document.get("metadata") or {}
     found = str((metadata.get("annotations") or {}).get(OWNER) or "")
     job = found.partition("/")[0]
@@ -107,7 +126,9 @@ def find_owner(document: Mapping[str, Any], kind: str = "") -> str | None:
 
 
 def sort(manifests: Iterable[Manifest]) -> list[Manifest]:
-    """The manifests in the order of sending, ties kept. Raises `ValueError` if one object is described twice."""
+    """The manifests in the order of sending, ties kept. Raises `ValueError` if one object is
+    described twice.
+    """
     ordered = sorted(manifests, key=lambda manifest: manifest.order)
     identities = [manifest.identity for manifest in ordered]
     for identity in identities:

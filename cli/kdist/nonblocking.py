@@ -1,7 +1,8 @@
-"""A stream that never makes its writer wait: what its reader does not take now is kept, and beyond a limit left out.
+"""A stream that never makes its writer wait: what its reader does not take now is kept, and beyond
+a limit left out.
 
-For a loop that has more to do than to print. A pipe whose reader stops, a terminal that was halted with Ctrl-S, a reader that
-has gone, a full disk: nothing of that may stop it.
+For a loop that has more to do than to print. A pipe whose reader stops, a terminal that was halted
+with Ctrl-S, a reader that has gone, a full disk: nothing of that may stop it.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class NonBlockingWriter(io.TextIOBase):
             self._left_out += 1
         elif not self._gone:
             if self._left_out and not self._tty:
-                self._kept += f"… {self._left_out} lines are left out: they were not read in time\n".encode()
+                self._kept += (
+                    f"… {self._left_out} lines are left out: they were not read in time\n".encode()
+                )
             self._left_out = 0
             self._kept += text.encode(errors="replace")
             self.flush()
@@ -69,7 +72,8 @@ class NonBlockingWriter(io.TextIOBase):
                 return
             except OSError as error:
                 self._kept.clear()
-                self._gone = error.errno not in (errno.ENOSPC, errno.EDQUOT)  # a disk may be cleared
+                # a disk may be cleared
+                self._gone = error.errno not in (errno.ENOSPC, errno.EDQUOT)
 
     @property
     def is_behind(self) -> bool:
@@ -77,14 +81,17 @@ class NonBlockingWriter(io.TextIOBase):
         return bool(self._kept)
 
     def drain(self) -> None:
-        """Wait until the reader has taken everything, or is gone. Interrupted by Ctrl-C it lets go of the descriptor."""
+        """Wait until the reader has taken everything, or is gone. Interrupted by Ctrl-C it lets go
+        of the descriptor.
+        """
         try:
             while self.is_behind:
                 select.select([], [self._descriptor], [])
                 self.flush()
         except KeyboardInterrupt:
             null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self._descriptor)  # nothing that is printed from now on waits for that reader
+            # nothing that is printed from now on waits for that reader
+            os.dup2(null, self._descriptor)
             os.close(null)
             raise
 
@@ -96,15 +103,21 @@ class NonBlockingWriter(io.TextIOBase):
         super().close()
 
     def _choose(self) -> Callable[[bytes], int]:
-        """How to write without waiting. `O_NONBLOCK` on the descriptor itself would be everybody's who shares it."""
+        """How to write without waiting. `O_NONBLOCK` on the descriptor itself would be everybody's
+        who shares it.
+        """
         mode = os.fstat(self._descriptor).st_mode
         if stat.S_ISSOCK(mode):
             return self._send
         if not stat.S_ISFIFO(mode) and not self._tty:
             return lambda data: os.write(self._descriptor, data)
         try:
-            path = os.ttyname(self._descriptor) if self._tty else f"/proc/self/fd/{self._descriptor}"
-            self._own = own = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            path = (
+                os.ttyname(self._descriptor) if self._tty else f"/proc/self/fd/{self._descriptor}"
+            )
+            self._own = own = os.open(
+                path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            )
         except OSError:
             return self._write_piece
         return lambda data: os.write(own, data)

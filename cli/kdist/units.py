@@ -15,7 +15,13 @@ def seconds(value: object) -> str:
         return f"{value:.2g} s" if value < 1 else f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}" if minutes else f"{rest} s"
+    return (
+        f"{hours}:{minutes:02}:{rest:02}"
+        if hours
+        else f"{minutes}:{rest:02}"
+        if minutes
+        else f"{rest} s"
+    )
 
 
 def size(nbytes: object) -> str:
@@ -30,7 +36,9 @@ def size(nbytes: object) -> str:
 
 
 def rate(value: object) -> str:
-    """Bytes per second for people, in powers of ten as nccl-tests and makers of networks count them."""
+    """Bytes per second for people, in powers of ten as nccl-tests and makers of networks count
+    them.
+    """
     if not is_number(value):
         return "-" if value is None else str(value)
     shown, units = float(str(value)), iter(("B/s", "KB/s", "MB/s", "GB/s", "TB/s"))

@@ -1,10 +1,12 @@
-"""The launch style of many tutorials: the script starts its own processes, and is told which machine of how many it runs on.
+"""The launch style of many tutorials: the script starts its own processes, and is told which
+machine of how many it runs on.
 
     python examples/script/classic.py --nodes 1 --gpus 2 --nr 0 --epochs 2           one machine, two processes
     kdist run --nodes 2 examples/script/classic.py --nodes 2 --gpus 1 --epochs 2     two nodes, one process each
 
-On a cluster nobody types `--nr`: torchrun and kdist tell every node its number (GROUP_RANK) and the first one's address.
-Without GPUs the processes train on the CPU. A script that leaves starting to torchrun, as ddp.py does, is shorter and heals.
+On a cluster nobody types `--nr`: torchrun and kdist tell every node its number (GROUP_RANK) and the
+first one's address. Without GPUs the processes train on the CPU. A script that leaves starting to
+torchrun, as ddp.py does, is shorter and heals.
 """
 
 from __future__ import annotations
@@ -24,8 +26,16 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-n", "--nodes", type=int, default=1, help="machines")
-    parser.add_argument("-g", "--gpus", type=int, default=1, help="processes on each machine, one per GPU")
-    parser.add_argument("-nr", "--nr", type=int, default=int(os.environ.get("GROUP_RANK", "0")), help="number of this machine")
+    parser.add_argument(
+        "-g", "--gpus", type=int, default=1, help="processes on each machine, one per GPU"
+    )
+    parser.add_argument(
+        "-nr",
+        "--nr",
+        type=int,
+        default=int(os.environ.get("GROUP_RANK", "0")),
+        help="number of this machine",
+    )
     parser.add_argument("--epochs", type=int, default=2)
     args = parser.parse_args()
     args.world_size = args.gpus * args.nodes
@@ -40,15 +50,21 @@ def train(gpu: int, args: argparse.Namespace) -> None:
     on_gpu = torch.cuda.is_available() and args.gpus <= torch.cuda.device_count()
     device = torch.device("cuda", gpu) if on_gpu else torch.device("cpu")
     torch.set_num_threads(1)
-    dist.init_process_group("nccl" if on_gpu else "gloo", init_method="env://", world_size=args.world_size, rank=rank)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo", init_method="env://", world_size=args.world_size, rank=rank
+    )
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
     model = DistributedDataParallel(module, device_ids=[gpu] if on_gpu else None)
     digits = load_digits()
-    samples = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
-    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(samples, args.world_size, rank)
+    samples = TensorDataset(
+        torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    )
+    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(
+        samples, args.world_size, rank
+    )
     loader = DataLoader(samples, batch_size=64, sampler=sampler)
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)

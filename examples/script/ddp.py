@@ -1,4 +1,5 @@
-"""A plain PyTorch DDP script: it knows nothing of kdist and runs unchanged under torchrun and under kdist.
+"""A plain PyTorch DDP script: it knows nothing of kdist and runs unchanged under torchrun and under
+kdist.
 
     torchrun --nproc-per-node 2 examples/script/ddp.py --epochs 3
     kdist run --procs-per-node 2 examples/script/ddp.py --epochs 3
@@ -30,13 +31,17 @@ def parse_arguments() -> argparse.Namespace:
 
 def load_samples() -> TensorDataset:
     digits = load_digits()
-    return TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
+    return TensorDataset(
+        torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    )
 
 
 def digest(model: nn.Module) -> str:
     """SHA-256 of all weights, in the order of their names."""
     weights = model.state_dict()
-    return hashlib.sha256(b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()
+    return hashlib.sha256(
+        b"".join(weights[name].numpy().tobytes() for name in sorted(weights))
+    ).hexdigest()
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
-"""The same script with kdist's `Reporter` and `Checkpointer`: metrics, a watchdog, and a training that survives its ranks.
+"""The same script with kdist's `Reporter` and `Checkpointer`: metrics, a watchdog, and a training
+that survives its ranks.
 
     kdist run examples/script/job.yaml
 
-Kill a rank while it runs: all start again at the last checkpoint. Ctrl-C saves and stops; the same command goes on.
-Under torchrun both additions are silent, so the script still runs there.
+Kill a rank while it runs: all start again at the last checkpoint. Ctrl-C saves and stops; the same
+command goes on. Under torchrun both additions are silent, so the script still runs there.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ def main() -> None:
     module = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     model = DistributedDataParallel(module)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    with Reporter() as reporter, Checkpointer(model=module, optimizer=optimizer, every_steps=20) as checkpointer:
+    with (
+        Reporter() as reporter,
+        Checkpointer(model=module, optimizer=optimizer, every_steps=20) as checkpointer,
+    ):
         done = checkpointer.resume()
         step = 0
         for epoch in range(arguments.epochs):

@@ -1,4 +1,6 @@
-"""Headless Chromium looks at a page: what it draws as a picture, how high its rows are, and whether any text is cut."""
+"""Headless Chromium looks at a page: what it draws as a picture, how high its rows are, and whether
+any text is cut.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ document.getElementById("measured").textContent = JSON.stringify({bottoms, heigh
 
 
 class Layout(NamedTuple):
-    """Where a page's rows end, in pixels from its top, how high it is, and the texts that do not fit their places."""
+    """Where a page's rows end, in pixels from its top, how high it is, and the texts that do not
+    fit their places.
+    """
 
     bottoms: dict[str, float]
     height: int
@@ -55,16 +59,22 @@ def measure(page: str) -> Layout:
 
 
 def shoot(page: str, picture: Path, *, top: float = 0, bottom: float | None = None) -> None:
-    """Write what Chromium draws between two heights as PNG, with fewer colours where it would be large."""
+    """Write what Chromium draws between two heights as PNG, with fewer colours where it would be
+    large.
+    """
     with tempfile.TemporaryDirectory() as folder:
         shot = Path(folder) / "shot.png"
         _chromium(page, f"--screenshot={shot}")
         with Image.open(shot) as whole:
-            piece = whole.convert("RGB").crop((0, int(top), WIDTH, int(bottom or measure(page).height)))
+            piece = whole.convert("RGB").crop(
+                (0, int(top), WIDTH, int(bottom or measure(page).height))
+            )
     piece.save(picture, optimize=True)
     for colors in (256, 128):
         if picture.stat().st_size > MOST_BYTES:
-            fewer = piece.quantize(colors, method=Image.Quantize.MAXCOVERAGE, kmeans=4, dither=Image.Dither.NONE)
+            fewer = piece.quantize(
+                colors, method=Image.Quantize.MAXCOVERAGE, kmeans=4, dither=Image.Dither.NONE
+            )
             fewer.save(picture, optimize=True)
 
 

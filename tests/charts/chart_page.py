@@ -1,4 +1,6 @@
-"""Makes charts/kdist/README.md of the chart's schema and values: `python -m tests.charts.chart_page`; a test compares."""
+"""Makes charts/kdist/README.md of the chart's schema and values: `python -m
+tests.charts.chart_page`; a test compares.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def render() -> str:
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     return _INTRODUCTION + "".join(
-        f"| `{path}` | `{json.dumps(value)}` | {text} |\n" for path, value, text in leaves(schema, values)
+        f"| `{path}` | `{json.dumps(value)}` | {text} |\n"
+        for path, value, text in leaves(schema, values)
     )
 
 

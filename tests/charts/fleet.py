@@ -21,7 +21,9 @@ SICK = ROOT / "tests" / "cluster" / "src" / "sick.py"
 
 
 class Plan(NamedTuple):
-    """A training: its namespace, how it trains, and what happens to it at which part of its time."""
+    """A training: its namespace, how it trains, and what happens to it at which part of its
+    time.
+    """
 
     namespace: str
     batch: int
@@ -52,11 +54,16 @@ def start(home: Path, name: str, plan: Plan, targets: Path) -> Training:
         "loader": {"workers": 0},
     }
     env = [{"name": "FLAGS", "value": str(place / "flags")}]
-    run = Run(place, write_job(place, name=name, train=train, code="./src", env=env, nodes=1, procsPerNode=2))
+    run = Run(
+        place,
+        write_job(place, name=name, train=train, code="./src", env=env, nodes=1, procsPerNode=2),
+    )
     return Training(run, name, targets.with_name(f"targets-{name}.json"), namespace=plan.namespace)
 
 
-def train_all(home: Path, _: Prometheus, targets: Path, seconds: int, then: Callable[[], None]) -> None:
+def train_all(
+    home: Path, _: Prometheus, targets: Path, seconds: int, then: Callable[[], None]
+) -> None:
     """Train all of them so long, then call `then` while they go on."""
     trainings = {name: start(home, name, plan, targets) for name, plan in PLANS.items()}
     begun, killed = time.monotonic(), dict.fromkeys(PLANS, 0)
@@ -70,7 +77,9 @@ def train_all(home: Path, _: Prometheus, targets: Path, seconds: int, then: Call
                     trainings[name].kill_rank("node-0")
                     killed[name] += 1
                 flag = home / name / "flags" / "slow"
-                flag.touch() if plan.slow[0] < share < plan.slow[1] else flag.unlink(missing_ok=True)
+                flag.touch() if plan.slow[0] < share < plan.slow[1] else flag.unlink(
+                    missing_ok=True
+                )
         then()
     finally:
         for training in trainings.values():

@@ -1,4 +1,6 @@
-"""The rules of Grafana's dashboard-linter that hold for Prometheus dashboards, written anew; each yields what is wrong."""
+"""The rules of Grafana's dashboard-linter that hold for Prometheus dashboards, written anew; each
+yields what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ def data_source_is_a_variable(dashboard: Document) -> Iterator[str]:
         "prometheus",
     ):
         yield "the first variable is not the data source"
-    for uid in re.findall(r"'uid': '([^']*)'", repr([*panels(dashboard), dashboard["templating"], dashboard["annotations"]])):
+    for uid in re.findall(
+        r"'uid': '([^']*)'",
+        repr([*panels(dashboard), dashboard["templating"], dashboard["annotations"]]),
+    ):
         if uid != "${datasource}":
             yield f"a data source is fixed: {uid}"
 
@@ -47,7 +52,11 @@ def job_and_instance_can_be_chosen(dashboard: Document) -> Iterator[str]:
     known = {each["name"]: each for each in dashboard["templating"]["list"]}
     for name in ("job", "instance"):
         each = known.get(name, {})
-        if (each.get("label"), each.get("multi"), each.get("allValue")) != (name.title(), True, ".+"):
+        if (each.get("label"), each.get("multi"), each.get("allValue")) != (
+            name.title(),
+            True,
+            ".+",
+        ):
             yield f"variable {name} is not as it should be"
 
 
@@ -69,22 +78,33 @@ def units_are_given(dashboard: Document) -> Iterator[str]:
     """panel-units, and only ones that Grafana knows."""
     for panel in panels(dashboard):
         config = panel["fieldConfig"]
-        fixed = [each["value"] for over in config["overrides"] for each in over["properties"] if each["id"] == "unit"]
+        fixed = [
+            each["value"]
+            for over in config["overrides"]
+            for each in over["properties"]
+            if each["id"] == "unit"
+        ]
         for unit in [config["defaults"].get("unit"), *fixed]:
             if unit not in UNITS:
                 yield f"{panel['title']}: unit {unit!r}"
 
 
 def legends_tell_series_apart(dashboard: Document) -> Iterator[str]:
-    """A query that gives several series names the labels in its legend; two of one panel have different ones."""
+    """A query that gives several series names the labels in its legend; two of one panel have
+    different ones.
+    """
     for panel in panels(dashboard):
         legends = [target["legendFormat"] for target in panel["targets"]]
         if len(set(legends)) != len(legends):
             yield f"{panel['title']}: two queries have the same legend"
         for target in panel["targets"]:
-            grouped = re.match(r"(?:\w+\(\d+, |sort_desc\()?(?:sum|max|min|avg) by \(([^)]*)\)", target["expr"])
+            grouped = re.match(
+                r"(?:\w+\(\d+, |sort_desc\()?(?:sum|max|min|avg) by \(([^)]*)\)", target["expr"]
+            )
             labels = set(grouped[1].split(", ")) - {"namespace", "le"} if grouped else set()
-            if panel["type"] != "table" and any(f"{{{{{label}}}}}" not in target["legendFormat"] for label in labels):
+            if panel["type"] != "table" and any(
+                f"{{{{{label}}}}}" not in target["legendFormat"] for label in labels
+            ):
                 yield f"{panel['title']}: {target['legendFormat']!r} does not name {sorted(labels)}"
 
 
@@ -132,4 +152,8 @@ def nobody_edits_it(dashboard: Document) -> Iterator[str]:
         yield "it can be edited, and the next upgrade would take that back"
 
 
-RULES = [rule for name, rule in list(globals().items()) if getattr(rule, "__annotations__", {}).get("return") == "Iterator[str]"]
+RULES = [
+    rule
+    for name, rule in list(globals().items())
+    if getattr(rule, "__annotations__", {}).get("return") == "Iterator[str]"
+]

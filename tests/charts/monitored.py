@@ -1,4 +1,6 @@
-"""A real training with a real Prometheus that scrapes it: what the tests of dashboards and alerts look at."""
+"""A real training with a real Prometheus that scrapes it: what the tests of dashboards and alerts
+look at.
+"""
 
 from __future__ import annotations
 
@@ -50,20 +52,31 @@ def until(condition: Callable[[], Any], what: str, seconds: float = _PATIENCE) -
 
 @contextmanager
 def scraping(home: Path, rules: Iterable[Path] = FILES) -> Iterator[tuple[Prometheus, Path]]:
-    """A Prometheus with these rules that scrapes every target of the file that comes with it, each second."""
+    """A Prometheus with these rules that scrapes every target of the file that comes with it, each
+    second.
+    """
     port, targets = free_port(), home / "targets.json"
     targets.write_text("[]")
     every = f"{SCRAPE_SECONDS}s"
-    scrape = {"job_name": "kdist", "file_sd_configs": [{"files": [str(home / "targets*.json")], "refresh_interval": "1s"}]}
+    scrape = {
+        "job_name": "kdist",
+        "file_sd_configs": [{"files": [str(home / "targets*.json")], "refresh_interval": "1s"}],
+    }
     config = {
         "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
         "rule_files": [str(path) for path in rules],
         "scrape_configs": [scrape],
     }
     (home / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    command = ["prometheus", f"--config.file={home / 'prometheus.yaml'}", f"--storage.tsdb.path={home / 'tsdb'}"]
+    command = [
+        "prometheus",
+        f"--config.file={home / 'prometheus.yaml'}",
+        f"--storage.tsdb.path={home / 'tsdb'}",
+    ]
     with (home / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log
+        )
     url = f"http://127.0.0.1:{port}"
     try:
         until(lambda: is_ready(url), "Prometheus that is ready")
@@ -77,16 +90,24 @@ def firing(prometheus: Prometheus) -> set[tuple[str, str]]:
     """The alerts that Prometheus itself says fire, each with its job."""
     with urllib.request.urlopen(f"{prometheus.url}/api/v1/alerts", timeout=30) as answer:  # noqa: S310 - our own
         alerts = json.load(answer)["data"]["alerts"]
-    return {(one["labels"]["alertname"], one["labels"].get("kdist_job", "")) for one in alerts if one["state"] == "firing"}
+    return {
+        (one["labels"]["alertname"], one["labels"].get("kdist_job", ""))
+        for one in alerts
+        if one["state"] == "firing"
+    }
 
 
-def unanswered(prometheus: Prometheus, window: Window, *, job: str, at: Iterable[float]) -> list[str]:
+def unanswered(
+    prometheus: Prometheus, window: Window, *, job: str, at: Iterable[float]
+) -> list[str]:
     """Queries of panels that find no finite series at any of these times, but should."""
     found, times = [], list(at)
     for dashboard in DASHBOARDS.values():
         for panel in (panel for panel in dashboard.panels if not panel.optional):
             for legend, query in panel.queries.items():
-                text = fill(dashboard, query, window, chosen={"kdist_job": job}, scrape_seconds=window.step)
+                text = fill(
+                    dashboard, query, window, chosen={"kdist_job": job}, scrape_seconds=window.step
+                )
                 series = [one for moment in times for one in prometheus.instant(text, at=moment)]
                 if legend not in SILENT and not any(math.isfinite(one.last) for one in series):
                     found.append(text)
@@ -104,7 +125,10 @@ class Training:
     """A `kdist run` of two agents with a rank each, whose addresses are told to a Prometheus."""
 
     def __init__(self, run: Run, name: str, targets: Path, *, namespace: str = "ml") -> None:
-        self.run, self.folder, self._targets, self._namespace = run, run.folder(name), targets, namespace
+        self.run = run
+        self.folder = run.folder(name)
+        self._targets = targets
+        self._namespace = namespace
 
     def agents(self) -> dict[str, dict[str, Any]]:
         """What each agent said of itself when it started: its pid, its port."""
@@ -115,7 +139,9 @@ class Training:
         return found
 
     def tell_targets(self) -> None:
-        """Let Prometheus know where the agents listen now; the others' addresses stay, as a pod's would for a while."""
+        """Let Prometheus know where the agents listen now; the others' addresses stay, as a pod's
+        would for a while.
+        """
         known = {f"127.0.0.1:{agent['port']}" for agent in self.agents().values()}
         listed = [{"targets": sorted(known), "labels": {"namespace": self._namespace}}]
         fresh = self._targets.with_suffix(".new")
@@ -123,7 +149,9 @@ class Training:
         fresh.replace(self._targets)
 
     def kill_rank(self, node: str = "node-1", number: int = signal.SIGKILL) -> None:
-        """Send a signal to the first rank of a node, once there is one: pid 0 would mean this very process' group."""
+        """Send a signal to the first rank of a node, once there is one: pid 0 would mean this very
+        process' group.
+        """
         (beat,) = self.folder.glob(f"{node}/rank-0.heartbeat")
         os.kill(until(lambda: Heartbeat(beat).read().pid, "rank"), number)
 
@@ -134,7 +162,14 @@ class Training:
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
 
-def write_job(home: Path, *, name: str = "digits", seconds: int = 60, train: Mapping[str, Any] | None = None, **spec: Any) -> str:
+def write_job(
+    home: Path,
+    *,
+    name: str = "digits",
+    seconds: int = 60,
+    train: Mapping[str, Any] | None = None,
+    **spec: Any,
+) -> str:
     """A job whose steps last about 0.1 s and that trains about so long."""
     training = {
         "workload": "digits",
@@ -148,6 +183,11 @@ def write_job(home: Path, *, name: str = "digits", seconds: int = 60, train: Map
         **(train or {}),
     }
     settings = {"nodes": 2, "procsPerNode": 1, **spec, "train": training}
-    document = {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": settings}
+    document = {
+        "apiVersion": "kdist.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": settings,
+    }
     (home / "job.yaml").write_text(yaml.safe_dump(document))
     return "job.yaml"

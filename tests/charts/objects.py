@@ -1,7 +1,8 @@
-"""What kube-linter looks for in Kubernetes objects, under its names, where it is not built; each check yields what is wrong.
+"""What kube-linter looks for in Kubernetes objects, under its names, where it is not built; each
+check yields what is wrong.
 
-Left out is what neither the chart nor kdist makes (Deployments, Ingresses, autoscalers), and what kube-linter.yaml exempts.
-kube-linter itself runs in test_linter.py; these take milliseconds.
+Left out is what neither the chart nor kdist makes (Deployments, Ingresses, autoscalers), and what
+kube-linter.yaml exempts. kube-linter itself runs in test_linter.py; these take milliseconds.
 """
 
 from __future__ import annotations
@@ -45,9 +46,14 @@ def templates(objects: list[Document]) -> Iterator[tuple[str, Document]]:
 
 
 def containers(objects: list[Document]) -> Iterator[tuple[str, Document, Document]]:
-    """Every container with its pod's spec, and whose it is; a container without an image is a patch of one."""
+    """Every container with its pod's spec, and whose it is; a container without an image is a patch
+    of one.
+    """
     for whose, template in templates(objects):
-        for container in [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]:
+        for container in [
+            *template["spec"].get("initContainers", []),
+            *template["spec"]["containers"],
+        ]:
             if "image" in container:
                 yield f"{whose} {container['name']}", template["spec"], container
 
@@ -63,7 +69,9 @@ def latest_tag(objects: list[Document]) -> Iterator[str]:
 def run_as_non_root(objects: list[Document]) -> Iterator[str]:
     """A container that may be root."""
     for whose, pod, container in containers(objects):
-        if not {**pod.get("securityContext", {}), **container.get("securityContext", {})}.get("runAsNonRoot"):
+        if not {**pod.get("securityContext", {}), **container.get("securityContext", {})}.get(
+            "runAsNonRoot"
+        ):
             yield whose
 
 
@@ -79,7 +87,11 @@ def privilege_escalation_container(objects: list[Document]) -> Iterator[str]:
     for whose, _, container in containers(objects):
         context = container.get("securityContext", {})
         dropped = context.get("capabilities", {}).get("drop")
-        if context.get("allowPrivilegeEscalation") is not False or context.get("privileged") or dropped != ["ALL"]:
+        if (
+            context.get("allowPrivilegeEscalation") is not False
+            or context.get("privileged")
+            or dropped != ["ALL"]
+        ):
             yield whose
 
 
@@ -87,7 +99,9 @@ def unset_requirements(objects: list[Document]) -> Iterator[str]:
     """A container without requests of CPU and memory, or without a limit of memory."""
     for whose, _, container in containers(objects):
         resources = container.get("resources", {})
-        if not {"cpu", "memory"} <= set(resources.get("requests", {})) or "memory" not in resources.get("limits", {}):
+        if not {"cpu", "memory"} <= set(
+            resources.get("requests", {})
+        ) or "memory" not in resources.get("limits", {}):
             yield whose
 
 
@@ -105,7 +119,11 @@ def env_var_secret(objects: list[Document]) -> Iterator[str]:
     """A variable that sounds like a secret and has a plain value, or one that is set twice."""
     for whose, _, container in containers(objects):
         variables = container.get("env", [])
-        yield from (f"{whose}: {key} twice" for key, count in Counter(each["name"] for each in variables).items() if count > 1)
+        yield from (
+            f"{whose}: {key} twice"
+            for key, count in Counter(each["name"] for each in variables).items()
+            if count > 1
+        )
         for each in variables:
             if any(word in each["name"] for word in _SENSITIVE) and each.get("value"):
                 yield f"{whose}: {each['name']}"
@@ -114,7 +132,11 @@ def env_var_secret(objects: list[Document]) -> Iterator[str]:
 def non_existent_ports(objects: list[Document]) -> Iterator[str]:
     """A probe of a port that the container has not, or a port that only root may open."""
     for whose, _, container in containers(objects):
-        known = {value for port in container.get("ports", []) for value in (port.get("name"), port["containerPort"])}
+        known = {
+            value
+            for port in container.get("ports", [])
+            for value in (port.get("name"), port["containerPort"])
+        }
         for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
             port = container.get(probe, {}).get("httpGet", {}).get("port")
             if port is not None and port not in known:
@@ -128,7 +150,11 @@ def dangling_selectors(objects: list[Document]) -> Iterator[str]:
     labels = [template.get("metadata", {}).get("labels", {}) for _, template in templates(objects)]
     for document in objects:
         spec = document.get("spec", {})
-        wanted = spec.get("selector") if document["kind"] == "Service" else spec.get("selector", {}).get("matchLabels")
+        wanted = (
+            spec.get("selector")
+            if document["kind"] == "Service"
+            else spec.get("selector", {}).get("matchLabels")
+        )
         if document["kind"] in ("Service", "PodDisruptionBudget") and wanted:
             ours = {key: value for key, value in wanted.items() if key.startswith("kdist.dev/")}
             if not any(ours.items() <= each.items() for each in labels):
@@ -136,10 +162,14 @@ def dangling_selectors(objects: list[Document]) -> Iterator[str]:
 
 
 def wildcard_in_rules(objects: list[Document]) -> Iterator[str]:
-    """A role with a `*`, or one that reads secrets; a binding to cluster-admin, or to one that makes pods and no reason why."""
+    """A role with a `*`, or one that reads secrets; a binding to cluster-admin, or to one that
+    makes pods and no reason why.
+    """
     makers = set()
     for document in objects:
-        for rule in document.get("rules", []) if document["kind"] in ("Role", "ClusterRole") else []:
+        for rule in (
+            document.get("rules", []) if document["kind"] in ("Role", "ClusterRole") else []
+        ):
             verbs, resources = set(rule["verbs"]), set(rule["resources"])
             if "*" in verbs | resources | set(rule["apiGroups"]) or "secrets" in resources:
                 yield name(document)
@@ -148,7 +178,9 @@ def wildcard_in_rules(objects: list[Document]) -> Iterator[str]:
     for document in objects:
         role = document.get("roleRef", {})
         why = document["metadata"].get("annotations", {}).get(_MAY_CREATE_PODS)
-        if role.get("name") == "cluster-admin" or ((role.get("kind"), role.get("name")) in makers and not why):
+        if role.get("name") == "cluster-admin" or (
+            (role.get("kind"), role.get("name")) in makers and not why
+        ):
             yield name(document)
 
 
@@ -171,7 +203,9 @@ def no_extensions_v1beta(objects: list[Document]) -> Iterator[str]:
     """An API that Kubernetes has left behind."""
     for document in objects:
         group, _, version = document["apiVersion"].rpartition("/")
-        if "beta" in version and (not group or (group.endswith("k8s.io") and "x-k8s" not in group) or "." not in group):
+        if "beta" in version and (
+            not group or (group.endswith("k8s.io") and "x-k8s" not in group) or "." not in group
+        ):
             yield f"{name(document)}: {document['apiVersion']}"
 
 

@@ -2,8 +2,8 @@
 
     python -m tests.charts.pictures job|fleet [SECONDS [FOLDER]]
 
-Real trainings lose ranks under a real Prometheus; `kdist dashboards preview` draws what it knows, headless Chromium shoots that.
-What was shot, and the page, is also left in FOLDER.
+Real trainings lose ranks under a real Prometheus; `kdist dashboards preview` draws what it knows,
+headless Chromium shoots that. What was shot, and the page, is also left in FOLDER.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _ENOUGH = 0.9  # of the steps: a quick machine does them in less than the time
 
 
 class Piece(NamedTuple):
-    """A picture: its name, and the rows of the page after which it begins and ends; none is the page's own end."""
+    """A picture: its name, and the rows of the page after which it begins and ends; none is the
+    page's own end.
+    """
 
     name: str
     after: str | None = None
@@ -45,8 +47,12 @@ class Plan(NamedTuple):
     pieces: tuple[Piece, ...]
 
 
-def train_one(home: Path, prometheus: Prometheus, targets: Path, seconds: int, then: Callable[[], None]) -> None:
-    """Two nodes of a rank each, one of which is killed at two fifths of the time; `then` is called while they train on."""
+def train_one(
+    home: Path, prometheus: Prometheus, targets: Path, seconds: int, then: Callable[[], None]
+) -> None:
+    """Two nodes of a rank each, one of which is killed at two fifths of the time; `then` is called
+    while they train on.
+    """
     run = Run(home, write_job(home, seconds=seconds * 2))
     training = Training(run, "digits", targets)
     try:
@@ -77,7 +83,12 @@ def _told(training: Training) -> bool:
 
 
 PLANS = {
-    "job": Plan(train_one, 240, ("digits",), (Piece("dashboard", until="Step anatomy"), Piece("dashboard-more", "Step anatomy"))),
+    "job": Plan(
+        train_one,
+        240,
+        ("digits",),
+        (Piece("dashboard", until="Step anatomy"), Piece("dashboard-more", "Step anatomy")),
+    ),
     "fleet": Plan(fleet.train_all, 240, ("--dashboard", "fleet"), (Piece("fleet"),)),
 }
 
@@ -86,7 +97,16 @@ def draw(plan: Plan, prometheus: Prometheus, home: Path) -> None:
     """Draw the dashboard as a user does, and shoot it; every text has to fit its place."""
     for theme in THEMES:
         path = home / f"{plan.pieces[0].name}-{theme}.html"
-        command = [sys.executable, "-m", "kdist", "dashboards", "preview", *plan.arguments, "--prometheus", prometheus.url]
+        command = [
+            sys.executable,
+            "-m",
+            "kdist",
+            "dashboards",
+            "preview",
+            *plan.arguments,
+            "--prometheus",
+            prometheus.url,
+        ]
         subprocess.run([*command, "--theme", theme, "-o", str(path)], check=True, timeout=120)
         page = path.read_text(encoding="utf-8")
         layout = browser.measure(page)
@@ -106,7 +126,13 @@ def main(name: str, seconds: str = "", home: str = "") -> None:
         place = Path(home or folder)
         place.mkdir(parents=True, exist_ok=True)
         with scraping(place) as (prometheus, targets):
-            plan.train(place, prometheus, targets, int(seconds or plan.seconds), lambda: draw(plan, prometheus, place))
+            plan.train(
+                place,
+                prometheus,
+                targets,
+                int(seconds or plan.seconds),
+                lambda: draw(plan, prometheus, place),
+            )
 
 
 if __name__ == "__main__":

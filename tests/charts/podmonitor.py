@@ -1,4 +1,5 @@
-"""What the Prometheus operator makes of a PodMonitor: the scrape configuration of a Prometheus without an operator.
+"""What the Prometheus operator makes of a PodMonitor: the scrape configuration of a Prometheus
+without an operator.
 
 To the letter: tests/cluster/test_monitoring.py compares it with what the operator itself writes.
 """
@@ -12,24 +13,42 @@ Document = dict[str, Any]
 
 
 def scrape_config(monitor: Document, endpoint: int = 0) -> Document:
-    """Prometheus' `scrape_configs` entry of one endpoint: the operator's own labels first, then those of the monitor."""
-    spec, name = monitor["spec"], f"{monitor['metadata']['namespace']}/{monitor['metadata']['name']}"
+    """Prometheus' `scrape_configs` entry of one endpoint: the operator's own labels first, then
+    those of the monitor.
+    """
+    spec, name = (
+        monitor["spec"],
+        f"{monitor['metadata']['namespace']}/{monitor['metadata']['name']}",
+    )
     chosen = spec["podMetricsEndpoints"][endpoint]
     return {
         "job_name": f"podMonitor/{name}/{endpoint}",
         "honor_labels": False,
-        "kubernetes_sd_configs": [{"role": "pod", "namespaces": {"names": spec["namespaceSelector"]["matchNames"]}}],
+        "kubernetes_sd_configs": [
+            {"role": "pod", "namespaces": {"names": spec["namespaceSelector"]["matchNames"]}}
+        ],
         "scrape_interval": chosen["interval"],
         "scrape_timeout": chosen["scrapeTimeout"],
         "metrics_path": chosen["path"],
         "sample_limit": spec["sampleLimit"],
         "relabel_configs": [
             {"source_labels": ["job"], "target_label": "__tmp_prometheus_job_name"},
-            {"source_labels": ["__meta_kubernetes_pod_phase"], "regex": "(Failed|Succeeded)", "action": "drop"},
+            {
+                "source_labels": ["__meta_kubernetes_pod_phase"],
+                "regex": "(Failed|Succeeded)",
+                "action": "drop",
+            },
             *(_keep(label, value) for label, value in spec["selector"]["matchLabels"].items()),
-            {"source_labels": ["__meta_kubernetes_pod_container_port_name"], "regex": chosen["port"], "action": "keep"},
+            {
+                "source_labels": ["__meta_kubernetes_pod_container_port_name"],
+                "regex": chosen["port"],
+                "action": "keep",
+            },
             {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
-            {"source_labels": ["__meta_kubernetes_pod_container_name"], "target_label": "container"},
+            {
+                "source_labels": ["__meta_kubernetes_pod_container_name"],
+                "target_label": "container",
+            },
             {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
             {"target_label": "job", "replacement": name},
             {"target_label": "endpoint", "replacement": chosen["port"]},
@@ -46,4 +65,7 @@ def _keep(label: str, value: str) -> Document:
 
 
 def _snake_case(relabeling: Document) -> Document:
-    return {re.sub(r"[A-Z]", lambda found: f"_{found[0].lower()}", key): value for key, value in relabeling.items()}
+    return {
+        re.sub(r"[A-Z]", lambda found: f"_{found[0].lower()}", key): value
+        for key, value in relabeling.items()
+    }

@@ -1,4 +1,6 @@
-"""Makes what says who may do what, of the table in kdist.rbac: `python -m tests.charts.rights_files`; tests compare."""
+"""Makes what says who may do what, of the table in kdist.rbac: `python -m
+tests.charts.rights_files`; tests compare.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ from tests.house.tree import ROOT
 
 CHART = ROOT / "charts" / "kdist"
 FILES = tuple(sorted((CHART / "rules").glob("*.yaml")))
-SCENARIOS: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "alerts.yaml").read_text())
+SCENARIOS: dict[str, dict[str, Any]] = yaml.safe_load(
+    (Path(__file__).parent / "alerts.yaml").read_text()
+)
 
 _NAMESPACE = "ml"
 
@@ -21,11 +23,15 @@ _NAMESPACE = "ml"
 def read_rules() -> list[dict[str, Any]]:
     """Every rule of every file, in order."""
     documents = [yaml.safe_load(path.read_text()) for path in FILES]
-    return [rule for document in documents for group in document["groups"] for rule in group["rules"]]
+    return [
+        rule for document in documents for group in document["groups"] for rule in group["rules"]
+    ]
 
 
 def hasten(folder: Path, divisor: int = 60) -> list[Path]:
-    """Copies of the rule files in which alerts wait a fraction of their `for`; the expressions are what they were."""
+    """Copies of the rule files in which alerts wait a fraction of their `for`; the expressions are
+    what they were.
+    """
     hastened = []
     for path in FILES:
         document = yaml.safe_load(path.read_text())
@@ -50,10 +56,18 @@ def promtool_test(name: str) -> dict[str, Any]:
     """What promtool is to try for the alert `name`, as the document it reads."""
     scenario = SCENARIOS[name]
     kinds = [kind for kind in ("sick", "well", "unknown") if kind in scenario]
-    jobs: dict[str, dict[str, Any]] = {kind: {**scenario.get("steady", {}), **scenario[kind]} for kind in kinds}
-    jobs["bare"] = {key: values for key, values in jobs["sick"].items() if key.partition("{")[0] not in scenario["lacks"]}
+    jobs: dict[str, dict[str, Any]] = {
+        kind: {**scenario.get("steady", {}), **scenario[kind]} for kind in kinds
+    }
+    jobs["bare"] = {
+        key: values
+        for key, values in jobs["sick"].items()
+        if key.partition("{")[0] not in scenario["lacks"]
+    }
     series = [
-        {"series": _labelled(key, job), "values": str(values)} for job, known in jobs.items() for key, values in known.items()
+        {"series": _labelled(key, job), "values": str(values)}
+        for job, known in jobs.items()
+        for key, values in known.items()
     ]
     fires = [_expected(name, scenario, "sick")]
     if scenario.get("bare_fires"):
@@ -64,17 +78,28 @@ def promtool_test(name: str) -> dict[str, Any]:
         {"eval_time": scenario["at"], "alertname": name, "exp_alerts": fires},
         {"eval_time": scenario["after"], "alertname": name, "exp_alerts": []},
     ]
-    return {"interval": scenario.get("interval", "30s"), "name": name, "input_series": series, "alert_rule_test": tried}
+    return {
+        "interval": scenario.get("interval", "30s"),
+        "name": name,
+        "input_series": series,
+        "alert_rule_test": tried,
+    }
 
 
 def run_promtool(folder: Path, *tests: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """`promtool test rules` on these tests."""
     for path in FILES:
         shutil.copy(path, folder)
-    document = {"rule_files": [path.name for path in FILES], "evaluation_interval": "1m", "tests": list(tests)}
+    document = {
+        "rule_files": [path.name for path in FILES],
+        "evaluation_interval": "1m",
+        "tests": list(tests),
+    }
     (folder / "tests.yaml").write_text(yaml.safe_dump(document, width=10_000))
     command = ["promtool", "test", "rules", "tests.yaml"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 def _labelled(key: str, job: str) -> str:
@@ -83,7 +108,10 @@ def _labelled(key: str, job: str) -> str:
 
 
 def _expected(name: str, scenario: dict[str, Any], job: str) -> dict[str, Any]:
-    words = {word: scenario.get(f"{job}_{word}", scenario[word].replace("sick", job)) for word in ("summary", "description")}
+    words = {
+        word: scenario.get(f"{job}_{word}", scenario[word].replace("sick", job))
+        for word in ("summary", "description")
+    }
     rule = alerts()[name]
     known = {"namespace": _NAMESPACE, "kdist_job": job}
     link = rule["annotations"]["dashboard"]
@@ -91,5 +119,9 @@ def _expected(name: str, scenario: dict[str, Any], job: str) -> dict[str, Any]:
         link = link.replace(f"{{{{ $labels.{label} }}}}", value)
     return {
         "exp_labels": {**known, **scenario.get("labels", {}), **rule["labels"]},
-        "exp_annotations": {**words, "runbook_url": rule["annotations"]["runbook_url"], "dashboard": link},
+        "exp_annotations": {
+            **words,
+            "runbook_url": rule["annotations"]["runbook_url"],
+            "dashboard": link,
+        },
     }

@@ -1,4 +1,6 @@
-"""Schemas for kubeconform, made of what an API server says of itself, so that none has to be fetched from elsewhere."""
+"""Schemas for kubeconform, made of what an API server says of itself, so that none has to be
+fetched from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,17 @@ _REFERENCE = "#/definitions/"
 
 
 def write_schemas(openapi: Document, folder: Path) -> str:
-    """Write a strict schema for each kind of an OpenAPI v2 document; returns kubeconform's `-schema-location`."""
+    """Write a strict schema for each kind of an OpenAPI v2 document; returns kubeconform's
+    `-schema-location`.
+    """
     definitions = openapi["definitions"]
     for definition in definitions.values():
         for kind in definition.get("x-kubernetes-group-version-kind", []):
-            path = folder / (kind["group"] or kind["version"]) / f"{kind['kind'].lower()}_{kind['version']}.json"
+            path = (
+                folder
+                / (kind["group"] or kind["version"])
+                / f"{kind['kind'].lower()}_{kind['version']}.json"
+            )
             path.parent.mkdir(parents=True, exist_ok=True)
             needed: Document = {}
             schema = _strict(definition, definitions, needed)
@@ -26,7 +34,9 @@ def write_schemas(openapi: Document, folder: Path) -> str:
 
 
 def _strict(value: Any, definitions: Document, needed: Document) -> Any:
-    """The same with no field allowed but those that are named; definitions that it refers to are gathered in `needed`."""
+    """The same with no field allowed but those that are named; definitions that it refers to are
+    gathered in `needed`.
+    """
     if isinstance(value, list):
         return [_strict(each, definitions, needed) for each in value]
     if not isinstance(value, dict):
@@ -39,7 +49,15 @@ def _strict(value: Any, definitions: Document, needed: Document) -> Any:
         return {"$ref": _REFERENCE + name}
     if value.get("x-kubernetes-int-or-string") or value.get("format") == "int-or-string":
         return {"type": ["integer", "string"]}
-    found = {key: _strict(each, definitions, needed) for key, each in value.items() if key != "description"}
-    if "properties" in value and "additionalProperties" not in value and not value.get("x-kubernetes-preserve-unknown-fields"):
+    found = {
+        key: _strict(each, definitions, needed)
+        for key, each in value.items()
+        if key != "description"
+    }
+    if (
+        "properties" in value
+        and "additionalProperties" not in value
+        and not value.get("x-kubernetes-preserve-unknown-fields")
+    ):
         found["additionalProperties"] = False
     return found

@@ -26,7 +26,13 @@ def promtool(program: Callable[[str], str]) -> str:
 
 
 def test_promtool_finds_nothing_wrong_with_the_rule_files() -> None:
-    done = subprocess.run(["promtool", "check", "rules", *FILES], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        ["promtool", "check", "rules", *FILES],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -38,7 +44,9 @@ def test_every_alert_fires_on_the_sick_job_alone_and_resolves(tmp_path: Path) ->
 def test_every_scenario_would_notice_an_alert_that_never_fires(tmp_path: Path) -> None:
     tried = [promtool_test(name) for name in alerts()]
     for one in tried:
-        one["input_series"] = [series for series in one["input_series"] if 'kdist_job="sick"' not in series["series"]]
+        one["input_series"] = [
+            series for series in one["input_series"] if 'kdist_job="sick"' not in series["series"]
+        ]
         one["alert_rule_test"] = [each for each in one["alert_rule_test"] if each["exp_alerts"]]
     done = run_promtool(tmp_path, *tried)
     assert set(re.findall(r"alertname: (\w+), time", done.stdout + done.stderr)) == set(alerts())
@@ -46,10 +54,20 @@ def test_every_scenario_would_notice_an_alert_that_never_fires(tmp_path: Path) -
 
 def test_dead_exporters_are_told_and_read_as_nothing_else(tmp_path: Path) -> None:
     dead = 'up{job="kdist",namespace="ml",kdist_job="digits",pod="p-0",instance="10.0.0.1:9401"}'
-    silent = [{"eval_time": "20m", "alertname": name, "exp_alerts": []} for name in alerts() if name != "KdistExporterDown"]
-    tried = {"interval": "30s", "input_series": [{"series": dead, "values": "0x60"}], "alert_rule_test": silent}
+    silent = [
+        {"eval_time": "20m", "alertname": name, "exp_alerts": []}
+        for name in alerts()
+        if name != "KdistExporterDown"
+    ]
+    tried = {
+        "interval": "30s",
+        "input_series": [{"series": dead, "values": "0x60"}],
+        "alert_rule_test": silent,
+    }
     assert run_promtool(tmp_path, tried).returncode == 0
-    tried["alert_rule_test"] = [{"eval_time": "20m", "alertname": "KdistExporterDown", "exp_alerts": []}]
+    tried["alert_rule_test"] = [
+        {"eval_time": "20m", "alertname": "KdistExporterDown", "exp_alerts": []}
+    ]
     assert run_promtool(tmp_path, tried).returncode != 0
 
 
@@ -58,7 +76,9 @@ def test_the_straggler_of_the_alert_is_the_slow_rank_of_kdist_top() -> None:
     assert f"busy {SLOW_BY} times as long" in RUNBOOKS.read_text()
 
 
-@pytest.mark.parametrize("container", sorted({backends.get(name).container for name in backends.NAMES}))
+@pytest.mark.parametrize(
+    "container", sorted({backends.get(name).container for name in backends.NAMES})
+)
 def test_a_pod_that_runs_and_is_scraped_no_more_is_told(tmp_path: Path, container: str) -> None:
     series = {
         'up{job="kdist",namespace="ml",kdist_job="digits",pod="p-0"}': "1x10 stale",
@@ -66,7 +86,10 @@ def test_a_pod_that_runs_and_is_scraped_no_more_is_told(tmp_path: Path, containe
         'kube_pod_container_status_running{namespace="ml",pod="p-0",container="CONTAINER"}': "1x60",
         'kube_pod_container_status_running{namespace="ml",pod="other-0",container="CONTAINER"}': "1x60",
     }
-    inputs = [{"series": key.replace("CONTAINER", container), "values": values} for key, values in series.items()]
+    inputs = [
+        {"series": key.replace("CONTAINER", container), "values": values}
+        for key, values in series.items()
+    ]
     expr = 'sum by (pod) (ALERTS{alertname="KdistExporterDown",alertstate="firing"})'
     sample = {"labels": '{pod="p-0"}', "value": 1}
     tried = {
@@ -111,7 +134,11 @@ def test_recording_rules_say_what_their_names_promise(tmp_path: Path) -> None:
         "interval": "1m",
         "input_series": [{"series": key, "values": values} for key, values in series.items()],
         "promql_expr_test": [
-            {"expr": expr, "eval_time": "100m", "exp_samples": [{"labels": f"{{{job}}}", "value": value}]}
+            {
+                "expr": expr,
+                "eval_time": "100m",
+                "exp_samples": [{"labels": f"{{{job}}}", "value": value}],
+            }
             for expr, value in wanted.items()
         ],
     }
@@ -122,7 +149,9 @@ def test_recording_rules_say_what_their_names_promise(tmp_path: Path) -> None:
 def test_every_alert_is_tried_and_explained() -> None:
     assert set(SCENARIOS) == set(alerts())
     for name, rule in alerts().items():
-        assert set(rule["annotations"]) == {"summary", "description", "runbook_url", "dashboard"}, name
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url", "dashboard"}, (
+            name
+        )
         assert rule["annotations"]["runbook_url"] == f"docs/runbooks.md#{name.lower()}"
         assert rule["labels"]["severity"] in {"critical", "warning", "info"}
 
@@ -138,10 +167,15 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
 def test_rules_speak_of_metrics_that_exist() -> None:
     known = {metric.name for metric in CATALOGUE} | FOREIGN
     known |= {
-        f"{metric.name}_{end}" for metric in CATALOGUE if metric.kind is Kind.HISTOGRAM for end in ("sum", "count", "bucket")
+        f"{metric.name}_{end}"
+        for metric in CATALOGUE
+        if metric.kind is Kind.HISTOGRAM
+        for end in ("sum", "count", "bucket")
     }
     recorded = {rule["record"] for rule in read_rules() if "record" in rule}
     for rule in read_rules():
         expr = re.sub(r"\{[^}]*\}|\"[^\"]*\"", "", rule["expr"])
-        used = set(re.findall(r"\b(?:job:|rank:)?(?:kdist|kube)_\w+(?::\w+)?|\bup\b", expr)) - {"kdist_job"}
+        used = set(re.findall(r"\b(?:job:|rank:)?(?:kdist|kube)_\w+(?::\w+)?|\bup\b", expr)) - {
+            "kdist_job"
+        }
         assert used <= known | recorded, used - known - recorded

@@ -30,7 +30,8 @@ def test_every_value_is_described_and_every_description_has_a_value() -> None:
 
     def compare(part: dict[str, Any], known: dict[str, Any], path: str) -> None:
         assert set(part["properties"]) == set(known), path
-        assert part["additionalProperties"] is (path == "global."), path  # which holds what is the parent chart's too
+        # which holds what is the parent chart's too
+        assert part["additionalProperties"] is (path == "global."), path
         for name, inner in part["properties"].items():
             assert inner["description"].endswith("."), f"{path}{name}"
             if "properties" in inner:
@@ -48,7 +49,11 @@ def test_the_chart_says_what_artifact_hub_asks_for() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["kubeVersion"] == f">={OLDEST}.0-0"
     assert chart["icon"].startswith("data:image/svg+xml;base64,")
-    assert {"artifacthub.io/category", "artifacthub.io/license", "artifacthub.io/changes"} <= set(chart["annotations"])
-    version = re.search(r'__version__ = "([^"]+)"', (CHART.parents[1] / "cli/kdist/__init__.py").read_text())
+    assert {"artifacthub.io/category", "artifacthub.io/license", "artifacthub.io/changes"} <= set(
+        chart["annotations"]
+    )
+    version = re.search(
+        r'__version__ = "([^"]+)"', (CHART.parents[1] / "cli/kdist/__init__.py").read_text()
+    )
     assert version is not None
     assert chart["appVersion"] == version[1]

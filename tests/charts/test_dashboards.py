@@ -1,4 +1,6 @@
-"""The dashboards keep the linter's rules, the committed ones are fresh, and they show every metric that there is to show."""
+"""The dashboards keep the linter's rules, the committed ones are fresh, and they show every metric
+that there is to show.
+"""
 
 from __future__ import annotations
 
@@ -46,15 +48,23 @@ def set_variable(index: int, **fields: Any) -> Callable[[dict[str, Any]], None]:
 
 
 BROKEN: dict[Rule, Callable[[dict[str, Any]], None]] = {
-    lint.data_source_is_a_variable: set_panel(datasource={"type": "prometheus", "uid": "P1809F7CD0C75ACF3"}),
+    lint.data_source_is_a_variable: set_panel(
+        datasource={"type": "prometheus", "uid": "P1809F7CD0C75ACF3"}
+    ),
     lint.job_and_instance_can_be_chosen: set_variable(-1, allValue=None),
     lint.variables_follow_the_time_range: set_variable(-1, refresh=1),
     lint.panels_are_named_and_described: set_panel(description=""),
     lint.units_are_given: set_panel(fieldConfig={"defaults": {"unit": "seconds"}, "overrides": []}),
-    lint.legends_tell_series_apart: set_expr('sum by (rank) (rate(kdist_steps_total{job=~"$job"}[$__rate_interval]))'),
-    lint.rates_take_the_interval: set_expr('rate(kdist_steps_total{job=~"$job", instance=~"$instance"}[5m])'),
+    lint.legends_tell_series_apart: set_expr(
+        'sum by (rank) (rate(kdist_steps_total{job=~"$job"}[$__rate_interval]))'
+    ),
+    lint.rates_take_the_interval: set_expr(
+        'rate(kdist_steps_total{job=~"$job", instance=~"$instance"}[5m])'
+    ),
     lint.selectors_use_the_variables: set_expr("max(kdist_loss{})"),
-    lint.counters_have_rates: set_expr('sum(kdist_steps_total{job=~"$job", instance=~"$instance"})'),
+    lint.counters_have_rates: set_expr(
+        'sum(kdist_steps_total{job=~"$job", instance=~"$instance"})'
+    ),
     lint.nobody_edits_it: lambda document: document.update(editable=True),
 }
 
@@ -73,7 +83,9 @@ def test_a_rule_notices_a_dashboard_that_breaks_it(rule: Rule) -> None:
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_the_chart_carries_the_dashboard_of_the_code(name: str) -> None:
     kept = CHART / "dashboards" / f"{name}.json"
-    assert kept.read_text() == to_json(DASHBOARDS[name]), "run: kdist dashboards export --out charts/kdist/dashboards"
+    assert kept.read_text() == to_json(DASHBOARDS[name]), (
+        "run: kdist dashboards export --out charts/kdist/dashboards"
+    )
     assert len(kept.read_bytes()) < 2**20 - 4096, "it has to fit a ConfigMap"
 
 
@@ -92,11 +104,19 @@ def test_panels_fill_their_rows_without_overlapping(name: str) -> None:
 
 
 def test_every_metric_is_shown_or_is_a_detail() -> None:
-    exprs = [expr for dashboard in DASHBOARDS.values() for _, expr in lint.targets(to_document(dashboard))]
+    exprs = [
+        expr
+        for dashboard in DASHBOARDS.values()
+        for _, expr in lint.targets(to_document(dashboard))
+    ]
     text = " ".join([*exprs, *(rule["expr"] for rule in read_rules())])
     used = set(re.findall(r"(?<!:)\bkdist_\w+", text)) - {"kdist_job"}
     names = {metric.name: {metric.name} for metric in CATALOGUE}
-    names |= {m.name: {f"{m.name}_{end}" for end in ("bucket", "sum", "count")} for m in CATALOGUE if m.kind is Kind.HISTOGRAM}
+    names |= {
+        m.name: {f"{m.name}_{end}" for end in ("bucket", "sum", "count")}
+        for m in CATALOGUE
+        if m.kind is Kind.HISTOGRAM
+    }
     assert {name for name, known in names.items() if not known & used} == set(DETAIL)
     assert used - {each for known in names.values() for each in known} == set(), "no such metric"
 

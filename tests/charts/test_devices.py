@@ -1,6 +1,8 @@
-"""Panels of what only machines with GPUs have: ranks report devices to their agents, a DCGM exporter and cAdvisor stand beside.
+"""Panels of what only machines with GPUs have: ranks report devices to their agents, a DCGM
+exporter and cAdvisor stand beside.
 
-No GPU is needed: the numbers come through the ranks' own socket and the agents' own page, those of others as they write them.
+No GPU is needed: the numbers come through the ranks' own socket and the agents' own page, those of
+others as they write them.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ pytestmark = pytest.mark.processes
 
 GIB = 2.0**30
 PEAK = 989e12
-# What `nvidia/dcgm-exporter` says of two GPUs on a node; one is not ours. GR_ENGINE stands for a DCGM that tells of no SM.
+# What `nvidia/dcgm-exporter` says of two GPUs on a node; one is not ours. GR_ENGINE stands for a
+# DCGM that tells of no SM.
 DCGM = """\
 # HELP DCGM_FI_PROF_GR_ENGINE_ACTIVE Ratio of time the graphics engine is active.
 # TYPE DCGM_FI_PROF_GR_ENGINE_ACTIVE gauge
@@ -46,7 +49,10 @@ DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{other} 0.22
 DCGM_FI_DEV_XID_ERRORS{ours} 79
 DCGM_FI_DEV_XID_ERRORS{other} 13
 """
-SM_ACTIVE = "# TYPE DCGM_FI_PROF_SM_ACTIVE gauge\nDCGM_FI_PROF_SM_ACTIVE{ours} 0.5\nDCGM_FI_PROF_SM_ACTIVE{other} 0.11\n"
+SM_ACTIVE = (
+    "# TYPE DCGM_FI_PROF_SM_ACTIVE gauge\nDCGM_FI_PROF_SM_ACTIVE{ours} 0.5\n"
+    "DCGM_FI_PROF_SM_ACTIVE{other} 0.11\n"
+)
 CADVISOR = """\
 # TYPE container_memory_working_set_bytes gauge
 container_memory_working_set_bytes{ours} 3221225472
@@ -96,44 +102,78 @@ def said_of(text: str, number: int, *, job: str = "digits") -> str:
     """The text of a neighbour about a pod of the training, and about another pod beside it."""
     device = f'gpu="{number}",UUID="GPU-{number}",device="nvidia{number}",modelName="NVIDIA H100",Hostname="n{number}",'
     for word, pod in (("ours", f"{job}-{number}"), ("other", "somebody-else")):
-        text = text.replace(f"{{{word}}}", f'{{{device}container="trainer",namespace="ml",pod="{pod}"}}')
+        text = text.replace(
+            f"{{{word}}}", f'{{{device}container="trainer",namespace="ml",pod="{pod}"}}'
+        )
     return text
 
 
 def report(stats: StepStats, seconds: float) -> None:
     """What a rank on a GPU knows that has trained so long."""
-    stats.model_flops, stats.alloc_retries, stats.peak_flops = 0.4 * PEAK * seconds, 3 * seconds, PEAK
+    stats.model_flops, stats.alloc_retries, stats.peak_flops = (
+        0.4 * PEAK * seconds,
+        3 * seconds,
+        PEAK,
+    )
     for op in Op:  # a tenth of the time, at 4 GB/s
-        stats.collective_seconds[op], stats.collective_bytes[op], stats.collectives[op] = 0.1 * seconds, 4e8 * seconds, seconds
-    stats.device_allocated, stats.device_reserved, stats.device_peak = 10 * GIB, 20 * GIB, (15 + stats.rank) * GIB
+        stats.collective_seconds[op], stats.collective_bytes[op], stats.collectives[op] = (
+            0.1 * seconds,
+            4e8 * seconds,
+            seconds,
+        )
+    stats.device_allocated, stats.device_reserved, stats.device_peak = (
+        10 * GIB,
+        20 * GIB,
+        (15 + stats.rank) * GIB,
+    )
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus, Window]]:
-    """A Prometheus that has scraped two pods with a GPU each for a while: of one DCGM tells of its SM."""
+    """A Prometheus that has scraped two pods with a GPU each for a while: of one DCGM tells of its
+    SM.
+    """
     home, start = tmp_path_factory.mktemp("devices"), time.time()
-    info = {"framework": "ddp", "workload_kind": "digits", "world_size_min": "2", "world_size_max": "2"}
+    info = {
+        "framework": "ddp",
+        "workload_kind": "digits",
+        "world_size_min": "2",
+        "world_size_max": "2",
+    }
     with ExitStack() as stack:
         reporters = []
         for number in (0, 1):
             path = home / f"{number}.sock"
-            exporter = Exporter(job="digits", run_id="r", socket_path=path, port=0, host="127.0.0.1", info=info)
+            exporter = Exporter(
+                job="digits", run_id="r", socket_path=path, port=0, host="127.0.0.1", info=info
+            )
             exporter.start()
             stack.callback(exporter.close)
             exporter.set_group(generation=1, world_size=2, local_ranks=[number])
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("KDIST_METRICS_SOCKET", str(path))
-                reporters.append(Reporter(StepStats(rank=number, generation=1), min_interval_seconds=0))
+                reporters.append(
+                    Reporter(StepStats(rank=number, generation=1), min_interval_seconds=0)
+                )
             pod = {"namespace": "ml", "pod": f"digits-{number}"}
             tell(home, f"agent-{number}", f"127.0.0.1:{exporter.port}", {**pod, "job": "kdist"})
-            dcgm = stack.enter_context(Neighbour(said_of(DCGM + (SM_ACTIVE if number else ""), number)))
+            dcgm = stack.enter_context(
+                Neighbour(said_of(DCGM + (SM_ACTIVE if number else ""), number))
+            )
             own = {"namespace": "gpu-operator", "pod": f"nvidia-dcgm-exporter-{number}"}
             # once as Prometheus scrapes by itself (`exported_pod`), once as with `honorLabels`
-            tell(home, f"dcgm-{number}", dcgm.address, {"job": "dcgm-exporter", **(own if number else {})})
+            tell(
+                home,
+                f"dcgm-{number}",
+                dcgm.address,
+                {"job": "dcgm-exporter", **(own if number else {})},
+            )
             kubelet = stack.enter_context(Neighbour(said_of(CADVISOR, number)))
             tell(home, f"kubelet-{number}", kubelet.address, {"job": "kubelet"})
         prometheus, _ = stack.enter_context(scraping(home, rules=()))
-        until(lambda: work(reporters, prometheus, time.time() - start), "rates of all that grows", 120)
+        until(
+            lambda: work(reporters, prometheus, time.time() - start), "rates of all that grows", 120
+        )
         end = time.time()
         yield prometheus, Window(start, end, SCRAPE_SECONDS)
         for reporter in reporters:
@@ -141,14 +181,18 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus,
 
 
 def tell(home: Path, name: str, address: str, labels: dict[str, str]) -> None:
-    """Add a target to those that Prometheus scrapes, with the labels that an operator would give it."""
+    """Add a target to those that Prometheus scrapes, with the labels that an operator would give
+    it.
+    """
     fresh = home / f"{name}.new"
     fresh.write_text(json.dumps([{"targets": [address], "labels": labels}]))
     fresh.replace(home / f"targets-{name}.json")
 
 
 def work(reporters: list[Reporter], prometheus: Prometheus, seconds: float) -> bool:
-    """Report what each rank knows after so long; whether Prometheus can tell the pace of the last few seconds."""
+    """Report what each rank knows after so long; whether Prometheus can tell the pace of the last
+    few seconds.
+    """
     for reporter in reporters:
         report(reporter.stats, seconds)
         reporter.send()
@@ -161,7 +205,13 @@ def ask(seen: tuple[Prometheus, Window], panel: Panel) -> dict[str, float]:
     dashboard = DASHBOARDS["training-job"]
     found: dict[str, float] = {}
     for legend, query in panel.queries.items():
-        text = fill(dashboard, query, window, chosen={"kdist_job": "digits", "namespace": "ml"}, scrape_seconds=SCRAPE_SECONDS)
+        text = fill(
+            dashboard,
+            query,
+            window,
+            chosen={"kdist_job": "digits", "namespace": "ml"},
+            scrape_seconds=SCRAPE_SECONDS,
+        )
         for one in prometheus.instant(text, at=window.end):
             name = name_of(legend, one.labels)
             assert name not in found
@@ -170,7 +220,11 @@ def ask(seen: tuple[Prometheus, Window], panel: Panel) -> dict[str, float]:
 
 
 def panel_named(title: str, *, optional: bool = True) -> Panel:
-    (panel,) = [each for each in DASHBOARDS["training-job"].panels if each.optional is optional and each.title == title]
+    (panel,) = [
+        each
+        for each in DASHBOARDS["training-job"].panels
+        if each.optional is optional and each.title == title
+    ]
     return panel
 
 
@@ -188,11 +242,15 @@ EXPECTED = {
 
 
 def test_every_panel_that_may_be_absent_is_tried_here() -> None:
-    assert {panel.title for panel in DASHBOARDS["training-job"].panels if panel.optional} == set(EXPECTED)
+    assert {panel.title for panel in DASHBOARDS["training-job"].panels if panel.optional} == set(
+        EXPECTED
+    )
 
 
 @pytest.mark.parametrize("title", EXPECTED)
-def test_a_panel_shows_the_training_alone_and_in_its_unit(seen: tuple[Prometheus, Window], title: str) -> None:
+def test_a_panel_shows_the_training_alone_and_in_its_unit(
+    seen: tuple[Prometheus, Window], title: str
+) -> None:
     found = ask(seen, panel_named(title))
     assert set(found) == set(EXPECTED[title])
     rated = title in ("Model FLOPs utilization", "Allocator retries", "CPU")
@@ -204,18 +262,30 @@ def test_the_page_draws_rows_that_may_be_absent_where_they_have_something(
     seen: tuple[Prometheus, Window], tmp_path: Path
 ) -> None:
     prometheus, window = seen
-    page = draw_page(DASHBOARDS["training-job"], prometheus, window, chosen={"kdist_job": "digits"}, theme="light")
+    page = draw_page(
+        DASHBOARDS["training-job"],
+        prometheus,
+        window,
+        chosen={"kdist_job": "digits"},
+        theme="light",
+    )
     (tmp_path / "page.html").write_text(page)
     assert "<h2>GPUs (where there are any)</h2>" in page
     assert "digits-1 GPU 1 <b>25.0 %</b>" in page
     assert "<b>15 GiB</b>" in page
 
 
-def test_what_else_prometheus_scrapes_is_not_taken_for_agents(seen: tuple[Prometheus, Window]) -> None:
+def test_what_else_prometheus_scrapes_is_not_taken_for_agents(
+    seen: tuple[Prometheus, Window],
+) -> None:
     assert len(seen[0].instant("up", at=seen[1].end)) == 6
     assert ask(seen, panel_named("Scraped", optional=False)) == {"up": 2.0}
     assert len(ask(seen, panel_named("Series", optional=False))) == 2
 
 
-def test_the_bus_bandwidth_is_that_of_all_reduces_as_nccl_tests_count(seen: tuple[Prometheus, Window]) -> None:
-    assert ask(seen, panel_named("Bus bandwidth", optional=False)) == pytest.approx({"training": 4e9}, rel=0.01)
+def test_the_bus_bandwidth_is_that_of_all_reduces_as_nccl_tests_count(
+    seen: tuple[Prometheus, Window],
+) -> None:
+    assert ask(seen, panel_named("Bus bandwidth", optional=False)) == pytest.approx(
+        {"training": 4e9}, rel=0.01
+    )

@@ -1,6 +1,8 @@
-"""Alerts meet the faults that they are for: a real Prometheus sees a real training fall ill, fires, and sees it well again.
+"""Alerts meet the faults that they are for: a real Prometheus sees a real training fall ill, fires,
+and sees it well again.
 
-The rule files are the chart's; only `for` is shorter. Those that need a pod (a volume, a probe) are tried on the cluster.
+The rule files are the chart's; only `for` is shorter. Those that need a pod (a volume, a probe) are
+tried on the cluster.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ class Patient:
     """A training of two ranks that falls ill when told to, and the Prometheus that watches it."""
 
     def __init__(self, home: Path, run: Run, training: Training, prometheus: Prometheus) -> None:
-        self.flags, self._run, self.training, self._prometheus = home / "flags", run, training, prometheus
+        self.flags = home / "flags"
+        self._run = run
+        self.training = training
+        self._prometheus = prometheus
 
     def fires(self, alert: str) -> bool:
         """Whether Prometheus says that this alert fires for the job."""
@@ -40,8 +45,12 @@ class Patient:
         return (alert, "digits") in firing(self._prometheus)
 
     def until(self, condition: Callable[[], Any], what: str, seconds: float = 240) -> None:
-        """Return once the condition holds; meanwhile Prometheus hears of agents that have started."""
-        until(lambda: self.fires("") or condition(), f"{what}\n{self._run.errors()[-2000:]}", seconds)
+        """Return once the condition holds; meanwhile Prometheus hears of agents that have
+        started.
+        """
+        until(
+            lambda: self.fires("") or condition(), f"{what}\n{self._run.errors()[-2000:]}", seconds
+        )
 
     def until_it_fires(self, alert: str, seconds: float = 240) -> None:
         self.until(lambda: self.fires(alert), alert, seconds)
@@ -51,11 +60,16 @@ class Patient:
 
     def until_steps(self, least: int) -> None:
         """Return once Prometheus has seen so many steps."""
-        self.until(lambda: self._prometheus.instant(f"kdist_last_step >= {least}", at=time.time()), f"step {least}")
+        self.until(
+            lambda: self._prometheus.instant(f"kdist_last_step >= {least}", at=time.time()),
+            f"step {least}",
+        )
 
     def until_at_work(self, groups: int) -> None:
         """Return once so many groups have made a step."""
-        self.until(lambda: len(self.training.events("first_step")) >= groups, f"group {groups} at work")
+        self.until(
+            lambda: len(self.training.events("first_step")) >= groups, f"group {groups} at work"
+        )
 
     def wait(self, code: int) -> None:
         """Return once the run has ended, with this code."""
@@ -65,7 +79,9 @@ class Patient:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Begin a training of the workload that can be made ill; `train` and further fields of its spec are as given."""
+    """Begin a training of the workload that can be made ill; `train` and further fields of its spec
+    are as given.
+    """
     runs: list[Run] = []
     with scraping(tmp_path, hasten(tmp_path)) as (prometheus, targets):
 
@@ -73,8 +89,18 @@ def start(tmp_path: Path) -> Iterator[Start]:
             (tmp_path / "src").mkdir()
             (tmp_path / "flags").mkdir()
             shutil.copy(SICK, tmp_path / "src")
-            settings = {"code": "./src", "env": [{"name": "FLAGS", "value": str(tmp_path / "flags")}], **spec}
-            calm = {"workload": "sick:Sick", "globalBatch": 64, "syncEverySteps": 2, "steps": 100_000, **train}
+            settings = {
+                "code": "./src",
+                "env": [{"name": "FLAGS", "value": str(tmp_path / "flags")}],
+                **spec,
+            }
+            calm = {
+                "workload": "sick:Sick",
+                "globalBatch": 64,
+                "syncEverySteps": 2,
+                "steps": 100_000,
+                **train,
+            }
             run = Run(tmp_path, write_job(tmp_path, train=calm, **settings))
             runs.append(run)
             return Patient(tmp_path, run, Training(run, "digits", targets), prometheus)
@@ -122,7 +148,9 @@ def test_a_slow_rank_is_told_until_it_is_as_quick_as_the_others(start: Start) ->
 
 
 @pytest.mark.wide
-def test_a_loss_that_is_none_is_told_though_it_ends_the_training_and_for_ten_minutes(start: Start) -> None:
+def test_a_loss_that_is_none_is_told_though_it_ends_the_training_and_for_ten_minutes(
+    start: Start,
+) -> None:
     patient = start(train={})
     patient.until_steps(20)
     (patient.flags / "nan").touch()

@@ -1,4 +1,6 @@
-"""kube-linter itself has nothing to say of what the chart and kdist render, beyond exemptions with reasons; it sees breaks."""
+"""kube-linter itself has nothing to say of what the chart and kdist render, beyond exemptions with
+reasons; it sees breaks.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,21 @@ Document = dict[str, Any]
 
 
 def write_objects(folder: Path, documents: list[Document]) -> None:
-    """One folder is one namespace to kube-linter; templates of pods in kinds that it does not know become pods."""
+    """One folder is one namespace to kube-linter; templates of pods in kinds that it does not know
+    become pods.
+    """
     folder.mkdir(parents=True)
     strange = [each for each in documents if each["kind"] not in KNOWN]
     pods = [
         {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"labels": {}, **template.get("metadata", {}), "name": f"template-{number}", "namespace": "ml"},
+            "metadata": {
+                "labels": {},
+                **template.get("metadata", {}),
+                "name": f"template-{number}",
+                "namespace": "ml",
+            },
             "spec": template["spec"],
         }
         for number, (_, template) in enumerate(objects.templates(strange))
@@ -48,7 +57,9 @@ def write_jobs(folder: Path) -> None:
     for name in (*EXAMPLES, "full"):
         job = load(FULL) if name == "full" else load_file(EXAMPLES[name], overrides=PLACED)
         for backend in backends.NAMES:
-            write_objects(folder / f"{name}-{backend}", [each.document for each in place(job, backend)])
+            write_objects(
+                folder / f"{name}-{backend}", [each.document for each in place(job, backend)]
+            )
 
 
 def render_chart(helm: str, values: Path) -> list[Document]:
@@ -65,13 +76,22 @@ def write_chart(folder: Path, helm: str) -> None:
 
 def lint(folder: Path, *options: str) -> Found:
     """What each check says of which object; without options, all checks that are not exempt."""
-    line = [find_program("kube-linter"), "lint", "--format", "json", *(options or ("--config", str(CONFIG))), str(folder)]
+    line = [
+        find_program("kube-linter"),
+        "lint",
+        "--format",
+        "json",
+        *(options or ("--config", str(CONFIG))),
+        str(folder),
+    ]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
     found: Found = {}
     for each in json.loads(done.stdout)["Reports"] or []:
         kind = each["Object"]["K8sObject"]["GroupVersionKind"]["Kind"]
         place = Path(each["Object"]["Metadata"]["FilePath"]).parent.name
-        found.setdefault(each["Check"], set()).add(f"{place} {kind}: {each['Diagnostic']['Message']}")
+        found.setdefault(each["Check"], set()).add(
+            f"{place} {kind}: {each['Diagnostic']['Message']}"
+        )
     assert done.returncode == (1 if found else 0), done.stderr
     return found
 
@@ -90,16 +110,28 @@ def test_every_exemption_is_needed(tmp_path: Path) -> None:
     write_jobs(tmp_path / "jobs")
     write_chart(tmp_path / "chart", find_program("helm"))
     exempt = set(yaml.safe_load(CONFIG.read_text())["checks"]["exclude"]) - {"schema-validation"}
-    assert exempt - set(lint(tmp_path, "--do-not-auto-add-defaults", "--include", ",".join(sorted(exempt)))) == set()
+    assert (
+        exempt
+        - set(lint(tmp_path, "--do-not-auto-add-defaults", "--include", ",".join(sorted(exempt))))
+        == set()
+    )
 
 
 BREAKS: dict[str, Callable[[Document], Any]] = {
-    "privileged-container": lambda pod: pod["containers"][0]["securityContext"].update(privileged=True),
-    "run-as-non-root": lambda pod: pod["containers"][0]["securityContext"].update(runAsUser=0, runAsNonRoot=False),
-    "latest-tag": lambda pod: pod["containers"][0].update(image="registry.example.com/trainer:latest"),
+    "privileged-container": lambda pod: pod["containers"][0]["securityContext"].update(
+        privileged=True
+    ),
+    "run-as-non-root": lambda pod: pod["containers"][0]["securityContext"].update(
+        runAsUser=0, runAsNonRoot=False
+    ),
+    "latest-tag": lambda pod: pod["containers"][0].update(
+        image="registry.example.com/trainer:latest"
+    ),
     "unset-memory-requirements": lambda pod: pod["containers"][0].pop("resources"),
     "host-network": lambda pod: pod.update(hostNetwork=True),
-    "default-service-account": lambda pod: pod.update(serviceAccountName="default", automountServiceAccountToken=True),
+    "default-service-account": lambda pod: pod.update(
+        serviceAccountName="default", automountServiceAccountToken=True
+    ),
 }
 
 
@@ -111,7 +143,11 @@ def test_kube_linter_notices_what_breaks_a_job_of_any_kind(tmp_path: Path, backe
         change(template["spec"])
         write_objects(tmp_path / check, documents)
     found = lint(tmp_path)
-    assert {check for check in BREAKS if not any(each.startswith(f"{check} ") for each in found.get(check, ()))} == set()
+    assert {
+        check
+        for check in BREAKS
+        if not any(each.startswith(f"{check} ") for each in found.get(check, ()))
+    } == set()
 
 
 def test_kube_linter_notices_what_breaks_the_chart(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""What the chart and kdist render keeps kube-linter's checks, and each check notices what breaks it."""
+"""What the chart and kdist render keeps kube-linter's checks, and each check notices what breaks
+it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,19 @@ def test_every_object_of_a_job_keeps_the_check(backend: str, check: Check) -> No
 @pytest.mark.e2e  # where Helm is built
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 def test_every_object_of_the_chart_keeps_the_checks(helm: str, values: Path) -> None:
-    line = [helm, "template", "kdist", str(CHART), "--namespace", "ml", "--kube-version", "1.36.0", "-f", str(values), *OPERATOR]
+    line = [
+        helm,
+        "template",
+        "kdist",
+        str(CHART),
+        "--namespace",
+        "ml",
+        "--kube-version",
+        "1.36.0",
+        "-f",
+        str(values),
+        *OPERATOR,
+    ]
     printed = subprocess.run(line, capture_output=True, text=True, check=True, timeout=120).stdout
     documents = [each for each in yaml.safe_load_all(printed) if each]
     assert {check.__name__: found for check in CHECKS if (found := list(check(documents)))} == {}
@@ -50,17 +64,29 @@ def set_container(**fields: Any) -> Break:
 
 BROKEN: dict[Check, Break] = {
     objects.latest_tag: set_container(image="registry:5000/trainer"),
-    objects.run_as_non_root: lambda _, container: container["securityContext"].update(runAsNonRoot=False),
-    objects.no_read_only_root_fs: lambda _, container: container["securityContext"].pop("readOnlyRootFilesystem"),
-    objects.privilege_escalation_container: lambda _, container: container["securityContext"].pop("capabilities"),
+    objects.run_as_non_root: lambda _, container: container["securityContext"].update(
+        runAsNonRoot=False
+    ),
+    objects.no_read_only_root_fs: lambda _, container: container["securityContext"].pop(
+        "readOnlyRootFilesystem"
+    ),
+    objects.privilege_escalation_container: lambda _, container: container["securityContext"].pop(
+        "capabilities"
+    ),
     objects.unset_requirements: set_container(resources={"requests": {"cpu": 1, "memory": "1Gi"}}),
     objects.host_namespaces: lambda known, _: known["pod"].update(hostNetwork=True),
     objects.env_var_secret: set_container(env=[{"name": "API_KEY", "value": "x"}]),
     objects.non_existent_ports: set_container(ports=[]),
-    objects.dangling_selectors: lambda known, _: known["Service"]["spec"]["selector"].update({"kdist.dev/job": "other"}),
+    objects.dangling_selectors: lambda known, _: known["Service"]["spec"]["selector"].update(
+        {"kdist.dev/job": "other"}
+    ),
     objects.wildcard_in_rules: lambda known, _: known["Role"]["rules"][0].update(verbs=["*"]),
-    objects.job_ttl_seconds_after_finished: lambda known, _: known["Job"]["spec"].pop("ttlSecondsAfterFinished"),
-    objects.deprecated_service_account_field: lambda known, _: known["pod"].pop("automountServiceAccountToken"),
+    objects.job_ttl_seconds_after_finished: lambda known, _: known["Job"]["spec"].pop(
+        "ttlSecondsAfterFinished"
+    ),
+    objects.deprecated_service_account_field: lambda known, _: known["pod"].pop(
+        "automountServiceAccountToken"
+    ),
     objects.no_extensions_v1beta: lambda known, _: known["Job"].update(apiVersion="batch/v1beta1"),
 }
 
@@ -69,5 +95,8 @@ BROKEN: dict[Check, Break] = {
 def test_a_check_notices_what_breaks_it(check: Check) -> None:
     documents = rendered("full", "job")
     ((_, template),) = objects.templates(documents)
-    BROKEN[check]({each["kind"]: each for each in documents} | {"pod": template["spec"]}, template["spec"]["containers"][0])
+    BROKEN[check](
+        {each["kind"]: each for each in documents} | {"pod": template["spec"]},
+        template["spec"]["containers"][0],
+    )
     assert list(check(documents)) != []

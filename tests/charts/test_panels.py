@@ -1,4 +1,6 @@
-"""Every panel and every rule answers on a real Prometheus that scrapes a real training of two ranks, one of which is killed."""
+"""Every panel and every rule answers on a real Prometheus that scrapes a real training of two
+ranks, one of which is killed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ PANELS = [
 
 
 class Seen(NamedTuple):
-    """A Prometheus after the kill, the time just before it, and the time at which all had recovered."""
+    """A Prometheus after the kill, the time just before it, and the time at which all had
+    recovered.
+    """
 
     prometheus: Prometheus
     before: float
@@ -69,14 +73,22 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 
 
 def ask(seen: Seen, name: str, query: str, *, at: float) -> list[Series]:
-    text = fill(DASHBOARDS[name], query, seen.window, chosen={"kdist_job": "digits"}, scrape_seconds=SCRAPE_SECONDS)
+    text = fill(
+        DASHBOARDS[name],
+        query,
+        seen.window,
+        chosen={"kdist_job": "digits"},
+        scrape_seconds=SCRAPE_SECONDS,
+    )
     return seen.prometheus.instant(text, at=at)
 
 
 @pytest.mark.parametrize(("name", "panel"), PANELS)
 def test_every_query_of_a_panel_finds_finite_series(seen: Seen, name: str, panel: Panel) -> None:
     for legend, query in panel.queries.items():
-        at_some_time = [ask(seen, name, query, at=at) for at in (seen.before, seen.after, seen.after - 3)]
+        at_some_time = [
+            ask(seen, name, query, at=at) for at in (seen.before, seen.after, seen.after - 3)
+        ]
         finite = [one for found in at_some_time for one in found if math.isfinite(one.last)]
         assert finite or legend in SILENT, query
 
@@ -111,25 +123,42 @@ def test_no_alert_fires_while_a_training_only_recovers(seen: Seen) -> None:
 def test_a_rule_has_its_series_and_an_alert_is_silent(seen: Seen, rule: dict[str, Any]) -> None:
     found = seen.prometheus.instant(rule["expr"], at=seen.after)
     if rule.get("alert") in alerts():
-        assert found == [] or "for" in rule, "a condition that has to last may be true for a moment on a busy machine"
+        assert found == [] or "for" in rule, (
+            "a condition that has to last may be true for a moment on a busy machine"
+        )
         names = set(re.findall(r"\bkdist_\w+", rule["expr"])) - {"kdist_job"}
-        absent = [name for name in names if not name.endswith(("ratio", "rate5m")) and not _known(seen, name)]
-        assert set(absent) <= {"kdist_checkpoint_failures_total", "kdist_checkpoint_fallbacks_total"}
+        absent = [
+            name
+            for name in names
+            if not name.endswith(("ratio", "rate5m")) and not _known(seen, name)
+        ]
+        assert set(absent) <= {
+            "kdist_checkpoint_failures_total",
+            "kdist_checkpoint_fallbacks_total",
+        }
     else:
         assert [one for one in found if math.isfinite(one.last)], rule["expr"]
 
 
 def _known(seen: Seen, name: str) -> bool:
-    return bool(seen.prometheus.instant(f'last_over_time({{__name__=~"(job:|rank:)?{name}(:.*)?"}}[10m])', at=seen.after))
+    return bool(
+        seen.prometheus.instant(
+            f'last_over_time({{__name__=~"(job:|rank:)?{name}(:.*)?"}}[10m])', at=seen.after
+        )
+    )
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 @pytest.mark.parametrize("theme", ["auto", "dark"])
-def test_the_page_shows_every_panel_and_the_kill(seen: Seen, name: str, theme: str, tmp_path: Path) -> None:
+def test_the_page_shows_every_panel_and_the_kill(
+    seen: Seen, name: str, theme: str, tmp_path: Path
+) -> None:
     chosen = {"kdist_job": "digits"}
     page = draw_page(DASHBOARDS[name], seen.prometheus, seen.window, chosen=chosen, theme=theme)
     (tmp_path / "page.html").write_text(page)
-    assert page.count("<article") == len([panel for panel in DASHBOARDS[name].panels if not panel.optional])
+    assert page.count("<article") == len(
+        [panel for panel in DASHBOARDS[name].panels if not panel.optional]
+    )
     assert "nothing to show" not in page
     assert "no answer" not in page
     assert ("<title>New group</title>" in page) == (name == "training-job")
@@ -140,5 +169,11 @@ def test_the_page_shows_every_panel_and_the_kill(seen: Seen, name: str, theme: s
 @pytest.mark.skipif(not browser.is_here(), reason="there is no Chromium")
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_no_text_of_the_page_is_cut(seen: Seen, name: str) -> None:
-    page = draw_page(DASHBOARDS[name], seen.prometheus, seen.window, chosen={"kdist_job": "digits"}, theme="light")
+    page = draw_page(
+        DASHBOARDS[name],
+        seen.prometheus,
+        seen.window,
+        chosen={"kdist_job": "digits"},
+        theme="light",
+    )
     assert browser.measure(page).cut == []

@@ -1,4 +1,6 @@
-"""The page that draws dashboards without a Grafana: its figures, its curves, and what it makes of odd answers."""
+"""The page that draws dashboards without a Grafana: its figures, its curves, and what it makes of
+odd answers.
+"""
 
 from __future__ import annotations
 
@@ -76,11 +78,17 @@ def test_ticks_are_few_and_inside(low: float, way: float) -> None:
         (7200, "none", ["0", "2,000", "4,000", "6,000"]),
     ],
 )
-def test_an_axis_has_one_unit_and_digits_that_tell_its_numbers_apart(high: float, unit: str, texts: list[str]) -> None:
+def test_an_axis_has_one_unit_and_digits_that_tell_its_numbers_apart(
+    high: float, unit: str, texts: list[str]
+) -> None:
     assert [text for _, text in svg.axis(0.0, high, unit, most=4)] == texts
 
 
-@given(st.floats(-1e6, 1e6), st.floats(1e-9, 1e12), st.sampled_from([unit for unit in UNITS if unit != "s"]))
+@given(
+    st.floats(-1e6, 1e6),
+    st.floats(1e-9, 1e12),
+    st.sampled_from([unit for unit in UNITS if unit != "s"]),
+)
 def test_an_axis_never_says_two_things_alike(low: float, way: float, unit: str) -> None:
     found = svg.axis(low, low + way, unit, most=4)
     if way > abs(low) * 0.01:
@@ -101,7 +109,9 @@ def test_a_rare_peak_does_not_flatten_all_the_rest_and_is_named() -> None:
 
 def test_a_legend_shows_what_fits_and_counts_the_rest() -> None:
     def drawn(number: int) -> str:
-        answer = [Series({"rank": f"{rank}"}, ((1000.0, 1.0), (1001.0, 2.0))) for rank in range(number)]
+        answer = [
+            Series({"rank": f"{rank}"}, ((1000.0, 1.0), (1001.0, 2.0))) for rank in range(number)
+        ]
         return card.draw(
             lines("l", "d", "none", {"rank {{rank}}": "x{}"}, width=6),
             card.PanelSource(lambda _: answer, lambda _: answer, WINDOW),
@@ -118,11 +128,16 @@ def test_a_legend_shows_what_fits_and_counts_the_rest() -> None:
 
 def test_what_happened_is_named_where_there_is_room() -> None:
     curve = Curve("a", BLUE, ((1000.0, 1.0), (1100.0, 2.0)))
-    events = [EventMarker("New group", BLUE, 1050.0, True), EventMarker("Checkpoint", BLUE, 1060.0, False)]
+    events = [
+        EventMarker("New group", BLUE, 1050.0, True),
+        EventMarker("Checkpoint", BLUE, 1060.0, False),
+    ]
     wide = svg.draw(panel_of("lines"), [curve], events, WINDOW, width=700, height=200)
     assert ">New group</text>" in wide
     assert ">Checkpoint</text>" not in wide
-    assert ">New group</text>" not in svg.draw(panel_of("lines"), [curve], events, WINDOW, width=400, height=200)
+    assert ">New group</text>" not in svg.draw(
+        panel_of("lines"), [curve], events, WINDOW, width=400, height=200
+    )
 
 
 def panel_of(kind: str, **fields: Any) -> Panel:
@@ -140,11 +155,17 @@ def test_whatever_the_numbers_are_the_picture_is_well_formed(
     rows: list[list[float]], kind: str, logarithmic: bool, bridged: bool, minimum: float | None
 ) -> None:
     curves = [
-        Curve(f"<{index}&", BLUE, tuple((1000.0 + 7 * place, value) for place, value in enumerate(row)))
+        Curve(
+            f"<{index}&",
+            BLUE,
+            tuple((1000.0 + 7 * place, value) for place, value in enumerate(row)),
+        )
         for index, row in enumerate(rows)
     ]
     panel = panel_of(kind, logarithmic=logarithmic, bridged=bridged, minimum=minimum)
-    picture = svg.draw(panel, curves, [EventMarker("a<b", BLUE, 1050.0, True)], WINDOW, width=400, height=200)
+    picture = svg.draw(
+        panel, curves, [EventMarker("a<b", BLUE, 1050.0, True)], WINDOW, width=400, height=200
+    )
     tree = ElementTree.fromstring(picture)  # noqa: S314 - our own
     assert tree.tag == "svg"
     assert "nan" not in re.sub(r">[^<]*<", "><", picture)
@@ -152,7 +173,15 @@ def test_whatever_the_numbers_are_the_picture_is_well_formed(
 
 
 def test_a_gap_in_the_numbers_is_a_gap_in_the_line() -> None:
-    points = ((1000.0, 1.0), (1001.0, 2.0), (1002.0, math.nan), (1003.0, 1.0), (1004.0, 2.0), (1050.0, 1.0), (1051.0, 2.0))
+    points = (
+        (1000.0, 1.0),
+        (1001.0, 2.0),
+        (1002.0, math.nan),
+        (1003.0, 1.0),
+        (1004.0, 2.0),
+        (1050.0, 1.0),
+        (1051.0, 2.0),
+    )
     curve = Curve("a", BLUE, points)
     drawn = svg.draw(panel_of("lines"), [curve, curve], [], WINDOW, width=400, height=200)
     assert drawn.count("<polyline") == 2 * 3
@@ -173,7 +202,11 @@ def test_names_from_labels_cannot_add_to_the_page() -> None:
     answer = [Series(evil, ((1000.0, 1.0), (1001.0, 2.0), (1002.0, 3.0)))]
     source = card.PanelSource(lambda _: answer, lambda _: answer, WINDOW)
     table = Panel(title="t", description="d", kind=Kind.TABLE, queries={"a": "x{}"}, unit="none")
-    shown = [lines("l", "d", "none", {"rank {{rank}}": "x{}"}), bars("b", "d", "none", {"{{rank}}": "x{}"}), table]
+    shown = [
+        lines("l", "d", "none", {"rank {{rank}}": "x{}"}),
+        bars("b", "d", "none", {"{{rank}}": "x{}"}),
+        table,
+    ]
     for panel in [*shown, stat("s", "d", "x{}", "none")]:
         html = card.draw(panel, source, [])
         assert "<script" not in html
@@ -184,10 +217,14 @@ def test_the_table_of_trainings_names_their_state_and_colours_what_is_bad() -> N
     (table,) = [panel for panel in DASHBOARDS["fleet"].panels if panel.kind is Kind.TABLE]
     job = {"namespace": "ml", "kdist_job": "digits"}
     answers = {
-        table.queries["State"]: [Series({**job, "state": word}, ((1000.0, 1.0),)) for word in ("running", "hung")],
+        table.queries["State"]: [
+            Series({**job, "state": word}, ((1000.0, 1.0),)) for word in ("running", "hung")
+        ],
         table.queries["Skew"]: [Series(job, ((1000.0, 1.5),))],
     }
-    html = card.draw(table, card.PanelSource(lambda _: [], lambda query: answers.get(query, []), WINDOW), [])
+    html = card.draw(
+        table, card.PanelSource(lambda _: [], lambda query: answers.get(query, []), WINDOW), []
+    )
     assert "<td>hung, running</td>" in html
     assert f'color:{svg.paint(STATUS["bad"])}">1.5</span>' in html
     assert html.count("<td>-</td>") == len(table.queries) - 2
@@ -197,14 +234,27 @@ def test_a_panel_without_an_answer_says_so() -> None:
     source = card.PanelSource(lambda _: [], lambda _: [], WINDOW)
     for dashboard in DASHBOARDS.values():
         for panel in dashboard.panels:
-            assert "nothing to show" in (html := card.draw(panel, source, [])) or "no answer" in html
+            assert (
+                "nothing to show" in (html := card.draw(panel, source, [])) or "no answer" in html
+            )
 
 
 def test_queries_are_filled_with_what_was_chosen_and_the_windows_of_grafana() -> None:
     dashboard = DASHBOARDS["training-job"]
-    text = fill(dashboard, 'sum(rate(kdist_x{op="a"}[$__rate_interval]))', WINDOW, chosen={"kdist_job": "d"}, scrape_seconds=15)
-    assert text == 'sum(rate(kdist_x{namespace=~".*", kdist_job=~"d", job=~".+", instance=~".+", op="a"}[60s]))'
-    assert "[100s]" in fill(dashboard, "increase(kdist_x{}[$__range])", WINDOW, chosen={}, scrape_seconds=1)
+    text = fill(
+        dashboard,
+        'sum(rate(kdist_x{op="a"}[$__rate_interval]))',
+        WINDOW,
+        chosen={"kdist_job": "d"},
+        scrape_seconds=15,
+    )
+    assert (
+        text
+        == 'sum(rate(kdist_x{namespace=~".*", kdist_job=~"d", job=~".+", instance=~".+", op="a"}[60s]))'
+    )
+    assert "[100s]" in fill(
+        dashboard, "increase(kdist_x{}[$__range])", WINDOW, chosen={}, scrape_seconds=1
+    )
 
 
 def test_a_page_cannot_be_drawn_without_a_prometheus(kdist: Any) -> None:

@@ -15,12 +15,19 @@ from kdist.dashboards import DASHBOARDS
 
 
 class Grafana(ThreadingHTTPServer):
-    """Keeps the dashboards it is given; a query of `broken` fails, all others find one series each."""
+    """Keeps the dashboards it is given; a query of `broken` fails, all others find one series
+    each.
+    """
 
     def __init__(self, *, broken: str = "", sources: bool = True) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.broken, self.kept, self.queries, self.tokens = broken, dict[str, Any](), list[str](), set[str | None]()
-        self.sources = [{"type": kind, "uid": kind} for kind in ("loki", "prometheus")] if sources else []
+        self.broken = broken
+        self.kept = dict[str, Any]()
+        self.queries = list[str]()
+        self.tokens = set[str | None]()
+        self.sources = (
+            [{"type": kind, "uid": kind} for kind in ("loki", "prometheus")] if sources else []
+        )
 
     @property
     def url(self) -> str:
@@ -44,7 +51,9 @@ class _Handler(BaseHTTPRequestHandler):
         for query in body["queries"]:
             self.server.queries.append(query["expr"])
             failed = self.server.broken and self.server.broken in query["expr"]
-            results[query["refId"]] = {"error": "parse error", "frames": []} if failed else {"frames": [{}]}
+            results[query["refId"]] = (
+                {"error": "parse error", "frames": []} if failed else {"frames": [{}]}
+            )
         self._answer({"results": results})
 
     def do_DELETE(self) -> None:
@@ -82,7 +91,9 @@ def test_every_panel_is_evaluated_and_nothing_is_left_behind(
     panels = [panel for dashboard in DASHBOARDS.values() for panel in dashboard.panels]
     assert len(done.stdout.splitlines()) == 1 + len(panels)
     assert len(grafana.queries) == sum(len(panel.queries) for panel in panels)
-    assert not [query for query in grafana.queries if re.search(r"\$[^1]", query)], "$1 is what label_replace has found"
+    assert not [query for query in grafana.queries if re.search(r"\$[^1]", query)], (
+        "$1 is what label_replace has found"
+    )
     assert grafana.kept == {}
     assert grafana.tokens == {"Bearer glsa_x"}
 
@@ -91,7 +102,11 @@ def test_every_panel_is_evaluated_and_nothing_is_left_behind(
 def test_a_panel_that_fails_is_named_and_fails_the_command(kdist: Any, grafana: Grafana) -> None:
     done = kdist("dashboards", "verify", "--grafana", grafana.url)
     assert done.exit_code == 1
-    assert [line for line in done.stdout.splitlines() if "parse error" in line and "Gradient norm" in line]
+    assert [
+        line
+        for line in done.stdout.splitlines()
+        if "parse error" in line and "Gradient norm" in line
+    ]
     assert grafana.kept == {}
 
 

@@ -28,7 +28,9 @@ spec:
 
 @pytest.fixture
 def kdist(monkeypatch: pytest.MonkeyPatch) -> Kdist:
-    """`kdist("validate", "job.yaml")` → result with exit_code, stdout and stderr; it never leaves a traceback."""
+    """`kdist("validate", "job.yaml")` → result with exit_code, stdout and stderr; it never leaves a
+    traceback.
+    """
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("KDIST_DEBUG", raising=False)
 
@@ -58,7 +60,9 @@ def job_file(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start `kdist run` with these arguments in the folder `tmp_path`: `start("job.yaml", "--nodes", "2")`."""
+    """Start `kdist run` with these arguments in the folder `tmp_path`: `start("job.yaml",
+    "--nodes", "2")`.
+    """
     runs: list[Run] = []
 
     def begin(*args: str, stderr: Any = None) -> Run:

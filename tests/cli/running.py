@@ -30,7 +30,12 @@ class Run:
 
     def __init__(self, home: Path, *args: str, stderr: Any = None) -> None:
         self.home = home
-        environment = {**os.environ, "KDIST_HOME": str(home / "runs"), "NO_COLOR": "1", "TERM": "xterm"}
+        environment = {
+            **os.environ,
+            "KDIST_HOME": str(home / "runs"),
+            "NO_COLOR": "1",
+            "TERM": "xterm",
+        }
         command = [sys.executable, "-m", "kdist", "run", *args]
         self._errors = (home / "stderr").open("w+")
         self.process = subprocess.Popen(
@@ -44,7 +49,9 @@ class Run:
         )
 
     def wait(self, code: int) -> str:
-        """What was printed to stdout, once it has ended with this code; a DONE is about the weights that were kept."""
+        """What was printed to stdout, once it has ended with this code; a DONE is about the weights
+        that were kept.
+        """
         try:
             out, _ = self.process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
@@ -74,7 +81,9 @@ class Run:
 
 
 class Terminal:
-    """A terminal that a run may draw on: `theirs` is its end, `text` what was drawn, without colours and moves."""
+    """A terminal that a run may draw on: `theirs` is its end, `text` what was drawn, without
+    colours and moves.
+    """
 
     def __init__(self) -> None:
         self._ours, self.theirs = pty.openpty()
@@ -104,7 +113,15 @@ class Terminal:
         self._ours = -1
 
 
-def write_job(home: Path, name: str = "digits", *, nodes: int = 2, steps: int = 24, checkpoint: int = 10, **spec: Any) -> str:
+def write_job(
+    home: Path,
+    name: str = "digits",
+    *,
+    nodes: int = 2,
+    steps: int = 24,
+    checkpoint: int = 10,
+    **spec: Any,
+) -> str:
     train = {
         "workload": "digits",
         "steps": steps,
@@ -138,7 +155,9 @@ def commits(folder: Path) -> list[int]:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Command lines of the live processes that were told of this run folder, by argument or by environment."""
+    """Command lines of the live processes that were told of this run folder, by argument or by
+    environment.
+    """
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():

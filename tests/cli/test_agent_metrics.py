@@ -37,10 +37,21 @@ def test_samples_are_read_with_their_labels_and_other_lines_passed_over() -> Non
 
 
 def test_what_the_real_exporter_serves_is_read_as_prometheus_reads_it(tmp_path: Path) -> None:
-    exporter = Exporter(job="d", run_id="r", socket_path=tmp_path / "s", port=0, host="127.0.0.1", info={"framework": "ddp"})
+    exporter = Exporter(
+        job="d",
+        run_id="r",
+        socket_path=tmp_path / "s",
+        port=0,
+        host="127.0.0.1",
+        info={"framework": "ddp"},
+    )
     exporter.set_group(generation=1, world_size=2, local_ranks=[0, 1])
     page = exporter.expose()
-    theirs = [(one.name, one.labels, one.value) for family in text_string_to_metric_families(page) for one in family.samples]
+    theirs = [
+        (one.name, one.labels, one.value)
+        for family in text_string_to_metric_families(page)
+        for one in family.samples
+    ]
     ours = [(one.name, one.labels, one.value) for one in parse(page)]
     assert len(ours) > 50
     # Scrape times move between the readings of one page, not within it.
@@ -50,7 +61,12 @@ def test_what_the_real_exporter_serves_is_read_as_prometheus_reads_it(tmp_path: 
 def test_merged_pages_are_one_valid_page_in_which_every_series_says_whose_it_is() -> None:
     merged = "\n".join(merge({"pod-a": PAGE, "pod-b": PAGE})) + "\n"
     families = {family.name: family for family in text_string_to_metric_families(merged)}
-    assert [sample.labels["pod"] for sample in families["kdist_steps"].samples] == ["pod-a", "pod-a", "pod-b", "pod-b"]
+    assert [sample.labels["pod"] for sample in families["kdist_steps"].samples] == [
+        "pod-a",
+        "pod-a",
+        "pod-b",
+        "pod-b",
+    ]
     assert merged.count("# TYPE kdist_steps_total") == 1
     assert "what is this" not in merged
 

@@ -20,14 +20,19 @@ from tests.cli.conftest import Kdist
 HEAVY = {"torch", "kubernetes", "pydantic", "jinja2", "rich", "asyncio", "requests", "yaml"}
 
 
-@pytest.mark.parametrize("args", [["--help"], ["--version"], ["-h"], ["validate", "--help"], ["run", "--help"], ["init", "-h"]])
+@pytest.mark.parametrize(
+    "args",
+    [["--help"], ["--version"], ["-h"], ["validate", "--help"], ["run", "--help"], ["init", "-h"]],
+)
 def test_help_and_version_import_nothing_heavy(args: list[str]) -> None:
     program = (
         "import sys\nfrom kdist.app import cli\n"
         f"try: cli.main({args!r})\nexcept SystemExit as end: code = end.code\n"
         f"print('loaded', *sorted({HEAVY!r} & set(sys.modules)), code)"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert ended.stdout.splitlines()[-1] == "loaded 0"
 
 
@@ -57,7 +62,9 @@ def test_without_a_command_the_help_is_told_on_stderr(kdist: Kdist) -> None:
     assert "Examples:" in result.stderr
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("validat", "validate"), ("expain", "explain"), ("xyzzy", "")])
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("validat", "validate"), ("expain", "explain"), ("xyzzy", "")]
+)
 def test_an_unknown_command_gets_a_near_one(typed: str, meant: str, kdist: Kdist) -> None:
     result = kdist(typed)
     hint = f"Hint: did you mean `kdist {meant}`?\n" if meant else ""
@@ -126,7 +133,9 @@ def test_a_reader_that_goes_away_is_no_traceback(job_file: Path) -> None:
     os.close(read)
     try:
         command = [sys.executable, "-m", "kdist", "explain", "-r"]
-        ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        ended = subprocess.run(
+            command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
     finally:
         os.close(write)
     assert ended.returncode == 1
@@ -141,8 +150,17 @@ def test_a_completion_script_names_the_command(shell: str, kdist: Kdist) -> None
 
 
 def test_completion_offers_commands_and_their_files() -> None:
-    environment = os.environ | {"_KDIST_COMPLETE": "bash_complete", "COMP_WORDS": "kdist va", "COMP_CWORD": "1"}
+    environment = os.environ | {
+        "_KDIST_COMPLETE": "bash_complete",
+        "COMP_WORDS": "kdist va",
+        "COMP_CWORD": "1",
+    }
     ended = subprocess.run(
-        [sys.executable, "-m", "kdist"], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "kdist"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert ended.stdout.split() == ["plain,validate"]

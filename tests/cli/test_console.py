@@ -10,7 +10,9 @@ import yaml
 from kdist import console
 from kdist.errors import InvalidJobError, KdistError, Problem
 
-PROBLEM = Problem("job.yaml", 2, 5, "spec.nodse", "unknown field", "nodes", "a hint", "    nodse: 2", 5)
+PROBLEM = Problem(
+    "job.yaml", 2, 5, "spec.nodse", "unknown field", "nodes", "a hint", "    nodse: 2", 5
+)
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +21,9 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_an_error_says_what_where_why_and_last_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_says_what_where_why_and_last_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     console.error(InvalidJobError("job.yaml", [PROBLEM], next_command="kdist explain spec"))
     told = capsys.readouterr()
     assert told.out == ""
@@ -33,7 +37,9 @@ def test_an_error_says_what_where_why_and_last_what_to_do(capsys: pytest.Capture
     )
 
 
-def test_colour_can_be_forced_and_forbidden(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colour_can_be_forced_and_forbidden(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     console.error(KdistError("x"))
     assert "\x1b[" in capsys.readouterr().err

@@ -7,7 +7,11 @@ import pytest
 from kdist import jsonpath
 from kdist.errors import UsageError
 
-DOCUMENT = {"items": [{"name": "a", "step": 3}, {"name": "b", "step": None}], "odd.key": {"x": [1, 2]}, "phase": "Läuft"}
+DOCUMENT = {
+    "items": [{"name": "a", "step": 3}, {"name": "b", "step": None}],
+    "odd.key": {"x": [1, 2]},
+    "phase": "Läuft",
+}
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,9 @@ def test_a_reader_that_has_gone_is_nothing_to_fail_of() -> None:
     os.close(writer)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="only Linux has a disk that is always full"
+)
 def test_a_full_disk_loses_what_was_said_and_nothing_else() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     outlet = NonBlockingWriter(full)

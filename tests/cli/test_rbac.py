@@ -1,4 +1,6 @@
-"""Who may not do all that a command needs does none of it, and hears in one sentence which right is missing."""
+"""Who may not do all that a command needs does none of it, and hears in one sentence which right is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ POD = {
     "spec": {"containers": [{"name": "trainer"}]},
     "status": {
         "phase": "Running",
-        "containerStatuses": [{"name": "trainer", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}],
+        "containerStatuses": [
+            {"name": "trainer", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
+        ],
     },
 }
 
@@ -44,21 +48,33 @@ def store(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stor
 @pytest.fixture
 def file(tmp_path: Path, job: str) -> Path:
     document = yaml.safe_load(job)
-    document["spec"] |= {"image": "registry.example.com/trainer:1", "backend": "job", "nodes": {"min": 1, "max": 2}}
+    document["spec"] |= {
+        "image": "registry.example.com/trainer:1",
+        "backend": "job",
+        "nodes": {"min": 1, "max": 2},
+    }
     document["spec"]["checkpoints"] = {"size": "1Gi"}
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(document))
     return path
 
 
-def test_a_new_job_of_which_one_object_may_not_be_made_leaves_no_other(store: Store, file: Path, kdist: Kdist) -> None:
+def test_a_new_job_of_which_one_object_may_not_be_made_leaves_no_other(
+    store: Store, file: Path, kdist: Kdist
+) -> None:
     store.may_not = {"create poddisruptionbudgets", "patch jobs"}
     result = kdist("apply", str(file))
     assert result.exit_code == Code.FORBIDDEN
-    told = "nothing was changed: you are `jane`, who may not create poddisruptionbudgets.policy, patch jobs.batch in namespace ml"
+    told = (
+        "nothing was changed: you are `jane`, who may not create poddisruptionbudgets.policy, "
+        "patch jobs.batch in namespace ml"
+    )
     assert told in result.stderr
     held = "create poddisruptionbudgets.policy, patch jobs.batch (in namespace ml)"
-    assert f"Hint: ask an admin of the cluster for the edit role of kdist's chart, or for a role with: {held}" in result.stderr
+    assert (
+        "Hint: ask an admin of the cluster for the edit role of kdist's chart, or for a "
+        f"role with: {held}"
+    ) in result.stderr
     assert "Next: kdist doctor -n ml" in result.stderr
     assert store.objects == {}
 
@@ -111,15 +127,24 @@ def test_a_job_of_another_kind_leaves_nothing_that_whoever_deletes_may_not_even_
 
 
 def test_the_role_that_is_advised_is_the_least_that_holds_the_rights() -> None:
-    assert "for the view role of kdist's chart" in rbac.advise(["get pods/log", "list jobs.batch"], "ml")
-    assert "for the edit role of kdist's chart" in rbac.advise(["get pods/log", "create pods/exec"], "ml")
+    assert "for the view role of kdist's chart" in rbac.advise(
+        ["get pods/log", "list jobs.batch"], "ml"
+    )
+    assert "for the edit role of kdist's chart" in rbac.advise(
+        ["get pods/log", "create pods/exec"], "ml"
+    )
     assert "chart" not in rbac.advise(["get pods/log", "get secrets"], "ml")
-    assert rbac.advise(["list pods"], "") == "ask an admin of the cluster for a ClusterRole with: list pods"
+    assert (
+        rbac.advise(["list pods"], "")
+        == "ask an admin of the cluster for a ClusterRole with: list pods"
+    )
 
 
 def test_a_rule_covers_what_it_names_and_no_more() -> None:
     def may(right: rbac.Right, **rule: list[str]) -> bool:
-        return rbac._covers({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"], **rule}, right)
+        return rbac._covers(
+            {"verbs": ["get"], "apiGroups": [""], "resources": ["pods"], **rule}, right
+        )
 
     right = rbac.Right("get", "v1", "Pod")
     assert may(right)
@@ -132,7 +157,10 @@ def test_a_rule_covers_what_it_names_and_no_more() -> None:
 
 
 def test_the_chart_holds_every_right_of_the_table_and_view_changes_nothing() -> None:
-    held = {role: [*rbac.rules(role, workloads=False), *rbac.rules(role, workloads=True)] for role in ("view", "edit")}
+    held = {
+        role: [*rbac.rules(role, workloads=False), *rbac.rules(role, workloads=True)]
+        for role in ("view", "edit")
+    }
     for need in rbac.NEEDS:
         rules = held["view"] + (held["edit"] if need.role == "edit" else [])
         for right in [*need.rights, *rbac.workload_rights(need.workload)]:

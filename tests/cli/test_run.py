@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import PATIENCE, Start, Terminal, commits, processes_of, read_ledger, write_job
+from tests.cli.running import (
+    PATIENCE,
+    Start,
+    Terminal,
+    commits,
+    processes_of,
+    read_ledger,
+    write_job,
+)
 from tests.patience import soon
 
 
@@ -31,8 +39,16 @@ def test_a_job_on_two_nodes_trains_to_its_end_and_reports(start: Start, tmp_path
     assert report["loss"] == float.fromhex(read_ledger(folder, "steps")[-1]["loss"])
     assert json.loads((folder / "report.json").read_text()) == report
     lines = run.errors().splitlines()
-    events = [found[1] for line in lines if (found := re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ \S+ ([a-z-]+) +\S", line))]
-    assert [name for name in events if name in ("group-formed", "first-step", "done")] == ["group-formed", "first-step", "done"]
+    events = [
+        found[1]
+        for line in lines
+        if (found := re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ \S+ ([a-z-]+) +\S", line))
+    ]
+    assert [name for name in events if name in ("group-formed", "first-step", "done")] == [
+        "group-formed",
+        "first-step",
+        "done",
+    ]
     assert events.count("agent-started") == 2
     assert "\x1b" not in run.errors()
     assert processes_of(folder) == []
@@ -48,11 +64,16 @@ def test_a_job_on_two_nodes_trains_to_its_end_and_reports(start: Start, tmp_path
 
     longer = start(job, "--set", "spec.train.steps=26", "-o", "json")
     assert json.loads(longer.wait(0))["steps"]["reached"] == 26
-    assert "job-edited            the job was edited since its checkpoint: steps 24 -> 26: taken over" in longer.errors()
+    assert (
+        "job-edited            the job was edited since its checkpoint: steps 24 -> 26: taken over"
+        in longer.errors()
+    )
 
 
 @pytest.mark.processes
-def test_ctrl_c_saves_the_next_run_goes_on_alone_and_its_death_ends_everything(start: Start, tmp_path: Path) -> None:
+def test_ctrl_c_saves_the_next_run_goes_on_alone_and_its_death_ends_everything(
+    start: Start, tmp_path: Path
+) -> None:
     job = write_job(tmp_path, steps=100_000, checkpoint=100_000)
     run = start(job)
     folder = run.folder("digits")
@@ -60,7 +81,10 @@ def test_ctrl_c_saves_the_next_run_goes_on_alone_and_its_death_ends_everything(s
     run.process.send_signal(signal.SIGINT)
     run.wait(130)
     saved = commits(folder)[-1]
-    assert f"digits stopped; step {saved:,} is saved. Next: kdist run job.yaml   goes on from there" in run.errors()
+    assert (
+        f"digits stopped; step {saved:,} is saved. Next: kdist run job.yaml   goes on from there"
+        in run.errors()
+    )
     assert json.loads((folder / "report.json").read_text())["outcome"] == "stopped"
 
     run = start(job)
@@ -93,31 +117,52 @@ def test_on_a_terminal_the_job_is_seen_live(start: Start, tmp_path: Path) -> Non
     with Terminal() as terminal:
         run = start(job, stderr=terminal.theirs)
         terminal.close_theirs()
-        assert soon(lambda: terminal.text() and run.process.poll() is not None, PATIENCE), terminal.text()
+        assert soon(lambda: terminal.text() and run.process.poll() is not None, PATIENCE), (
+            terminal.text()
+        )
         text = terminal.text()
     run.wait(0)
-    for part in ("… starting: 1 of 1 agents", "━", "/150", "loss ", "learning rate", "NODE", "Ctrl-C saves and stops"):
+    for part in (
+        "… starting: 1 of 1 agents",
+        "━",
+        "/150",
+        "loss ",
+        "learning rate",
+        "NODE",
+        "Ctrl-C saves and stops",
+    ):
         assert part in text, text
     assert "group-formed" not in text, "the live view tells sentences, not names of events"
 
 
 @pytest.mark.processes
-def test_an_agent_that_is_killed_is_started_again_and_the_training_ends_well(start: Start, tmp_path: Path) -> None:
+def test_an_agent_that_is_killed_is_started_again_and_the_training_ends_well(
+    start: Start, tmp_path: Path
+) -> None:
     job = write_job(tmp_path, steps=80, checkpoint=20)
     run = start(job, "-o", "json")
     folder = run.folder("digits")
     run.wait_until(lambda: len(commits(folder)) >= 1, "checkpoint")
     os.kill(json.loads((folder / "node-1" / "agent.json").read_text())["pid"], signal.SIGKILL)
     report = json.loads(run.wait(0))
-    assert report["restarts"] == {"total": 1, "byCause": {"node_lost": 1}, "joins": 0, "generations": 2}
+    assert report["restarts"] == {
+        "total": 1,
+        "byCause": {"node_lost": 1},
+        "joins": 0,
+        "generations": 2,
+    }
     assert len(report["recoverySeconds"]) == 1
-    assert re.search(r"node-1 agent-restarting +agent ended by signal 9; starts again in 0.5 s", run.errors())
+    assert re.search(
+        r"node-1 agent-restarting +agent ended by signal 9; starts again in 0.5 s", run.errors()
+    )
     effective = {line["step"]: line for line in read_ledger(folder, "steps")}
     assert sorted(effective) == list(range(1, 81))
 
 
 @pytest.mark.processes
-def test_a_reader_that_stops_reading_stops_neither_healing_nor_ctrl_c(start: Start, tmp_path: Path) -> None:
+def test_a_reader_that_stops_reading_stops_neither_healing_nor_ctrl_c(
+    start: Start, tmp_path: Path
+) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with contextlib.suppress(BlockingIOError):
@@ -130,7 +175,9 @@ def test_a_reader_that_stops_reading_stops_neither_healing_nor_ctrl_c(start: Sta
     folder = run.folder("digits")
     run.wait_until(lambda: commits(folder), "checkpoint")
     os.kill(json.loads((folder / "node-1" / "agent.json").read_text())["pid"], signal.SIGKILL)
-    run.wait_until(lambda: read_ledger(folder, "steps")[-1]["generation"] == 2, "the second generation's steps")
+    run.wait_until(
+        lambda: read_ledger(folder, "steps")[-1]["generation"] == 2, "the second generation's steps"
+    )
     run.process.send_signal(signal.SIGINT)
     run.wait_until((folder / "report.json").exists, "the end report")
     assert json.loads((folder / "report.json").read_text())["outcome"] == "stopped"
@@ -141,21 +188,31 @@ def test_a_reader_that_stops_reading_stops_neither_healing_nor_ctrl_c(start: Sta
 
 
 @pytest.mark.processes
-def test_a_disk_that_is_full_when_the_job_is_stopped_ends_it_with_10_and_words(start: Start, tmp_path: Path) -> None:
+def test_a_disk_that_is_full_when_the_job_is_stopped_ends_it_with_10_and_words(
+    start: Start, tmp_path: Path
+) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small disk")
     (tmp_path / "runs").mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "kdist-test", str(tmp_path / "runs")], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "kdist-test", str(tmp_path / "runs")], check=True
+    )
     try:
         run = start(write_job(tmp_path, nodes=1, steps=100_000, checkpoint=100_000), "-o", "json")
         run.wait_until(lambda: len(read_ledger(run.folder("digits"), "steps")) > 5, "first steps")
-        with (tmp_path / "runs" / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+        with (
+            (tmp_path / "runs" / "ballast").open("wb", buffering=0) as ballast,
+            contextlib.suppress(OSError),
+        ):
             while ballast.write(bytes(4096)):
                 pass
         run.process.send_signal(signal.SIGINT)
         report = json.loads(run.wait(10))
         assert (report["outcome"], report["trainerExitCode"]) == ("stopped", 203)
-        assert re.search(r"report-not-kept +the end report cannot be written to \S+: No space left on device", run.errors())
+        assert re.search(
+            r"report-not-kept +the end report cannot be written to \S+: No space left on device",
+            run.errors(),
+        )
         assert "Error:" in run.errors()
     finally:
         subprocess.run(["umount", "-l", str(tmp_path / "runs")], check=True)

@@ -9,22 +9,41 @@ from kdist.units import number, seconds, size
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0 ms"), (0.0031, "3 ms"), (0.213, "0.21 s"), (1.25, "1.2 s"), (9.94, "9.9 s"), (12.4, "12 s"), (59.6, "1:00"),
-     (125, "2:05"), (3600, "1:00:00"), (0.0005, "500 µs"), ("nan", "nan")],
-)  # fmt: skip
+    [
+        (0.0, "0 ms"),
+        (0.0031, "3 ms"),
+        (0.213, "0.21 s"),
+        (1.25, "1.2 s"),
+        (9.94, "9.9 s"),
+        (12.4, "12 s"),
+        (59.6, "1:00"),
+        (125, "2:05"),
+        (3600, "1:00:00"),
+        (0.0005, "500 µs"),
+        ("nan", "nan"),
+    ],
+)
 def test_durations_read_easily(value: object, text: str) -> None:
     assert seconds(value) == text
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_258_291, "1.2 MiB"), (None, "None")]
+    ("value", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_258_291, "1.2 MiB"), (None, "None")],
 )
 def test_sizes_read_easily(value: object, text: str) -> None:
     assert size(value) == text
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.123456, "0.1235"), (12345, "12,345"), (12345.6, "12,345.6"), ("nan", "nan"), (True, "True")]
+    ("value", "text"),
+    [
+        (0.123456, "0.1235"),
+        (12345, "12,345"),
+        (12345.6, "12,345.6"),
+        ("nan", "nan"),
+        (True, "True"),
+    ],
 )
 def test_numbers_read_easily(value: object, text: str) -> None:
     assert number(value) == text

@@ -1,6 +1,8 @@
-"""What a cluster that is not ours can do: it may lack operators or shared volumes, and only our own namespaces in it are ours.
+"""What a cluster that is not ours can do: it may lack operators or shared volumes, and only our own
+namespaces in it are ours.
 
-On the cluster that `tests/cluster/cluster` starts nothing may be lacking: there every test runs, and fails where something is.
+On the cluster that `tests/cluster/cluster` starts nothing may be lacking: there every test runs,
+and fails where something is.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _PULLS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName")
 
 
 class Abilities:
-    """Asks the cluster once for each thing. `storage_class` is the class that volumes are asked of, "" the default one."""
+    """Asks the cluster once for each thing. `storage_class` is the class that volumes are asked of,
+    "" the default one.
+    """
 
     def __init__(self, environment: Mapping[str, str], home: Path) -> None:
         self._environment = environment
@@ -39,7 +43,9 @@ class Abilities:
         self.storage_class = environment.get("KDIST_E2E_CLASS", "")
 
     def lack(self, need: str) -> str:
-        """Why the cluster cannot do that; "" if it can. `need`: an operator, `shared-volumes`, `helm` or `whole-cluster`."""
+        """Why the cluster cannot do that; "" if it can. `need`: an operator, `shared-volumes`,
+        `helm` or `whole-cluster`.
+        """
         if self.ours:
             return ""
         if need in OPERATORS:
@@ -47,14 +53,20 @@ class Abilities:
         if need == "shared-volumes":
             return self._no_shared_volumes
         if need == "helm":
-            return "" if shutil.which("helm", path=self._environment["PATH"]) else "helm is not installed"
+            return (
+                ""
+                if shutil.which("helm", path=self._environment["PATH"])
+                else "helm is not installed"
+            )
         assert need == "whole-cluster", need
         return "changes what belongs to the whole cluster, and this one is not ours"
 
     @cached_property
     def _kinds(self) -> set[str]:
         line = ["kubectl", "get", "crd", "-o", "jsonpath={.items[*].metadata.name}"]
-        done = subprocess.run(line, env=dict(self._environment), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            line, env=dict(self._environment), capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         return set(done.stdout.split())
 
@@ -69,24 +81,45 @@ class Abilities:
             ended = space.wait_until(lambda: self._judge(space), seconds=_SECONDS)
             if ended == "ran":
                 return ""
-            told = [each["message"] for each in space.find("events") if each["involvedObject"]["kind"] != "Pod"]
-            return f"no volume that several nodes may write (KDIST_E2E_CLASS names a class): {(told or ['no word on why'])[-1]}"
+            told = [
+                each["message"]
+                for each in space.find("events")
+                if each["involvedObject"]["kind"] != "Pod"
+            ]
+            return (
+                "no volume that several nodes may write (KDIST_E2E_CLASS names a class): "
+                f"{(told or ['no word on why'])[-1]}"
+            )
         finally:
             space.remove()
 
     @staticmethod
     def _judge(space: Namespace) -> str:
-        """`ran` or `refused`, once it is known; a KDIST_IMAGE that cannot be had fails every test that asks."""
+        """`ran` or `refused`, once it is known; a KDIST_IMAGE that cannot be had fails every test
+        that asks.
+        """
         pod = space.get("pod", "probe")
-        waiting = [each["state"].get("waiting") or {} for each in pod["status"].get("containerStatuses") or []]
+        waiting = [
+            each["state"].get("waiting") or {}
+            for each in pod["status"].get("containerStatuses") or []
+        ]
         for each in waiting:
             assert each.get("reason") not in _PULLS, f"KDIST_IMAGE: {each.get('message')}"
         if pod["status"].get("phase") == "Succeeded":
             return "ran"
-        failures = [each for each in space.find("events") if each["reason"] in ("ProvisioningFailed", "FailedBinding")]
-        # A class that makes no volumes may have some already, to which the claim is bound a moment later.
+        failures = [
+            each
+            for each in space.find("events")
+            if each["reason"] in ("ProvisioningFailed", "FailedBinding")
+        ]
+        # A class that makes no volumes may have some already, to which the claim is bound a moment
+        # later.
         bound = space.get("pvc", "probe")["status"].get("phase") == "Bound"
-        return "refused" if failures and not bound and sum(each.get("count") or 1 for each in failures) > 1 else ""
+        return (
+            "refused"
+            if failures and not bound and sum(each.get("count") or 1 for each in failures) > 1
+            else ""
+        )
 
 
 def skip_without(abilities: Abilities, *needs: str) -> None:
@@ -97,7 +130,10 @@ def skip_without(abilities: Abilities, *needs: str) -> None:
 
 
 def _probe(image: str, storage_class: str) -> dict[str, Any]:
-    claim: dict[str, Any] = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    claim: dict[str, Any] = {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
     if storage_class:
         claim["storageClassName"] = storage_class
     container = {
@@ -110,11 +146,20 @@ def _probe(image: str, storage_class: str) -> dict[str, Any]:
     spec = {
         "restartPolicy": "Never",
         "containers": [container],
-        "securityContext": {"runAsNonRoot": True, "fsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "fsGroup": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
         "volumes": [{"name": "probe", "persistentVolumeClaim": {"claimName": "probe"}}],
     }
     items = [
-        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "probe"}, "spec": claim},
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "probe"},
+            "spec": claim,
+        },
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": spec},
     ]
     return {"apiVersion": "v1", "kind": "List", "items": items}

@@ -1,7 +1,9 @@
-"""Finds pods for a Prometheus that was built without Kubernetes, as Debian's is: runs beside it in its pod, with its account.
+"""Finds pods for a Prometheus that was built without Kubernetes, as Debian's is: runs beside it in
+its pod, with its account.
 
-It writes what `kubernetes_sd_configs` with the role `pod` yields into a file for `file_sd_configs`: a target for each port of
-each container, under the labels that the relabelling asks for. Nothing but Python's own library, for it runs in any image.
+It writes what `kubernetes_sd_configs` with the role `pod` yields into a file for `file_sd_configs`:
+a target for each port of each container, under the labels that the relabelling asks for. Nothing
+but Python's own library, for it runs in any image.
 
     python discovery.py NAMESPACES FILE
 """
@@ -34,7 +36,10 @@ def targets(pods: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                     f"{_META}_pod_container_port_name": port.get("name", ""),
                     f"{_META}_pod_container_port_number": str(port["containerPort"]),
                 }
-                yield {"targets": [f"{address}:{port['containerPort']}"], "labels": {**own, **place}}
+                yield {
+                    "targets": [f"{address}:{port['containerPort']}"],
+                    "labels": {**own, **place},
+                }
 
 
 def _labels(pod: dict[str, Any]) -> dict[str, str]:
@@ -53,9 +58,13 @@ def _labels(pod: dict[str, Any]) -> dict[str, str]:
 
 def pods_of(namespace: str) -> list[dict[str, Any]]:
     """The namespace's pods, as the API server shows them to this account."""
-    server = f"https://{os.environ['KUBERNETES_SERVICE_HOST']}:{os.environ['KUBERNETES_SERVICE_PORT']}"
+    server = (
+        f"https://{os.environ['KUBERNETES_SERVICE_HOST']}:{os.environ['KUBERNETES_SERVICE_PORT']}"
+    )
     headers = {"Authorization": f"Bearer {(ACCOUNT / 'token').read_text()}"}
-    request = urllib.request.Request(f"{server}/api/v1/namespaces/{namespace}/pods", headers=headers)  # noqa: S310 - https
+    request = urllib.request.Request(
+        f"{server}/api/v1/namespaces/{namespace}/pods", headers=headers
+    )  # noqa: S310 - https
     trusted = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
     with urllib.request.urlopen(request, timeout=10, context=trusted) as answer:  # noqa: S310
         found: list[dict[str, Any]] = json.load(answer)["items"]
@@ -63,10 +72,14 @@ def pods_of(namespace: str) -> list[dict[str, Any]]:
 
 
 def main(namespaces: str, file: Path) -> None:
-    """Write the targets anew each second; a server that does not answer leaves them as they were."""
+    """Write the targets anew each second; a server that does not answer leaves them as they
+    were.
+    """
     while True:
         try:
-            found = [one for namespace in namespaces.split(",") for one in targets(pods_of(namespace))]
+            found = [
+                one for namespace in namespaces.split(",") for one in targets(pods_of(namespace))
+            ]
         except OSError as error:
             sys.stderr.write(f"{error}\n")
         else:

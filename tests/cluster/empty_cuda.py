@@ -1,8 +1,10 @@
-"""Makes libraries that have CUDA's names and nothing in them, for an image that is to train on processors only.
+"""Makes libraries that have CUDA's names and nothing in them, for an image that is to train on
+processors only.
 
-torch's normal wheel is linked against two gigabytes of NVIDIA's libraries, without which it cannot even be imported, and
-which a machine without a GPU never calls. Each function here answers 100, `cudaErrorNoDevice`. The CUDA runtime itself is
-small and is asked at import, so it stays the real one.
+torch's normal wheel is linked against two gigabytes of NVIDIA's libraries, without which it cannot
+even be imported, and which a machine without a GPU never calls. Each function here answers 100,
+`cudaErrorNoDevice`. The CUDA runtime itself is small and is asked at import, so it stays the real
+one.
 
 Run as `python empty_cuda.py TORCH FOLDER`, TORCH being an installed torch. Needs gcc and binutils.
 """
@@ -15,9 +17,22 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-REAL = ("libcudart.", "libcupti.", "libcuda.")  # the last is the driver, which belongs to the machine
-SYSTEM = ("libc.", "libm.", "libdl.", "librt.", "libpthread.", "libgcc_s.", "libstdc++.", "libgomp.", "ld-linux")
-THEIRS = re.compile(r"(cu(blas|dnn|fft|rand|solver|sparse|File|pti|da)|nccl|nvrtc|nvshmem|nvJit)\w*")
+# the last is the driver, which belongs to the machine
+REAL = ("libcudart.", "libcupti.", "libcuda.")
+SYSTEM = (
+    "libc.",
+    "libm.",
+    "libdl.",
+    "librt.",
+    "libpthread.",
+    "libgcc_s.",
+    "libstdc++.",
+    "libgomp.",
+    "ld-linux",
+)
+THEIRS = re.compile(
+    r"(cu(blas|dnn|fft|rand|solver|sparse|File|pti|da)|nccl|nvrtc|nvshmem|nvJit)\w*"
+)
 
 
 def main(torch: Path, folder: Path) -> None:
@@ -26,7 +41,11 @@ def main(torch: Path, folder: Path) -> None:
     own = {library.name for library in libraries}
     needed: dict[str, set[str]] = {}
     for library in libraries:
-        needed[library.name] = {name for name in _needed(library) if name not in own and not name.startswith(SYSTEM + REAL)}
+        needed[library.name] = {
+            name
+            for name in _needed(library)
+            if name not in own and not name.startswith(SYSTEM + REAL)
+        }
     functions: dict[str, set[str]] = {name: set() for names in needed.values() for name in names}
     versions: dict[str, str] = {}
     for library in libraries:
@@ -36,7 +55,8 @@ def main(torch: Path, folder: Path) -> None:
             if version in holders:
                 functions[holders[version]].add(symbol)
             elif not version and THEIRS.fullmatch(symbol) and needed[library.name]:
-                # The loader looks in all libraries for a symbol without a version, so any of them may hold it.
+                # The loader looks in all libraries for a symbol without a version, so any of them
+                # may hold it.
                 functions[min(needed[library.name])].add(symbol)
     folder.mkdir(parents=True, exist_ok=True)
     for name, symbols in functions.items():
@@ -48,14 +68,22 @@ def _needed(library: Path) -> list[str]:
 
 
 def _undefined(library: Path) -> Iterable[tuple[str, str]]:
-    """Every symbol that a library expects from others, with the version it expects it in (or "")."""
-    return re.findall(r" U ([^@\s]+)@{0,2}(\S*)$", _output("nm", "-D", "--undefined-only", library), re.MULTILINE)
+    """Every symbol that a library expects from others, with the version it expects it in (or
+    "").
+    """
+    return re.findall(
+        r" U ([^@\s]+)@{0,2}(\S*)$", _output("nm", "-D", "--undefined-only", library), re.MULTILINE
+    )
 
 
 def _versions(library: Path) -> Iterable[tuple[str, str]]:
-    """Which version of which library this one was linked against: a library offers its symbols under one name or none."""
+    """Which version of which library this one was linked against: a library offers its symbols
+    under one name or none.
+    """
     name = ""
-    for found, version in re.findall(r"File: (\S+)|Name: (\S+)", _output("readelf", "-V", "-W", library)):
+    for found, version in re.findall(
+        r"File: (\S+)|Name: (\S+)", _output("readelf", "-V", "-W", library)
+    ):
         name = found or name
         if version and name:
             yield name, version
@@ -63,7 +91,18 @@ def _versions(library: Path) -> Iterable[tuple[str, str]]:
 
 def _write(target: Path, symbols: Iterable[str], version: str | None) -> None:
     source = "".join(f"int {symbol}(void) {{ return 100; }}\n" for symbol in sorted(symbols))
-    command = ["gcc", "-shared", "-fPIC", "-nostdlib", "-fno-builtin", "-O1", "-x", "c", "-", f"-Wl,-soname,{target.name}"]
+    command = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-nostdlib",
+        "-fno-builtin",
+        "-O1",
+        "-x",
+        "c",
+        "-",
+        f"-Wl,-soname,{target.name}",
+    ]
     if version:
         script = target.with_suffix(".map")
         script.write_text(f"{version} {{ global: *; }};\n")

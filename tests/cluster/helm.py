@@ -12,17 +12,36 @@ PATIENCE_SECONDS = 900
 
 
 def call_helm(namespace: Namespace, command: str, *args: str) -> str:
-    """What `helm COMMAND RELEASE …` prints; the release is named as the namespace. It must succeed."""
+    """What `helm COMMAND RELEASE …` prints; the release is named as the namespace. It must
+    succeed.
+    """
     line = [_program(namespace), command, namespace.name, *args, "--namespace", namespace.name]
-    done = subprocess.run(line, env=namespace.environment, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
+    done = subprocess.run(
+        line,
+        env=namespace.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
     assert done.returncode == 0, f"{' '.join(line)}\n{done.stdout}{done.stderr}\n{namespace.look()}"
     return done.stdout
 
 
 def render_chart(namespace: Namespace, *args: str) -> str:
     """What `helm template kdist CHART …` prints."""
-    line = [_program(namespace), "template", namespace.name, str(CHART), "--namespace", namespace.name, *args]
-    done = subprocess.run(line, env=namespace.environment, capture_output=True, text=True, check=False, timeout=120)
+    line = [
+        _program(namespace),
+        "template",
+        namespace.name,
+        str(CHART),
+        "--namespace",
+        namespace.name,
+        *args,
+    ]
+    done = subprocess.run(
+        line, env=namespace.environment, capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -19,12 +19,20 @@ RESOURCE = {
 }
 # That of every cluster that is new enough, and the one whose pods never end by themselves.
 FIRST = ("job", "statefulset")
-DRAWN = random.Random(os.environ.get("KDIST_SEED") or read_commit(Path(__file__).parent)).choice(FIRST)
+DRAWN = random.Random(os.environ.get("KDIST_SEED") or read_commit(Path(__file__).parent)).choice(
+    FIRST
+)
 
-_MARKED = [kind if kind == DRAWN else pytest.param(kind, marks=pytest.mark.wide) for kind in RESOURCE]
+_MARKED = [
+    kind if kind == DRAWN else pytest.param(kind, marks=pytest.mark.wide) for kind in RESOURCE
+]
 every_kind = pytest.mark.parametrize("kind", _MARKED)
-"""Each kind, for tests that take minutes: CI goes through one of `FIRST`, drawn by the commit or by KDIST_SEED."""
+"""Each kind, for tests that take minutes: CI goes through one of `FIRST`, drawn by the commit or by
+KDIST_SEED.
+"""
 operated_kind = pytest.mark.parametrize("kind", [*_MARKED[:2], *list(RESOURCE)[2:]])
-"""Each kind, for tests that hold what an operator makes of it: CI goes through those of operators, and one of `FIRST`."""
+"""Each kind, for tests that hold what an operator makes of it: CI goes through those of operators,
+and one of `FIRST`.
+"""
 each_kind = pytest.mark.parametrize("kind", RESOURCE)
 """Each kind, for tests that take seconds."""

@@ -1,4 +1,6 @@
-"""A real Prometheus in a namespace, with the chart's rules, its scrapes and an account that may find pods and nothing else."""
+"""A real Prometheus in a namespace, with the chart's rules, its scrapes and an account that may
+find pods and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,16 @@ _SIGNAL = "import os, sys; os.kill(int(sys.argv[1]), int(sys.argv[2]))"
 
 @contextmanager
 def monitoring(namespace: Namespace, *, hasty: bool = False) -> Iterator[Prometheus]:
-    """Install the chart and a Prometheus that scrapes as its PodMonitor says; `hasty`: alerts wait a sixtieth of their `for`."""
+    """Install the chart and a Prometheus that scrapes as its PodMonitor says; `hasty`: alerts wait
+    a sixtieth of their `for`.
+    """
     every = f"{SCRAPE_SECONDS}s"
-    values = {"monitoring": {"podMonitor": {"interval": every, "scrapeTimeout": every}, "scraper": {"create": True}}}
+    values = {
+        "monitoring": {
+            "podMonitor": {"interval": every, "scrapeTimeout": every},
+            "scraper": {"create": True},
+        }
+    }
     file = str(namespace.home / namespace.write(values, "values.yaml"))
     call_helm(namespace, "install", str(CHART), "--values", file)
     always = "monitoring.podMonitor.enabled=always,monitoring.prometheusRule.enabled=always"
@@ -53,9 +62,19 @@ def monitoring(namespace: Namespace, *, hasty: bool = False) -> Iterator[Prometh
         "rules.yaml": yaml.safe_dump({"groups": groups}),
         "discovery.py": Path(discovery.__file__).read_text(),
     }
-    settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "prometheus"}, "data": files}
+    settings = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "prometheus"},
+        "data": files,
+    }
     namespace.kubectl("create", "-f", "-", stdin=json.dumps(settings))
-    namespace.kubectl("create", "-f", "-", stdin=json.dumps(_pod(namespace, ",".join(places["namespaces"]["names"]))))
+    namespace.kubectl(
+        "create",
+        "-f",
+        "-",
+        stdin=json.dumps(_pod(namespace, ",".join(places["namespaces"]["names"]))),
+    )
     namespace.kubectl("wait", "pod/prometheus", "--for=condition=Ready", "--timeout=120s")
     with forwarded(namespace, "prometheus") as url:
         yield Prometheus(url)
@@ -66,7 +85,9 @@ def forwarded(namespace: Namespace, pod: str) -> Iterator[str]:
     """The address here of the Prometheus in this pod, once it answers."""
     port = free_port()
     line = ["kubectl", "-n", namespace.name, "port-forward", f"pod/{pod}", f"{port}:9090"]
-    process = subprocess.Popen(line, env=namespace.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        line, env=namespace.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     url = f"http://127.0.0.1:{port}"
     try:
         namespace.until("an answer of Prometheus", lambda: is_ready(url))
@@ -79,7 +100,11 @@ def forwarded(namespace: Namespace, pod: str) -> Iterator[str]:
 def signal_rank(namespace: Namespace, job: str, number: int = signal.SIGKILL) -> None:
     """Send a signal to the rank of the job's last pod."""
     pod = namespace.pods(job)[-1]["metadata"]["name"]
-    started = [json.loads(line) for line in namespace.kubectl("logs", pod).splitlines() if '"worker-started"' in line]
+    started = [
+        json.loads(line)
+        for line in namespace.kubectl("logs", pod).splitlines()
+        if '"worker-started"' in line
+    ]
     signal_process(namespace, pod, int(started[-1]["pid"]), number)
 
 
@@ -91,11 +116,16 @@ def signal_process(namespace: Namespace, pod: str, pid: int, number: int) -> Non
 def _image(namespace: Namespace) -> str:
     if namespace.environment.get("KDIST_E2E") == "kubeconfig":
         return os.environ.get("KDIST_PROMETHEUS_IMAGE", _PULLED)
-    return subprocess.run([CLUSTER, "prometheus"], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        [CLUSTER, "prometheus"], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def _pod(namespace: Namespace, watched: str) -> dict[str, Any]:
-    mounts = [{"name": "config", "mountPath": "/etc/prometheus"}, {"name": "data", "mountPath": "/data"}]
+    mounts = [
+        {"name": "config", "mountPath": "/etc/prometheus"},
+        {"name": "data", "mountPath": "/data"},
+    ]
     shared = {
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": {
@@ -115,16 +145,36 @@ def _pod(namespace: Namespace, watched: str) -> dict[str, Any]:
     finder = {
         "name": "discovery",
         "image": namespace.environment["KDIST_IMAGE"],
-        "command": ["/usr/bin/tini", "--", "python", "/etc/prometheus/discovery.py", watched, _TARGETS],
+        "command": [
+            "/usr/bin/tini",
+            "--",
+            "python",
+            "/etc/prometheus/discovery.py",
+            watched,
+            _TARGETS,
+        ],
     }
-    user = {"runAsNonRoot": True, "runAsUser": 65532, "fsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+    user = {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "fsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     spec = {
         "serviceAccountName": f"{namespace.name}-kdist-scraper",
         "automountServiceAccountToken": True,
         "terminationGracePeriodSeconds": 1,
         "containers": [{**prometheus, **shared}, {**finder, **shared}],
         "securityContext": user,
-        "volumes": [{"name": "config", "configMap": {"name": "prometheus"}}, {"name": "data", "emptyDir": {}}],
+        "volumes": [
+            {"name": "config", "configMap": {"name": "prometheus"}},
+            {"name": "data", "emptyDir": {}},
+        ],
     }
     labels = {"app.kubernetes.io/name": "prometheus"}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "prometheus", "labels": labels}, "spec": spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "prometheus", "labels": labels},
+        "spec": spec,
+    }

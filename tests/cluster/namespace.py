@@ -1,4 +1,6 @@
-"""One namespace of a real cluster, as a user meets it: kdist and kubectl typed in it, its objects, and what it looked like."""
+"""One namespace of a real cluster, as a user meets it: kdist and kubectl typed in it, its objects,
+and what it looked like.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ class Namespace:
     def create(self) -> None:
         """Make the namespace, which admits restricted pods only."""
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-        document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.name, "labels": labels}}
+        document = {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": self.name, "labels": labels},
+        }
         self.kubectl("create", "-f", "-", stdin=json.dumps(document))
 
     def remove(self) -> None:
@@ -47,15 +53,21 @@ class Namespace:
         return done.stdout
 
     def kdist(self, *args: str, code: int = 0, timeout: float = PATIENCE) -> str:
-        """What `kdist ARGS` prints to stdout, in this namespace; it must end with this code and never with a traceback."""
+        """What `kdist ARGS` prints to stdout, in this namespace; it must end with this code and
+        never with a traceback.
+        """
         done = self.type_kdist(*args, timeout=timeout)
-        assert done.returncode == code, f"kdist {' '.join(args)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        assert done.returncode == code, (
+            f"kdist {' '.join(args)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        )
         return done.stdout
 
     def type_kdist(self, *args: str, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
         """The ended `kdist COMMAND -n NAMESPACE …`, whatever its code."""
         command, *rest = args
-        done = self._type(sys.executable, "-m", "kdist", command, "-n", self.name, *rest, timeout=timeout)
+        done = self._type(
+            sys.executable, "-m", "kdist", command, "-n", self.name, *rest, timeout=timeout
+        )
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
@@ -64,10 +76,19 @@ class Namespace:
         command, *rest = args
         line = [sys.executable, "-m", "kdist", command, "-n", self.name, *rest]
         with output.open("w") as target:
-            return subprocess.Popen(line, cwd=self.home, env=self.environment, stdout=target, stderr=subprocess.STDOUT, text=True)
+            return subprocess.Popen(
+                line,
+                cwd=self.home,
+                env=self.environment,
+                stdout=target,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
 
     def apply(self, document: Mapping[str, Any], *args: str) -> str:
-        """`kdist apply job.yaml` with this document; `code: ./src` is the folder beside these tests."""
+        """`kdist apply job.yaml` with this document; `code: ./src` is the folder beside these
+        tests.
+        """
         self.copy_sources()
         return self.kdist("apply", self.write(document), *args)
 
@@ -89,7 +110,11 @@ class Namespace:
 
     def pods(self, job: str) -> list[dict[str, Any]]:
         """The job's pods that nobody is taking away, by name."""
-        return [pod for pod in self.find("pods", f"kdist.dev/job={job}") if "deletionTimestamp" not in pod["metadata"]]
+        return [
+            pod
+            for pod in self.find("pods", f"kdist.dev/job={job}")
+            if "deletionTimestamp" not in pod["metadata"]
+        ]
 
     def status(self, job: str) -> dict[str, Any]:
         """What `kdist status -o json` knows of the job."""
@@ -98,35 +123,60 @@ class Namespace:
 
     def read_metrics(self, pod: str) -> str:
         """Prometheus text of a pod's agent, through the API server."""
-        return self.kubectl("get", "--raw", f"/api/v1/namespaces/{self.name}/pods/{pod}:9401/proxy/metrics")
+        return self.kubectl(
+            "get", "--raw", f"/api/v1/namespaces/{self.name}/pods/{pod}:9401/proxy/metrics"
+        )
 
     def evict(self, pod: str) -> None:
         """What `kubectl drain` does to a pod: its disruption budget is asked."""
-        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": self.name}}
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod, "namespace": self.name},
+        }
         self.kubectl(
-            "create", "--raw", f"/api/v1/namespaces/{self.name}/pods/{pod}/eviction", "-f", "-", stdin=json.dumps(eviction)
+            "create",
+            "--raw",
+            f"/api/v1/namespaces/{self.name}/pods/{pod}/eviction",
+            "-f",
+            "-",
+            stdin=json.dumps(eviction),
         )
 
     def agents(self, job: str) -> list[dict[str, Any]]:
-        """What the agents of the job's pods say on /status; those that do not answer are left out."""
+        """What the agents of the job's pods say on /status; those that do not answer are left
+        out.
+        """
         said = []
         for pod in self.pods(job):
-            path = f"/api/v1/namespaces/{self.name}/pods/{pod['metadata']['name']}:9401/proxy/status"
+            path = (
+                f"/api/v1/namespaces/{self.name}/pods/{pod['metadata']['name']}:9401/proxy/status"
+            )
             done = self._type("kubectl", "get", "--raw", path, "--request-timeout=5s")
             if done.returncode == 0:
                 said.append(json.loads(done.stdout))
         return said
 
     def volume(self, job: str, *, export: bool = False) -> dict[str, Any]:
-        """What is in the job's volume: `done`, `steps` and `events` of the ledger, and the checkpoints, verified.
+        """What is in the job's volume: `done`, `steps` and `events` of the ledger, and the
+        checkpoints, verified.
 
         With `export` also `exported`, the digest of the last one's weights as they are exported.
         """
         reader = f"reader-{secrets.token_hex(3)}"
         script = f"{_EXPORTED.read_text()}\n{_READ}" if export else _READ
-        self.kubectl("create", "-f", "-", stdin=json.dumps(_reader(reader, job, self.environment["KDIST_IMAGE"], script)))
-        self.until("the volume was read", lambda: self.get("pod", reader)["status"].get("phase") in {"Succeeded", "Failed"})
-        document: dict[str, Any] = json.loads(self.kubectl("logs", reader).splitlines()[-1])  # after torch's warnings
+        self.kubectl(
+            "create",
+            "-f",
+            "-",
+            stdin=json.dumps(_reader(reader, job, self.environment["KDIST_IMAGE"], script)),
+        )
+        self.until(
+            "the volume was read",
+            lambda: self.get("pod", reader)["status"].get("phase") in {"Succeeded", "Failed"},
+        )
+        # after torch's warnings
+        document: dict[str, Any] = json.loads(self.kubectl("logs", reader).splitlines()[-1])
         self.kubectl("delete", "pod", reader, "--wait=false")
         return document
 
@@ -153,17 +203,33 @@ class Namespace:
         """What a person would look at after a failure: objects, events, the pods' last words."""
         parts = [
             self._type("kubectl", "-n", self.name, "get", "all,pvc,configmap", "-o", "wide").stdout,
-            self._type("kubectl", "-n", self.name, "get", "events", "--sort-by=.lastTimestamp").stdout,
+            self._type(
+                "kubectl", "-n", self.name, "get", "events", "--sort-by=.lastTimestamp"
+            ).stdout,
         ]
         names = self._type("kubectl", "-n", self.name, "get", "pods", "-o", "name").stdout.split()
         for pod in names:
             for previous in ("false", "true"):
-                log = self._type("kubectl", "-n", self.name, "logs", pod, f"--previous={previous}", f"--tail={REPORT_LINES}")
+                log = self._type(
+                    "kubectl",
+                    "-n",
+                    self.name,
+                    "logs",
+                    pod,
+                    f"--previous={previous}",
+                    f"--tail={REPORT_LINES}",
+                )
                 if log.returncode == 0:
-                    parts.append(f"--- {pod}{' before its restart' if previous == 'true' else ''}\n{log.stdout}")
+                    parts.append(
+                        "--- "
+                        f"{pod}{' before its restart' if previous == 'true' else ''}\n"
+                        f"{log.stdout}"
+                    )
         return "\n".join(parts)
 
-    def _type(self, *command: str, stdin: str = "", timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
+    def _type(
+        self, *command: str, stdin: str = "", timeout: float = PATIENCE
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command,
             cwd=self.home,
@@ -208,6 +274,8 @@ def _reader(name: str, job: str, image: str, script: str) -> dict[str, Any]:
         "restartPolicy": "Never",
         "containers": [container],
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "volumes": [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": f"{job}-checkpoints"}}],
+        "volumes": [
+            {"name": "checkpoints", "persistentVolumeClaim": {"claimName": f"{job}-checkpoints"}}
+        ],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}

@@ -1,7 +1,8 @@
-"""The real Prometheus operator in a namespace of its own, and the Prometheus that it makes from what the chart brings.
+"""The real Prometheus operator in a namespace of its own, and the Prometheus that it makes from
+what the chart brings.
 
-It gets the rights that its own manifests ask for, in that namespace alone. Its kinds belong to the whole cluster: those that were
-not there go again.
+It gets the rights that its own manifests ask for, in that namespace alone. Its kinds belong to the
+whole cluster: those that were not there go again.
 """
 
 from __future__ import annotations
@@ -25,31 +26,50 @@ from tests.cluster.helm import call_helm
 from tests.cluster.monitoring import SCRAPE_SECONDS, forwarded
 from tests.cluster.namespace import CLUSTER, Namespace
 
-NAME = "fleet"  # of the Prometheus, and the label by which it takes monitors and rules, as kube-prometheus-stack's does
+# of the Prometheus, and the label by which it takes monitors and rules, as kube-prometheus-stack's
+# does
+NAME = "fleet"
 POD = f"prometheus-{NAME}-0"
 _KINDS = ("podmonitors", "probes", "prometheuses", "prometheusrules", "servicemonitors")
-_USER = {"runAsNonRoot": True, "runAsUser": 65532, "fsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+_USER = {
+    "runAsNonRoot": True,
+    "runAsUser": 65532,
+    "fsGroup": 65532,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
 _SHARING = {"__tmp_hash", "__tmp_current_shard"}
 _SECONDS = 1200.0  # in which the programs were built anew, where their versions changed
 
 
 @contextmanager
 def operated(namespace: Namespace) -> Iterator[Prometheus]:
-    """Install the operator, the chart with the label `node`, and a Prometheus of the operator's; skips where none was built."""
+    """Install the operator, the chart with the label `node`, and a Prometheus of the operator's;
+    skips where none was built.
+    """
     if not shutil.which("prometheus-kubernetes", path=namespace.environment["PATH"]):
-        pytest.skip("the Prometheus operator is not built: `tests/cluster/cluster monitoring` builds it in some minutes")
+        pytest.skip(
+            "the Prometheus operator is not built: `tests/cluster/cluster monitoring` "
+            "builds it in some minutes"
+        )
     known = _programs()
     manifests = Path(known["manifests"])
     with _kinds(namespace, manifests / "prometheus-operator-crd"):
         _install(namespace, manifests / "rbac" / "prometheus-operator", known)
         every = f"{SCRAPE_SECONDS}s"
         chosen = {"labels": {"release": NAME}}
-        pods = {"podMonitor": {"interval": every, "scrapeTimeout": every, "nodeLabel": True, **chosen}, "prometheusRule": chosen}
+        pods = {
+            "podMonitor": {"interval": every, "scrapeTimeout": every, "nodeLabel": True, **chosen},
+            "prometheusRule": chosen,
+        }
         file = namespace.write({"monitoring": {**pods, "scraper": {"create": True}}}, "values.yaml")
         call_helm(namespace, "install", str(CHART), "--values", str(namespace.home / file))
-        namespace.kubectl("create", "-f", "-", stdin=json.dumps(_prometheus(namespace, known, every)))
+        namespace.kubectl(
+            "create", "-f", "-", stdin=json.dumps(_prometheus(namespace, known, every))
+        )
         try:
-            namespace.until("the operator's Prometheus", lambda: _is_ready(namespace.get("pod", POD)))
+            namespace.until(
+                "the operator's Prometheus", lambda: _is_ready(namespace.get("pod", POD))
+            )
             with forwarded(namespace, POD) as url:
                 yield Prometheus(url)
         finally:
@@ -57,32 +77,50 @@ def operated(namespace: Namespace) -> Iterator[Prometheus]:
 
 
 def made_scrapes(namespace: Namespace) -> list[dict[str, Any]]:
-    """The scrape configurations that the operator wrote, less how several Prometheuses would share the targets."""
-    packed = base64.b64decode(namespace.get("secret", f"prometheus-{NAME}")["data"]["prometheus.yaml.gz"])
+    """The scrape configurations that the operator wrote, less how several Prometheuses would share
+    the targets.
+    """
+    packed = base64.b64decode(
+        namespace.get("secret", f"prometheus-{NAME}")["data"]["prometheus.yaml.gz"]
+    )
     scrapes: list[dict[str, Any]] = yaml.safe_load(gzip.decompress(packed))["scrape_configs"]
     for each in scrapes:
         each["relabel_configs"] = [
-            one for one in each["relabel_configs"] if not _SHARING & {one.get("target_label"), *one.get("source_labels", [])}
+            one
+            for one in each["relabel_configs"]
+            if not _SHARING & {one.get("target_label"), *one.get("source_labels", [])}
         ]
     return scrapes
 
 
 def _programs() -> dict[str, str]:
     """Images, the version of Prometheus, and where the operator's manifests lie, by name."""
-    done = subprocess.run([CLUSTER, "monitoring"], capture_output=True, text=True, check=False, timeout=_SECONDS)
+    done = subprocess.run(
+        [CLUSTER, "monitoring"], capture_output=True, text=True, check=False, timeout=_SECONDS
+    )
     assert done.returncode == 0, done.stderr
     return dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
 
 
 @contextmanager
 def _kinds(namespace: Namespace, folder: Path) -> Iterator[None]:
-    names = {f"{kind}.monitoring.coreos.com": folder / f"monitoring.coreos.com_{kind}.yaml" for kind in _KINDS}
-    there = namespace.kubectl("get", "crd", "-o", "custom-columns=N:.metadata.name", "--no-headers").split()
+    names = {
+        f"{kind}.monitoring.coreos.com": folder / f"monitoring.coreos.com_{kind}.yaml"
+        for kind in _KINDS
+    }
+    there = namespace.kubectl(
+        "get", "crd", "-o", "custom-columns=N:.metadata.name", "--no-headers"
+    ).split()
     ours = [name for name in names if name not in there]
     try:
         for name in ours:
             namespace.kubectl("create", "-f", str(names[name]))
-        namespace.kubectl("wait", "--for=condition=Established", "--timeout=60s", *(f"crd/{name}" for name in names))
+        namespace.kubectl(
+            "wait",
+            "--for=condition=Established",
+            "--timeout=60s",
+            *(f"crd/{name}" for name in names),
+        )
         yield
     finally:
         if ours:
@@ -90,7 +128,9 @@ def _kinds(namespace: Namespace, folder: Path) -> Iterator[None]:
 
 
 def _install(namespace: Namespace, folder: Path, known: dict[str, str]) -> None:
-    """The operator as its manifests have it; what they give it in the whole cluster it gets in this namespace."""
+    """The operator as its manifests have it; what they give it in the whole cluster it gets in this
+    namespace.
+    """
     role, binding, account, deployment = (
         yaml.safe_load((folder / f"prometheus-operator-{name}.yaml").read_text())
         for name in ("cluster-role", "cluster-role-binding", "service-account", "deployment")
@@ -125,7 +165,12 @@ def _prometheus(namespace: Namespace, known: dict[str, str], every: str) -> dict
         "securityContext": _USER,
         "terminationGracePeriodSeconds": 1,
     }
-    return {"apiVersion": "monitoring.coreos.com/v1", "kind": "Prometheus", "metadata": {"name": NAME}, "spec": spec}
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "Prometheus",
+        "metadata": {"name": NAME},
+        "spec": spec,
+    }
 
 
 def _is_ready(pod: dict[str, Any]) -> bool:

@@ -1,4 +1,6 @@
-"""A rank of a job in pods is killed while a Prometheus watches: all that it must have seen of it then."""
+"""A rank of a job in pods is killed while a Prometheus watches: all that it must have seen of it
+then.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,14 @@ from tests.cluster.namespace import Namespace
 _ITS_OWN = ("__name__", "pod", "instance")
 
 
-def see_a_recovery(namespace: Namespace, prometheus: Prometheus, *, since: float) -> dict[str, dict[str, str]]:
-    """Kill a rank of `digits`, which was sent at the Unix time `since`; panels, rules and targets answer before and after.
+def see_a_recovery(
+    namespace: Namespace, prometheus: Prometheus, *, since: float
+) -> dict[str, dict[str, str]]:
+    """Kill a rank of `digits`, which was sent at the Unix time `since`; panels, rules and targets
+    answer before and after.
 
-    Returns the targets that were up by their pod's name: what labels each had beside `pod` and `instance`.
+    Returns the targets that were up by their pod's name: what labels each had beside `pod` and
+    `instance`.
     """
 
     def seen(query: str) -> bool:
@@ -29,19 +35,32 @@ def see_a_recovery(namespace: Namespace, prometheus: Prometheus, *, since: float
     before = time.time()
     targets = prometheus.instant("up == 1", at=before)
     signal_rank(namespace, "digits")
-    namespace.until("two agents in a second generation", lambda: seen("count(kdist_generation == 2) == 2"))
+    namespace.until(
+        "two agents in a second generation", lambda: seen("count(kdist_generation == 2) == 2")
+    )
     namespace.until("the time it took", lambda: seen("kdist_time_to_recover_seconds > 0"))
     again = time.time()
-    namespace.until("a checkpoint after that", lambda: seen(f"kdist_checkpoint_last_success_timestamp_seconds > {again}"))
+    namespace.until(
+        "a checkpoint after that",
+        lambda: seen(f"kdist_checkpoint_last_success_timestamp_seconds > {again}"),
+    )
     after = time.time()
     window = Window(since, after, SCRAPE_SECONDS)
-    assert unanswered(prometheus, window, job="digits", at=(before, after - SCRAPE_SECONDS, after)) == []
+    assert (
+        unanswered(prometheus, window, job="digits", at=(before, after - SCRAPE_SECONDS, after))
+        == []
+    )
     assert rules_without_an_answer(prometheus) == []
     assert firing(prometheus) == set()
     assert seen('kdist_worker_group_restarts_total{cause="signal"} == 1')
     assert seen('kdist_worker_exits_total{signal="SIGKILL"} == 1')
     assert not seen('{exported_kdist_job!=""}')
-    return {one.labels["pod"]: {name: value for name, value in one.labels.items() if name not in _ITS_OWN} for one in targets}
+    return {
+        one.labels["pod"]: {
+            name: value for name, value in one.labels.items() if name not in _ITS_OWN
+        }
+        for one in targets
+    }
 
 
 def rules_without_an_answer(prometheus: Prometheus) -> list[str]:

@@ -1,4 +1,6 @@
-"""Pods that the API server refuses to make: `kdist why` names who refuses them and what helps, on every workload kind."""
+"""Pods that the API server refuses to make: `kdist why` names who refuses them and what helps, on
+every workload kind.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,15 @@ def deaf_webhook(namespace: Namespace) -> Iterator[str]:
         "admissionReviewVersions": ["v1"],
     }
     kind = "ValidatingWebhookConfiguration"
-    send(namespace, {"apiVersion": POLICY, "kind": kind, "metadata": {"name": namespace.name}, "webhooks": [hook]})
+    send(
+        namespace,
+        {
+            "apiVersion": POLICY,
+            "kind": kind,
+            "metadata": {"name": namespace.name},
+            "webhooks": [hook],
+        },
+    )
     yield name
     namespace.kubectl("delete", kind, namespace.name)
 
@@ -55,12 +65,27 @@ def deaf_webhook(namespace: Namespace) -> Iterator[str]:
 def policy(namespace: Namespace) -> Iterator[str]:
     """An admission policy of this namespace that admits no pods without a cost centre."""
     name, kind = namespace.name, "ValidatingAdmissionPolicy"
-    rule = {"expression": "has(object.metadata.labels.costCentre)", "message": "pods need the label costCentre"}
+    rule = {
+        "expression": "has(object.metadata.labels.costCentre)",
+        "message": "pods need the label costCentre",
+    }
     constraints = {"resourceRules": [PODS], **only_in(namespace)}
-    spec: dict[str, Any] = {"failurePolicy": "Fail", "matchConstraints": constraints, "validations": [rule]}
+    spec: dict[str, Any] = {
+        "failurePolicy": "Fail",
+        "matchConstraints": constraints,
+        "validations": [rule],
+    }
     send(namespace, {"apiVersion": POLICY, "kind": kind, "metadata": {"name": name}, "spec": spec})
     binding = {"policyName": name, "validationActions": ["Deny"]}
-    send(namespace, {"apiVersion": POLICY, "kind": f"{kind}Binding", "metadata": {"name": name}, "spec": binding})
+    send(
+        namespace,
+        {
+            "apiVersion": POLICY,
+            "kind": f"{kind}Binding",
+            "metadata": {"name": name},
+            "spec": binding,
+        },
+    )
     yield name
     namespace.kubectl("delete", f"{kind}Binding", name)
     namespace.kubectl("delete", kind, name)
@@ -77,12 +102,16 @@ def write_every_kind(namespace: Namespace, job: Job, kinds: list[str], **spec: A
     folder = namespace.home / "jobs"
     folder.mkdir()
     for kind in kinds:
-        document = job(backend=kind, checkpoints=None, **spec) | {"metadata": {"name": kind, "namespace": namespace.name}}
+        document = job(backend=kind, checkpoints=None, **spec) | {
+            "metadata": {"name": kind, "namespace": namespace.name}
+        }
         namespace.write(document, f"jobs/{kind}.yaml")
 
 
 def expect(namespace: Namespace, job: str, cause: str, *words: str) -> None:
-    """Ask until the cause is named first; it blocks, and sentence, evidence, way out and next command hold these words."""
+    """Ask until the cause is named first; it blocks, and sentence, evidence, way out and next
+    command hold these words.
+    """
     answers: list[dict[str, Any]] = []
 
     def is_named() -> bool:
@@ -98,24 +127,39 @@ def expect(namespace: Namespace, job: str, cause: str, *words: str) -> None:
     assert [word for word in words if word not in json.dumps(answer)] == []
 
 
-def test_pod_security_that_refuses_is_named_with_what_it_complains_of(namespace: Namespace, job: Job) -> None:
+def test_pod_security_that_refuses_is_named_with_what_it_complains_of(
+    namespace: Namespace, job: Job
+) -> None:
     """`kdist apply` refuses it before anything is made, and what other hands send is explained."""
     write_every_kind(namespace, job, list(RESOURCE), podTemplate={"spec": {"hostNetwork": True}})
     for kind in RESOURCE:
         refused = namespace.type_kdist("apply", f"jobs/{kind}.yaml")
-        assert "enforces Pod Security `restricted`, which refuses the job's pods: host namespaces" in refused.stderr
+        assert (
+            "enforces Pod Security `restricted`, which refuses the job's pods: host namespaces"
+            in refused.stderr
+        )
         assert namespace.find("configmap", "kdist.dev/job") == []
     for kind in RESOURCE:
         file = namespace.home / "jobs" / f"{kind}.yaml"
         rendered = deploy.plan(None, load_file(str(file)), base=file.parent).manifests
         namespace.kubectl("apply", "--server-side", "-f", "-", stdin=text.to_json(rendered))
     for kind in RESOURCE:
-        expect(namespace, kind, "pod-security", "hostNetwork=true", "restricted", "spec.podTemplate", "--show-labels")
+        expect(
+            namespace,
+            kind,
+            "pod-security",
+            "hostNetwork=true",
+            "restricted",
+            "spec.podTemplate",
+            "--show-labels",
+        )
         assert namespace.status(kind)["phase"] == "Pending"
 
 
 @pytest.mark.needs("whole-cluster")
-def test_a_webhook_that_is_away_is_named_with_where_it_is_configured(namespace: Namespace, job: Job, deaf_webhook: str) -> None:
+def test_a_webhook_that_is_away_is_named_with_where_it_is_configured(
+    namespace: Namespace, job: Job, deaf_webhook: str
+) -> None:
     apply_every_kind(namespace, job, list(RESOURCE))
     for kind in RESOURCE:
         expect(namespace, kind, "webhook-away", deaf_webhook, "validatingwebhookconfigurations")
@@ -123,7 +167,9 @@ def test_a_webhook_that_is_away_is_named_with_where_it_is_configured(namespace: 
 
 @pytest.mark.wide
 @pytest.mark.needs("whole-cluster")
-def test_an_admission_policy_that_refuses_is_named_with_its_message(namespace: Namespace, job: Job, policy: str) -> None:
+def test_an_admission_policy_that_refuses_is_named_with_its_message(
+    namespace: Namespace, job: Job, policy: str
+) -> None:
     apply_every_kind(namespace, job, list(RESOURCE))
     for kind in RESOURCE:
         expect(namespace, kind, "policy-refused", policy, "pods need the label costCentre")

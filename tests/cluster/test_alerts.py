@@ -1,6 +1,8 @@
-"""Alerts meet the faults that they are for in pods: a Prometheus in the cluster fires, and sees the job well again.
+"""Alerts meet the faults that they are for in pods: a Prometheus in the cluster fires, and sees the
+job well again.
 
-The rules are the chart's; only `for` is shorter. Faults for which a pod adds nothing are tried by tests/charts/test_faults.py.
+The rules are the chart's; only `for` is shorter. Faults for which a pod adds nothing are tried by
+tests/charts/test_faults.py.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class Watched:
     """A job in pods, and the Prometheus that watches it."""
 
     def __init__(self, namespace: Namespace, prometheus: Prometheus) -> None:
-        self.namespace, self._prometheus = namespace, prometheus
+        self.namespace = namespace
+        self._prometheus = prometheus
 
     def fires(self, alert: str) -> bool:
         """Whether Prometheus says that this alert fires for the job."""
@@ -48,7 +51,9 @@ class Watched:
 
     def type_in_pod(self, *command: str, index: int = 0) -> None:
         """Run a command in a pod of the job."""
-        self.namespace.kubectl("exec", self.namespace.pods("digits")[index]["metadata"]["name"], "--", *command)
+        self.namespace.kubectl(
+            "exec", self.namespace.pods("digits")[index]["metadata"]["name"], "--", *command
+        )
 
 
 @pytest.fixture
@@ -57,8 +62,12 @@ def watched(namespace: Namespace) -> Iterator[Watched]:
         yield Watched(namespace, prometheus)
 
 
-def test_a_rank_that_stands_still_is_told_until_it_goes_on(watched: Watched, calm: Callable[..., dict[str, Any]]) -> None:
-    watched.namespace.apply(calm(train={"steps": LONG}, hangTimeoutSeconds=3600, collectiveTimeoutSeconds=3600))
+def test_a_rank_that_stands_still_is_told_until_it_goes_on(
+    watched: Watched, calm: Callable[..., dict[str, Any]]
+) -> None:
+    watched.namespace.apply(
+        calm(train={"steps": LONG}, hangTimeoutSeconds=3600, collectiveTimeoutSeconds=3600)
+    )
     watched.until_step(20)
     assert not watched.fires("KdistTrainingStalled")
     signal_rank(watched.namespace, "digits", signal.SIGSTOP)
@@ -67,10 +76,14 @@ def test_a_rank_that_stands_still_is_told_until_it_goes_on(watched: Watched, cal
     watched.until_it_is_silent("KdistTrainingStalled")
 
 
-def test_a_loss_that_is_none_is_told_though_its_pods_are_gone(watched: Watched, job: Callable[..., dict[str, Any]]) -> None:
+def test_a_loss_that_is_none_is_told_though_its_pods_are_gone(
+    watched: Watched, job: Callable[..., dict[str, Any]]
+) -> None:
     sick = {"workload": "sick:Sick", "epochs": None, "steps": LONG, "syncEverySteps": 2}
     flags = [{"name": "FLAGS", "value": "/tmp"}]  # noqa: S108 - the pod's own
-    watched.namespace.apply(job(code="./src", env=flags, train=sick, resources={"cpu": 0.4, "memory": "1Gi"}))
+    watched.namespace.apply(
+        job(code="./src", env=flags, train=sick, resources={"cpu": 0.4, "memory": "1Gi"})
+    )
     watched.until_step(20)
     watched.type_in_pod("touch", "/tmp/nan")  # noqa: S108
     watched.namespace.kdist("wait", "digits", "--timeout=3m", code=10)
@@ -84,7 +97,9 @@ def test_a_volume_that_takes_no_checkpoint_is_told_until_it_takes_them(
     watched: Watched, calm: Callable[..., dict[str, Any]]
 ) -> None:
     watched.namespace.apply(calm(train={"steps": LONG, "checkpoint": {"every": {"seconds": 5}}}))
-    watched.namespace.until("a checkpoint", lambda: watched.sees("kdist_checkpoint_last_success_step > 0"))
+    watched.namespace.until(
+        "a checkpoint", lambda: watched.sees("kdist_checkpoint_last_success_step > 0")
+    )
     assert not watched.fires("KdistCheckpointStale")
     watched.type_in_pod("chmod", "500", "/checkpoints/digits")
     watched.until_it_fires("KdistCheckpointStale")
@@ -105,4 +120,8 @@ def test_an_exporter_that_is_gone_is_told_until_its_container_was_started_again(
         signal_process(watched.namespace, pod, agent["pid"], signal.SIGSTOP)
     watched.until_it_fires("KdistExporterDown")
     watched.until_it_is_silent("KdistExporterDown", 600)
-    watched.namespace.until("both agents again", lambda: watched.sees("count(kdist_job_state{state='running'} == 1) == 2"), 600)
+    watched.namespace.until(
+        "both agents again",
+        lambda: watched.sees("count(kdist_job_state{state='running'} == 1) == 2"),
+        600,
+    )

@@ -15,7 +15,12 @@ pytestmark = pytest.mark.e2e
 
 
 def test_a_namespace_of_the_tests_admits_restricted_pods_only(namespace: Namespace) -> None:
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "root"}, "spec": {"containers": [{"name": "a", "image": "b"}]}}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "root"},
+        "spec": {"containers": [{"name": "a", "image": "b"}]},
+    }
     with pytest.raises(AssertionError, match='violates PodSecurity "restricted'):
         namespace.kubectl("create", "-f", "-", stdin=json.dumps(pod))
 
@@ -32,7 +37,11 @@ def test_the_image_runs_as_any_user_on_a_read_only_root(namespace: Namespace) ->
         "metadata": {"name": "stranger"},
         "spec": {
             "restartPolicy": "Never",
-            "securityContext": {"runAsUser": 12345, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "securityContext": {
+                "runAsUser": 12345,
+                "runAsNonRoot": True,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
             "volumes": [{"name": "tmp", "emptyDir": {}}],
             "containers": [
                 {
@@ -52,7 +61,11 @@ def test_the_image_runs_as_any_user_on_a_read_only_root(namespace: Namespace) ->
     namespace.kubectl("create", "-f", "-", stdin=json.dumps(pod))
     phase = namespace.until("the pod ended", lambda: ended(namespace, "stranger"))
     assert phase == "Succeeded"
-    assert json.loads(namespace.kubectl("logs", "stranger")) == {"uid": 12345, "gloo": True, "rows": 1797}
+    assert json.loads(namespace.kubectl("logs", "stranger")) == {
+        "uid": 12345,
+        "gloo": True,
+        "rows": 1797,
+    }
 
 
 WHO = """

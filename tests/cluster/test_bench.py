@@ -1,4 +1,6 @@
-"""The bench as a job on a real cluster: a job file's machines, measured and left as they were; and a job that demands more."""
+"""The bench as a job on a real cluster: a job file's machines, measured and left as they were; and
+a job that demands more.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,13 @@ def write(namespace: Namespace, document: dict[str, object]) -> Path:
     return path
 
 
-def test_the_machines_of_a_job_are_measured_and_left_as_they_were(namespace: Namespace, job: Job) -> None:
+def test_the_machines_of_a_job_are_measured_and_left_as_they_were(
+    namespace: Namespace, job: Job
+) -> None:
     file = write(namespace, job(backend="job", nodes=2))
-    printed = namespace.kdist("bench", "all_reduce", "-f", str(file), "-e", "256KiB", "--rounds", "5", "-o", "json")
+    printed = namespace.kdist(
+        "bench", "all_reduce", "-f", str(file), "-e", "256KiB", "--rounds", "5", "-o", "json"
+    )
     result = json.loads(printed)
     assert (result["ranks"], result["wrong"], len(set(result["nodes"]))) == (2, 0, 2)
     assert [row["sizeBytes"] for row in result["rows"]] == [1024, 4096, 16384, 65536, 262144]

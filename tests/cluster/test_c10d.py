@@ -1,4 +1,6 @@
-"""Where no Role may be granted, pod 0 holds what the agents share: they train without any right, and outlive pod 0 too."""
+"""Where no Role may be granted, pod 0 holds what the agents share: they train without any right,
+and outlive pod 0 too.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def test_a_job_without_a_role_goes_on_after_a_killed_rank_and_after_the_loss_of_
     kill_rank(namespace)
     told = namespace.until("both train again", partial(world_of, namespace, 2, int(told["step"])))
     assert told
-    assert [pod["metadata"]["name"] for pod in namespace.pods("digits")] == pods, "a killed rank costs no pod"
+    assert [pod["metadata"]["name"] for pod in namespace.pods("digits")] == pods, (
+        "a killed rank costs no pod"
+    )
 
     namespace.kubectl("delete", "pod", pods[0], "--grace-period=1", "--wait=false")
     namespace.kdist("wait", "digits", "--timeout=8m", timeout=500)

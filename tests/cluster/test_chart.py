@@ -1,4 +1,6 @@
-"""The Helm chart's whole life in a namespace that admits restricted pods only: it comes, is tried, changes, leaves no trace."""
+"""The Helm chart's whole life in a namespace that admits restricted pods only: it comes, is tried,
+changes, leaves no trace.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,26 @@ from tests.cluster.namespace import Namespace
 pytestmark = pytest.mark.e2e
 
 # What the cluster itself writes into a namespace as things come and go.
-_VOLATILE = {"events", "events.events.k8s.io", "endpoints", "endpointslices.discovery.k8s.io", "leases.coordination.k8s.io"}
+_VOLATILE = {
+    "events",
+    "events.events.k8s.io",
+    "endpoints",
+    "endpointslices.discovery.k8s.io",
+    "leases.coordination.k8s.io",
+}
 
 
 def list_objects(namespace: Namespace) -> set[str]:
     """Everything in the namespace, and the chart's own among what belongs to the whole cluster."""
     kinds = namespace.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
-    wanted = ",".join(kind for kind in kinds if kind not in _VOLATILE and "metrics.k8s.io" not in kind)
+    wanted = ",".join(
+        kind for kind in kinds if kind not in _VOLATILE and "metrics.k8s.io" not in kind
+    )
     inside = namespace.kubectl("get", wanted, "-o", "name", "--ignore-not-found").split()
     mine = f"app.kubernetes.io/instance={namespace.name}"
-    around = namespace.kubectl("get", "clusterroles,clusterrolebindings", "-l", mine, "-o", "name").split()
+    around = namespace.kubectl(
+        "get", "clusterroles,clusterrolebindings", "-l", mine, "-o", "name"
+    ).split()
     return {*inside, *around}
 
 
@@ -38,15 +50,22 @@ def cluster_roles(namespace: Namespace) -> list[str]:
 def may(namespace: Namespace, who: str, verb: str, what: str) -> bool:
     """Whether a user who is bound to nothing else may do that in the namespace."""
     line = ["kubectl", "-n", namespace.name, "auth", "can-i", verb, what, f"--as={who}"]
-    done = subprocess.run(line, env=namespace.environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        line, env=namespace.environment, capture_output=True, text=True, check=False, timeout=120
+    )
     return done.stdout.strip() == "yes"
 
 
 @pytest.mark.needs("helm", "whole-cluster", "shared-volumes")
-def test_the_chart_is_installed_tried_changed_taken_back_and_gone_without_a_trace(namespace: Namespace) -> None:
+def test_the_chart_is_installed_tried_changed_taken_back_and_gone_without_a_trace(
+    namespace: Namespace,
+) -> None:
     before = list_objects(namespace)
     registry, _, tag = namespace.environment["KDIST_IMAGE"].rpartition(":")
-    subjects = [{"kind": "User", "name": name, "apiGroup": "rbac.authorization.k8s.io"} for name in ("reader", "runner")]
+    subjects = [
+        {"kind": "User", "name": name, "apiGroup": "rbac.authorization.k8s.io"}
+        for name in ("reader", "runner")
+    ]
     values = {
         "image": {"repository": registry, "tag": tag},
         "rbac": {"view": subjects[:1], "edit": subjects[1:]},
@@ -76,8 +95,12 @@ def test_the_chart_is_installed_tried_changed_taken_back_and_gone_without_a_trac
 
 
 @pytest.mark.needs("helm")
-def test_kubeconform_finds_every_object_of_every_choice_to_be_what_the_cluster_knows(namespace: Namespace) -> None:
-    schemas = write_schemas(json.loads(namespace.kubectl("get", "--raw", "/openapi/v2")), namespace.home / "schemas")
+def test_kubeconform_finds_every_object_of_every_choice_to_be_what_the_cluster_knows(
+    namespace: Namespace,
+) -> None:
+    schemas = write_schemas(
+        json.loads(namespace.kubectl("get", "--raw", "/openapi/v2")), namespace.home / "schemas"
+    )
     program = shutil.which("kubeconform", path=namespace.environment["PATH"])
     assert program is not None, "tests/cluster/cluster all builds it"
     known = namespace.kubectl("api-versions").split()
@@ -86,13 +109,17 @@ def test_kubeconform_finds_every_object_of_every_choice_to_be_what_the_cluster_k
     for values in sorted((CHART / "ci").glob("*-values.yaml")):
         rendered = render_chart(namespace, "-f", str(values), *options)
         line = [program, "-strict", "-summary", "-output", "json", "-schema-location", schemas, "-"]
-        done = subprocess.run(line, input=rendered, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(
+            line, input=rendered, capture_output=True, text=True, check=False, timeout=120
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         summary = json.loads(done.stdout)["summary"]
         assert summary["valid"] > 5
         assert summary["skipped"] == 0
         broken = rendered.replace("podSelector:", "podSelecter:")
-        done = subprocess.run(line, input=broken, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(
+            line, input=broken, capture_output=True, text=True, check=False, timeout=120
+        )
         assert "'podSelecter' not allowed" in done.stdout
 
 
@@ -101,5 +128,14 @@ def test_the_api_server_takes_every_object_that_it_knows(namespace: Namespace) -
     for values in sorted((CHART / "ci").glob("*-values.yaml")):
         there = "monitoring.podMonitor.enabled=auto,monitoring.prometheusRule.enabled=auto,kueue.enabled=auto"
         rendered = render_chart(namespace, "--no-hooks", "-f", str(values), "--set", there, *known)
-        printed = namespace.kubectl("apply", "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-", stdin=rendered)
+        printed = namespace.kubectl(
+            "apply",
+            "--dry-run=server",
+            "--validate=strict",
+            "-o",
+            "json",
+            "-f",
+            "-",
+            stdin=rendered,
+        )
         assert json.loads(printed)["items"]

@@ -1,4 +1,6 @@
-"""The connection to a real API server and kubelet: commands in a pod, forwarded ports, logs and watches."""
+"""The connection to a real API server and kubelet: commands in a pod, forwarded ports, logs and
+watches.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,21 @@ def pod(namespace: Namespace, connection: Cluster) -> Iterator[str]:
         "metadata": {"name": "server", "labels": {"who": "server"}},
         "spec": {
             "terminationGracePeriodSeconds": 0,
-            "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 65532,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
             "containers": [
                 {
                     "name": "trainer",
                     "image": namespace.environment["KDIST_IMAGE"],
                     "command": ["python", "-c", SERVE],
                     "workingDir": "/etc",
-                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
                 }
             ],
         },
@@ -66,10 +75,20 @@ def pod(namespace: Namespace, connection: Cluster) -> Iterator[str]:
     assert connection.delete("v1", "Pod", "server", grace=0)
 
 
-def test_a_command_in_a_pod_gives_its_output_and_its_exit_code(connection: Cluster, pod: str) -> None:
-    assert connection.run(pod, ["python", "-c", "print('x' * 200_000); raise SystemExit(7)"]) == (7, b"x" * 200_000 + b"\n")
+def test_a_command_in_a_pod_gives_its_output_and_its_exit_code(
+    connection: Cluster, pod: str
+) -> None:
+    assert connection.run(pod, ["python", "-c", "print('x' * 200_000); raise SystemExit(7)"]) == (
+        7,
+        b"x" * 200_000 + b"\n",
+    )
     said: list[bytes] = []
-    code = connection.exec(pod, ["python", "-c", "import sys; sys.stderr.write('why')"], out=said.append, err=said.append)
+    code = connection.exec(
+        pod,
+        ["python", "-c", "import sys; sys.stderr.write('why')"],
+        out=said.append,
+        err=said.append,
+    )
     assert (code, said) == (0, [b"why"])
     with pytest.raises(KdistError, match="executable file not found"):
         connection.run(pod, ["no-such-program"])
@@ -102,7 +121,9 @@ def test_a_forwarded_port_carries_many_connections_at_once(connection: Cluster, 
 
 
 def test_a_log_is_read_from_its_end_and_from_a_moment_on(connection: Cluster, pod: str) -> None:
-    stamps, lines = zip(*(line.split(" ", 1) for line in connection.logs(pod, timestamps=True, tail=2)), strict=True)
+    stamps, lines = zip(
+        *(line.split(" ", 1) for line in connection.logs(pod, timestamps=True, tail=2)), strict=True
+    )
     assert set(lines) == SAID
     assert list(connection.logs(pod, since="2000-01-01T00:00:00Z")) == list(lines)
     assert list(connection.logs(pod, since=stamps[1]))[-1] == lines[1]
@@ -121,7 +142,12 @@ def test_a_watch_sees_what_others_do(namespace: Namespace, connection: Cluster) 
             if change == "DELETED":
                 return
 
-    made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "w", "labels": {"w": "x"}}, "data": {"a": "1"}}
+    made = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "w", "labels": {"w": "x"}},
+        "data": {"a": "1"},
+    }
     namespace.kubectl("create", "-f", "-", stdin=json.dumps(made))
     thread = threading.Thread(target=look)
     thread.start()
@@ -134,7 +160,11 @@ def test_a_watch_sees_what_others_do(namespace: Namespace, connection: Cluster) 
 
 @pytest.mark.needs("jobset")
 def test_rights_and_kinds_are_the_servers_own_word(connection: Cluster) -> None:
-    assert {("v1", "Pod"), ("batch/v1", "Job"), ("jobset.x-k8s.io/v1alpha2", "JobSet")} <= connection.kinds()
+    assert {
+        ("v1", "Pod"),
+        ("batch/v1", "Job"),
+        ("jobset.x-k8s.io/v1alpha2", "JobSet"),
+    } <= connection.kinds()
     assert connection.can_i("create", "v1", "Pod", subresource="exec")
     assert connection.whoami()
     assert connection.version()["gitVersion"].startswith("v1.")

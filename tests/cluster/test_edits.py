@@ -1,4 +1,6 @@
-"""A job that runs is edited: a lost pod comes back as it was, and the edit takes effect whole or not at all."""
+"""A job that runs is edited: a lost pod comes back as it was, and the edit takes effect whole or
+not at all.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ FIXED = ("job", "jobset")
 def read_batch_of_each_pod(namespace: Namespace) -> dict[str, int]:
     """`globalBatch` of the file from which the ranks of each pod read it."""
     names = [pod["metadata"]["name"] for pod in namespace.pods("digits")]
-    files = {name: namespace.kubectl("exec", name, "--", "cat", "/etc/kdist/train.json") for name in names}
+    files = {
+        name: namespace.kubectl("exec", name, "--", "cat", "/etc/kdist/train.json")
+        for name in names
+    }
     return {name: json.loads(text)["train"]["globalBatch"] for name, text in files.items()}
 
 
@@ -43,33 +48,50 @@ def lose_a_pod(namespace: Namespace) -> None:
     before = namespace.until("both nodes train", partial(training, namespace))
     assert before
     delete_first(namespace)
-    namespace.until("both train again", partial(training, namespace, after=int(before["generation"])))
+    namespace.until(
+        "both train again", partial(training, namespace, after=int(before["generation"]))
+    )
 
 
 def learning_rate(namespace: Namespace) -> float:
     """The rate that the agent of rank 0 tells, once it does; 0 before."""
-    return next((float(each["learning_rate"]) for each in namespace.agents("digits") if each.get("learning_rate")), 0.0)
+    return next(
+        (
+            float(each["learning_rate"])
+            for each in namespace.agents("digits")
+            if each.get("learning_rate")
+        ),
+        0.0,
+    )
 
 
 def assert_taken_over(namespace: Namespace) -> None:
     """The job goes on from a checkpoint, says what was edited, and trains with it."""
     told = namespace.until("both nodes train", partial(training, namespace))
     assert told
-    assert namespace.until("a learning rate", partial(learning_rate, namespace)) == pytest.approx(0.0005)
+    assert namespace.until("a learning rate", partial(learning_rate, namespace)) == pytest.approx(
+        0.0005
+    )
     assert set(read_batch_of_each_pod(namespace).values()) == {24}
-    logs = "".join(namespace.kubectl("logs", pod["metadata"]["name"]) for pod in namespace.pods("digits"))
+    logs = "".join(
+        namespace.kubectl("logs", pod["metadata"]["name"]) for pod in namespace.pods("digits")
+    )
     assert TOLD in logs
     namespace.kdist("stop", "digits")
     volume = namespace.volume("digits")
     assert batches(volume["steps"])[told["generation"]] == {24}
     (formed,) = [
-        each for each in volume["events"] if (each["event"], each.get("generation")) == ("generation", told["generation"])
+        each
+        for each in volume["events"]
+        if (each["event"], each.get("generation")) == ("generation", told["generation"])
     ]
     assert formed["from_step"] > 0
     assert exactly_once(volume["steps"], volume["events"])
 
 
-def test_a_run_whose_changed_render_is_refused_loses_a_pod_and_goes_on_as_it_was(namespace: Namespace, calm: Job) -> None:
+def test_a_run_whose_changed_render_is_refused_loses_a_pod_and_goes_on_as_it_was(
+    namespace: Namespace, calm: Job
+) -> None:
     namespace.copy_sources()
     file = namespace.write(calm())
     render(namespace, file, "--claims=only")
@@ -96,7 +118,9 @@ def test_an_edit_of_a_running_job_waits_for_its_restart_and_is_taken_over_then(
     namespace.until("both nodes train", partial(training, namespace))
     namespace.kdist("apply", "job.yaml", *EDITS)
     lose_a_pod(namespace)
-    assert namespace.until("a learning rate", partial(learning_rate, namespace)) == pytest.approx(0.001)
+    assert namespace.until("a learning rate", partial(learning_rate, namespace)) == pytest.approx(
+        0.001
+    )
     assert list(read_batch_of_each_pod(namespace).values()) == [128, 128]
     assert "goes on after step" in namespace.kdist("restart", "digits")
     assert_taken_over(namespace)

@@ -1,4 +1,6 @@
-"""A pod is taken away between the last step and the job's completion: the job succeeds, and nothing is trained anew."""
+"""A pod is taken away between the last step and the job's completion: the job succeeds, and nothing
+is trained anew.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from tests.cluster.test_steering import world_of
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 STEPS = 120
-# The agent is what tini, process 1, has started; a process that was brought in by `exec` is nobody's child there.
+# The agent is what tini, process 1, has started; a process that was brought in by `exec` is
+# nobody's child there.
 STOP_AGENT = """
 import os, signal
 for name in filter(str.isdigit, os.listdir("/proc")):
@@ -26,7 +29,8 @@ for name in filter(str.isdigit, os.listdir("/proc")):
         os.kill(int(name), signal.SIGSTOP)
 """
 every_kind = pytest.mark.parametrize(
-    "kind", [kind if kind == "job" else pytest.param(kind, marks=pytest.mark.wide) for kind in RESOURCE]
+    "kind",
+    [kind if kind == "job" else pytest.param(kind, marks=pytest.mark.wide) for kind in RESOURCE],
 )
 
 
@@ -36,7 +40,9 @@ def take_away(namespace: Namespace, pod: str) -> None:
 
 
 def trained_once(namespace: Namespace) -> dict[str, Any]:
-    """Wait for the job's success; its volume, in which each step was done once and the end is recorded once."""
+    """Wait for the job's success; its volume, in which each step was done once and the end is
+    recorded once.
+    """
     namespace.kdist("wait", "digits", "--timeout=8m", timeout=500)
     assert namespace.status("digits")["phase"] == "Succeeded"
     volume = namespace.volume("digits")
@@ -51,7 +57,12 @@ def trained_once(namespace: Namespace) -> dict[str, Any]:
 def end_is_recorded(namespace: Namespace) -> bool:
     """Whether a rank has logged that the training is done, which it does once DONE is written."""
     logs = [namespace.kubectl("logs", pod["metadata"]["name"]) for pod in namespace.pods("digits")]
-    return any(json.loads(line)["event"] == "done" for log in logs for line in log.splitlines() if line.startswith("{"))
+    return any(
+        json.loads(line)["event"] == "done"
+        for log in logs
+        for line in log.splitlines()
+        if line.startswith("{")
+    )
 
 
 @every_kind
@@ -63,14 +74,19 @@ def test_a_pod_lost_after_the_end_was_recorded_is_replaced_by_one_that_ends_at_o
     assert told
     # Rank 0 writes and logs the end, through its agent, which must not be the one that is stopped.
     last = next(each["pod"] for each in namespace.status("digits")["ranks"] if each["rank"] == 1)
-    namespace.kubectl("exec", last, "--", "python", "-c", STOP_AGENT)  # its rank goes on, and the pod cannot complete
+    # its rank goes on, and the pod cannot complete
+    namespace.kubectl("exec", last, "--", "python", "-c", STOP_AGENT)
     namespace.until("the end is recorded", partial(end_is_recorded, namespace))
     take_away(namespace, last)
     volume = trained_once(namespace)
-    assert [event["generation"] for event in volume["events"] if event["event"] == "generation"] == [told["generation"]]
+    assert [
+        event["generation"] for event in volume["events"] if event["event"] == "generation"
+    ] == [told["generation"]]
 
 
-def test_a_pod_lost_while_the_model_is_measured_costs_no_step(namespace: Namespace, calm: Job) -> None:
+def test_a_pod_lost_while_the_model_is_measured_costs_no_step(
+    namespace: Namespace, calm: Job
+) -> None:
     namespace.apply(calm(train={"workload": "calm:Pensive", "steps": STEPS}))
     namespace.until("the last step is done", partial(world_of, namespace, 2, STEPS - 1))
     take_away(namespace, namespace.pods("digits")[-1]["metadata"]["name"])

@@ -1,4 +1,6 @@
-"""Processes and pods are taken away from a training: it goes on, each sample is used once, and it ends well."""
+"""Processes and pods are taken away from a training: it goes on, each sample is used once, and it
+ends well.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +25,36 @@ os.kill(int(sys.argv[1]), signal.SIGKILL)
 def kill_rank(namespace: Namespace) -> None:
     """Kill -9 the process of a rank, in its pod."""
     pod = namespace.pods("digits")[-1]["metadata"]["name"]
-    started = [json.loads(line) for line in namespace.kubectl("logs", pod).splitlines() if '"worker-started"' in line]
+    started = [
+        json.loads(line)
+        for line in namespace.kubectl("logs", pod).splitlines()
+        if '"worker-started"' in line
+    ]
     namespace.kubectl("exec", pod, "--", "python", "-c", KILL, str(started[-1]["pid"]))
 
 
 def delete_first(namespace: Namespace) -> None:
-    namespace.kubectl("delete", "pod", namespace.pods("digits")[0]["metadata"]["name"], "--wait=false")
+    namespace.kubectl(
+        "delete", "pod", namespace.pods("digits")[0]["metadata"]["name"], "--wait=false"
+    )
 
 
 def delete_last(namespace: Namespace) -> None:
-    namespace.kubectl("delete", "pod", namespace.pods("digits")[-1]["metadata"]["name"], "--wait=false", "--grace-period=1")
+    namespace.kubectl(
+        "delete",
+        "pod",
+        namespace.pods("digits")[-1]["metadata"]["name"],
+        "--wait=false",
+        "--grace-period=1",
+    )
 
 
 @every_kind
 def test_a_training_that_loses_every_process_and_pod_ends_with_the_weights_of_an_undisturbed_one(
-    namespace: Namespace, kind: str, calm: Callable[..., dict[str, Any]], record_property: Callable[[str, object], None]
+    namespace: Namespace,
+    kind: str,
+    calm: Callable[..., dict[str, Any]],
+    record_property: Callable[[str, object], None],
 ) -> None:
     namespace.apply({**calm(), "metadata": {"name": "undisturbed"}})
     namespace.apply(calm(backend=kind))
@@ -65,20 +82,36 @@ def test_a_training_that_loses_every_process_and_pod_ends_with_the_weights_of_an
 
 
 def training(namespace: Namespace, after: int = 0) -> dict[str, Any] | None:
-    """What an agent says, if a group of both nodes is at work that formed later than generation `after`."""
+    """What an agent says, if a group of both nodes is at work that formed later than generation
+    `after`.
+    """
     for told in namespace.agents("digits"):
-        if told.get("world_size") == 2 and (told.get("step") or 0) > 0 and told["generation"] > after:
+        if (
+            told.get("world_size") == 2
+            and (told.get("step") or 0) > 0
+            and told["generation"] > after
+        ):
             return told
     return None
 
 
 def recoveries(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each generation but the first: why it formed, from which step it went on, and the seconds to its first step."""
+    """For each generation but the first: why it formed, from which step it went on, and the seconds
+    to its first step.
+    """
     found = []
-    for formed in (event for event in events if event["event"] == "generation" and event["generation"] > 1):
-        first = [event for event in events if event["event"] == "first_step" and event["generation"] == formed["generation"]]
+    for formed in (
+        event for event in events if event["event"] == "generation" and event["generation"] > 1
+    ):
+        first = [
+            event
+            for event in events
+            if event["event"] == "first_step" and event["generation"] == formed["generation"]
+        ]
         seconds = round(first[0]["time"] - formed["time"], 1) if first else None
-        found.append({"reason": formed["reason"], "from_step": formed["from_step"], "seconds": seconds})
+        found.append(
+            {"reason": formed["reason"], "from_step": formed["from_step"], "seconds": seconds}
+        )
     return found
 
 
@@ -97,7 +130,9 @@ def losses(steps: list[dict[str, Any]]) -> dict[int, str]:
 
 
 def exactly_once(steps: list[dict[str, Any]], events: list[dict[str, Any]]) -> bool:
-    """Whether the steps that count use every position of the stream once, and so each sample once in each epoch."""
+    """Whether the steps that count use every position of the stream once, and so each sample once
+    in each epoch.
+    """
     assert events
     counted = effective(steps)
     numbers = list(counted)

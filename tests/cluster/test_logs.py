@@ -1,4 +1,6 @@
-"""`kdist logs -f` follows a job on a real cluster from before its first pod to its end, over a pod that is replaced."""
+"""`kdist logs -f` follows a job on a real cluster from before its first pod to its end, over a pod
+that is replaced.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,14 @@ def test_logs_are_followed_over_a_replaced_pod_and_no_line_comes_twice(
     output = namespace.home / "logs.txt"
     following = namespace.start_kdist("logs", "digits", "-f", "--raw", output=output)
     try:
-        namespace.until("a checkpoint is told of", lambda: "checkpoint-committed" in output.read_text())
+        namespace.until(
+            "a checkpoint is told of", lambda: "checkpoint-committed" in output.read_text()
+        )
         victim = namespace.pods("digits")[1]["metadata"]["name"]
         namespace.kubectl("delete", "pod", victim, "--wait=false")
-        namespace.until("the job has ended and the command with it", lambda: following.poll() is not None)
+        namespace.until(
+            "the job has ended and the command with it", lambda: following.poll() is not None
+        )
     finally:
         following.kill()
     assert following.returncode == 0, output.read_text()[-2000:]

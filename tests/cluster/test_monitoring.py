@@ -1,4 +1,6 @@
-"""A Prometheus in the cluster finds the trainings' pods as the chart says, and sees what becomes of them."""
+"""A Prometheus in the cluster finds the trainings' pods as the chart says, and sees what becomes of
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,16 @@ LONG = {"steps": 100_000, "clipGradNorm": 5.0, "loader": {"workers": 1}}
 
 
 def targets_of(namespace: Namespace, *, with_node: bool = False) -> dict[str, dict[str, str]]:
-    """Each pod of the job as a target: the labels by which rules and dashboards find its series, and no others."""
-    known = {"namespace": namespace.name, "job": "kdist", "kdist_job": "digits", "container": "trainer", "endpoint": "metrics"}
+    """Each pod of the job as a target: the labels by which rules and dashboards find its series,
+    and no others.
+    """
+    known = {
+        "namespace": namespace.name,
+        "job": "kdist",
+        "kdist_job": "digits",
+        "container": "trainer",
+        "endpoint": "metrics",
+    }
     nodes = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in namespace.pods("digits")}
     return {name: {**known, "node": node} if with_node else known for name, node in nodes.items()}
 
@@ -46,19 +56,34 @@ def test_the_real_operator_makes_of_the_chart_what_our_own_prometheus_reads_and_
         start = time.time()
         namespace.apply(calm(train=LONG))
         (monitor,) = namespace.find("podmonitor")
-        assert namespace.until("pods to scrape", lambda: made_scrapes(namespace)) == [scrape_config(monitor)]
-        (policy,) = [one for one in namespace.find("networkpolicy") if one["metadata"]["name"].endswith("-monitoring")]
+        assert namespace.until("pods to scrape", lambda: made_scrapes(namespace)) == [
+            scrape_config(monitor)
+        ]
+        (policy,) = [
+            one
+            for one in namespace.find("networkpolicy")
+            if one["metadata"]["name"].endswith("-monitoring")
+        ]
         wanted = policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
         assert wanted.items() <= namespace.get("pod", POD)["metadata"]["labels"].items()
-        assert see_a_recovery(namespace, prometheus, since=start) == targets_of(namespace, with_node=True)
+        assert see_a_recovery(namespace, prometheus, since=start) == targets_of(
+            namespace, with_node=True
+        )
         off = {"KdistLossSpike"}  # until somebody asks for it
         known = {rule.get("alert") or rule["record"] for rule in read_rules()} - off
         assert {rule["name"] for rule in loaded_rules(prometheus)} == known
         namespace.kdist("delete", "digits", "--purge")
-        namespace.until("targets that are gone", lambda: not prometheus.instant("up", at=time.time()))
+        namespace.until(
+            "targets that are gone", lambda: not prometheus.instant("up", at=time.time())
+        )
         namespace.apply(calm(train={"steps": 60}))
         namespace.kdist("wait", "digits", "--timeout=3m")
         ended = (
-            "last_over_time(kdist_job_state{state='succeeded'}[5m]) == 1 and on(pod) last_over_time(kdist_last_step[5m]) == 60"
+            "last_over_time(kdist_job_state{state='succeeded'}[5m]) == 1 and on(pod) "
+            "last_over_time(kdist_last_step[5m]) == 60"
         )
-        assert namespace.until("the last numbers of a job that is done", lambda: prometheus.instant(ended, at=time.time()), 30)
+        assert namespace.until(
+            "the last numbers of a job that is done",
+            lambda: prometheus.instant(ended, at=time.time()),
+            30,
+        )

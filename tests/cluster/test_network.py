@@ -1,4 +1,6 @@
-"""Who reaches a pod of a job, and whom it reaches: the rendered policy on a real network, where the network enforces policies."""
+"""Who reaches a pod of a job, and whom it reaches: the rendered policy on a real network, where the
+network enforces policies.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,23 @@ TABLE = [
     ("rank", "other", METRICS, False),
     ("foreign", "other", RANKS, True),
 ]
-LABELS: dict[str, Mapping[str, str]] = {"rank": JOB, "peer": JOB, "other": OTHER, "prometheus": PROMETHEUS, "foreign": {}}
+LABELS: dict[str, Mapping[str, str]] = {
+    "rank": JOB,
+    "peer": JOB,
+    "other": OTHER,
+    "prometheus": PROMETHEUS,
+    "foreign": {},
+}
 
 
 def start(namespace: Namespace, pods: Mapping[str, Mapping[str, str]]) -> None:
     """Start pods with these labels that listen on both ports, and wait until they do."""
-    items = [_pod(name, labels, namespace.environment["KDIST_IMAGE"]) for name, labels in pods.items()]
-    namespace.kubectl("create", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    items = [
+        _pod(name, labels, namespace.environment["KDIST_IMAGE"]) for name, labels in pods.items()
+    ]
+    namespace.kubectl(
+        "create", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+    )
     names = [f"pod/{name}" for name in pods]
     namespace.kubectl("wait", "--for=condition=Ready", "--timeout=120s", *names)
 
@@ -76,25 +88,44 @@ def _pod(name: str, labels: Mapping[str, str], image: str) -> dict[str, Any]:
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [container],
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {**labels, "who": name}}, "spec": spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {**labels, "who": name}},
+        "spec": spec,
+    }
 
 
 def reaches(namespace: Namespace, who: str, *whom: tuple[str, int]) -> list[bool]:
     """Whether a connection from one pod to each of these pods' ports comes about."""
     wanted = [f"{namespace.get('pod', name)['status']['podIP']}:{port}" for name, port in whom]
-    answer: list[bool] = json.loads(namespace.kubectl("exec", who, "--", "python", "-c", TRY, *wanted))
+    answer: list[bool] = json.loads(
+        namespace.kubectl("exec", who, "--", "python", "-c", TRY, *wanted)
+    )
     return answer
 
 
 def skip_unless_policies_bite(namespace: Namespace) -> None:
-    """Shut a pod off by a policy of its own; where it can still be reached, the network enforces none."""
+    """Shut a pod off by a policy of its own; where it can still be reached, the network enforces
+    none.
+    """
     start(namespace, {"shut": {}, "probe": {}})
     assert reaches(namespace, "probe", ("shut", RANKS)) == [True]
     spec = {"podSelector": {"matchLabels": {"who": "shut"}}, "policyTypes": ["Ingress"]}
-    policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "shut"}, "spec": spec}
+    policy = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "shut"},
+        "spec": spec,
+    }
     namespace.kubectl("create", "-f", "-", stdin=json.dumps(policy))
-    if not namespace.wait_until(lambda: reaches(namespace, "probe", ("shut", RANKS)) == [False], seconds=10):
-        pytest.skip("the cluster's network does not enforce network policies: a pod that one shuts off was reached")
+    if not namespace.wait_until(
+        lambda: reaches(namespace, "probe", ("shut", RANKS)) == [False], seconds=10
+    ):
+        pytest.skip(
+            "the cluster's network does not enforce network policies: a pod that one "
+            "shuts off was reached"
+        )
 
 
 def test_the_truth_table_of_who_reaches_whom(namespace: Namespace) -> None:
@@ -102,7 +133,11 @@ def test_the_truth_table_of_who_reaches_whom(namespace: Namespace) -> None:
     start(namespace, LABELS)
     policies = [each.document for each in place(make(), "job") if each.kind == "NetworkPolicy"]
     namespace.kubectl("create", "-f", "-", stdin=json.dumps(policies[0]))
-    namespace.until("the job's policy bites", lambda: reaches(namespace, "foreign", ("rank", RANKS)) == [False], seconds=30)
+    namespace.until(
+        "the job's policy bites",
+        lambda: reaches(namespace, "foreign", ("rank", RANKS)) == [False],
+        seconds=30,
+    )
     wrong = [
         f"{who} -> {whom}:{port} {'came through' if came else 'was kept out'}"
         for who, whom, port, wanted in TABLE

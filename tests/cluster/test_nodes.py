@@ -1,4 +1,6 @@
-"""Machines and controllers are lost under a training. These tests run alone: what they break is everybody's."""
+"""Machines and controllers are lost under a training. These tests run alone: what they break is
+everybody's.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,16 @@ UNDO = {"lose": "return", "cut": "mend"}
 
 @pytest.fixture
 def machines(cluster: dict[str, str]) -> Iterator[Machines]:
-    """`machines("lose", NODE)`, `machines("return", NODE)`; whatever was lost is back at the end."""
+    """`machines("lose", NODE)`, `machines("return", NODE)`; whatever was lost is back at the
+    end.
+    """
     lost: set[str] = set()
 
     def tell(verb: str, node: str) -> str:
         (lost.add if verb == "lose" else lost.discard)(node)
-        return subprocess.run([CLUSTER, verb, node], check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            [CLUSTER, verb, node], check=True, capture_output=True, text=True
+        ).stdout
 
     yield tell
     for node in list(lost):
@@ -35,11 +41,19 @@ def machines(cluster: dict[str, str]) -> Iterator[Machines]:
 
 
 def start(namespace: Namespace, calm: Job, *, strictly: bool = True, **spec: Any) -> None:
-    """A calm job with one pod on each of the two nodes, at work; unless `strictly`, one node may take both later."""
+    """A calm job with one pod on each of the two nodes, at work; unless `strictly`, one node may
+    take both later.
+    """
     rule = {"requiredDuringSchedulingIgnoredDuringExecution": [APART]}
-    wish = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": APART}]}
+    wish = {
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {"weight": 100, "podAffinityTerm": APART}
+        ]
+    }
     apart = {"podAntiAffinity": rule if strictly else wish}
-    namespace.apply(calm(podTemplate={"spec": {"affinity": apart}}, **{"train": {"steps": 3000}, **spec}))
+    namespace.apply(
+        calm(podTemplate={"spec": {"affinity": apart}}, **{"train": {"steps": 3000}, **spec})
+    )
     namespace.until("two nodes train", partial(world_of, namespace, 2))
 
 
@@ -49,14 +63,20 @@ def node_of(namespace: Namespace, index: int) -> str:
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_lost_node_leaves_a_smaller_training_within_seconds(
-    namespace: Namespace, calm: Job, machines: Machines, index: int, record_property: Callable[[str, object], None]
+    namespace: Namespace,
+    calm: Job,
+    machines: Machines,
+    index: int,
+    record_property: Callable[[str, object], None],
 ) -> None:
     start(namespace, calm, nodes={"min": 1, "max": 2}, joinWindowSeconds=1)
     told = world_of(namespace, 2)
     assert told
     began = time.monotonic()
     machines("lose", node_of(namespace, index))
-    namespace.until("one node trains on", partial(world_of, namespace, 1, int(told["step"])), seconds=120)
+    namespace.until(
+        "one node trains on", partial(world_of, namespace, 1, int(told["step"])), seconds=120
+    )
     record_property("seconds", round(time.monotonic() - began, 1))
 
 
@@ -124,7 +144,9 @@ def test_a_job_goes_on_elsewhere_once_its_node_is_deleted_and_the_node_may_retur
 
 
 @pytest.mark.parametrize("kind", ["jobset", "pytorchjob", "trainjob"])
-def test_an_operator_that_restarts_is_not_noticed_and_the_job_ends_well(namespace: Namespace, calm: Job, kind: str) -> None:
+def test_an_operator_that_restarts_is_not_noticed_and_the_job_ends_well(
+    namespace: Namespace, calm: Job, kind: str
+) -> None:
     where, operator = {
         "jobset": ("jobset-system", "jobset-controller-manager"),
         "pytorchjob": ("kubeflow", "training-operator"),
@@ -134,24 +156,42 @@ def test_an_operator_that_restarts_is_not_noticed_and_the_job_ends_well(namespac
     told = namespace.until("two nodes train", partial(world_of, namespace, 2))
     assert told
     subprocess.run(
-        ["kubectl", "-n", where, "rollout", "restart", f"deployment/{operator}"], env=namespace.environment, check=True
+        ["kubectl", "-n", where, "rollout", "restart", f"deployment/{operator}"],
+        env=namespace.environment,
+        check=True,
     )
-    status = ["kubectl", "-n", where, "rollout", "status", f"deployment/{operator}", "--timeout=300s"]
+    status = [
+        "kubectl",
+        "-n",
+        where,
+        "rollout",
+        "status",
+        f"deployment/{operator}",
+        "--timeout=300s",
+    ]
     subprocess.run(status, env=namespace.environment, check=True)
     namespace.kdist("wait", "digits", "--timeout=5m", timeout=400)
     volume = namespace.volume("digits")
     assert volume["done"]["step"] == 400
-    assert [event["generation"] for event in volume["events"] if event["event"] == "generation"] == [told["generation"]]
+    assert [
+        event["generation"] for event in volume["events"] if event["event"] == "generation"
+    ] == [told["generation"]]
 
 
-def test_a_kubelet_or_a_control_plane_that_restarts_is_not_noticed(namespace: Namespace, calm: Job, machines: Machines) -> None:
+def test_a_kubelet_or_a_control_plane_that_restarts_is_not_noticed(
+    namespace: Namespace, calm: Job, machines: Machines
+) -> None:
     start(namespace, calm, nodes=2)
     told = world_of(namespace, 2)
     assert told
-    subprocess.run(["docker", "exec", node_of(namespace, 0), "systemctl", "restart", "kubelet"], check=True)
+    subprocess.run(
+        ["docker", "exec", node_of(namespace, 0), "systemctl", "restart", "kubelet"], check=True
+    )
     machines("lose", "kdist-control-plane")
     machines("return", "kdist-control-plane")
-    after = namespace.until("the training is seen again", partial(seen, namespace, int(told["step"])))
+    after = namespace.until(
+        "the training is seen again", partial(seen, namespace, int(told["step"]))
+    )
     assert after
     assert after["generation"] == told["generation"]
     assert after["restarts"] == 0

@@ -1,4 +1,5 @@
-"""Every kind of object that a job has x whose it may be: no command changes or deletes what is not the job's, and each says so.
+"""Every kind of object that a job has x whose it may be: no command changes or deletes what is not
+the job's, and each says so.
 
 Pods need not run: the objects are all that this is about.
 """
@@ -34,12 +35,18 @@ DROPPED = {"ServiceAccount", "Role", "RoleBinding", "PodDisruptionBudget"}
 
 
 def matrix(first: Callable[[int], int]) -> pytest.MarkDecorator:
-    """Each kind of workload x whose its objects are; CI takes case `first(place)` of the kind at that place."""
+    """Each kind of workload x whose its objects are; CI takes case `first(place)` of the kind at
+    that place.
+    """
     cases = []
     for place, backend in enumerate(RESOURCE):
         for number in range(3):
             marks = [] if number == first(place) else [pytest.mark.wide]
-            cases.append(pytest.param(backend, number, marks=marks, id=f"{backend}-{WHOSE[number].replace(' ', '-')}"))
+            cases.append(
+                pytest.param(
+                    backend, number, marks=marks, id=f"{backend}-{WHOSE[number].replace(' ', '-')}"
+                )
+            )
     return pytest.mark.parametrize(("backend", "shift"), cases)
 
 
@@ -59,17 +66,30 @@ def make_foreign(document: dict[str, Any], whose: str) -> dict[str, Any]:
 
 
 def look(namespace: Namespace, kind: str, name: str) -> dict[str, Any]:
-    """What of an object only those change who mean to: not its status, nor what controllers note on it."""
+    """What of an object only those change who mean to: not its status, nor what controllers note on
+    it.
+    """
     found = namespace.get(kind, name)
     assert found, f"{kind}/{name} is gone"
-    metadata = {key: value for key, value in found["metadata"].items() if key in ("name", "uid", "labels")}
-    metadata["marks"] = {key: value for key, value in (found["metadata"].get("annotations") or {}).items() if "kdist" in key}
+    metadata = {
+        key: value for key, value in found["metadata"].items() if key in ("name", "uid", "labels")
+    }
+    metadata["marks"] = {
+        key: value
+        for key, value in (found["metadata"].get("annotations") or {}).items()
+        if "kdist" in key
+    }
     assert "deletionTimestamp" not in found["metadata"], f"{kind}/{name} is being deleted"
-    return {**{key: value for key, value in found.items() if key not in ("metadata", "status")}, "metadata": metadata}
+    return {
+        **{key: value for key, value in found.items() if key not in ("metadata", "status")},
+        "metadata": metadata,
+    }
 
 
 def admits(namespace: Namespace, text: str) -> bool:
-    """Whether the server would create these objects; false while Trainer does not know the runtime that they name."""
+    """Whether the server would create these objects; false while Trainer does not know the runtime
+    that they name.
+    """
     try:
         namespace.kubectl("create", "-f", "-", "--dry-run=server", stdin=text)
     except AssertionError as refused:
@@ -79,13 +99,16 @@ def admits(namespace: Namespace, text: str) -> bool:
     return True
 
 
-def replace(namespace: Namespace, documents: list[tuple[dict[str, Any], str]]) -> dict[tuple[str, str], dict[str, Any]]:
+def replace(
+    namespace: Namespace, documents: list[tuple[dict[str, Any], str]]
+) -> dict[tuple[str, str], dict[str, Any]]:
     """Put others' objects in the place of the job's; returns them as they are then."""
     for document, _ in documents[::-1]:
         kind, name = document["kind"].lower(), document["metadata"]["name"]
         namespace.kubectl("delete", kind, name, "--cascade=background", "--ignore-not-found")
     items = [make_foreign(document, whose) for document, whose in documents]
-    for late in (False, True):  # Trainer hears of a runtime a moment after it was made, and refuses its TrainJob until then
+    # Trainer hears of a runtime a moment after it was made, and refuses its TrainJob until then
+    for late in (False, True):
         if some := [each for each in items if (each["kind"] == "TrainJob") is late]:
             text = json.dumps({"apiVersion": "v1", "kind": "List", "items": some})
             if late:
@@ -97,55 +120,91 @@ def replace(namespace: Namespace, documents: list[tuple[dict[str, Any], str]]) -
 
 def all_of(namespace: Namespace, kinds: str) -> list[dict[str, Any]]:
     """The job's objects of these kinds, in one order."""
-    items: list[dict[str, Any]] = json.loads(namespace.kubectl("get", kinds, "-l", "kdist.dev/job=digits", "-o", "json"))["items"]
+    items: list[dict[str, Any]] = json.loads(
+        namespace.kubectl("get", kinds, "-l", "kdist.dev/job=digits", "-o", "json")
+    )["items"]
     ours = [each for each in items if find_owner(each) == "digits"]
     return sorted(ours, key=lambda each: (each["metadata"]["name"], each["kind"]))
 
 
-def type_all(namespace: Namespace, *commands: tuple[str, ...]) -> list[subprocess.CompletedProcess[str]]:
+def type_all(
+    namespace: Namespace, *commands: tuple[str, ...]
+) -> list[subprocess.CompletedProcess[str]]:
     """These commands at once: each is refused, so none can be in another's way."""
     with ThreadPoolExecutor(len(commands)) as pool:
         return list(pool.map(lambda command: namespace.type_kdist(*command), commands))
 
 
 @matrix(lambda place: 0 if place == 0 else -1)
-def test_no_command_touches_what_stands_beside_a_job(namespace: Namespace, job: Job, backend: str, shift: int) -> None:
+def test_no_command_touches_what_stands_beside_a_job(
+    namespace: Namespace, job: Job, backend: str, shift: int
+) -> None:
     namespace.copy_sources()
     file = namespace.write(job(backend=backend, nodes={"min": 1, "max": 3}, code="./src", **IDLE))
     namespace.kdist("apply", file)
-    beside = [each for each in all_of(namespace, KINDS) if (each["kind"], each["metadata"]["name"]) != ("ConfigMap", "digits")]
-    assert {each["kind"] for each in beside} >= {*DROPPED, "PersistentVolumeClaim", "ConfigMap", "Service", "NetworkPolicy"}
-    theirs = replace(namespace, [(each, WHOSE[(place + shift) % 3]) for place, each in enumerate(beside)])
+    beside = [
+        each
+        for each in all_of(namespace, KINDS)
+        if (each["kind"], each["metadata"]["name"]) != ("ConfigMap", "digits")
+    ]
+    assert {each["kind"] for each in beside} >= {
+        *DROPPED,
+        "PersistentVolumeClaim",
+        "ConfigMap",
+        "Service",
+        "NetworkPolicy",
+    }
+    theirs = replace(
+        namespace, [(each, WHOSE[(place + shift) % 3]) for place, each in enumerate(beside)]
+    )
     own = namespace.get("configmap", "digits")["metadata"]["resourceVersion"]
-    applied, scaled = type_all(namespace, ("apply", file), ("scale", "digits", "--nodes", "1:2", "--no-wait"))
-    assert (applied.returncode, scaled.returncode) == (Code.ERROR, Code.ERROR), applied.stderr + scaled.stderr
-    assert namespace.get("configmap", "digits")["metadata"]["resourceVersion"] == own, "they stopped before they changed anything"
+    applied, scaled = type_all(
+        namespace, ("apply", file), ("scale", "digits", "--nodes", "1:2", "--no-wait")
+    )
+    assert (applied.returncode, scaled.returncode) == (Code.ERROR, Code.ERROR), (
+        applied.stderr + scaled.stderr
+    )
+    assert namespace.get("configmap", "digits")["metadata"]["resourceVersion"] == own, (
+        "they stopped before they changed anything"
+    )
     assert [name for _, name in theirs if f"/{name} in namespace" not in applied.stderr] == []
     deleted = namespace.type_kdist("delete", "digits", "--purge")
     assert deleted.returncode == Code.OK, deleted.stderr
     for (kind, name), before in theirs.items():
         assert look(namespace, kind, name) == before
         labelled = before["metadata"].get("labels")
-        assert f"/{name} stays: it is not of job digits" in deleted.stderr or not labelled, deleted.stderr
+        assert f"/{name} stays: it is not of job digits" in deleted.stderr or not labelled, (
+            deleted.stderr
+        )
     assert namespace.get(RESOURCE[backend], "digits") == {}
     assert namespace.get("configmap", "digits") == {}
 
 
 @matrix(lambda place: 1 if place == 0 else -1)
-def test_no_apply_prunes_what_only_looks_like_the_jobs(namespace: Namespace, job: Job, backend: str, shift: int) -> None:
+def test_no_apply_prunes_what_only_looks_like_the_jobs(
+    namespace: Namespace, job: Job, backend: str, shift: int
+) -> None:
     namespace.copy_sources()
     file = namespace.write(job(backend=backend, nodes={"min": 1, "max": 3}, code="./src", **IDLE))
     smaller = ("apply", file, *(word for each in SMALLER for word in ("--set", f"spec.{each}")))
-    rendered = [each.document for each in deploy.plan(None, load_file(str(namespace.home / file)), base=namespace.home).manifests]
+    rendered = [
+        each.document
+        for each in deploy.plan(
+            None, load_file(str(namespace.home / file)), base=namespace.home
+        ).manifests
+    ]
     dropped = [
         each
         for each in rendered
-        if each["kind"] in DROPPED or each["metadata"]["name"].startswith(("digits-rend", "digits-code-"))
+        if each["kind"] in DROPPED
+        or each["metadata"]["name"].startswith(("digits-rend", "digits-code-"))
     ]
     for each in dropped:  # no render knows the namespace
         for subject in each.get("subjects", []):
             subject["namespace"] = namespace.name
-    theirs = replace(namespace, [(each, WHOSE[(place + shift) % 3]) for place, each in enumerate(dropped)])
+    theirs = replace(
+        namespace, [(each, WHOSE[(place + shift) % 3]) for place, each in enumerate(dropped)]
+    )
     namespace.kdist(*smaller)
     assert "pruned" not in namespace.kdist(*smaller, "--error-unchanged", code=Code.UNCHANGED)
     for (kind, name), before in theirs.items():
@@ -159,13 +218,16 @@ def test_no_command_touches_a_workload_or_a_job_of_somebody_else(
     file = namespace.write(job(backend=backend, **IDLE))
     namespace.kdist("apply", file)
     kinds = f"{RESOURCE[backend]}{',trainingruntime' if backend == 'trainjob' else ''}"
-    workload = sorted(all_of(namespace, kinds), key=lambda each: str(each["kind"]), reverse=True)  # before a TrainJob its runtime
+    # before a TrainJob its runtime
+    workload = sorted(all_of(namespace, kinds), key=lambda each: str(each["kind"]), reverse=True)
     assert len(workload) == len(kinds.split(","))
     theirs: dict[tuple[str, str], dict[str, Any]] = {}
     for foreign in (workload, [namespace.get("configmap", "digits")]):
         theirs |= replace(namespace, [(each, WHOSE[shift]) for each in foreign])
         scale = ("scale", "digits", "--nodes", "1", "--no-wait")
-        for refused in type_all(namespace, ("apply", file), scale, ("restart", "digits"), ("stop", "digits")):
+        for refused in type_all(
+            namespace, ("apply", file), scale, ("restart", "digits"), ("stop", "digits")
+        ):
             assert refused.returncode == Code.ERROR, refused.stderr
             assert f"{foreign[-1]['kind'].lower()}" in refused.stderr.lower()
             assert "is not of job digits" in refused.stderr

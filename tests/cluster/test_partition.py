@@ -1,4 +1,6 @@
-"""A node is cut off with a whole group on it, and another group is started elsewhere: one of them commits, the other ends."""
+"""A node is cut off with a whole group on it, and another group is started elsewhere: one of them
+commits, the other ends.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,21 @@ OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 def containers(namespace: Namespace, node: str) -> dict[str, dict[str, Any]]:
     """State of the training's containers on a node, by pod, as its own runtime tells it."""
     crictl = ["docker", "exec", node, "crictl"]
-    labels = ["--label", f"io.kubernetes.pod.namespace={namespace.name}", "--label", "io.kubernetes.container.name=trainer"]
-    listed = subprocess.run([*crictl, "ps", "-a", "-q", *labels], check=True, capture_output=True, text=True).stdout.split()
+    labels = [
+        "--label",
+        f"io.kubernetes.pod.namespace={namespace.name}",
+        "--label",
+        "io.kubernetes.container.name=trainer",
+    ]
+    listed = subprocess.run(
+        [*crictl, "ps", "-a", "-q", *labels], check=True, capture_output=True, text=True
+    ).stdout.split()
     told = [
-        json.loads(subprocess.run([*crictl, "inspect", each], check=True, capture_output=True, text=True).stdout)["status"]
+        json.loads(
+            subprocess.run(
+                [*crictl, "inspect", each], check=True, capture_output=True, text=True
+            ).stdout
+        )["status"]
         for each in listed
     ]
     return {status["labels"]["io.kubernetes.pod.name"]: status for status in told}
@@ -38,16 +51,23 @@ def test_of_two_groups_of_one_run_the_later_one_commits_and_the_other_ends(
 ) -> None:
     together = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [APART]}}
     spec = {"affinity": together}
-    namespace.apply(calm(podTemplate={"spec": spec}, rendezvousTimeoutSeconds=75, train={"steps": 10_000}))
+    namespace.apply(
+        calm(podTemplate={"spec": spec}, rendezvousTimeoutSeconds=75, train={"steps": 10_000})
+    )
     told = namespace.until("two nodes train", partial(world_of, namespace, 2, 25))
     assert told
     (node,) = {pod["spec"]["nodeName"] for pod in namespace.pods("digits")}
-    old = [pod["metadata"]["name"] for pod in namespace.pods("digits") if pod["status"]["phase"] == "Running"]
+    old = [
+        pod["metadata"]["name"]
+        for pod in namespace.pods("digits")
+        if pod["status"]["phase"] == "Running"
+    ]
 
     machines("cut", node)
     try:
         namespace.kubectl("wait", f"node/{node}", "--for=condition=Ready=Unknown", "--timeout=120s")
-        namespace.kubectl("taint", "node", node, OUT_OF_SERVICE)  # which says that nothing runs there, and is not true
+        # which says that nothing runs there, and is not true
+        namespace.kubectl("taint", "node", node, OUT_OF_SERVICE)
         new = namespace.until("two nodes train elsewhere", partial(world_of, namespace, 2, 25))
         assert new
         assert new["generation"] > told["generation"]
@@ -55,7 +75,9 @@ def test_of_two_groups_of_one_run_the_later_one_commits_and_the_other_ends(
 
         def codes() -> list[int]:
             there = containers(namespace, node)
-            return [there[pod]["exitCode"] for pod in old if there[pod]["state"] == "CONTAINER_EXITED"]
+            return [
+                there[pod]["exitCode"] for pod in old if there[pod]["state"] == "CONTAINER_EXITED"
+            ]
 
         namespace.until("the group that was cut off has ended", lambda: len(codes()) == len(old))
         assert codes() == [PEERS_LOST, PEERS_LOST]

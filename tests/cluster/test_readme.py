@@ -21,16 +21,29 @@ def test_every_command_of_the_session_succeeds(namespace: Namespace, tmp_path: P
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     config = tmp_path / "kubeconfig"
     config.write_text(namespace.kubectl("config", "view", "--raw", "--minify"))
-    environment = {**namespace.environment, "KUBECONFIG": str(config), "IMAGE": namespace.environment["KDIST_IMAGE"]}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"  # where `kdist` is
+    environment = {
+        **namespace.environment,
+        "KUBECONFIG": str(config),
+        "IMAGE": namespace.environment["KDIST_IMAGE"],
+    }
+    # where `kdist` is
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     subprocess.run(
-        ["kubectl", "config", "set-context", "--current", f"--namespace={namespace.name}"], env=environment, check=True
+        ["kubectl", "config", "set-context", "--current", f"--namespace={namespace.name}"],
+        env=environment,
+        check=True,
     )
     first, *session = typed_on_a_cluster()
     assert first.startswith(ON_A_CLUSTER)
     for line in session:
         done = subprocess.run(
-            ["bash", "-euc", line], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=700, check=False
+            ["bash", "-euc", line],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=700,
+            check=False,
         )
         assert done.returncode == 0, f"$ {line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
     assert namespace.pods("digits") == []

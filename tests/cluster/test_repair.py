@@ -1,4 +1,6 @@
-"""A job whose code failed is mended: what `why` says, or the same by kubectl alone, lets it go on from its checkpoint."""
+"""A job whose code failed is mended: what `why` says, or the same by kubectl alone, lets it go on
+from its checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ TRAIN = {"workload": "part:Part", "steps": 40, "checkpoint": {"every": {"steps":
 
 
 def fail(namespace: Namespace, calm: Job, kind: str) -> str:
-    """Send a job whose code raises after a checkpoint, and see it fail; returns its file, and leaves the code mended."""
+    """Send a job whose code raises after a checkpoint, and see it fail; returns its file, and
+    leaves the code mended.
+    """
     namespace.copy_sources()
     code = Path(namespace.home, "src", "part.py")
     code.write_text(BROKEN)
@@ -52,7 +56,14 @@ def fail(namespace: Namespace, calm: Job, kind: str) -> str:
 def render(namespace: Namespace, file: str, *options: str) -> None:
     """What a repository of manifests does: no kdist in between."""
     command = [sys.executable, "-m", "kdist", "render", file, *options]
-    printed = subprocess.run(command, cwd=namespace.home, env=namespace.environment, check=True, capture_output=True, text=True)
+    printed = subprocess.run(
+        command,
+        cwd=namespace.home,
+        env=namespace.environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     namespace.kubectl("apply", "--server-side", "-f", "-", stdin=printed.stdout)
 
 
@@ -66,9 +77,16 @@ def assert_gone_on(namespace: Namespace) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if kind == "statefulset" else pytest.param(kind, marks=pytest.mark.wide) for kind in RESOURCE if kind != "job"]
+    "kind",
+    [
+        kind if kind == "statefulset" else pytest.param(kind, marks=pytest.mark.wide)
+        for kind in RESOURCE
+        if kind != "job"
+    ],
 )
-def test_the_lines_that_why_prints_let_a_mended_job_go_on_from_its_checkpoint(namespace: Namespace, calm: Job, kind: str) -> None:
+def test_the_lines_that_why_prints_let_a_mended_job_go_on_from_its_checkpoint(
+    namespace: Namespace, calm: Job, kind: str
+) -> None:
     file = fail(namespace, calm, kind)
     told = json.loads(namespace.kdist("why", "digits", "-o", "json"))
     assert told["cause"] == "user-code"
@@ -80,7 +98,9 @@ def test_the_lines_that_why_prints_let_a_mended_job_go_on_from_its_checkpoint(na
     assert_gone_on(namespace)
 
 
-def test_a_mended_render_that_kubectl_sends_goes_on_from_the_checkpoint(namespace: Namespace, calm: Job) -> None:
+def test_a_mended_render_that_kubectl_sends_goes_on_from_the_checkpoint(
+    namespace: Namespace, calm: Job
+) -> None:
     file = fail(namespace, calm, "job")
     namespace.kubectl("delete", "job", "digits")
     render(namespace, file)

@@ -1,4 +1,6 @@
-"""What needs a pod that runs, by each of the usual roles: it works, or is refused and changes nothing."""
+"""What needs a pod that runs, by each of the usual roles: it works, or is refused and changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from tests.cluster.namespace import Namespace
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 LONG = {"steps": 1_000_000, "evaluate": "never", "checkpoint": {"every": {"seconds": 4}}}
-ONE, OTHER = frozenset({"chart-edit"}), frozenset({"builtin-edit"})  # who may is seen with `exec`; each way once will do
+# who may is seen with `exec`; each way once will do
+ONE, OTHER = frozenset({"chart-edit"}), frozenset({"builtin-edit"})
 # Command lines, who may run them, and who of these does.
 LOOKS = (
     ("status digits", EVERYBODY, EVERYBODY),
@@ -40,17 +43,29 @@ LOOKS = (
 def bind(namespace: Namespace) -> None:
     """A user for each role, by its name; Kubernetes' own are as this cluster has them."""
     for role in ROLES:
-        kind, name = ("role", role) if role.startswith("chart") else ("clusterrole", role.removeprefix("builtin-"))
+        kind, name = (
+            ("role", role)
+            if role.startswith("chart")
+            else ("clusterrole", role.removeprefix("builtin-"))
+        )
         if kind == "role":
-            document = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": role}}
-            namespace.kubectl("create", "-f", "-", stdin=json.dumps({**document, "rules": roles.rules(role, {})}))
+            document = {
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": "Role",
+                "metadata": {"name": role},
+            }
+            namespace.kubectl(
+                "create", "-f", "-", stdin=json.dumps({**document, "rules": roles.rules(role, {})})
+            )
         namespace.kubectl("create", "rolebinding", role, f"--{kind}={name}", f"--user={role}")
 
 
 def type_as(role: str, line: str, namespace: Namespace) -> Result:
     """The ended `kdist LINE` of a user, in this process."""
     command, *words = line.split()
-    return CliRunner().invoke(cli, [command, "-n", namespace.name, "--as", role, *words], prog_name="kdist")
+    return CliRunner().invoke(
+        cli, [command, "-n", namespace.name, "--as", role, *words], prog_name="kdist"
+    )
 
 
 def objects(namespace: Namespace) -> set[tuple[str, ...]]:
@@ -59,7 +74,13 @@ def objects(namespace: Namespace) -> set[tuple[str, ...]]:
     found = json.loads(namespace.kubectl("get", kinds, "-o", "json"))["items"]
     metadata = [(each["kind"], each["metadata"]) for each in found]
     return {
-        (kind, each["name"], each["uid"], str(each.get("generation")), json.dumps(each.get("annotations")))
+        (
+            kind,
+            each["name"],
+            each["uid"],
+            str(each.get("generation")),
+            json.dumps(each.get("annotations")),
+        )
         for kind, each in metadata
         if not each["name"].endswith("-rendezvous")
     }
@@ -86,7 +107,9 @@ def forward(role: str, namespace: Namespace, output: Path) -> None:
     """A forwarded port leads to the agent."""
     process = namespace.start_kdist("port-forward", "digits", ":9401", "--as", role, output=output)
     try:
-        said: Any = namespace.until("it forwards", lambda: re.search(r"127\.0\.0\.1:(\d+) ->", output.read_text()))
+        said: Any = namespace.until(
+            "it forwards", lambda: re.search(r"127\.0\.0\.1:(\d+) ->", output.read_text())
+        )
         with urllib.request.urlopen(f"http://127.0.0.1:{said[1]}/status", timeout=20) as answer:
             assert json.load(answer)["job"] == "digits"
     finally:
@@ -115,12 +138,17 @@ def test_each_role_looks_into_a_job_as_far_as_its_rights_reach_and_edit_steers_i
 
     assert "state saved" in succeed("chart-edit", "stop digits", namespace)
     namespace.until("its pod is gone", lambda: namespace.find("pods") == [])
-    for line, one in (("checkpoints verify digits", "builtin-edit"), ("report digits", "chart-edit")):
+    for line, one in (
+        ("checkpoints verify digits", "builtin-edit"),
+        ("report digits", "chart-edit"),
+    ):
         for role in ROLES[::2]:
             refuse(role, line, namespace)
         succeed(one, line, namespace)
         assert namespace.find("pods") == [], "the pod that looked is gone"
     for role in ROLES[::2]:
         refuse(role, "restart digits --fresh --yes", namespace)
-    assert "old checkpoints are in" in succeed("builtin-edit", "restart digits --fresh --yes --no-wait", namespace)
+    assert "old checkpoints are in" in succeed(
+        "builtin-edit", "restart digits --fresh --yes --no-wait", namespace
+    )
     succeed("chart-edit", "delete digits --purge --no-wait", namespace)

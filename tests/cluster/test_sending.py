@@ -1,4 +1,6 @@
-"""Jobs go to a real API server and leave it: sent once or twice, changed, in conflict, forbidden, and taken away."""
+"""Jobs go to a real API server and leave it: sent once or twice, changed, in conflict, forbidden,
+and taken away.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,16 @@ def verbs(printed: str) -> set[str]:
     return {line.split()[1] for line in printed.splitlines()}
 
 
-def test_a_job_that_is_sent_twice_is_unchanged_and_one_that_differs_is_configured(namespace: Namespace, file: Path) -> None:
+def test_a_job_that_is_sent_twice_is_unchanged_and_one_that_differs_is_configured(
+    namespace: Namespace, file: Path
+) -> None:
     assert verbs(namespace.kdist("apply", str(file), "--dry-run=server")) == {"created"}
     assert namespace.get("configmap", "digits") == {}, "a dry run leaves nothing"
     assert verbs(namespace.kdist("apply", str(file))) == {"created"}
     run = namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"]
-    assert verbs(namespace.kdist("apply", str(file), "--error-unchanged", code=Code.UNCHANGED)) == {"unchanged"}
+    assert verbs(namespace.kdist("apply", str(file), "--error-unchanged", code=Code.UNCHANGED)) == {
+        "unchanged"
+    }
     assert namespace.kdist("diff", str(file)) == ""
     shown = namespace.kdist("diff", str(file), "--set", "spec.ttlSeconds=99", code=1)
     assert re.search(r'^\+ .*"ttlSeconds": 99', shown, re.MULTILINE)
@@ -54,27 +60,48 @@ def test_a_job_that_is_sent_twice_is_unchanged_and_one_that_differs_is_configure
     changed = namespace.kdist("apply", str(file), "--set", "spec.ttlSeconds=99")
     assert "configmap/digits configured" in changed
     assert "serviceaccount/digits unchanged" in changed
-    assert namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"] == run, "it is the same run"
+    assert (
+        namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"] == run
+    ), "it is the same run"
 
 
-def test_what_cannot_change_is_refused_whole_with_the_way_out(namespace: Namespace, file: Path) -> None:
+def test_what_cannot_change_is_refused_whole_with_the_way_out(
+    namespace: Namespace, file: Path
+) -> None:
     namespace.kdist("apply", str(file))
     before = namespace.get("configmap", "digits")["metadata"]["resourceVersion"]
-    done = namespace.type_kdist("apply", str(file), "--set", "spec.resources.memory=2Gi", "--set", "spec.train.epochs=9")
+    done = namespace.type_kdist(
+        "apply", str(file), "--set", "spec.resources.memory=2Gi", "--set", "spec.train.epochs=9"
+    )
     assert done.returncode == Code.ERROR
     assert "spec.template: field is immutable" in done.stderr
     assert "`kdist delete` keeps the checkpoints" in done.stderr
-    assert namespace.get("configmap", "digits")["metadata"]["resourceVersion"] == before, "nothing of it was sent"
+    assert namespace.get("configmap", "digits")["metadata"]["resourceVersion"] == before, (
+        "nothing of it was sent"
+    )
     kind = namespace.type_kdist("apply", str(file), "--backend", "statefulset")
     assert kind.returncode == Code.ERROR
     assert "a running job keeps its kind" in kind.stderr
 
 
-def test_a_field_that_another_set_is_a_conflict_with_its_name(namespace: Namespace, file: Path) -> None:
+def test_a_field_that_another_set_is_a_conflict_with_its_name(
+    namespace: Namespace, file: Path
+) -> None:
     namespace.kdist("apply", str(file))
-    theirs = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "digits"}, "spec": {"parallelism": 1}}
+    theirs = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "digits"},
+        "spec": {"parallelism": 1},
+    }
     namespace.kubectl(
-        "apply", "--server-side", "--force-conflicts", "--field-manager=her-editor", "-f", "-", stdin=json.dumps(theirs)
+        "apply",
+        "--server-side",
+        "--force-conflicts",
+        "--field-manager=her-editor",
+        "-f",
+        "-",
+        stdin=json.dumps(theirs),
     )
     done = namespace.type_kdist("apply", str(file))
     assert done.returncode == Code.ERROR
@@ -85,32 +112,59 @@ def test_a_field_that_another_set_is_a_conflict_with_its_name(namespace: Namespa
 def test_our_own_patches_are_no_conflict(namespace: Namespace, file: Path) -> None:
     namespace.kdist("apply", str(file), "--set", "spec.nodes={min: 1, max: 3}")
     patch = json.dumps({"spec": {"parallelism": 2, "completions": 2}})
-    namespace.kubectl("patch", "job", "digits", "--field-manager=kdist", "--type=merge", "-p", patch)
-    assert "job.batch/digits configured" in namespace.kdist("apply", str(file), "--set", "spec.nodes={min: 1, max: 3}")
+    namespace.kubectl(
+        "patch", "job", "digits", "--field-manager=kdist", "--type=merge", "-p", patch
+    )
+    assert "job.batch/digits configured" in namespace.kdist(
+        "apply", str(file), "--set", "spec.nodes={min: 1, max: 3}"
+    )
     assert namespace.get("job", "digits")["spec"]["parallelism"] == 3
 
 
-def test_delete_keeps_the_checkpoints_unless_they_are_purged(namespace: Namespace, file: Path) -> None:
+def test_delete_keeps_the_checkpoints_unless_they_are_purged(
+    namespace: Namespace, file: Path
+) -> None:
     namespace.kdist("apply", str(file))
     gone = namespace.kdist("delete", "digits").splitlines()
     assert gone[0] == "job.batch/digits deleted", "the workload goes first"
     assert (
         namespace.kubectl(
-            "get", "pods,jobs,services,networkpolicies,pdb,roles,serviceaccounts", "-l", "kdist.dev/job", "-o", "name"
+            "get",
+            "pods,jobs,services,networkpolicies,pdb,roles,serviceaccounts",
+            "-l",
+            "kdist.dev/job",
+            "-o",
+            "name",
         )
         == ""
     )
-    assert namespace.kubectl("get", "pvc", "-o", "name") == "persistentvolumeclaim/digits-checkpoints\n"
+    assert (
+        namespace.kubectl("get", "pvc", "-o", "name")
+        == "persistentvolumeclaim/digits-checkpoints\n"
+    )
     namespace.kdist("delete", "nope", code=Code.NOT_FOUND)
     namespace.kdist("delete", "nope", "--ignore-not-found")
-    assert namespace.kdist("delete", "-f", str(file), "--purge") == "persistentvolumeclaim/digits-checkpoints deleted\n"
+    assert (
+        namespace.kdist("delete", "-f", str(file), "--purge")
+        == "persistentvolumeclaim/digits-checkpoints deleted\n"
+    )
 
 
-def test_what_a_job_asks_for_no_longer_is_pruned_once_no_pod_needs_it(namespace: Namespace, job: Job) -> None:
+def test_what_a_job_asks_for_no_longer_is_pruned_once_no_pod_needs_it(
+    namespace: Namespace, job: Job
+) -> None:
     namespace.copy_sources()
-    file = str(write(namespace, job(backend="statefulset", nodes={"min": 2, "max": 3}, code="./src", **IDLE)))
+    file = str(
+        write(
+            namespace, job(backend="statefulset", nodes={"min": 2, "max": 3}, code="./src", **IDLE)
+        )
+    )
     namespace.kdist("apply", file)
-    (old,) = [each for each in namespace.kubectl("get", "configmaps", "-o", "name").split() if "-code-" in each]
+    (old,) = [
+        each
+        for each in namespace.kubectl("get", "configmaps", "-o", "name").split()
+        if "-code-" in each
+    ]
     namespace.until("pods that mount the code", lambda: len(namespace.pods("digits")) == 3)
     (namespace.home / "src" / "calm.py").write_text("")
     assert "pruned" not in namespace.kdist("apply", file), "pods wait that were made with it"
@@ -119,8 +173,14 @@ def test_what_a_job_asks_for_no_longer_is_pruned_once_no_pod_needs_it(namespace:
     one = ("--set", "spec.nodes=1")
     shown = namespace.kdist("diff", file, *one, code=1)
     assert f"--- live/ConfigMap/{old.rpartition('/')[2]}" in shown
-    assert f"{old} pruned (server dry run)" in namespace.kdist("apply", file, *one, "--dry-run=server")
-    pruned = [line.split()[0] for line in namespace.kdist("apply", file, *one).splitlines() if line.endswith(" pruned")]
+    assert f"{old} pruned (server dry run)" in namespace.kdist(
+        "apply", file, *one, "--dry-run=server"
+    )
+    pruned = [
+        line.split()[0]
+        for line in namespace.kdist("apply", file, *one).splitlines()
+        if line.endswith(" pruned")
+    ]
     assert sorted(pruned) == [old, "poddisruptionbudget.policy/digits"]
     assert namespace.get("pvc", "digits-checkpoints")
     namespace.kdist("apply", file, *one, "--error-unchanged", code=Code.UNCHANGED)
@@ -146,16 +206,23 @@ def test_jobs_are_picked_by_folder_and_by_label(namespace: Namespace, job: Job) 
     assert namespace.kdist("get") == ""
 
 
-def test_a_namespace_that_is_missing_is_said_with_the_command_that_makes_it(namespace: Namespace, file: Path) -> None:
+def test_a_namespace_that_is_missing_is_said_with_the_command_that_makes_it(
+    namespace: Namespace, file: Path
+) -> None:
     done = namespace.type_kdist("apply", str(file), "-n", "kdist-nowhere")
     assert done.returncode == Code.NOT_FOUND
     assert "Next: kubectl create namespace kdist-nowhere" in done.stderr
 
 
 def as_account(namespace: Namespace, account: str, *verbs_on: str) -> Namespace:
-    """The namespace as a service account with these rights in it (`create,patch:configmaps`) meets it."""
+    """The namespace as a service account with these rights in it (`create,patch:configmaps`) meets
+    it.
+    """
     namespace.kubectl("create", "serviceaccount", account)
-    rules = [f"--verb={verb} --resource={resource}" for verb, resource in (each.split(":") for each in verbs_on)]
+    rules = [
+        f"--verb={verb} --resource={resource}"
+        for verb, resource in (each.split(":") for each in verbs_on)
+    ]
     for index, rule in enumerate(rules):
         namespace.kubectl("create", "role", f"{account}-{index}", *rule.split())
         namespace.kubectl(
@@ -166,14 +233,20 @@ def as_account(namespace: Namespace, account: str, *verbs_on: str) -> Namespace:
             f"--serviceaccount={namespace.name}:{account}",
         )
     token = namespace.kubectl("create", "token", account).strip()
-    config = json.loads(namespace.kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
+    config = json.loads(
+        namespace.kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json")
+    )
     config["users"] = [{"name": config["contexts"][0]["context"]["user"], "user": {"token": token}}]
     path = namespace.home / f"{account}.kubeconfig"
     path.write_text(yaml.safe_dump(config))
-    return Namespace(namespace.name, namespace.home, {**namespace.environment, "KUBECONFIG": str(path)})
+    return Namespace(
+        namespace.name, namespace.home, {**namespace.environment, "KUBECONFIG": str(path)}
+    )
 
 
-def test_who_may_not_hears_which_verb_on_which_resource_is_missing(namespace: Namespace, file: Path) -> None:
+def test_who_may_not_hears_which_verb_on_which_resource_is_missing(
+    namespace: Namespace, file: Path
+) -> None:
     reader = as_account(namespace, "reader", "get,list:configmaps,pods")
     done = reader.type_kdist("apply", str(file))
     assert done.returncode == Code.FORBIDDEN
@@ -200,11 +273,15 @@ def test_who_may_not_make_roles_gets_a_job_without_them(namespace: Namespace, fi
 
 
 @pytest.mark.needs("shared-volumes")
-def test_a_healthy_cluster_has_nothing_missing_and_a_missing_namespace_is_found(namespace: Namespace) -> None:
+def test_a_healthy_cluster_has_nothing_missing_and_a_missing_namespace_is_found(
+    namespace: Namespace,
+) -> None:
     checks = json.loads(namespace.kdist("doctor", "-o", "json"))
     marks = {each["name"]: each["mark"] for each in checks["checks"]}
     assert checks["healthy"] is True
-    assert {marks[name] for name in ("cluster", "you", "namespace", "pods", "nodes", "DNS", "storage")} == {"ok"}
+    assert {
+        marks[name] for name in ("cluster", "you", "namespace", "pods", "nodes", "DNS", "storage")
+    } == {"ok"}
     nowhere = json.loads(namespace.kdist("doctor", "-n", "kdist-nowhere", "-o", "json", code=1))
     fixes = {each["name"]: each["fix"] for each in nowhere["checks"]}
     assert fixes["namespace"] == "kubectl create namespace kdist-nowhere"
@@ -213,7 +290,10 @@ def test_a_healthy_cluster_has_nothing_missing_and_a_missing_namespace_is_found(
 def test_kdist_is_a_plugin_of_kubectl(namespace: Namespace) -> None:
     folder = namespace.home / "bin"
     folder.mkdir()
-    for program, function in (("kubectl-kdist", "kdist.__main__:main"), ("kubectl_complete-kdist", "kdist.app:complete")):
+    for program, function in (
+        ("kubectl-kdist", "kdist.__main__:main"),
+        ("kubectl_complete-kdist", "kdist.app:complete"),
+    ):
         module, _, name = function.partition(":")
         script = folder / program
         script.write_text(f"#!{sys.executable}\nfrom {module} import {name}\n{name}()\n")
@@ -221,7 +301,13 @@ def test_kdist_is_a_plugin_of_kubectl(namespace: Namespace) -> None:
     namespace.environment["PATH"] = f"{folder}{os.pathsep}{namespace.environment['PATH']}"
 
     def kubectl(*args: str) -> str:
-        done = subprocess.run(["kubectl", *args], env=namespace.environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["kubectl", *args],
+            env=namespace.environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         return done.stdout
 
     assert kubectl("kdist", "get", "--help").startswith("Usage: kubectl kdist get ")
@@ -229,24 +315,41 @@ def test_kdist_is_a_plugin_of_kubectl(namespace: Namespace) -> None:
     assert kubectl("__complete", "kdist", "de").splitlines() == ["delete", ":4"]
 
 
-def test_all_but_what_it_resumes_from_goes_with_a_workload_that_is_deleted_by_hand(namespace: Namespace, file: Path) -> None:
+def test_all_but_what_it_resumes_from_goes_with_a_workload_that_is_deleted_by_hand(
+    namespace: Namespace, file: Path
+) -> None:
     namespace.kdist("apply", str(file))
-    made, run = objects(namespace), namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"]
+    made, run = (
+        objects(namespace),
+        namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"],
+    )
     namespace.kdist("apply", str(file), "--error-unchanged", code=Code.UNCHANGED)
     stays = {"configmap/digits", "persistentvolumeclaim/digits-checkpoints"}
     namespace.kubectl("delete", "job", "digits")
     namespace.until("the garbage collector to delete the rest", lambda: objects(namespace) == stays)
-    assert "deleted by somebody" in json.loads(namespace.kdist("why", "digits", "-o", "json"))["sentence"]
+    assert (
+        "deleted by somebody"
+        in json.loads(namespace.kdist("why", "digits", "-o", "json"))["sentence"]
+    )
     for _ in range(2):  # the second time what the first workload owned may be about to go
         namespace.kdist("apply", str(file))
         assert objects(namespace) == made
         namespace.kubectl("delete", "job", "digits")
     namespace.kdist("apply", str(file))
-    assert namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"] == run
+    assert (
+        namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"] == run
+    )
     uid = namespace.get("job", "digits")["metadata"]["uid"]
-    owned = namespace.find("serviceaccount,role,rolebinding,configmap,service,networkpolicy,pdb", "kdist.dev/job=digits")
-    assert {each["metadata"]["name"] for each in owned if "ownerReferences" not in each["metadata"]} == {"digits"}
-    assert {one["uid"] for each in owned for one in each["metadata"].get("ownerReferences", [])} == {uid}
+    owned = namespace.find(
+        "serviceaccount,role,rolebinding,configmap,service,networkpolicy,pdb",
+        "kdist.dev/job=digits",
+    )
+    assert {
+        each["metadata"]["name"] for each in owned if "ownerReferences" not in each["metadata"]
+    } == {"digits"}
+    assert {
+        one["uid"] for each in owned for one in each["metadata"].get("ownerReferences", [])
+    } == {uid}
 
 
 def objects(namespace: Namespace) -> set[str]:

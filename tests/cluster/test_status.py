@@ -1,4 +1,6 @@
-"""`kdist status` and `kdist wait` on a real cluster: numbers of the agents, and the end of work that cannot end by itself."""
+"""`kdist status` and `kdist wait` on a real cluster: numbers of the agents, and the end of work
+that cannot end by itself.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,30 @@ from tests.cluster.namespace import Namespace
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
-def test_a_statefulset_that_is_done_is_taken_to_zero_pods_and_its_end_is_remembered(namespace: Namespace, job: Job) -> None:
-    namespace.apply(job(backend="statefulset", train={"epochs": 60}))  # long enough to be seen running
-    lines = namespace.kdist("status", "digits", "-w").splitlines()  # no terminal: a line for each change, until the end
+def test_a_statefulset_that_is_done_is_taken_to_zero_pods_and_its_end_is_remembered(
+    namespace: Namespace, job: Job
+) -> None:
+    # long enough to be seen running
+    namespace.apply(job(backend="statefulset", train={"epochs": 60}))
+    # no terminal: a line for each change, until the end
+    lines = namespace.kdist("status", "digits", "-w").splitlines()
     assert lines[-1].startswith("digits: Succeeded")
     assert any(line.startswith("digits: Running") for line in lines)
     namespace.until("the pods are gone", lambda: not namespace.pods("digits"))
     assert namespace.get("statefulset", "digits")["spec"]["replicas"] == 0
     told = namespace.status("digits")
-    assert (told["phase"], told["exitRecord"]["outcome"], told["terminal"]) == ("Succeeded", "done", True)
+    assert (told["phase"], told["exitRecord"]["outcome"], told["terminal"]) == (
+        "Succeeded",
+        "done",
+        True,
+    )
     assert told["step"] > 0
     namespace.kdist("wait", "digits", "--timeout", "20s")
 
 
-def test_a_wait_ends_by_its_time_and_says_what_keeps_the_job(namespace: Namespace, job: Job) -> None:
+def test_a_wait_ends_by_its_time_and_says_what_keeps_the_job(
+    namespace: Namespace, job: Job
+) -> None:
     namespace.apply(job(backend="job", nodeSelector={"disk": "golden"}, checkpoints=None))
     ended = namespace.type_kdist("wait", "digits", "--timeout", "5s")
     assert ended.returncode == 6

@@ -1,4 +1,6 @@
-"""A job is changed while it runs: made larger and smaller, suspended and resumed, taken off and sent once more."""
+"""A job is changed while it runs: made larger and smaller, suspended and resumed, taken off and
+sent once more.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def world_of(namespace: Namespace, size: int, after: int = 0) -> dict[str, Any] 
     return None
 
 
-def test_a_job_that_brings_its_code_is_unchanged_when_it_is_sent_again(namespace: Namespace, calm: Job) -> None:
+def test_a_job_that_brings_its_code_is_unchanged_when_it_is_sent_again(
+    namespace: Namespace, calm: Job
+) -> None:
     namespace.apply(calm(image="localhost:5000/nobody/nothing:1.0"))
     again = namespace.kdist("apply", "job.yaml", "--error-unchanged", code=3)
     assert "configured" not in again
@@ -37,12 +41,18 @@ def test_nodes_come_and_go_and_no_step_is_lost(namespace: Namespace, calm: Job) 
     namespace.kdist("scale", "digits", "--nodes", "1", "--timeout=3m")
     namespace.until("one node trains on", partial(world_of, namespace, 1, int(three["step"])))
     volume = namespace.volume("digits")
-    lost = [event for event in volume["events"] if event["event"] == "generation" and event["reason"] == "failure"]
+    lost = [
+        event
+        for event in volume["events"]
+        if event["event"] == "generation" and event["reason"] == "failure"
+    ]
     assert lost == []
 
 
 @every_kind
-def test_a_suspended_job_gives_its_pods_back_and_goes_on_where_it_was(namespace: Namespace, kind: str, calm: Job) -> None:
+def test_a_suspended_job_gives_its_pods_back_and_goes_on_where_it_was(
+    namespace: Namespace, kind: str, calm: Job
+) -> None:
     namespace.apply(calm(backend=kind))
     told = namespace.until("two nodes train", partial(world_of, namespace, 2))
     assert told
@@ -79,7 +89,9 @@ def test_a_job_that_is_deleted_while_it_runs_saves_and_goes_on_when_it_is_sent_a
     namespace.apply(document)
     namespace.kdist("wait", "digits", "--timeout=6m", timeout=400)
     ended = namespace.volume("digits")
-    assert step in [event["from_step"] for event in ended["events"] if event["event"] == "generation"]
+    assert step in [
+        event["from_step"] for event in ended["events"] if event["event"] == "generation"
+    ]
     namespace.kdist("delete", "digits", "--purge", "--timeout=3m")
     namespace.until("the claim is gone", lambda: not namespace.get("pvc", "digits-checkpoints"))
 
@@ -88,22 +100,36 @@ def test_a_namespace_with_a_job_in_it_can_be_deleted(namespace: Namespace, calm:
     namespace.apply(calm())
     namespace.until("two nodes train", partial(world_of, namespace, 2))
     namespace.kubectl("delete", "namespace", namespace.name, "--timeout=120s")
-    namespace.kubectl("create", "namespace", namespace.name)  # for the fixture, which deletes it again
+    # for the fixture, which deletes it again
+    namespace.kubectl("create", "namespace", namespace.name)
     assert namespace.find("jobs") == []
 
 
-def test_a_job_with_more_nodes_than_there_is_room_for_trains_on_fewer_and_completes(namespace: Namespace, calm: Job) -> None:
+def test_a_job_with_more_nodes_than_there_is_room_for_trains_on_fewer_and_completes(
+    namespace: Namespace, calm: Job
+) -> None:
     apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [APART]}}
-    namespace.apply(calm(nodes={"min": 1, "max": 3}, podTemplate={"spec": {"affinity": apart}}, train={"steps": 150}))
+    namespace.apply(
+        calm(
+            nodes={"min": 1, "max": 3},
+            podTemplate={"spec": {"affinity": apart}},
+            train={"steps": 150},
+        )
+    )
     namespace.kdist("wait", "digits", "--timeout=6m", timeout=400)
     assert namespace.volume("digits")["done"]["step"] == 150
 
 
 # One pod of the job on each node, and the cluster has two nodes for pods.
-APART = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"kdist.dev/job": "digits"}}}
+APART = {
+    "topologyKey": "kubernetes.io/hostname",
+    "labelSelector": {"matchLabels": {"kdist.dev/job": "digits"}},
+}
 
 
-def test_an_eviction_takes_one_node_and_another_comes_for_it(namespace: Namespace, calm: Job) -> None:
+def test_an_eviction_takes_one_node_and_another_comes_for_it(
+    namespace: Namespace, calm: Job
+) -> None:
     namespace.apply(calm(nodes={"min": 1, "max": 2}, joinWindowSeconds=1, train={"steps": 400}))
     told = namespace.until("two nodes train", partial(world_of, namespace, 2))
     assert told

@@ -1,4 +1,6 @@
-"""`kdist port-forward NAME tensorboard` on a real cluster: of a job at work, and of one that is over."""
+"""`kdist port-forward NAME tensorboard` on a real cluster: of a job at work, and of one that is
+over.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,22 @@ def drawn(port: str) -> list[int]:
 def test_tensorboard_shows_a_job_at_work_and_one_that_is_over_and_leaves_nothing_running(
     namespace: Namespace, calm: Job, tmp_path: Path
 ) -> None:
-    namespace.apply(calm(nodes=1, train={"steps": 1_000_000, "evaluate": "never", "checkpoint": {"every": {"seconds": 4}}}))
+    namespace.apply(
+        calm(
+            nodes=1,
+            train={
+                "steps": 1_000_000,
+                "evaluate": "never",
+                "checkpoint": {"every": {"seconds": 4}},
+            },
+        )
+    )
     namespace.kdist("wait", "digits", "--for=first-step", "--timeout=4m")
 
     def forward() -> tuple[str, str]:
         said: Any = namespace.until(
-            "it forwards", lambda: re.search(r"in pod (\S+): http://127\.0\.0\.1:(\d+)/", output.read_text())
+            "it forwards",
+            lambda: re.search(r"in pod (\S+): http://127\.0\.0\.1:(\d+)/", output.read_text()),
         )
         return said[1], said[2]
 

@@ -1,4 +1,6 @@
-"""One job file trains on every workload kind, to the end, and the model that its end tells of is in the volume."""
+"""One job file trains on every workload kind, to the end, and the model that its end tells of is in
+the volume.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,23 @@ def test_the_example_reaches_97_percent_and_leaves_its_model_in_the_volume(
     namespace: Namespace, abilities: Abilities, kind: str
 ) -> None:
     image = namespace.environment["KDIST_IMAGE"]
-    choices = [f"spec.backend={kind}", f"spec.image={image}", "spec.resources.cpu=0.5", "spec.checkpoints.size=1Gi"]
+    choices = [
+        f"spec.backend={kind}",
+        f"spec.image={image}",
+        "spec.resources.cpu=0.5",
+        "spec.checkpoints.size=1Gi",
+    ]
     choices += [f"spec.podTemplate.spec.containers={json.dumps([BURST])}"]
-    choices += [f"spec.checkpoints.class={abilities.storage_class}"] if abilities.storage_class else []
+    choices += (
+        [f"spec.checkpoints.class={abilities.storage_class}"] if abilities.storage_class else []
+    )
     settings = [word for choice in choices for word in ("--set", choice)]
     namespace.kdist("apply", str(EXAMPLE), *settings)
     namespace.kdist("wait", "digits", "--for=first-step", "--timeout=3m")
 
-    assert namespace.get(RESOURCE[kind], "digits")["metadata"]["labels"]["kdist.dev/job"] == "digits"
+    assert (
+        namespace.get(RESOURCE[kind], "digits")["metadata"]["labels"]["kdist.dev/job"] == "digits"
+    )
     pods = namespace.pods("digits")
     assert len(pods) == 2
     for pod in pods:
@@ -50,19 +61,38 @@ def test_the_example_reaches_97_percent_and_leaves_its_model_in_the_volume(
     assert volume["done"]["outcome"] == "done"
     assert volume["done"]["metrics"]["accuracy"] >= 0.97
     assert {each["state"] for each in volume["checkpoints"]} == {"verified"}
-    assert volume["exported"] == volume["done"]["weights"], "DONE is about another model than the checkpoint"
-    assert config_of(namespace.find("configmaps", "kdist.dev/job=digits")) == rendered(namespace, kind, settings)
+    assert volume["exported"] == volume["done"]["weights"], (
+        "DONE is about another model than the checkpoint"
+    )
+    assert config_of(namespace.find("configmaps", "kdist.dev/job=digits")) == rendered(
+        namespace, kind, settings
+    )
 
 
-def test_the_same_file_trains_here_with_the_same_settings(namespace: Namespace, tmp_path: Path) -> None:
+def test_the_same_file_trains_here_with_the_same_settings(
+    namespace: Namespace, tmp_path: Path
+) -> None:
     environment = {**os.environ, "KDIST_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "kdist", "run", str(EXAMPLE), "-o", "json"]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(
+        command,
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["metrics"]["accuracy"] >= 0.97
     here = json.loads((tmp_path / "digits" / "train.json").read_text())
     for kind in RESOURCE:
-        assert rendered(namespace, kind, ["--set", f"spec.image={namespace.environment['KDIST_IMAGE']}"]) == here
+        assert (
+            rendered(
+                namespace, kind, ["--set", f"spec.image={namespace.environment['KDIST_IMAGE']}"]
+            )
+            == here
+        )
 
 
 def rendered(namespace: Namespace, kind: str, settings: list[str]) -> dict[str, Any]:
@@ -74,5 +104,10 @@ def rendered(namespace: Namespace, kind: str, settings: list[str]) -> dict[str, 
 
 def config_of(objects: list[dict[str, Any]]) -> dict[str, Any]:
     """`train.json` of these objects, with the nodes that stand apart."""
-    data = {name: text for each in objects if each["kind"] == "ConfigMap" for name, text in each.get("data", {}).items()}
+    data = {
+        name: text
+        for each in objects
+        if each["kind"] == "ConfigMap"
+        for name, text in each.get("data", {}).items()
+    }
     return {**json.loads(data["train.json"]), "nodes": json.loads(data["nodes.json"])}

@@ -1,4 +1,6 @@
-"""What can keep a job from running: `kdist why` names the one cause, though other symptoms stand beside it."""
+"""What can keep a job from running: `kdist why` names the one cause, though other symptoms stand
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,12 @@ def why(namespace: Namespace) -> dict[str, Any]:
 
 
 def expect(namespace: Namespace, cause: str, *words: str) -> dict[str, Any]:
-    """Ask until the cause is named; then its sentence and evidence hold these words, and a next command is there."""
-    answer = namespace.until(f"`kdist why` names {cause}", lambda: (said := why(namespace))["cause"] == cause and said)
+    """Ask until the cause is named; then its sentence and evidence hold these words, and a next
+    command is there.
+    """
+    answer = namespace.until(
+        f"`kdist why` names {cause}", lambda: (said := why(namespace))["cause"] == cause and said
+    )
     assert answer, why(namespace)
     text = json.dumps(answer)
     for word in words:
@@ -37,14 +43,28 @@ def expect(namespace: Namespace, cause: str, *words: str) -> dict[str, Any]:
 MISSING = "no-such-tag"
 TROUBLES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "an image that is not there": ({"image": MISSING}, "image-missing", (MISSING,)),
-    "a request that no node can meet": ({"resources": {"cpu": 500, "memory": "1Gi"}}, "unschedulable", ("cpu",)),
-    "a claim that does not exist": ({"checkpoints": {"claim": "nowhere"}}, "claim-missing", ("nowhere",)),
-    "a volume class that does not exist": ({"checkpoints": {"size": "1Gi", "class": "nowhere"}}, "claim-pending", ("nowhere",)),
+    "a request that no node can meet": (
+        {"resources": {"cpu": 500, "memory": "1Gi"}},
+        "unschedulable",
+        ("cpu",),
+    ),
+    "a claim that does not exist": (
+        {"checkpoints": {"claim": "nowhere"}},
+        "claim-missing",
+        ("nowhere",),
+    ),
+    "a volume class that does not exist": (
+        {"checkpoints": {"size": "1Gi", "class": "nowhere"}},
+        "claim-pending",
+        ("nowhere",),
+    ),
 }
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_what_keeps_pods_from_starting_is_named(namespace: Namespace, job: Job, trouble: str) -> None:
+def test_what_keeps_pods_from_starting_is_named(
+    namespace: Namespace, job: Job, trouble: str
+) -> None:
     spec, cause, words = TROUBLES[trouble]
     if "image" in spec:
         # Beside the one that is there, so that its registry is one that answers.
@@ -61,7 +81,9 @@ def test_a_quota_that_is_used_up_is_named_with_its_numbers(namespace: Namespace,
     expect(namespace, "quota", "small", "pods=1")
 
 
-def test_the_users_mistake_ends_the_job_at_once_with_its_line(namespace: Namespace, job: Job) -> None:
+def test_the_users_mistake_ends_the_job_at_once_with_its_line(
+    namespace: Namespace, job: Job
+) -> None:
     namespace.apply(job(**SMALL, code="./src", script={"path": "mistake.py"}, checkpoints=None))
     namespace.kdist("wait", "digits", "--timeout=3m", code=10)
     expect(namespace, "user-code", "the answer is 41", "mistake.py")
@@ -69,21 +91,40 @@ def test_the_users_mistake_ends_the_job_at_once_with_its_line(namespace: Namespa
     assert told["phase"] == "Failed"
     assert told["exitRecord"]["code"] == 70
     failed = namespace.get("job.batch", "digits")
-    assert any(each["type"] == "Failed" and each["reason"] == "PodFailurePolicy" for each in failed["status"]["conditions"])
+    assert any(
+        each["type"] == "Failed" and each["reason"] == "PodFailurePolicy"
+        for each in failed["status"]["conditions"]
+    )
 
 
-def test_a_rank_that_takes_too_much_memory_is_named_before_the_peers_it_took_along(namespace: Namespace, job: Job) -> None:
-    namespace.apply(job(**SMALL, code="./src", script={"path": "greedy.py"}, checkpoints=None, maxRestarts=0))
+def test_a_rank_that_takes_too_much_memory_is_named_before_the_peers_it_took_along(
+    namespace: Namespace, job: Job
+) -> None:
+    namespace.apply(
+        job(**SMALL, code="./src", script={"path": "greedy.py"}, checkpoints=None, maxRestarts=0)
+    )
     expect(namespace, "out-of-memory", "memory")
 
 
-def test_a_rank_that_hangs_for_good_is_named_with_where_it_stood(namespace: Namespace, job: Job) -> None:
-    namespace.apply(job(**SMALL, code="./src", hangTimeoutSeconds=10, maxRestarts=0, train={"workload": "calm:Stuck"}))
+def test_a_rank_that_hangs_for_good_is_named_with_where_it_stood(
+    namespace: Namespace, job: Job
+) -> None:
+    namespace.apply(
+        job(
+            **SMALL,
+            code="./src",
+            hangTimeoutSeconds=10,
+            maxRestarts=0,
+            train={"workload": "calm:Stuck"},
+        )
+    )
     namespace.kdist("wait", "digits", "--timeout=4m", code=10, timeout=300)
     expect(namespace, "budget", "rank 1 hangs", "hangTimeoutSeconds", "calm.py")
 
 
-def test_what_is_well_is_said_to_be_well(namespace: Namespace, job: Job, calm: Callable[[], dict[str, Any]]) -> None:
+def test_what_is_well_is_said_to_be_well(
+    namespace: Namespace, job: Job, calm: Callable[[], dict[str, Any]]
+) -> None:
     namespace.apply(calm())
     namespace.kdist("wait", "digits", "--for=first-step", "--timeout=3m")
     assert why(namespace)["severity"] == "fine"

@@ -1,4 +1,6 @@
-"""`kdist why` tells several stuck jobs of one namespace apart, also where a second symptom stands beside the cause."""
+"""`kdist why` tells several stuck jobs of one namespace apart, also where a second symptom stands
+beside the cause.
+"""
 
 from __future__ import annotations
 
@@ -25,26 +27,55 @@ KEYS = {
 TOKEN = {"name": "TOKEN", "secret": {"name": "wandb", "key": "token"}}
 
 STUCK: dict[str, tuple[dict[str, Any], str, list[str]]] = {
-    "gpu": ({"resources": {**LITTLE, "gpu": 8}}, "unschedulable", ["8 nvidia.com/gpu", "no node has any"]),
+    "gpu": (
+        {"resources": {**LITTLE, "gpu": 8}},
+        "unschedulable",
+        ["8 nvidia.com/gpu", "no node has any"],
+    ),
     "selector": (
         {"nodeSelector": {"disk": "golden"}},
         "unschedulable",
         ["no node: no node has the labels of spec.nodeSelector (disk=golden)"],
     ),
-    "secret": ({"env": [TOKEN]}, "secret-missing", ["Secret wandb does not exist", "kubectl create secret generic wandb"]),
-    "priority": ({"priorityClass": "golden"}, "no-priority-class", ["golden", "kubectl get priorityclasses"]),
-    # A volume is mounted before an image is pulled: the image that is not there either is not what keeps the pod.
-    "mount": ({"podTemplate": {"spec": MOUNT}, "image": "localhost:5000/typo:1"}, "mount", ["Secret nowhere does not exist"]),
-    "configmap": ({"podTemplate": {"spec": CONFIG}}, "configmap-missing", ["ConfigMap nowhere", "kubectl create configmap"]),
+    "secret": (
+        {"env": [TOKEN]},
+        "secret-missing",
+        ["Secret wandb does not exist", "kubectl create secret generic wandb"],
+    ),
+    "priority": (
+        {"priorityClass": "golden"},
+        "no-priority-class",
+        ["golden", "kubectl get priorityclasses"],
+    ),
+    # A volume is mounted before an image is pulled: the image that is not there either is not what
+    # keeps the pod.
+    "mount": (
+        {"podTemplate": {"spec": MOUNT}, "image": "localhost:5000/typo:1"},
+        "mount",
+        ["Secret nowhere does not exist"],
+    ),
+    "configmap": (
+        {"podTemplate": {"spec": CONFIG}},
+        "configmap-missing",
+        ["ConfigMap nowhere", "kubectl create configmap"],
+    ),
     "keys": ({"podTemplate": {"spec": KEYS}}, "mount", ["ConfigMap nowhere does not exist"]),
-    "classless": ({"checkpoints": {"claim": "classless"}}, "claim-pending", ["names no storage class", "checkpoints.class"]),
+    "classless": (
+        {"checkpoints": {"claim": "classless"}},
+        "claim-pending",
+        ["names no storage class", "checkpoints.class"],
+    ),
 }
 # A claim that wants a volume of no class, of which there are none.
 CLASSLESS = {
     "apiVersion": "v1",
     "kind": "PersistentVolumeClaim",
     "metadata": {"name": "classless"},
-    "spec": {"storageClassName": "", "accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Pi"}}},
+    "spec": {
+        "storageClassName": "",
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": "1Pi"}},
+    },
 }
 
 
@@ -58,7 +89,9 @@ def test_each_of_several_stuck_jobs_is_told_its_own_cause(namespace: Namespace, 
     for name, (_, cause, words) in STUCK.items():
         answers: list[dict[str, Any]] = []
 
-        def is_named(name: str = name, cause: str = cause, answers: list[dict[str, Any]] = answers) -> bool:
+        def is_named(
+            name: str = name, cause: str = cause, answers: list[dict[str, Any]] = answers
+        ) -> bool:
             answers.append(json.loads(namespace.kdist("why", name, "-o", "json")))
             return bool(answers[-1]["cause"] == cause)
 

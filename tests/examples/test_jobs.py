@@ -1,6 +1,7 @@
 """Every job file in examples/ trains, with less to do than it says.
 
-Two are run elsewhere: digits.yaml by `make demo`, script/job.yaml by `test_scripts`, each with a rank killed on the way.
+Two are run elsewhere: digits.yaml by `make demo`, script/job.yaml by `test_scripts`, each with a
+rank killed on the way.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from tests.trainer.checkpoint.exported import assert_each_done_tells_what_is_kep
 
 ELSEWHERE = {"digits.yaml", "script/job.yaml"}
 FOLDER = ROOT / "examples"
-FILES = [path for path in sorted(FOLDER.rglob("*.yaml")) if str(path.relative_to(FOLDER)) not in ELSEWHERE]
+FILES = [
+    path
+    for path in sorted(FOLDER.rglob("*.yaml"))
+    if str(path.relative_to(FOLDER)) not in ELSEWHERE
+]
 
 
 def shorten(job: dict[str, Any]) -> list[str]:
@@ -27,7 +32,8 @@ def shorten(job: dict[str, Any]) -> list[str]:
     train = job["spec"]["train"]
     settings = ["spec.train.steps=4" if "steps" in train else "spec.train.epochs=1"]
     if train["workload"] == "gpt":
-        settings.append("spec.train.options.corpusBytes=65536")  # all that is held out is measured at the end
+        # all that is held out is measured at the end
+        settings.append("spec.train.options.corpusBytes=65536")
     return [word for setting in settings for word in ("--set", setting)]
 
 
@@ -38,9 +44,18 @@ def test_every_file_is_run_by_a_test() -> None:
         for path, spec in jobs.items()
         if "train" in spec and "code" in spec
     }
-    tests = (Path(__file__).with_name("test_scripts.py").read_text(), (ROOT / "Makefile").read_text())
-    left = [path for path in FOLDER.rglob("*.py") if path not in code and not any(path.name in text for text in tests)]
-    assert [path for path in left if path.name not in "".join(str(spec) for spec in jobs.values())] == []
+    tests = (
+        Path(__file__).with_name("test_scripts.py").read_text(),
+        (ROOT / "Makefile").read_text(),
+    )
+    left = [
+        path
+        for path in FOLDER.rglob("*.py")
+        if path not in code and not any(path.name in text for text in tests)
+    ]
+    assert [
+        path for path in left if path.name not in "".join(str(spec) for spec in jobs.values())
+    ] == []
     assert all((FOLDER / name).is_file() for name in ELSEWHERE)
 
 
@@ -48,8 +63,19 @@ def test_every_file_is_run_by_a_test() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_an_example_job_trains(file: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "kdist", "run", str(file), *shorten(yaml.safe_load(file.read_text())), "-o", "json"]
-    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=250)
+    command = [
+        sys.executable,
+        "-m",
+        "kdist",
+        "run",
+        str(file),
+        *shorten(yaml.safe_load(file.read_text())),
+        "-o",
+        "json",
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=250
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     assert json.loads(done.stdout)["outcome"] == "done"
     assert_each_done_tells_what_is_kept(tmp_path)

@@ -1,4 +1,6 @@
-"""The example scripts: the same weights under torchrun and under kdist, also when a rank is killed on the way."""
+"""The example scripts: the same weights under torchrun and under kdist, also when a rank is killed
+on the way.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ import yaml
 from tests.faults.training_run import TrainingRun, kill
 from tests.house.tree import ROOT
 
-# The promise itself is held by tests/trainer/agent/test_scripts.py, with a script that takes seconds.
+# The promise itself is held by tests/trainer/agent/test_scripts.py, with a script that takes
+# seconds.
 pytestmark = [pytest.mark.processes, pytest.mark.chaos, pytest.mark.timeout(600)]
 
 FOLDER = ROOT / "examples" / "script"
@@ -23,9 +26,18 @@ EPOCHS = 5
 @pytest.fixture(scope="module")
 def by_torchrun() -> list[str]:
     """The digest of the weights that two ranks of the plain script have under torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     script = [str(FOLDER / "ddp.py"), "--epochs", str(EPOCHS)]
-    done = subprocess.run([*command, *script], check=True, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [*command, *script], check=True, capture_output=True, text=True, timeout=200
+    )
     return read_weights(done.stdout)
 
 
@@ -33,9 +45,23 @@ def read_weights(output: str) -> list[str]:
     return re.findall(r"weights ([0-9a-f]{64})$", output, re.MULTILINE)
 
 
-def test_a_plain_script_has_the_weights_that_it_has_under_torchrun(by_torchrun: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "kdist", "run", "--procs-per-node", "2", str(FOLDER / "ddp.py"), "--epochs", str(EPOCHS)]
-    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=200)
+def test_a_plain_script_has_the_weights_that_it_has_under_torchrun(
+    by_torchrun: list[str], tmp_path: Path
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "kdist",
+        "run",
+        "--procs-per-node",
+        "2",
+        str(FOLDER / "ddp.py"),
+        "--epochs",
+        str(EPOCHS),
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=200
+    )
     assert len(by_torchrun) == 1
     assert read_weights(done.stdout + done.stderr) == by_torchrun
 
@@ -56,7 +82,9 @@ def test_a_script_with_a_checkpointer_has_them_too_when_a_rank_is_killed_on_the_
     assert run.done()["weights"] == by_torchrun[0]
 
 
-def test_a_script_that_starts_its_own_processes_trains_alone_and_as_a_job_of_two_nodes(tmp_path: Path) -> None:
+def test_a_script_that_starts_its_own_processes_trains_alone_and_as_a_job_of_two_nodes(
+    tmp_path: Path,
+) -> None:
     classic = [str(FOLDER / "classic.py"), "--epochs", "2"]
     alone = subprocess.run(
         [sys.executable, *classic, "--nodes", "1", "--gpus", "2", "--nr", "0"],
@@ -66,13 +94,27 @@ def test_a_script_that_starts_its_own_processes_trains_alone_and_as_a_job_of_two
         timeout=200,
     )
     job = subprocess.run(
-        [sys.executable, "-m", "kdist", "run", "--nodes", "2", *classic, "--nodes", "2", "--gpus", "1"],
+        [
+            sys.executable,
+            "-m",
+            "kdist",
+            "run",
+            "--nodes",
+            "2",
+            *classic,
+            "--nodes",
+            "2",
+            "--gpus",
+            "1",
+        ],
         cwd=tmp_path,
         check=True,
         capture_output=True,
         text=True,
         timeout=200,
     )
-    told = [re.findall(r"epoch \d of 2: loss [0-9.]+", run.stdout + run.stderr) for run in (alone, job)]
+    told = [
+        re.findall(r"epoch \d of 2: loss [0-9.]+", run.stdout + run.stderr) for run in (alone, job)
+    ]
     assert len(told[0]) == 2
     assert told[1] == told[0], "the same two processes, wherever they were started"

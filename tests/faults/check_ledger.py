@@ -1,4 +1,6 @@
-"""What a ledger must show after any faults: every sample once per epoch, no step missing, repeats equal to the bit."""
+"""What a ledger must show after any faults: every sample once per epoch, no step missing, repeats
+equal to the bit.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,17 @@ def assert_every_sample_once(lines: list[dict[str, Any]], *, total: int) -> None
     assert [line["step"] for line in kept] == list(range(1, len(kept) + 1)), "a step is missing"
     position = 0
     for line in kept:
-        assert line["first"] == position, f"step {line['step']} begins at {line['first']}, not at {position}"
+        assert line["first"] == position, (
+            f"step {line['step']} begins at {line['first']}, not at {position}"
+        )
         position = line["last"] + 1
     assert position == total, f"{position} samples were used, not {total}"
 
 
 def assert_repeats_are_equal(lines: list[dict[str, Any]]) -> int:
-    """Steps done again at the same world size have the loss of the first time, to the bit. Returns how many were repeated."""
+    """Steps done again at the same world size have the loss of the first time, to the bit. Returns
+    how many were repeated.
+    """
     losses: dict[tuple[int, int], set[str]] = {}
     for line in lines:
         losses.setdefault((line["step"], line["world_size"]), set()).add(line["loss"])

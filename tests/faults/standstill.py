@@ -1,4 +1,6 @@
-"""How long a run under faults stood still: watched from outside, reported, and never a reason to fail."""
+"""How long a run under faults stood still: watched from outside, reported, and never a reason to
+fail.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ LOOK_SECONDS = 0.05
 class Standstill:
     """Watches the step ledger at `path` in the background while the `with` block lasts.
 
-    `longest` is the longest time in seconds between two writes to it, the first one and the last one included.
+    `longest` is the longest time in seconds between two writes to it, the first one and the last
+    one included.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,7 +31,12 @@ class Standstill:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._over.set()
         self._thread.join()
 

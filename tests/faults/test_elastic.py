@@ -1,4 +1,6 @@
-"""Nodes leave and come back while the training goes on: no sample is lost or used twice, and a join costs no step."""
+"""Nodes leave and come back while the training goes on: no sample is lost or used twice, and a join
+costs no step.
+"""
 
 from __future__ import annotations
 
@@ -80,13 +82,19 @@ def assert_joins_are_free(run: TrainingRun) -> None:
         pytest.param(1, 3, 4, "node-2", id="three-ranks-with-four-shards", marks=pytest.mark.chaos),
     ],
 )
-def test_a_node_leaves_and_comes_back(low: int, high: int, shards: int, node: str, tmp_path: Path) -> None:
-    with TrainingRun(tmp_path, describe_elastic("elastic", low, high, epochs=EPOCHS, shards=shards)) as run:
+def test_a_node_leaves_and_comes_back(
+    low: int, high: int, shards: int, node: str, tmp_path: Path
+) -> None:
+    with TrainingRun(
+        tmp_path, describe_elastic("elastic", low, high, epochs=EPOCHS, shards=shards)
+    ) as run:
         lose_and_return(run, node, high, high - 1)
         run.process.send_signal(signal.SIGINT)  # save and stop: there is nothing more to be seen
         assert run.wait() == 130, run.output()
     sizes = world_sizes(run)
-    assert [high, high - 1, high] == [size for size in sizes if size in (high, high - 1)][-3:], sizes
+    assert [high, high - 1, high] == [size for size in sizes if size in (high, high - 1)][-3:], (
+        sizes
+    )
     assert_joins_are_free(run)
     assert_every_sample_once(run.steps(), total=run.events("stopped")[-1]["step"] * BATCH)
 
@@ -107,7 +115,9 @@ def test_a_node_leaves_with_a_copy_that_its_ranks_share_and_brings_one_back(tmp_
         "syncEverySteps": 5,
         "checkpoint": {"every": {"steps": 10}},
     }
-    with TrainingRun(tmp_path, describe_job("copies", nodes={"min": 1, "max": 2}, procsPerNode=2, train=train)) as run:
+    with TrainingRun(
+        tmp_path, describe_job("copies", nodes={"min": 1, "max": 2}, procsPerNode=2, train=train)
+    ) as run:
         lose_and_return(run, "node-1", 4, 2)
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130, run.output()

@@ -1,8 +1,10 @@
-"""Pairs of faults, the second at most two seconds after the first: every run ends with the weights of the undisturbed run.
+"""Pairs of faults, the second at most two seconds after the first: every run ends with the weights
+of the undisturbed run.
 
-A seed draws one run of four pairs; four seeds in a row have one node and two, loaders with processes and without, and each
-phase at least three times. CI takes QUICK seeds, `make chaos` as many as make KDIST_PAIRS pairs (200). How long a run stood
-still is reported at the end of the tests.
+A seed draws one run of four pairs; four seeds in a row have one node and two, loaders with
+processes and without, and each phase at least three times. CI takes QUICK seeds, `make chaos` as
+many as make KDIST_PAIRS pairs (200). How long a run stood still is reported at the end of the
+tests.
 """
 
 from __future__ import annotations
@@ -61,12 +63,19 @@ def plan_pairs(seed: int) -> list[Pair]:
     draw = random.Random(3000 + seed)
     phases = [phase for number, phase in enumerate(PHASES) if number != seed % len(PHASES)]
     return [
-        Pair(phase, (draw.choice(VICTIMS), draw.choice(VICTIMS)), round(draw.uniform(0, APART_SECONDS), 2)) for phase in phases
+        Pair(
+            phase,
+            (draw.choice(VICTIMS), draw.choice(VICTIMS)),
+            round(draw.uniform(0, APART_SECONDS), 2),
+        )
+        for phase in phases
     ]
 
 
 def undisturbed(nodes: int, folder: Path) -> str:
-    """The weights' hash of a run on so many nodes without faults and loader processes; made once for all workers of pytest."""
+    """The weights' hash of a run on so many nodes without faults and loader processes; made once
+    for all workers of pytest.
+    """
     kept = folder / f"undisturbed-{nodes}"
     with (folder / f"{kept.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -101,7 +110,9 @@ def strike(run: TrainingRun, victim: str, draw: random.Random) -> bool:
 
 
 def is_time(run: TrainingRun, phase: str) -> Callable[[], bool]:
-    """A condition that holds while the run is in the phase, or where a busy machine let a short one pass unseen."""
+    """A condition that holds while the run is in the phase, or where a busy machine let a short one
+    pass unseen.
+    """
     in_phase, steps = is_in_phase(run, phase), is_in_phase(run, "step")
     return lambda: in_phase() or (phase in ("rendezvous", "start") and steps())
 
@@ -116,17 +127,30 @@ def strike_twice(run: TrainingRun, pair: Pair, draw: random.Random) -> bool:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[] if seed < QUICK else [pytest.mark.wide]) for seed in range(RUNS)])
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(seed, marks=[] if seed < QUICK else [pytest.mark.wide]) for seed in range(RUNS)],
+)
 def test_a_run_with_pairs_of_faults_ends_with_the_weights_of_the_undisturbed_run(
-    seed: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, record_property: Callable[[str, object], None]
+    seed: int,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    record_property: Callable[[str, object], None],
 ) -> None:
     job, pairs, draw = describe(seed), plan_pairs(seed), random.Random(4000 + seed)
     shared = tmp_path_factory.getbasetemp()
-    expected = undisturbed(job["spec"]["nodes"], shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared)
+    expected = undisturbed(
+        job["spec"]["nodes"], shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    )
     with TrainingRun(tmp_path, job) as run, Standstill(run.checkpoints / FOLDER / STEPS) as still:
-        missed = [pair for pair in pairs if not strike_twice(run, pair, draw) and pair.phase != "exit"]
+        missed = [
+            pair for pair in pairs if not strike_twice(run, pair, draw) and pair.phase != "exit"
+        ]
         assert run.wait() == 0, run.output()
-    record_property("standstill", f"pairs of faults, seed {seed}: the longest standstill was {still.longest:.1f} s")
+    record_property(
+        "standstill",
+        f"pairs of faults, seed {seed}: the longest standstill was {still.longest:.1f} s",
+    )
     assert run.done()["weights"] == expected
     assert not missed, f"the run had ended before {missed}"
     assert_every_sample_once(run.steps(), total=EPOCHS * SAMPLES)
@@ -134,7 +158,9 @@ def test_a_run_with_pairs_of_faults_ends_with_the_weights_of_the_undisturbed_run
     # An agent that is killed right after it has formed a group may not have written its event.
     reasons = {event["generation"]: event["reason"] for event in run.events("generation")}
     assert reasons.pop(1, "start") == "start"
-    assert set(reasons.values()) == {"failure"}, "every further generation is a restart, and paid as one"
+    assert set(reasons.values()) == {"failure"}, (
+        "every further generation is a restart, and paid as one"
+    )
     assert soon(lambda: not run.processes()), run.processes()
 
 

@@ -1,4 +1,6 @@
-"""The disk of the checkpoints is full for a while: the training goes on, and what was committed stays as it was."""
+"""The disk of the checkpoints is full for a while: the training goes on, and what was committed
+stays as it was.
+"""
 
 from __future__ import annotations
 
@@ -44,22 +46,35 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(disk: Path, tmp_path: Pa
         "syncEverySteps": 5,
         "checkpoint": {"every": {"steps": 10}, "keep": 1},
     }
-    job = describe_job("full", nodes=1, procsPerNode=2, train=train, checkpoints={"path": str(disk / "checkpoints")})
+    job = describe_job(
+        "full",
+        nodes=1,
+        procsPerNode=2,
+        train=train,
+        checkpoints={"path": str(disk / "checkpoints")},
+    )
     with TrainingRun(tmp_path / "run", job) as run:
         run.checkpoints = disk / "checkpoints"
         run.wait_until(lambda: len(run.events("commit")) >= 2, "two checkpoints")
         ballast = fill(disk)
-        failed = run.wait_until(lambda: [e for e in run.log("node-0") if e["event"] == "checkpoint-failed"], "a save to fail")
+        failed = run.wait_until(
+            lambda: [e for e in run.log("node-0") if e["event"] == "checkpoint-failed"],
+            "a save to fail",
+        )
         assert failed[0]["cause"] == "enospc"
         committed = run.events("commit")[-1]["step"]
         newest = (run.checkpoints / "LATEST").read_text()
         beyond = failed[0]["step"] + STEPS_ON
-        run.wait_until(lambda: any(rank.beat.step > beyond for rank in run.ranks()), "steps on a full disk")
+        run.wait_until(
+            lambda: any(rank.beat.step > beyond for rank in run.ranks()), "steps on a full disk"
+        )
         assert scrape(run, "kdist_checkpoint_failures_total") >= 1
         assert run.events("commit")[-1]["step"] == committed
         assert (run.checkpoints / "LATEST").read_text() == newest
         ballast.unlink()
-        run.wait_until(lambda: run.events("commit")[-1]["step"] > committed, "a checkpoint once there is room")
+        run.wait_until(
+            lambda: run.events("commit")[-1]["step"] > committed, "a checkpoint once there is room"
+        )
         assert run.wait() == 0, run.output()
         assert len(run.events("generation")) == 1
         assert_every_sample_once(run.steps(), total=EPOCHS * SAMPLES)

@@ -1,7 +1,9 @@
-"""Random kills of workers and agents: every run ends well, with the weights of the run that nobody disturbed.
+"""Random kills of workers and agents: every run ends well, with the weights of the run that nobody
+disturbed.
 
-`make chaos` takes as many seeds as KDIST_SEEDS says (20). A failing seed is in the test's name. `make test` takes one, drawn by
-the commit or by KDIST_SEED: that a kill falls into each phase is held each time by the pairs of faults of `.ci/run`.
+`make chaos` takes as many seeds as KDIST_SEEDS says (20). A failing seed is in the test's name.
+`make test` takes one, drawn by the commit or by KDIST_SEED: that a kill falls into each phase is
+held each time by the pairs of faults of `.ci/run`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ VICTIMS = ("worker", "agent", "several")
 KILLS = 2
 QUICK = 3
 SEEDS = int(os.environ.get("KDIST_SEEDS", "20"))
-DRAWN = random.Random(os.environ.get("KDIST_SEED") or read_commit(Path(__file__).parent)).randrange(QUICK)
+DRAWN = random.Random(os.environ.get("KDIST_SEED") or read_commit(Path(__file__).parent)).randrange(
+    QUICK
+)
 EPOCHS, SAMPLES = 6, 1437  # of the training split of `digits`
 
 JOB = describe_job(
@@ -53,7 +57,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def plan_kills(seed: int) -> list[tuple[str, str]]:
-    """Phase and victim of each kill; three seeds in a row cover all phases, so that no phase is left to luck."""
+    """Phase and victim of each kill; three seeds in a row cover all phases, so that no phase is
+    left to luck.
+    """
     draw = random.Random(seed)
     phases = [PHASES[(KILLS * seed + i) % len(PHASES)] for i in range(KILLS)]
     return [(phase, draw.choice(VICTIMS)) for phase in sorted(phases, key=PHASES.index)]
@@ -62,7 +68,11 @@ def plan_kills(seed: int) -> list[tuple[str, str]]:
 def in_rendezvous(run: TrainingRun) -> bool:
     """An agent looks for its peers and has not found them yet."""
     for node in run.agents():
-        names = [e["event"] for e in run.log(node) if e["event"] in ("rendezvous-started", "group-formed")]
+        names = [
+            e["event"]
+            for e in run.log(node)
+            if e["event"] in ("rendezvous-started", "group-formed")
+        ]
         if names and names[-1] == "rendezvous-started":
             return True
     return False
@@ -77,7 +87,9 @@ def is_in_phase(run: TrainingRun, phase: str) -> Callable[[], bool]:
     conditions: dict[str, Callable[[], bool]] = {
         "rendezvous": lambda: in_rendezvous(run),
         "start": lambda: bool(ranks_in("START", "INIT", "RESTORE")),
-        "step": lambda: bool([rank for rank in ranks_in("DATA", "STEP", "SYNC") if rank.beat.step > 15]),
+        "step": lambda: bool(
+            [rank for rank in ranks_in("DATA", "STEP", "SYNC") if rank.beat.step > 15]
+        ),
         "save": lambda: any(run.checkpoints.glob("step-*.tmp-*")),
         "exit": lambda: (run.checkpoints / "DONE").exists() or bool(ranks_in("EVALUATE", "EXIT")),
     }
@@ -131,4 +143,6 @@ def test_a_run_with_kills_in_every_phase_ends_with_the_weights_of_the_undisturbe
 
 def test_the_plan_of_three_seeds_has_a_kill_in_every_phase() -> None:
     for first in range(max(SEEDS, QUICK) - QUICK + 1):
-        assert {phase for seed in range(first, first + QUICK) for phase, _ in plan_kills(seed)} == set(PHASES)
+        assert {
+            phase for seed in range(first, first + QUICK) for phase, _ in plan_kills(seed)
+        } == set(PHASES)

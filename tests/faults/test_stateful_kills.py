@@ -1,10 +1,12 @@
-"""Random kills of a training with state that is no parameter: DONE, the export and the undisturbed run are about one model.
+"""Random kills of a training with state that is no parameter: DONE, the export and the undisturbed
+run are about one model.
 
-Batch norms, dropout, samples and losses drawn from NumPy's and Python's generators, two groups of parameters, accumulation,
-clipping, a moving average, a MultiStepLR and a frozen submodule; the last step leaves one sample for each forward pass.
+Batch norms, dropout, samples and losses drawn from NumPy's and Python's generators, two groups of
+parameters, accumulation, clipping, a moving average, a MultiStepLR and a frozen submodule; the last
+step leaves one sample for each forward pass.
 
-`make chaos` takes KDIST_SEEDS seeds (20), which go through ranks, strategies and precisions; `.ci/run` one, drawn by the commit
-or by KDIST_SEED.
+`make chaos` takes KDIST_SEEDS seeds (20), which go through ranks, strategies and precisions;
+`.ci/run` one, drawn by the commit or by KDIST_SEED.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from .test_random_kills import has_formed_again, is_in_phase, plan_kills, strike
 from .training_run import TrainingRun, describe_job
 
 SEEDS = int(os.environ.get("KDIST_SEEDS", "20"))
-DRAWN = random.Random(os.environ.get("KDIST_SEED") or read_commit(Path(__file__).parent)).randrange(SEEDS)
+DRAWN = random.Random(os.environ.get("KDIST_SEED") or read_commit(Path(__file__).parent)).randrange(
+    SEEDS
+)
 EPOCHS, SAMPLES, BATCH, SHARDS = 6, 601, 48, 6
 
 
@@ -48,7 +52,10 @@ class Ending(NamedTuple):
 
 
 CELLS = [
-    Cell(ranks, strategy, precision) for precision in ("fp32", "bf16") for strategy in ("ddp", "fsdp") for ranks in (2, 3, 1)
+    Cell(ranks, strategy, precision)
+    for precision in ("fp32", "bf16")
+    for strategy in ("ddp", "fsdp")
+    for ranks in (2, 3, 1)
 ]
 
 
@@ -78,7 +85,11 @@ def ending(run: TrainingRun) -> Ending:
     """What a run that is done has left; every sample was used once."""
     assert_every_sample_once(run.steps(), total=EPOCHS * SAMPLES)
     done = run.done()
-    return Ending(done["weights"], digest_of_export(run.checkpoints, step=done["step"], average=True), done["metrics"])
+    return Ending(
+        done["weights"],
+        digest_of_export(run.checkpoints, step=done["step"], average=True),
+        done["metrics"],
+    )
 
 
 @pytest.fixture(scope="session")
@@ -104,7 +115,9 @@ def test_every_rank_of_every_cell_accumulates_gradients() -> None:
 @pytest.mark.processes
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [pytest.param(s, marks=[] if s == DRAWN else [pytest.mark.wide]) for s in range(SEEDS)])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(s, marks=[] if s == DRAWN else [pytest.mark.wide]) for s in range(SEEDS)]
+)
 def test_a_killed_training_ends_with_all_the_state_of_the_undisturbed_one(
     seed: int, undisturbed: dict[Cell, Ending], tmp_path: Path
 ) -> None:

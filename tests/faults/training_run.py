@@ -1,7 +1,7 @@
 """A training under `kdist run`, seen and wounded from outside: what the tests of faults share.
 
-Everything is read where a user could read it: the ledger, the agents' notes and logs, the ranks' heartbeats. Wounds are
-real signals.
+Everything is read where a user could read it: the ledger, the agents' notes and logs, the ranks'
+heartbeats. Wounds are real signals.
 """
 
 from __future__ import annotations
@@ -36,11 +36,30 @@ class Rank:
     beat: RankSnapshot
 
 
-def describe_job(name: str, *, nodes: int | dict[str, int], train: dict[str, Any], **spec: Any) -> dict[str, Any]:
+def describe_job(
+    name: str, *, nodes: int | dict[str, int], train: dict[str, Any], **spec: Any
+) -> dict[str, Any]:
     """A job document around the given `train` section, with time-outs made for tests."""
-    times = {"hangTimeoutSeconds": 60, "collectiveTimeoutSeconds": 60, "graceSeconds": 30, "joinWindowSeconds": 1}
-    body = {"image": "kdist-trainer:test", "nodes": nodes, "procsPerNode": 1, "train": train, **times, **spec}
-    return {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": body}
+    times = {
+        "hangTimeoutSeconds": 60,
+        "collectiveTimeoutSeconds": 60,
+        "graceSeconds": 30,
+        "joinWindowSeconds": 1,
+    }
+    body = {
+        "image": "kdist-trainer:test",
+        "nodes": nodes,
+        "procsPerNode": 1,
+        "train": train,
+        **times,
+        **spec,
+    }
+    return {
+        "apiVersion": "kdist.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": body,
+    }
 
 
 def is_alive(pid: int) -> bool:
@@ -70,7 +89,12 @@ class TrainingRun:
         command = [sys.executable, "-m", "kdist", "run", str(self.file), *self.args]
         with (self.home / "output").open("ab") as output:
             self.kdist = subprocess.Popen(
-                command, cwd=self.home, env=environment, stdout=output, stderr=output, start_new_session=True
+                command,
+                cwd=self.home,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         return self
 
@@ -89,26 +113,44 @@ class TrainingRun:
         return self.kdist
 
     def wait(self, seconds: float = PATIENCE) -> int:
-        """Exit code of `kdist run`; of a run that is done, DONE must be about the weights that were kept."""
+        """Exit code of `kdist run`; of a run that is done, DONE must be about the weights that were
+        kept.
+        """
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} did not end in {seconds} s\n{self.output()[-6000:]}") from None
+            raise AssertionError(
+                f"{self.name} did not end in {seconds} s\n{self.output()[-6000:]}"
+            ) from None
         if code == 0 and (self.checkpoints / "DONE").exists():
             assert_done_tells_what_is_kept(self.checkpoints, self.done())
         return code
 
-    def wait_until(self, condition: Callable[[], Any], what: str, *, seconds: float = PATIENCE, every: float = 0.01) -> Any:
-        """The first true value of `condition`; fails with the run's output when the run ends or time is up before."""
+    def wait_until(
+        self,
+        condition: Callable[[], Any],
+        what: str,
+        *,
+        seconds: float = PATIENCE,
+        every: float = 0.01,
+    ) -> Any:
+        """The first true value of `condition`; fails with the run's output when the run ends or
+        time is up before.
+        """
         end = time.monotonic() + seconds
         while not (value := condition()):
             if time.monotonic() > end or self.process.poll() is not None:
-                state = f"ended with {self.process.returncode}" if self.process.poll() is not None else f"{seconds} s are over"
+                state = (
+                    f"ended with {self.process.returncode}"
+                    if self.process.poll() is not None
+                    else f"{seconds} s are over"
+                )
                 raise AssertionError(f"waiting for {what}: {state}\n{self.output()[-6000:]}")
             time.sleep(every)
         return value
 
-    # ── what can be seen ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── what can be seen
+    # ────────────────────────────────────────────────────────────────────────────────────────────
 
     def output(self) -> str:
         return (self.home / "output").read_text(errors="replace")
@@ -159,12 +201,18 @@ class TrainingRun:
     def log(self, node: str) -> list[dict[str, Any]]:
         """The agent's and its ranks' events, in order."""
         lines = (
-            (self.folder / node / "log").read_text(errors="replace").splitlines() if (self.folder / node / "log").exists() else []
+            (self.folder / node / "log").read_text(errors="replace").splitlines()
+            if (self.folder / node / "log").exists()
+            else []
         )
-        return [json.loads(line) for line in lines if line.startswith('{"time"') and line.endswith("}")]
+        return [
+            json.loads(line) for line in lines if line.startswith('{"time"') and line.endswith("}")
+        ]
 
     def processes(self) -> set[int]:
-        """Pids of every process that carries this run's folder in its environment or command line."""
+        """Pids of every process that carries this run's folder in its environment or command
+        line.
+        """
         needle, found = str(self.folder).encode(), set()
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():

@@ -22,7 +22,9 @@ ON_A_CLUSTER = "export IMAGE="
 
 
 def commands(text: str) -> list[str]:
-    """Lines after a `$ ` prompt in the console blocks of a Markdown text, without comments, continued lines joined."""
+    """Lines after a `$ ` prompt in the console blocks of a Markdown text, without comments,
+    continued lines joined.
+    """
     blocks = re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [re.sub(r"\s+#.*$", "", line[2:]).strip() for line in lines if line.startswith("$ ")]
@@ -31,10 +33,19 @@ def commands(text: str) -> list[str]:
 def typed() -> list[str]:
     """Commands of the README that a stranger types in their order, in an empty folder."""
     elsewhere, cluster = (*RUN_ELSEWHERE, "git clone", "cd "), typed_on_a_cluster()
-    return [line for line in commands(README.read_text()) if not line.startswith(elsewhere) and line not in cluster]
+    return [
+        line
+        for line in commands(README.read_text())
+        if not line.startswith(elsewhere) and line not in cluster
+    ]
 
 
 def typed_on_a_cluster() -> list[str]:
     """Commands of the session on a cluster, in their order."""
     blocks = re.findall(r"^```console\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
-    return [line for block in blocks if ON_A_CLUSTER in block for line in commands(f"```console\n{block}```")]
+    return [
+        line
+        for block in blocks
+        if ON_A_CLUSTER in block
+        for line in commands(f"```console\n{block}```")
+    ]

@@ -38,14 +38,23 @@ def opens_with_a_docstring(source: str) -> Iterator[str]:
         yield "1: no docstring says what this file is for"
 
 
-PRINTERS = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stdout.buffer.write", "sys.stderr.write"}
+PRINTERS = {
+    "print",
+    "click.echo",
+    "click.secho",
+    "sys.stdout.write",
+    "sys.stdout.buffer.write",
+    "sys.stderr.write",
+}
 
 
 def no_print(source: str) -> Iterator[str]:
     """Only `console` prints; the trainer's words go through `log`."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in PRINTERS:
-            yield f"{node.lineno}: prints; that is for console.py (command line) and log.py (trainer)"
+            yield (
+                f"{node.lineno}: prints; that is for console.py (command line) and log.py (trainer)"
+            )
 
 
 def no_dangerous_calls(source: str) -> Iterator[str]:
@@ -55,7 +64,15 @@ def no_dangerous_calls(source: str) -> Iterator[str]:
             continue
         name = ast.unparse(node.func)
         keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-        if name in {"os.system", "os.popen", "eval", "exec", "pickle.load", "pickle.loads", "yaml.unsafe_load"}:
+        if name in {
+            "os.system",
+            "os.popen",
+            "eval",
+            "exec",
+            "pickle.load",
+            "pickle.loads",
+            "yaml.unsafe_load",
+        }:
             yield f"{node.lineno}: {name}"
         elif name == "yaml.load" and "Safe" not in ast.unparse(node):
             yield f"{node.lineno}: yaml.load without a safe loader"
@@ -69,7 +86,9 @@ def no_module_state(source: str) -> Iterator[str]:
     """Importing a file does nothing: no statement at the top calls for its effect alone."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            yield f"{node.lineno}: {ast.unparse(node.value.func)} is called when the file is imported"
+            yield (
+                f"{node.lineno}: {ast.unparse(node.value.func)} is called when the file is imported"
+            )
         elif isinstance(node, ast.For | ast.While | ast.With):
             yield f"{node.lineno}: a statement that runs when the file is imported"
 
@@ -77,7 +96,11 @@ def no_module_state(source: str) -> Iterator[str]:
 def public_things_are_explained(source: str) -> Iterator[str]:
     """A public function or class of a product file says in a sentence what it does."""
     for node in ast.parse(source).body:
-        if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_") and not ast.get_docstring(node):
+        if (
+            isinstance(node, Function | ast.ClassDef)
+            and not node.name.startswith("_")
+            and not ast.get_docstring(node)
+        ):
             yield f"{node.lineno}: {node.name} is public and has no docstring"
 
 
@@ -89,11 +112,19 @@ def tests_are_named_as_sentences(source: str) -> Iterator[str]:
 
 
 def tests_can_fail(source: str) -> Iterator[str]:
-    """A test asserts, expects an error, hands over to what is named for checking, or says that something raises nothing."""
+    """A test asserts, expects an error, hands over to what is named for checking, or says that
+    something raises nothing.
+    """
     for test in _tests(source):
         nodes = list(ast.walk(test))
-        calls = [ast.unparse(node.func).split(".")[-1] for node in nodes if isinstance(node, ast.Call)]
-        checks = [name for name in calls if name.lstrip("_").split("_")[0] in {"raises", "fail", "assert", "check", "expect"}]
+        calls = [
+            ast.unparse(node.func).split(".")[-1] for node in nodes if isinstance(node, ast.Call)
+        ]
+        checks = [
+            name
+            for name in calls
+            if name.lstrip("_").split("_")[0] in {"raises", "fail", "assert", "check", "expect"}
+        ]
         says_so = test.name.endswith("_raises_nothing")
         if not checks and not says_so and not any(isinstance(node, ast.Assert) for node in nodes):
             yield f"{test.lineno}: {test.name} cannot fail"
@@ -102,7 +133,11 @@ def tests_can_fail(source: str) -> Iterator[str]:
 def tests_are_not_switched_off(source: str) -> Iterator[str]:
     """No test is skipped without a condition, and none is expected to fail."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"pytest.mark.skip", "pytest.mark.xfail", "pytest.xfail"}:
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in {
+            "pytest.mark.skip",
+            "pytest.mark.xfail",
+            "pytest.xfail",
+        }:
             yield f"{node.lineno}: {ast.unparse(node)}"
 
 

@@ -1,4 +1,6 @@
-"""Every command is in the table of `kdist --help`, has a module of its name, and explains itself."""
+"""Every command is in the table of `kdist --help`, has a module of its name, and explains
+itself.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from kdist.app import COMMANDS
 
 LINES = {name: line for section in COMMANDS.values() for name, line in section.items()}
 # `options` holds what the commands that talk to a cluster have in common.
-MODULES = {path.stem for path in Path(kdist.commands.__file__).parent.glob("*.py")} - {"__init__", "options"}
+MODULES = {path.stem for path in Path(kdist.commands.__file__).parent.glob("*.py")} - {
+    "__init__",
+    "options",
+}
 
 
 def load(name: str) -> click.Command:
@@ -37,4 +42,8 @@ def test_a_command_has_a_help_that_begins_with_its_line_in_the_table(name: str) 
 def test_a_command_shows_an_example_and_explains_every_option(name: str) -> None:
     command = load(name)
     assert f"kdist {name}" in (command.help or "") + (command.epilog or "")
-    assert [option.name for option in command.params if isinstance(option, click.Option) and not option.help] == []
+    assert [
+        option.name
+        for option in command.params
+        if isinstance(option, click.Option) and not option.help
+    ] == []

@@ -1,4 +1,6 @@
-"""The plugin behind the one disruptive test of each CI run: its seed is printed and draws the same test again."""
+"""The plugin behind the one disruptive test of each CI run: its seed is printed and draws the same
+test again.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,13 @@ def draw(folder: Path, seed: str = "") -> tuple[str, str]:
         "KDIST_SEED": seed,
     }
     command = [sys.executable, "-m", "pytest", "-p", "tests.draw", "--draw"]
-    printed = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=True
+    ).stdout
     assert "1 passed, 19 deselected" in printed
-    found = re.search(r"^drawn from 20 tests: (\S+) \(KDIST_SEED=(\S+) draws it again\)$", printed, re.MULTILINE)
+    found = re.search(
+        r"^drawn from 20 tests: (\S+) \(KDIST_SEED=(\S+) draws it again\)$", printed, re.MULTILINE
+    )
     assert found
     return found[1], found[2]
 
@@ -50,6 +56,10 @@ def test_without_a_seed_the_draw_prints_the_one_that_repeats_it(tmp_path: Path) 
 
 
 def test_ci_runs_one_drawn_disruptive_test_and_counts_it() -> None:
-    (line,) = [line for line in make("--dry-run", "e2e", "NARROW=1").stdout.splitlines() if "/disruptive.xml" in line]
+    (line,) = [
+        line
+        for line in make("--dry-run", "e2e", "NARROW=1").stdout.splitlines()
+        if "/disruptive.xml" in line
+    ]
     assert "-p tests.draw --draw" in line
     assert "disruptive" in (ROOT / ".ci" / "run").read_text()

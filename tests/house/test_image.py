@@ -1,4 +1,6 @@
-"""The Dockerfile: what restricted clusters ask of an image, and the linters' rules that need no linter."""
+"""The Dockerfile: what restricted clusters ask of an image, and the linters' rules that need no
+linter.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,16 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
 def instructions(text: str) -> list[tuple[str, str]]:
-    """Each instruction of a Dockerfile with its argument, comments away and continued lines joined."""
+    """Each instruction of a Dockerfile with its argument, comments away and continued lines
+    joined.
+    """
     lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     joined = re.sub(r"\\\n\s*", "", lines)
-    return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in joined.splitlines() if line.strip()]
+    return [
+        (line.split(None, 1)[0], line.split(None, 1)[1])
+        for line in joined.splitlines()
+        if line.strip()
+    ]
 
 
 def unsound(text: str) -> Iterator[str]:
@@ -27,10 +35,20 @@ def unsound(text: str) -> Iterator[str]:
     last = max(index for index, (name, _) in enumerate(found) if name == "FROM")
     defaults = dict(value.partition("=")[::2] for name, value in found if name == "ARG")
     for name, value in found:
-        image = re.sub(r"\$\{(\w+)\}", lambda match: defaults[match[1]], value.split()[0]) if name == "FROM" else ""
-        if name == "FROM" and image not in stages and (":" not in image or image.endswith(":latest")):
+        image = (
+            re.sub(r"\$\{(\w+)\}", lambda match: defaults[match[1]], value.split()[0])
+            if name == "FROM"
+            else ""
+        )
+        if (
+            name == "FROM"
+            and image not in stages
+            and (":" not in image or image.endswith(":latest"))
+        ):
             yield f"FROM {value}: no fixed tag"
-        if name in {"ADD", "MAINTAINER"} or (name in {"ENTRYPOINT", "CMD"} and not value.startswith("[")):
+        if name in {"ADD", "MAINTAINER"} or (
+            name in {"ENTRYPOINT", "CMD"} and not value.startswith("[")
+        ):
             yield f"{name} {value}"
         if name == "RUN":
             yield from unsound_command(value)
@@ -41,10 +59,14 @@ def unsound(text: str) -> Iterator[str]:
 
 def unsound_command(command: str) -> Iterator[str]:
     """What is wrong with a command that builds a layer."""
-    if "apt-get install" in command and not ("--no-install-recommends" in command and "rm -rf /var/lib/apt/lists" in command):
+    if "apt-get install" in command and not (
+        "--no-install-recommends" in command and "rm -rf /var/lib/apt/lists" in command
+    ):
         yield f"apt-get leaves more than is needed: {command}"
     for install in re.findall(r"pip install[^;&]*", command):
-        if "--no-cache-dir" not in install or not ("--require-hashes" in install or "--index-url" in install):
+        if "--no-cache-dir" not in install or not (
+            "--require-hashes" in install or "--index-url" in install
+        ):
             yield f"pip leaves its cache or trusts the index: {install}"
     if re.search(r"\bsudo\b|curl[^|]*\|", command):
         yield command
@@ -85,7 +107,15 @@ def test_a_change_of_the_trainer_leaves_the_layer_of_torch_alone() -> None:
 
 
 def test_only_the_trainer_and_its_lock_are_sent_to_the_engine() -> None:
-    ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    ignored = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     assert ignored == ["*", "!trainer/requirements.txt", "!trainer/kdist_trainer", "**/__pycache__"]
-    for copied in (value for name, value in instructions(DOCKERFILE) if name == "COPY" and "--from" not in value):
+    for copied in (
+        value
+        for name, value in instructions(DOCKERFILE)
+        if name == "COPY" and "--from" not in value
+    ):
         assert f"!{copied.split()[0]}" in ignored

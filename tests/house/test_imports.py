@@ -1,4 +1,6 @@
-"""What an import drags in: start-up stays light, and the contracts on who may import whom hold and bite."""
+"""What an import drags in: start-up stays light, and the contracts on who may import whom hold and
+bite.
+"""
 
 from __future__ import annotations
 
@@ -30,26 +32,55 @@ LIGHT = {
     "kdist_trainer.checkpoint.ledger": "torch numpy kdist click",
 }
 
-# Each contract of pyproject.toml, and a line that breaks it, put at the end of a file (which is made where it is missing).
+# Each contract of pyproject.toml, and a line that breaks it, put at the end of a file (which is
+# made where it is missing).
 BREACHES = {
     "kdist: layers": ("cli/kdist/shed.py", "x = 1"),
-    "kdist_trainer: layers": ("trainer/kdist_trainer/config/exit_codes.py", "import kdist_trainer.log"),
-    "the command line never reaches torch": ("cli/kdist/load/__init__.py", "def f():\n    import torch"),
-    "the trainer knows nothing of the command line": ("trainer/kdist_trainer/log.py", "import kdist.errors"),
-    "the only bridge is kdist.spec to kdist_trainer.config": ("cli/kdist/render/__init__.py", "import kdist_trainer.log"),
+    "kdist_trainer: layers": (
+        "trainer/kdist_trainer/config/exit_codes.py",
+        "import kdist_trainer.log",
+    ),
+    "the command line never reaches torch": (
+        "cli/kdist/load/__init__.py",
+        "def f():\n    import torch",
+    ),
+    "the trainer knows nothing of the command line": (
+        "trainer/kdist_trainer/log.py",
+        "import kdist.errors",
+    ),
+    "the only bridge is kdist.spec to kdist_trainer.config": (
+        "cli/kdist/render/__init__.py",
+        "import kdist_trainer.log",
+    ),
     "only app, commands and console know click": ("cli/kdist/errors.py", "import click"),
     "only cluster knows the Kubernetes client": ("cli/kdist/manifest.py", "import kubernetes"),
-    "what the agent's own loop reads is free of torch": ("trainer/kdist_trainer/liveness.py", "import torch"),
-    "nobody who trains knows the agent": ("trainer/kdist_trainer/worker.py", "import kdist_trainer.agent"),
-    "commands do not know each other": ("cli/kdist/commands/validate.py", "import kdist.commands.run"),
-    "workloads do not know each other": ("trainer/kdist_trainer/workloads/gpt.py", "import kdist_trainer.workloads.digits"),
+    "what the agent's own loop reads is free of torch": (
+        "trainer/kdist_trainer/liveness.py",
+        "import torch",
+    ),
+    "nobody who trains knows the agent": (
+        "trainer/kdist_trainer/worker.py",
+        "import kdist_trainer.agent",
+    ),
+    "commands do not know each other": (
+        "cli/kdist/commands/validate.py",
+        "import kdist.commands.run",
+    ),
+    "workloads do not know each other": (
+        "trainer/kdist_trainer/workloads/gpt.py",
+        "import kdist_trainer.workloads.digits",
+    ),
 }
 
 
 @pytest.mark.parametrize("module", LIGHT)
 def test_an_import_stays_light(module: str) -> None:
-    program = f"import sys, {module}; print(*sorted(set({LIGHT[module].split()!r}) & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd="/")
+    program = (
+        f"import sys, {module}; print(*sorted(set({LIGHT[module].split()!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd="/"
+    )
     assert done.stdout.split() == []
 
 
@@ -60,7 +91,12 @@ def test_everyone_imports_only_whom_they_may() -> None:
 
 def test_each_import_contract_notices_a_breach(tmp_path: Path) -> None:
     for room in ("cli", "trainer"):
-        shutil.copytree(ROOT / room, tmp_path / room, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "manifests"))
+        shutil.copytree(
+            ROOT / room,
+            tmp_path / room,
+            symlinks=True,
+            ignore=shutil.ignore_patterns("__pycache__", "manifests"),
+        )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for name, line in BREACHES.values():
         with (tmp_path / name).open("a") as file:
@@ -74,4 +110,6 @@ def lint_imports(root: Path) -> str:
     """Report of import-linter on the packages below `root`."""
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     environment = os.environ | {"PYTHONPATH": f"{root / 'cli'}:{root / 'trainer'}"}
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False).stdout
+    return subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, check=False
+    ).stdout

@@ -1,4 +1,6 @@
-"""requirements.txt locks every dependency by hash, asks no particular index, and holds to the floors that are promised."""
+"""requirements.txt locks every dependency by hash, asks no particular index, and holds to the
+floors that are promised.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
 
 
 def loose_lines(text: str) -> Iterator[str]:
-    """Lines of a lock that are neither a comment, an exact version with at least one hash, nor a hash."""
+    """Lines of a lock that are neither a comment, an exact version with at least one hash, nor a
+    hash.
+    """
     for line in text.replace("\\\n", " ").splitlines():
         is_comment = not line.strip() or line.lstrip().startswith("#")
         if not is_comment and not (PINNED.match(line) and "--hash=sha256:" in line):
@@ -33,10 +37,16 @@ def declared() -> list[Requirement]:
     for name in ("cli", "trainer"):
         project = tomllib.loads((ROOT / name / "pyproject.toml").read_text())
         found += project["project"]["dependencies"] + project["build-system"]["requires"]
-        found += [line for extra in project["project"]["optional-dependencies"].values() for line in extra]
+        found += [
+            line for extra in project["project"]["optional-dependencies"].values() for line in extra
+        ]
     for group in tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"].values():
         found += group
-    return [requirement for requirement in map(Requirement, found) if not requirement.name.startswith("kdist")]
+    return [
+        requirement
+        for requirement in map(Requirement, found)
+        if not requirement.name.startswith("kdist")
+    ]
 
 
 def test_every_line_of_the_lock_is_one_version_with_its_hashes() -> None:
@@ -60,7 +70,9 @@ def test_the_image_holds_the_versions_that_were_tested_here() -> None:
     ],
 )
 def test_a_loose_line_of_a_lock_is_noticed(line: str) -> None:
-    assert list(loose_lines(f"click==8.1 \\\n    --hash=sha256:00\n    # via kdist\n{line}\n")) != []
+    assert (
+        list(loose_lines(f"click==8.1 \\\n    --hash=sha256:00\n    # via kdist\n{line}\n")) != []
+    )
 
 
 @pytest.mark.parametrize("requirement", declared(), ids=str)
@@ -72,10 +84,16 @@ def test_the_lock_holds_what_is_declared(requirement: Requirement) -> None:
 
 def test_the_floors_shut_out_versions_with_known_holes() -> None:
     floors = {
-        requirement.name: requirement.specifier for requirement in declared() if requirement.name in {"jinja2", "hatchling"}
+        requirement.name: requirement.specifier
+        for requirement in declared()
+        if requirement.name in {"jinja2", "hatchling"}
     }
     assert not floors["jinja2"].contains("3.1.5")
-    assert not any(requirement.specifier.contains("2.9.1") for requirement in declared() if requirement.name == "torch")
+    assert not any(
+        requirement.specifier.contains("2.9.1")
+        for requirement in declared()
+        if requirement.name == "torch"
+    )
 
 
 def test_both_distributions_have_one_version() -> None:

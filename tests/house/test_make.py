@@ -1,4 +1,6 @@
-"""The Makefile: every command is listed, set-up says clearly what it lacks, nothing is done twice, scripts are clean."""
+"""The Makefile: every command is listed, set-up says clearly what it lacks, nothing is done twice,
+scripts are clean.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,30 @@ COREUTILS = re.compile(
     "cat|chmod|chown|comm|cp|cut|date|df|du|env|expand|fold|head|id|install|join|link|ln|ls|mkdir|mktemp|mv|paste|rm|seq|sort|split"
     "|stat|sum|sync|tac|tail|tee|timeout|touch|tr|uniq|wc|who"
 )
-TARGETS = {"help", "setup", "demo", "test", "chaos", "e2e", "stranger", "lint", "bench", "clean", "lock", "pictures"}
+TARGETS = {
+    "help",
+    "setup",
+    "demo",
+    "test",
+    "chaos",
+    "e2e",
+    "stranger",
+    "lint",
+    "bench",
+    "clean",
+    "lock",
+    "pictures",
+}
 
 
 def make(*args: str) -> subprocess.CompletedProcess[str]:
     """Run make in the repository, as if no other make had started these tests."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    return subprocess.run(["make", *args], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
+    }
+    return subprocess.run(
+        ["make", *args], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_help_lists_every_command_with_a_sentence() -> None:
@@ -44,7 +63,10 @@ def test_a_python_that_is_too_old_is_named_before_anything_is_made(tmp_path: Pat
 
 def test_a_set_up_that_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / ".ready").touch()
-    assert make("setup", f"VENV={tmp_path}", "PYTHON=false").stdout == "make: Nothing to be done for 'setup'.\n"
+    assert (
+        make("setup", f"VENV={tmp_path}", "PYTHON=false").stdout
+        == "make: Nothing to be done for 'setup'.\n"
+    )
 
 
 def test_a_new_lock_asks_for_a_new_set_up(tmp_path: Path) -> None:
@@ -53,13 +75,23 @@ def test_a_new_lock_asks_for_a_new_set_up(tmp_path: Path) -> None:
     assert re.search(r"uv pip sync .*--require-hashes .*requirements\.txt", plan)
 
 
-SCRIPTS = [path for path in files() if path.suffix == ".sh" or path.read_bytes()[:64].split(b"\n")[0].endswith((b"bash", b"/sh"))]
+SCRIPTS = [
+    path
+    for path in files()
+    if path.suffix == ".sh" or path.read_bytes()[:64].split(b"\n")[0].endswith((b"bash", b"/sh"))
+]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_a_shell_script_stops_at_its_first_error_and_is_clean(script: Path, program: Callable[[str], str]) -> None:
-    assert "set -euo pipefail" in script.read_text() or script.read_text().startswith("#!/bin/sh\nset -eu\n")
-    done = subprocess.run([program("shellcheck"), script], capture_output=True, text=True, check=False)
+def test_a_shell_script_stops_at_its_first_error_and_is_clean(
+    script: Path, program: Callable[[str], str]
+) -> None:
+    assert "set -euo pipefail" in script.read_text() or script.read_text().startswith(
+        "#!/bin/sh\nset -eu\n"
+    )
+    done = subprocess.run(
+        [program("shellcheck"), script], capture_output=True, text=True, check=False
+    )
     assert done.stdout == ""
 
 
@@ -93,7 +125,10 @@ def test_what_failed_is_tried_once_more_where_that_is_asked_for(
     assert (make("processes", f"VENV={tmp_path}", f"AGAIN={again}").returncode == 0) == ends_well
     calls = (tmp_path / "tries").read_text().splitlines()
     assert len(calls) == tries
-    assert ["--last-failed --last-failed-no-failures none -n 0" in call for call in calls] == [False, True][:tries]
+    assert ["--last-failed --last-failed-no-failures none -n 0" in call for call in calls] == [
+        False,
+        True,
+    ][:tries]
 
 
 @pytest.mark.parametrize("tier", ["processes", "chaos", "e2e", "disruptive", "stranger"])
@@ -103,7 +138,11 @@ def test_a_tier_reads_every_folder_that_has_tests_of_it(tier: str, tmp_path: Pat
     (folders,) = set(re.findall(rf"tiers/{tier}\.xml .*? -o testpaths=(\"[^\"]+\"|\S+)", plan))
     read = tuple(f"{folder}/" for folder in folders.strip('"').split())
     sources = [path for path in files() if path.suffix == ".py"]
-    marked = [path.relative_to(ROOT).as_posix() for path in sources if f"mark.{tier}" in path.read_text()]
-    tests = [path for path in marked if path.startswith("tests/") and path != "tests/house/test_make.py"]
+    marked = [
+        path.relative_to(ROOT).as_posix() for path in sources if f"mark.{tier}" in path.read_text()
+    ]
+    tests = [
+        path for path in marked if path.startswith("tests/") and path != "tests/house/test_make.py"
+    ]
     assert tests
     assert [path for path in tests if not path.startswith(read)] == []

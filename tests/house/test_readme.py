@@ -28,7 +28,9 @@ def test_a_command_of_the_readme_exists(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", RUN_ELSEWHERE)
-def test_a_command_that_the_end_to_end_tier_leaves_out_is_run_where_the_table_says(line: str) -> None:
+def test_a_command_that_the_end_to_end_tier_leaves_out_is_run_where_the_table_says(
+    line: str,
+) -> None:
     assert (ROOT / RUN_ELSEWHERE[line]).exists()
     assert line.split()[-1] in (ROOT / RUN_ELSEWHERE[line]).read_text()
 
@@ -49,5 +51,8 @@ def test_a_link_to_a_file_leads_somewhere(page: Path) -> None:
 
 
 def test_commands_are_read_off_console_blocks_alone() -> None:
-    text = "```console\n$ make demo  # first\noutput $ no\n$ kdist run \\\n  job.yaml\n```\n```yaml\n$ x\n```\n"
+    text = (
+        "```console\n$ make demo  # first\noutput $ no\n$ kdist run \\\n  job.yaml\n```\n"
+        "```yaml\n$ x\n```\n"
+    )
     assert commands(text) == ["make demo", "kdist run    job.yaml"]

@@ -1,4 +1,6 @@
-"""The plugin behind `make chaos`: a run that was stopped goes on, a run that is over starts anew."""
+"""The plugin behind `make chaos`: a run that was stopped goes on, a run that is over starts
+anew.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,29 @@ def sample(tmp_path: Path) -> Path:
 
 def run(root: Path, *args: str, bad: str = "") -> str:
     """Last line of a pytest run that notes what passed in `root/notes/passed`."""
-    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-p", "tests.resume", "--resume-file=notes/passed", "tests", *args]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "xdist",
+        "-p",
+        "tests.resume",
+        "--resume-file=notes/passed",
+        "tests",
+        *args,
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "BAD": bad, "PYTEST_ADDOPTS": "", **BARE}
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
     return done.stdout.strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "shared"])
-def test_a_run_that_failed_repeats_only_what_has_not_passed(sample: Path, workers: list[str]) -> None:
+def test_a_run_that_failed_repeats_only_what_has_not_passed(
+    sample: Path, workers: list[str]
+) -> None:
     assert "1 failed, 3 passed" in run(sample, *workers, bad="2")
     assert "1 passed" in run(sample, *workers)
 

@@ -22,7 +22,9 @@ EXEMPT: dict[Rule, dict[str, str]] = {
         "trainer/kdist_trainer/profiling/__main__.py": "it is one too",
         "trainer/kdist_trainer/run_script.py": "it stands in for the interpreter, whose last words go to standard error",
     },
-    rules.no_dangerous_calls: {"trainer/kdist_trainer/run_script.py": "it runs the user's script, as `python script.py` would"},
+    rules.no_dangerous_calls: {
+        "trainer/kdist_trainer/run_script.py": "it runs the user's script, as `python script.py` would"
+    },
     rules.no_module_state: {
         "trainer/kdist_trainer/agent/preload.py": "the forkserver imports it for its effect alone",
         "trainer/kdist_trainer/checkpoint/writer.py": "torch warns on the writing thread, where a filter for a while is not safe",
@@ -63,7 +65,10 @@ BAD = [
     (rules.tests_are_named_as_sentences, "def test_it():\n    assert f()\n"),
     (rules.tests_can_fail, "def test_that_nothing_is_checked():\n    f()\n"),
     (rules.tests_are_not_switched_off, "@pytest.mark.skip\ndef test_x():\n    assert f()\n"),
-    (rules.tests_are_not_switched_off, "@pytest.mark.xfail(reason='later')\ndef test_x():\n    assert f()\n"),
+    (
+        rules.tests_are_not_switched_off,
+        "@pytest.mark.xfail(reason='later')\ndef test_x():\n    assert f()\n",
+    ),
 ]
 
 GOOD = [
@@ -71,11 +76,20 @@ GOOD = [
     (rules.short_functions, "def f():\n    '''Doc.\n\n    More.\n    '''\n" + "    x = 1\n" * 49),
     (rules.opens_with_a_docstring, ""),
     (rules.no_print, "console.table(rows)\n"),
-    (rules.no_dangerous_calls, "yaml.load(text, Loader=yaml.CSafeLoader)\nmodel.eval()\ntorch.load(p, weights_only=True)\n"),
+    (
+        rules.no_dangerous_calls,
+        (
+            "yaml.load(text, Loader=yaml.CSafeLoader)\nmodel.eval()\ntorch.load(p, "
+            "weights_only=True)\n"
+        ),
+    ),
     (rules.no_module_state, "'''Doc.'''\nimport os\nif TYPE_CHECKING:\n    import torch\n"),
     (rules.public_things_are_explained, "def _f():\n    return 1\n"),
     (rules.tests_can_fail, "def test_that_a_check_is_called():\n    check_ledger(path)\n"),
-    (rules.tests_are_not_switched_off, "@pytest.mark.skipif(not CUDA, reason='needs a GPU')\ndef test_x():\n    assert f()\n"),
+    (
+        rules.tests_are_not_switched_off,
+        "@pytest.mark.skipif(not CUDA, reason='needs a GPU')\ndef test_x():\n    assert f()\n",
+    ),
 ]
 
 
@@ -95,7 +109,9 @@ def test_a_rule_leaves_a_good_file_alone(rule: Rule, source: str) -> None:
     assert list(rule(source)) == []
 
 
-@pytest.mark.parametrize(("rule", "name"), [(rule, name) for rule, names in EXEMPT.items() for name in names])
+@pytest.mark.parametrize(
+    ("rule", "name"), [(rule, name) for rule, names in EXEMPT.items() for name in names]
+)
 def test_an_exemption_is_still_needed(rule: Rule, name: str) -> None:
     assert broken(rule, [ROOT / name]) != []
 

@@ -28,20 +28,31 @@ def run_tier(folder: Path, name: str, *args: str) -> int:
         f"--junitxml={folder}/{name}.xml",
     ]
     command += ["-o", f"cache_dir={folder}/cache", *args]
-    bare = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # to load all plugins takes five times as long
-    return subprocess.run([str(word) for word in command], env=bare, capture_output=True, check=False).returncode
+    # to load all plugins takes five times as long
+    bare = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(
+        [str(word) for word in command], env=bare, capture_output=True, check=False
+    ).returncode
 
 
 def summarise(folder: Path, *tiers: str) -> tuple[int, list[str]]:
     command = [sys.executable, str(ROOT / ".ci" / "summary.py"), *tiers]
-    done = subprocess.run(command, env={**os.environ, "KDIST_TIERS": str(folder)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        env={**os.environ, "KDIST_TIERS": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return done.returncode, done.stdout.splitlines()
 
 
 def test_a_test_that_passes_when_tried_again_has_passed_and_is_named(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(FLAKY.format(mark=str(tmp_path / "mark")))
     assert run_tier(tmp_path, "tier") == 1
-    assert run_tier(tmp_path, "tier.again", "--last-failed", "--last-failed-no-failures", "none") == 0
+    assert (
+        run_tier(tmp_path, "tier.again", "--last-failed", "--last-failed-no-failures", "none") == 0
+    )
     code, lines = summarise(tmp_path, "tier")
     assert lines[1].split()[:4] == ["tier", "2", "0", "0"]
     assert lines[2:] == [
@@ -52,7 +63,9 @@ def test_a_test_that_passes_when_tried_again_has_passed_and_is_named(tmp_path: P
 
 
 def test_what_fails_twice_or_did_not_run_fails_the_whole(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text("def test_well():\n    pass\n\n\ndef test_never():\n    assert False\n")
+    (tmp_path / "test_it.py").write_text(
+        "def test_well():\n    pass\n\n\ndef test_never():\n    assert False\n"
+    )
     assert run_tier(tmp_path, "tier") == 1
     assert run_tier(tmp_path, "tier.again", "--last-failed") == 1
     code, lines = summarise(tmp_path, "tier", "other")

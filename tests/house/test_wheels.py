@@ -13,13 +13,21 @@ from tests.house.wheels import ROOMS, build
 @pytest.fixture(scope="module")
 def contents(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Names of all files in both wheels."""
-    return {name for wheel in build(ROOT, tmp_path_factory.mktemp("dist")) for name in ZipFile(wheel).namelist()}
+    return {
+        name
+        for wheel in build(ROOT, tmp_path_factory.mktemp("dist"))
+        for name in ZipFile(wheel).namelist()
+    }
 
 
 def test_the_wheels_hold_every_source_and_template_and_nothing_else(contents: set[str]) -> None:
     inside = [path.relative_to(ROOT).parts for path in files()]
     expected = {"/".join(parts[1:]) for parts in inside if parts[0] in ROOMS and len(parts) > 2}
-    templates = {f"kdist/manifests/{path.name}" for path in files() if path.is_relative_to(ROOT / "manifests")}
+    templates = {
+        f"kdist/manifests/{path.name}"
+        for path in files()
+        if path.is_relative_to(ROOT / "manifests")
+    }
     assert templates
     assert {name for name in contents if ".dist-info/" not in name} == expected | templates
 

@@ -12,6 +12,15 @@ ROOMS = ("cli", "trainer")
 def build(tree: Path, into: Path) -> list[Path]:
     """Wheels of both distributions of the checkout at `tree`."""
     for room in ROOMS:
-        command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(into)]
+        command = [
+            sys.executable,
+            "-m",
+            "hatchling",
+            "build",
+            "--target",
+            "wheel",
+            "--directory",
+            str(into),
+        ]
         subprocess.run(command, cwd=tree / room, check=True, capture_output=True)
     return sorted(into.glob("*.whl"))

@@ -24,7 +24,12 @@ CODE = {"train.py": b"print('hello')\n", "lib/blob.bin": b"\xff\x00"}
 FULL: dict[str, Any] = {
     "apiVersion": "kdist.dev/v1alpha1",
     "kind": "TrainingJob",
-    "metadata": {"name": "full", "namespace": "ml", "labels": {"team": "vision"}, "annotations": {"note": "all of it"}},
+    "metadata": {
+        "name": "full",
+        "namespace": "ml",
+        "labels": {"team": "vision"},
+        "annotations": {"note": "all of it"},
+    },
     "spec": {
         "backend": "auto",
         "image": IMAGE,
@@ -35,13 +40,22 @@ FULL: dict[str, Any] = {
         "code": "src",
         "data": [{"claim": "images", "path": "here", "mountPath": "/data/images"}],
         "checkpoints": {"size": "10Gi", "class": "fast", "accessMode": "ReadWriteOnce"},
-        "env": [{"name": "MODE", "value": "fast"}, {"name": "TOKEN", "secret": {"name": "tokens", "key": "wandb"}}],
+        "env": [
+            {"name": "MODE", "value": "fast"},
+            {"name": "TOKEN", "secret": {"name": "tokens", "key": "wandb"}},
+        ],
         "maxRestarts": 7,
         "queue": "team-a",
         "rendezvous": "auto",
         "nodeSelector": {"disk": "ssd"},
         "tolerations": [
-            {"key": "gpu", "operator": "Equal", "value": "yes", "effect": "NoExecute", "tolerationSeconds": 5},
+            {
+                "key": "gpu",
+                "operator": "Equal",
+                "value": "yes",
+                "effect": "NoExecute",
+                "tolerationSeconds": 5,
+            },
         ],
         "imagePullSecrets": ["registry"],
         "priorityClass": "high",
@@ -53,7 +67,9 @@ FULL: dict[str, Any] = {
         "hangTimeoutSeconds": 250,
         "metricsLingerSeconds": 20,
         "preflight": {"allReduce": {"minBusBandwidth": "10G", "size": "32Mi"}},
-        "podTemplate": {"spec": {"containers": [{"name": "trainer", "env": [{"name": "EXTRA", "value": "1"}]}]}},
+        "podTemplate": {
+            "spec": {"containers": [{"name": "trainer", "env": [{"name": "EXTRA", "value": "1"}]}]}
+        },
         "train": {"workload": "digits", "epochs": 2, "globalBatch": 60},
     },
 }
@@ -96,7 +112,12 @@ def place(
 ) -> list[Manifest]:
     """The job's objects for this workload kind."""
     code = CODE if job.spec.code is not None else None
-    return render(job, Placement(backend, rendezvous, "c0ffee00", suspended=suspended, take_over=take_over, code=code))
+    return render(
+        job,
+        Placement(
+            backend, rendezvous, "c0ffee00", suspended=suspended, take_over=take_over, code=code
+        ),
+    )
 
 
 def workload(manifests: list[Manifest], backend: str) -> dict[str, Any]:

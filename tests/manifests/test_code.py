@@ -1,4 +1,6 @@
-"""The files of `spec.code` in a ConfigMap: named by what they hold, readable where they are text, and small enough."""
+"""The files of `spec.code` in a ConfigMap: named by what they hold, readable where they are text,
+and small enough.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from kdist.render.context import LIMIT, pack
 
 
 def test_every_file_comes_back_from_its_key() -> None:
-    files = {"train.py": b"x = 1\n", "lib/ünï name.py": "y = '😀'\n".encode(), "weights.bin": b"\xff\x00\x01", "empty.py": b""}
+    files = {
+        "train.py": b"x = 1\n",
+        "lib/ünï name.py": "y = '😀'\n".encode(),
+        "weights.bin": b"\xff\x00\x01",
+        "empty.py": b"",
+    }
     packed = pack(files)
     texts = {key: text.encode() for key, text in packed["data"].items()}
     contents = texts | {key: base64.b64decode(text) for key, text in packed["binary"].items()}
@@ -33,7 +40,12 @@ def test_the_name_changes_with_every_change_of_a_file_and_with_nothing_else() ->
     digest = pack(files)["digest"]
     assert re.fullmatch("[0-9a-f]{10}", digest)
     assert pack(dict(reversed(files.items())))["digest"] == digest
-    others = [{"a.py": b"1"}, {"a.py": b"1", "b.py": b"3"}, {"a.py": b"1", "c.py": b"2"}, {"a.py": b"12", "b.py": b""}]
+    others = [
+        {"a.py": b"1"},
+        {"a.py": b"1", "b.py": b"3"},
+        {"a.py": b"1", "c.py": b"2"},
+        {"a.py": b"12", "b.py": b""},
+    ]
     assert len({digest, *(pack(other)["digest"] for other in others)}) == 5
 
 

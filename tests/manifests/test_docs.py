@@ -15,7 +15,11 @@ from tests.house.tree import ROOT
 from tests.manifests.jobs import FULL, load, make, place
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
-ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("|")]
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE.splitlines()
+    if line.startswith("|")
+]
 
 
 def test_what_each_command_may_need_is_the_table_of_rights() -> None:

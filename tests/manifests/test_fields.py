@@ -1,4 +1,6 @@
-"""Every field of job.yaml reaches an object, and `--annotate` names the field that a line really comes from."""
+"""Every field of job.yaml reaches an object, and `--annotate` names the field that a line really
+comes from.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ SECTIONS = ("spec.train.", "spec.script.", "spec.podTemplate.", "spec.train", "s
 
 
 def find_leaves() -> Iterator[str]:
-    """The fields that hold a value themselves, by the model; what the trainer alone reads counts as one."""
+    """The fields that hold a value themselves, by the model; what the trainer alone reads counts as
+    one.
+    """
     for field in reference.root().walk():
         if field.path.startswith(SECTIONS[:3]) or (field.children and field.path != "spec.nodes"):
             continue
@@ -74,12 +78,16 @@ def find_leaves() -> Iterator[str]:
 
 
 LEAVES = [
-    path for path in dict.fromkeys(find_leaves()) if path not in ELSEWHERE and path not in SECTIONS and path != "spec.nodes"
+    path
+    for path in dict.fromkeys(find_leaves())
+    if path not in ELSEWHERE and path not in SECTIONS and path != "spec.nodes"
 ]
 
 
 def find_place(document: Any, dotted: str) -> tuple[Any, str | int]:
-    """The container of a field in the full job, and its key; of several list items the last that has it."""
+    """The container of a field in the full job, and its key; of several list items the last that
+    has it.
+    """
     parts = dotted.replace("[]", ".[]").split(".")
     for part in parts[:-1]:
         document = document[-1] if part == "[]" else document[part]
@@ -107,12 +115,21 @@ def change(path: str) -> dict[str, Any]:
 def find_values(manifests: list[Manifest]) -> dict[tuple[str, str, Path], Any]:
     """Every leaf of every object but `job.json`, which holds the whole file as it is."""
     return {
-        (each.kind, each.name, path): value for each in manifests for path, value in walk(each.document) if path[-1] != "job.json"
+        (each.kind, each.name, path): value
+        for each in manifests
+        for path, value in walk(each.document)
+        if path[-1] != "job.json"
     }
 
 
 def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else None
+    )
     if not items:
         yield path, value
         return
@@ -133,14 +150,20 @@ def test_a_field_changes_what_is_rendered_and_the_changed_lines_name_it(path: st
     for backend in backends.NAMES:
         before, after = base(backend), place(load(change(path)), backend)
         old, new = find_values(before), find_values(after)
-        sources = {(each.kind, each.name, at): source for each in after for at, source in each.sources.items()}
+        sources = {
+            (each.kind, each.name, at): source
+            for each in after
+            for at, source in each.sources.items()
+        }
         for place_, value in new.items():
             if place_ in old and old[place_] != value:
                 changed += 1
                 source = sources.get(place_, "")
                 assert source, f"{path} changes {place_}, which names no field"
                 plain = path.replace("[]", "")
-                assert plain.startswith(source) or source.startswith(plain), f"{path} changes {place_}, which names {source}"
+                assert plain.startswith(source) or source.startswith(plain), (
+                    f"{path} changes {place_}, which names {source}"
+                )
         changed += len(old.keys() ^ new.keys())
     assert changed
 

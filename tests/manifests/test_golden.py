@@ -1,8 +1,8 @@
 """What the examples become, kept as files: a change of a template shows in the diff of a review.
 
-`KDIST_REGENERATE=1 python -m pytest tests/manifests/test_golden.py` writes them anew. A file beside the Indexed Job's holds only
-the objects that an Indexed Job does not have; the two documents within the ConfigMap, whose fields are the trainer's, are left
-out.
+`KDIST_REGENERATE=1 python -m pytest tests/manifests/test_golden.py` writes them anew. A file beside
+the Indexed Job's holds only the objects that an Indexed Job does not have; the two documents within
+the ConfigMap, whose fields are the trainer's, are left out.
 """
 
 from __future__ import annotations

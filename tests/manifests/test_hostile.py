@@ -1,4 +1,6 @@
-"""Whatever stands in a job file arrives as the value it is: it adds no object and no field, and changes nothing beside itself."""
+"""Whatever stands in a job file arrives as the value it is: it adds no object and no field, and
+changes nothing beside itself.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,19 @@ HOSTILE = [
     "😀 ünï 漢字",
 ]
 PATTERNS = [pattern for pattern in SAYS if pattern not in (models._ONE_LINE, models._NO_NUL)]
-TEXTS = st.sampled_from(HOSTILE) | st.text(max_size=60) | st.one_of(*(st.from_regex(pattern) for pattern in PATTERNS))
-LEAVES = [path for path, value in walk(FULL) if isinstance(value, str) and path[:2] != ("spec", "podTemplate")]
-BASE = {backend: [each.document for each in place(load(FULL), backend)] for backend in backends.NAMES}
+TEXTS = (
+    st.sampled_from(HOSTILE)
+    | st.text(max_size=60)
+    | st.one_of(*(st.from_regex(pattern) for pattern in PATTERNS))
+)
+LEAVES = [
+    path
+    for path, value in walk(FULL)
+    if isinstance(value, str) and path[:2] != ("spec", "podTemplate")
+]
+BASE = {
+    backend: [each.document for each in place(load(FULL), backend)] for backend in backends.NAMES
+}
 
 
 def put(path: Path, value: Any) -> dict[str, Any]:
@@ -58,18 +70,24 @@ def put(path: Path, value: Any) -> dict[str, Any]:
 
 
 def shape(value: Any) -> Iterator[tuple[Path, str]]:
-    """Where there is something, and of which type; the names of variables and mounts are values and no shape."""
+    """Where there is something, and of which type; the names of variables and mounts are values and
+    no shape.
+    """
     for path, leaf in walk(value):
         yield path, type(leaf).__name__
 
 
 def check_shape(found: list[dict[str, Any]], backend: str) -> None:
     assert [each["kind"] for each in found] == [each["kind"] for each in BASE[backend]]
-    assert [sorted(shape(each), key=str) for each in found] == [sorted(shape(each), key=str) for each in BASE[backend]]
+    assert [sorted(shape(each), key=str) for each in found] == [
+        sorted(shape(each), key=str) for each in BASE[backend]
+    ]
 
 
 @given(path=st.sampled_from(LEAVES), text=TEXTS, backend=st.sampled_from(backends.NAMES))
-def test_a_hostile_value_is_refused_or_changes_only_values(path: Path, text: str, backend: str) -> None:
+def test_a_hostile_value_is_refused_or_changes_only_values(
+    path: Path, text: str, backend: str
+) -> None:
     try:
         job = load(put(path, text))
     except InvalidJobError:
@@ -89,7 +107,9 @@ def test_free_text_arrives_unchanged_everywhere(text: str, backend: str) -> None
     check_shape([each.document for each in objects], backend)
     annotations = [each.document["metadata"]["annotations"]["note"] for each in objects]
     assert set(annotations) == {text}
-    values = [value for each in objects if each.kind != "ConfigMap" for _, value in walk(each.document)]
+    values = [
+        value for each in objects if each.kind != "ConfigMap" for _, value in walk(each.document)
+    ]
     escaped = text.replace("$", "$$") if "$(" in text else text
     assert {text, escaped} <= set(values)
 
@@ -103,5 +123,7 @@ def test_files_of_any_name_and_content_add_nothing_but_themselves(files: dict[st
     (packed,) = [each.document for each in objects if each.name.startswith("full-code-")]
     assert set(packed) <= {"apiVersion", "kind", "metadata", "immutable", "data", "binaryData"}
     assert len(packed.get("data", {})) + len(packed.get("binaryData", {})) == len(files)
-    assert {} not in (packed.get("data"), packed.get("binaryData")), "an empty one makes the next apply a change"
+    assert {} not in (packed.get("data"), packed.get("binaryData")), (
+        "an empty one makes the next apply a change"
+    )
     assert len(objects) == len(BASE["job"])

@@ -1,4 +1,6 @@
-"""`podTemplate`: merged as Kubernetes merges, by names; and it cannot break what the other parts of kdist rely on."""
+"""`podTemplate`: merged as Kubernetes merges, by names; and it cannot break what the other parts of
+kdist rely on.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,26 @@ def find_pod(overlay: dict[str, Any], backend: str = "job", **spec: Any) -> dict
 
 def find_trainer(overlay: dict[str, Any], backend: str = "job") -> dict[str, Any]:
     name = backends.get(backend).container
-    return next(each for each in find_pod(overlay, backend)["spec"]["containers"] if each["name"] == name)
+    return next(
+        each for each in find_pod(overlay, backend)["spec"]["containers"] if each["name"] == name
+    )
 
 
 @KINDS
 def test_the_trainer_is_called_so_whatever_the_kind_calls_it(backend: str) -> None:
-    overlay = {"spec": {"containers": [{"name": "trainer", "env": [{"name": "A", "value": "1"}], "command": ["/init"]}]}}
+    overlay = {
+        "spec": {
+            "containers": [
+                {"name": "trainer", "env": [{"name": "A", "value": "1"}], "command": ["/init"]}
+            ]
+        }
+    }
     plain, changed = find_trainer({}, backend), find_trainer(overlay, backend)
     assert changed.pop("command") == ["/init"]
     assert changed["env"].pop() == {"name": "A", "value": "1"}
-    assert changed["args"].pop(2) != plain["args"].pop(2), "the agents of another template meet by themselves"
+    assert changed["args"].pop(2) != plain["args"].pop(2), (
+        "the agents of another template meet by themselves"
+    )
     assert changed == plain
     assert len(find_pod(overlay, backend)["spec"]["containers"]) == 1
 
@@ -39,8 +51,13 @@ def test_named_things_are_merged_by_their_names_and_others_replaced() -> None:
     overlay: dict[str, Any] = {
         "metadata": {"annotations": {"a": "b"}},
         "spec": {
-            "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}, {"name": "more", "emptyDir": {}}],
-            "containers": [{"name": "trainer", "volumeMounts": [{"name": "more", "mountPath": "/more"}]}],
+            "volumes": [
+                {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
+                {"name": "more", "emptyDir": {}},
+            ],
+            "containers": [
+                {"name": "trainer", "volumeMounts": [{"name": "more", "mountPath": "/more"}]}
+            ],
             "tolerations": [{"operator": "Exists"}],
         },
     }
@@ -65,15 +82,33 @@ def in_trainer(**fields: Any) -> dict[str, Any]:
 
 BREAKING: list[tuple[dict[str, Any], str]] = [
     ({"metadata": {"labels": {"kdist.dev/job": "other"}}}, "metadata.labels.kdist.dev/job"),
-    ({"metadata": {"annotations": {"kdist.dev/run-id": None}}}, "metadata.annotations.kdist.dev/run-id"),
-    ({"spec": {"restartPolicy": "OnFailure"}}, "spec.restartPolicy, which belongs to the workload kind"),
+    (
+        {"metadata": {"annotations": {"kdist.dev/run-id": None}}},
+        "metadata.annotations.kdist.dev/run-id",
+    ),
+    (
+        {"spec": {"restartPolicy": "OnFailure"}},
+        "spec.restartPolicy, which belongs to the workload kind",
+    ),
     ({"spec": {"serviceAccountName": "admin"}}, "spec.serviceAccountName"),
-    ({"spec": {"terminationGracePeriodSeconds": 1}}, "spec.terminationGracePeriodSeconds, which is spec.graceSeconds"),
+    (
+        {"spec": {"terminationGracePeriodSeconds": 1}},
+        "spec.terminationGracePeriodSeconds, which is spec.graceSeconds",
+    ),
     ({"spec": {"containers": None}}, "the container's args"),
-    ({"spec": {"volumes": [{"name": "config", "configMap": {"name": "other"}}]}}, "the volume config"),
+    (
+        {"spec": {"volumes": [{"name": "config", "configMap": {"name": "other"}}]}},
+        "the volume config",
+    ),
     (in_trainer(args=["--help"]), "the container's args: change the job's own fields instead"),
-    (in_trainer(env=[{"name": "KDIST_POD", "value": "a", "valueFrom": None}]), "the variable KDIST_POD"),
-    (in_trainer(volumeMounts=[{"mountPath": "/run/kdist", "readOnly": True}]), "the mount at /run/kdist"),
+    (
+        in_trainer(env=[{"name": "KDIST_POD", "value": "a", "valueFrom": None}]),
+        "the variable KDIST_POD",
+    ),
+    (
+        in_trainer(volumeMounts=[{"mountPath": "/run/kdist", "readOnly": True}]),
+        "the mount at /run/kdist",
+    ),
     (in_trainer(ports=[{"containerPort": 9401, "name": "web"}]), "the port metrics"),
     (in_trainer(terminationMessagePath="/tmp/x"), "terminationMessagePath"),  # noqa: S108
 ]
@@ -81,7 +116,9 @@ BREAKING: list[tuple[dict[str, Any], str]] = [
 
 @KINDS
 @pytest.mark.parametrize(("overlay", "what"), BREAKING, ids=[what for _, what in BREAKING])
-def test_what_kdist_needs_is_not_changed_in_silence(backend: str, overlay: dict[str, Any], what: str) -> None:
+def test_what_kdist_needs_is_not_changed_in_silence(
+    backend: str, overlay: dict[str, Any], what: str
+) -> None:
     with pytest.raises(KdistError) as error:
         find_pod(overlay, backend)
     assert f"spec.podTemplate must not change {what}" in error.value.message
@@ -98,14 +135,26 @@ def test_every_breach_is_told_at_once() -> None:
     [
         ({"containers": []}, "takes metadata and spec, found 'containers'"),
         ({"spec": []}, r"spec\.podTemplate\.spec must be a mapping, found a list"),
-        ({"spec": {"volumes": {"a": 1}}}, r"spec\.podTemplate\.spec\.volumes must be a list, found a mapping"),
-        ({"spec": {"containers": [{"image": "a"}]}}, r"each item of spec\.podTemplate\.spec\.containers needs its name"),
-        ({"spec": {"containers": ["a"]}}, r"each item of spec\.podTemplate\.spec\.containers needs its name"),
+        (
+            {"spec": {"volumes": {"a": 1}}},
+            r"spec\.podTemplate\.spec\.volumes must be a list, found a mapping",
+        ),
+        (
+            {"spec": {"containers": [{"image": "a"}]}},
+            r"each item of spec\.podTemplate\.spec\.containers needs its name",
+        ),
+        (
+            {"spec": {"containers": ["a"]}},
+            r"each item of spec\.podTemplate\.spec\.containers needs its name",
+        ),
         (
             {"spec": {"volumes": [{"$patch": "replace"}]}},
             r"knows no directives .*: spec\.podTemplate\.spec\.volumes\[0\]\.\$patch",
         ),
-        ({"spec": {"$retainKeys": ["a"], "affinity": {"$patch": "delete"}}}, r"spec\.\$retainKeys, .*affinity\.\$patch"),
+        (
+            {"spec": {"$retainKeys": ["a"], "affinity": {"$patch": "delete"}}},
+            r"spec\.\$retainKeys, .*affinity\.\$patch",
+        ),
     ],
 )
 def test_an_overlay_that_cannot_be_laid_is_refused(overlay: dict[str, Any], message: str) -> None:
@@ -116,11 +165,20 @@ def test_an_overlay_that_cannot_be_laid_is_refused(overlay: dict[str, Any], mess
 def test_an_overlay_that_a_restricted_namespace_refuses_is_warned_of() -> None:
     placement = Placement("job", "kubernetes", "c0ffee00")
     found = warn(make(podTemplate={"spec": {"hostNetwork": True}}), placement)
-    assert "Pod Security `restricted` refuses what podTemplate makes of the pods: hostNetwork is not allowed" in found
-    assert not [each for each in warn(make(podTemplate={"spec": {"hostname": "a"}}), placement) if "restricted" in each]
+    assert (
+        "Pod Security `restricted` refuses what podTemplate makes of the pods: "
+        "hostNetwork is not allowed"
+    ) in found
+    assert not [
+        each
+        for each in warn(make(podTemplate={"spec": {"hostname": "a"}}), placement)
+        if "restricted" in each
+    ]
 
 
 def test_a_sidecar_that_never_ends_is_warned_of() -> None:
     overlay = {"spec": {"containers": [{"name": "proxy", "image": "a"}, {"name": "trainer"}]}}
-    (found,) = [each for each in backends.get("job").warnings(make(podTemplate=overlay)) if "proxy" in each]
+    (found,) = [
+        each for each in backends.get("job").warnings(make(podTemplate=overlay)) if "proxy" in each
+    ]
     assert "initContainers with restartPolicy Always" in found

@@ -1,4 +1,6 @@
-"""Who may do what and reach whom: the account's exact rights, the network policy's truth table, the disruption budget."""
+"""Who may do what and reach whom: the account's exact rights, the network policy's truth table, the
+disruption budget.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,33 @@ KINDS = pytest.mark.parametrize("backend", backends.NAMES)
 RIGHTS = ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
 
 
-def find(kind: str, backend: str = "job", rendezvous: Any = "kubernetes", **spec: Any) -> list[dict[str, Any]]:
+def find(
+    kind: str, backend: str = "job", rendezvous: Any = "kubernetes", **spec: Any
+) -> list[dict[str, Any]]:
     return [each.document for each in place(make(**spec), backend, rendezvous) if each.kind == kind]
 
 
 @KINDS
 def test_the_account_may_read_and_write_one_config_map_and_nothing_else(backend: str) -> None:
-    (account,), (role,), (binding,) = find("ServiceAccount", backend), find("Role", backend), find("RoleBinding", backend)
+    (account,), (role,), (binding,) = (
+        find("ServiceAccount", backend),
+        find("Role", backend),
+        find("RoleBinding", backend),
+    )
     assert account["automountServiceAccountToken"] is False
     assert role["rules"] == [
-        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["digits-rendezvous"], "verbs": ["get", "update"]}
+        {
+            "apiGroups": [""],
+            "resources": ["configmaps"],
+            "resourceNames": ["digits-rendezvous"],
+            "verbs": ["get", "update"],
+        }
     ]
-    assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "digits"}
+    assert binding["roleRef"] == {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "Role",
+        "name": "digits",
+    }
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "digits"}]
     assert find("ClusterRole", backend) == find("ClusterRoleBinding", backend) == []
 
@@ -36,11 +53,19 @@ def test_an_account_of_the_users_is_used_as_it_is_and_may_meet_its_peers(backend
     assert find("ServiceAccount", backend, serviceAccountName="cloud") == []
     (binding,) = find("RoleBinding", backend, serviceAccountName="cloud")
     assert [each["name"] for each in binding["subjects"]] == ["cloud"]
-    workload = [each.document for each in place(make(serviceAccountName="cloud"), backend) if each.kind not in RIGHTS]
+    workload = [
+        each.document
+        for each in place(make(serviceAccountName="cloud"), backend)
+        if each.kind not in RIGHTS
+    ]
     (pod,) = [spec for each in workload for spec in pod_specs(each)]
     assert pod["serviceAccountName"] == "cloud"
     assert "automountServiceAccountToken" not in pod, "that is for the account to say"
-    sources = [(volume["name"], each) for volume in pod["volumes"] for each in volume.get("projected", {}).get("sources", [])]
+    sources = [
+        (volume["name"], each)
+        for volume in pod["volumes"]
+        for each in volume.get("projected", {}).get("sources", [])
+    ]
     assert [name for name, each in sources if "serviceAccountToken" in each] == ["token"]
     assert find("ServiceAccount", backend, "c10d", serviceAccountName="cloud") == []
 
@@ -51,7 +76,9 @@ def test_with_another_rendezvous_the_account_may_do_nothing(backend: str) -> Non
 
 
 def test_the_state_of_the_rendezvous_is_never_overwritten_by_sending_the_job_again() -> None:
-    (store,) = [each for each in find("ConfigMap") if each["metadata"]["name"] == "digits-rendezvous"]
+    (store,) = [
+        each for each in find("ConfigMap") if each["metadata"]["name"] == "digits-rendezvous"
+    ]
     assert set(store) == {"apiVersion", "kind", "metadata"}
 
 
@@ -76,19 +103,34 @@ def matches(selector: Mapping[str, Any], labels: Labels) -> bool:
 
 
 def admits(peer: Mapping[str, Any], pod: Labels | None, namespace: Labels) -> bool:
-    """Whether a peer of a policy means this pod; `pod` None is something with an address and no pod, such as a node."""
+    """Whether a peer of a policy means this pod; `pod` None is something with an address and no
+    pod, such as a node.
+    """
     assert set(peer) <= {"podSelector", "namespaceSelector"}
     if pod is None:
         return False
-    near = matches(peer["namespaceSelector"], namespace) if "namespaceSelector" in peer else namespace is HERE
+    near = (
+        matches(peer["namespaceSelector"], namespace)
+        if "namespaceSelector" in peer
+        else namespace is HERE
+    )
     return near and matches(peer.get("podSelector", {}), pod)
 
 
-def allows(rules: list[Mapping[str, Any]], side: str, pod: Labels | None, namespace: Labels, port: int, protocol: str) -> bool:
+def allows(
+    rules: list[Mapping[str, Any]],
+    side: str,
+    pod: Labels | None,
+    namespace: Labels,
+    port: int,
+    protocol: str,
+) -> bool:
     for rule in rules:
         ports = [(each["port"], each["protocol"]) for each in rule.get("ports", [])]
         peers = rule.get(side)
-        if (not ports or (port, protocol) in ports) and (peers is None or any(admits(each, pod, namespace) for each in peers)):
+        if (not ports or (port, protocol) in ports) and (
+            peers is None or any(admits(each, pod, namespace) for each in peers)
+        ):
             return True
     return False
 
@@ -109,7 +151,11 @@ INTO = [
 ]
 
 
-@pytest.mark.parametrize(("labels", "namespace", "ranks", "metrics"), [case[1:] for case in INTO], ids=[case[0] for case in INTO])
+@pytest.mark.parametrize(
+    ("labels", "namespace", "ranks", "metrics"),
+    [case[1:] for case in INTO],
+    ids=[case[0] for case in INTO],
+)
 @KINDS
 def test_who_may_reach_a_pod_of_the_job(
     backend: str, labels: Labels | None, namespace: Labels, ranks: bool, metrics: bool
@@ -135,7 +181,9 @@ OUT_OF = [
 
 
 @pytest.mark.parametrize(
-    ("labels", "namespace", "port", "protocol", "allowed"), [case[1:] for case in OUT_OF], ids=[case[0] for case in OUT_OF]
+    ("labels", "namespace", "port", "protocol", "allowed"),
+    [case[1:] for case in OUT_OF],
+    ids=[case[0] for case in OUT_OF],
 )
 def test_whom_a_pod_of_the_job_may_reach(
     labels: Labels | None, namespace: Labels, port: int, protocol: str, allowed: bool
@@ -145,9 +193,18 @@ def test_whom_a_pod_of_the_job_may_reach(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "kept"), [({"min": 1, "max": 3}, 1), ({"min": 2, "max": 3}, 2), ({"min": 3, "max": 3}, 2), (2, 1), (1, None)]
+    ("nodes", "kept"),
+    [
+        ({"min": 1, "max": 3}, 1),
+        ({"min": 2, "max": 3}, 2),
+        ({"min": 3, "max": 3}, 2),
+        (2, 1),
+        (1, None),
+    ],
 )
-def test_a_drain_leaves_enough_nodes_and_is_never_stopped_for_good(nodes: Any, kept: int | None) -> None:
+def test_a_drain_leaves_enough_nodes_and_is_never_stopped_for_good(
+    nodes: Any, kept: int | None
+) -> None:
     found = find("PodDisruptionBudget", nodes=nodes)
     assert [each["spec"]["minAvailable"] for each in found] == ([] if kept is None else [kept])
 

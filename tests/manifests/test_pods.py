@@ -1,4 +1,6 @@
-"""Every pod of every workload kind: restricted, findable, told everything, and with no power it does not need."""
+"""Every pod of every workload kind: restricted, findable, told everything, and with no power it
+does not need.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,19 @@ def find_pod(backend: str = "job", rendezvous: Any = "kubernetes", **spec: Any) 
     return pod
 
 
-def workload_or_runtime(backend: str, rendezvous: Any = "kubernetes", **spec: Any) -> list[dict[str, Any]]:
+def workload_or_runtime(
+    backend: str, rendezvous: Any = "kubernetes", **spec: Any
+) -> list[dict[str, Any]]:
     return [each.document for each in place(make(**spec), backend, rendezvous)]
 
 
-def find_container(backend: str = "job", rendezvous: Any = "kubernetes", **spec: Any) -> dict[str, Any]:
+def find_container(
+    backend: str = "job", rendezvous: Any = "kubernetes", **spec: Any
+) -> dict[str, Any]:
     pod = find_pod(backend, rendezvous, **spec)["spec"]
-    return next(each for each in pod["containers"] if each["name"] == backends.get(backend).container)
+    return next(
+        each for each in pod["containers"] if each["name"] == backends.get(backend).container
+    )
 
 
 @KINDS
@@ -74,11 +82,21 @@ def test_the_sysctls_that_1_37_made_safe_are_allowed() -> None:
     assert violations(find_pod(podTemplate={"spec": {"securityContext": context}})) == []
 
 
-def test_a_pod_for_windows_is_not_asked_for_what_only_linux_has_and_may_not_be_a_process_of_the_host() -> None:
+def test_a_pod_for_windows_is_not_asked_for_what_only_linux_has_and_may_not_be_a_process_of_the_host() -> (
+    None
+):
     def judge(**options: Any) -> list[str]:
         container = {"name": "trainer", "securityContext": {"windowsOptions": options}}
         context = {"runAsNonRoot": True}
-        return violations({"spec": {"os": {"name": "windows"}, "securityContext": context, "containers": [container]}})
+        return violations(
+            {
+                "spec": {
+                    "os": {"name": "windows"},
+                    "securityContext": context,
+                    "containers": [container],
+                }
+            }
+        )
 
     assert judge(runAsUserName="ContainerUser") == []
     assert judge(hostProcess=True) == ["container trainer: hostProcess is not allowed"]
@@ -104,12 +122,28 @@ def test_the_agents_of_what_was_edited_meet_by_themselves_at_any_size() -> None:
 
     plain, coded = find(), find({"a.py": b"1"})
     assert find(nodes=5) == find(ttlSeconds=7) == find(queue="q") == plain
-    assert len({plain, coded, find({"a.py": b"2"}), find(resources={"cpu": 1, "memory": "9Gi"}), find(maxRestarts=9)}) == 5
+    assert (
+        len(
+            {
+                plain,
+                coded,
+                find({"a.py": b"2"}),
+                find(resources={"cpu": 1, "memory": "9Gi"}),
+                find(maxRestarts=9),
+            }
+        )
+        == 5
+    )
 
 
 @KINDS
 def test_the_agent_is_told_where_everything_is(backend: str) -> None:
-    container = find_container(backend, checkpoints={"claim": "ckpt"}, code="src", data=[{"claim": "c", "mountPath": "/data"}])
+    container = find_container(
+        backend,
+        checkpoints={"claim": "ckpt"},
+        code="src",
+        data=[{"claim": "c", "mountPath": "/data"}],
+    )
     assert "command" not in container
     parked = ["--on-end=park"] if backend == "statefulset" else []
     version = container["args"].pop(2)
@@ -143,7 +177,9 @@ def test_the_agent_is_told_where_everything_is(backend: str) -> None:
         ("trainjob", "digits-node-0-0.digits"),
     ],
 )
-def test_without_a_role_the_agents_meet_at_node_0_and_have_no_token(backend: str, host: str) -> None:
+def test_without_a_role_the_agents_meet_at_node_0_and_have_no_token(
+    backend: str, host: str
+) -> None:
     pod = find_pod(backend, "c10d")["spec"]
     assert f"--rendezvous=c10d:{host}:29400" in find_container(backend, "c10d")["args"]
     assert pod["automountServiceAccountToken"] is False
@@ -153,8 +189,14 @@ def test_without_a_role_the_agents_meet_at_node_0_and_have_no_token(backend: str
 @KINDS
 def test_the_only_token_is_short_lived(backend: str) -> None:
     pod = find_pod(backend)["spec"]
-    (token,) = [volume["projected"] for volume in pod["volumes"] if "serviceAccountToken" in json.dumps(volume)]
-    assert token["sources"][0] == {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}}
+    (token,) = [
+        volume["projected"]
+        for volume in pod["volumes"]
+        if "serviceAccountToken" in json.dumps(volume)
+    ]
+    assert token["sources"][0] == {
+        "serviceAccountToken": {"path": "token", "expirationSeconds": 3600}
+    }
     assert pod["automountServiceAccountToken"] is False
 
 
@@ -162,12 +204,18 @@ def test_the_only_token_is_short_lived(backend: str) -> None:
 def test_only_a_kind_that_never_ends_has_a_readiness_probe(backend: str) -> None:
     container = find_container(backend)
     assert ("readinessProbe" in container) == (backend == "statefulset")
-    assert container["livenessProbe"]["httpGet"]["path"] == container["startupProbe"]["httpGet"]["path"] == "/healthz"
+    assert (
+        container["livenessProbe"]["httpGet"]["path"]
+        == container["startupProbe"]["httpGet"]["path"]
+        == "/healthz"
+    )
 
 
 def test_a_pod_leaves_a_lost_node_after_half_a_minute_unless_the_job_says_otherwise() -> None:
     both = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"]
-    assert [(each["key"], each["tolerationSeconds"]) for each in find_pod()["spec"]["tolerations"]] == [(key, 30) for key in both]
+    assert [
+        (each["key"], each["tolerationSeconds"]) for each in find_pod()["spec"]["tolerations"]
+    ] == [(key, 30) for key in both]
     own = {"key": both[0], "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
     assert find_pod(tolerations=[own])["spec"]["tolerations"] == [
         {"key": both[1], "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30},
@@ -177,12 +225,19 @@ def test_a_pod_leaves_a_lost_node_after_half_a_minute_unless_the_job_says_otherw
 
 def test_a_pod_may_use_what_it_asks_for_and_no_more() -> None:
     wanted = {"cpu": "2", "memory": "8Gi", "nvidia.com/gpu": "4"}
-    assert find_container(resources={"cpu": 2, "memory": "8Gi", "gpu": 4})["resources"] == {"requests": wanted, "limits": wanted}
+    assert find_container(resources={"cpu": 2, "memory": "8Gi", "gpu": 4})["resources"] == {
+        "requests": wanted,
+        "limits": wanted,
+    }
     assert "nvidia.com/gpu" not in find_container()["resources"]["limits"]
 
 
 def test_shared_memory_is_as_large_as_the_pods_memory() -> None:
-    (shm,) = [each["emptyDir"] for each in find_pod(resources={"memory": "8Gi"})["spec"]["volumes"] if each["name"] == "shm"]
+    (shm,) = [
+        each["emptyDir"]
+        for each in find_pod(resources={"memory": "8Gi"})["spec"]["volumes"]
+        if each["name"] == "shm"
+    ]
     assert shm == {"medium": "Memory", "sizeLimit": "8Gi"}
 
 
@@ -194,7 +249,12 @@ def test_a_secret_is_named_and_never_carried() -> None:
 
 @pytest.mark.parametrize(
     ("given", "rendered"),
-    [("$HOME costs $5", "$HOME costs $5"), ("$(KDIST_POD)", "$$(KDIST_POD)"), ("$$(A)", "$$$$(A)"), ("$(", "$$(")],
+    [
+        ("$HOME costs $5", "$HOME costs $5"),
+        ("$(KDIST_POD)", "$$(KDIST_POD)"),
+        ("$$(A)", "$$$$(A)"),
+        ("$(", "$$("),
+    ],
 )
 def test_a_value_reaches_the_container_as_it_is_written(given: str, rendered: str) -> None:
     variables = find_container(env=[{"name": "A", "value": given}])["env"]

@@ -31,7 +31,10 @@ def test_the_job_becomes_a_config_map_that_carries_train_json_whole() -> None:
     job = make_job(options={"width": 8})
     (config_map,) = render.render(job)
     assert config_map.identity == ("v1", "ConfigMap", "", "digits")
-    assert TrainConfig.model_validate_json(render.read_train_json([config_map])) == job.to_train_config()
+    assert (
+        TrainConfig.model_validate_json(render.read_train_json([config_map]))
+        == job.to_train_config()
+    )
 
 
 def test_train_json_writes_out_every_default() -> None:
@@ -40,7 +43,9 @@ def test_train_json_writes_out_every_default() -> None:
 
 
 def test_every_object_can_be_found_by_its_labels_and_a_job_cannot_change_them() -> None:
-    job = make_job({"labels": {"team": "vision", "kdist.dev/job": "another"}, "annotations": {"note": "a: b"}})
+    job = make_job(
+        {"labels": {"team": "vision", "kdist.dev/job": "another"}, "annotations": {"note": "a: b"}}
+    )
     metadata = render.render(job)[0].document["metadata"]
     assert metadata["labels"] == {
         "team": "vision",
@@ -82,14 +87,23 @@ HOSTILE = [
 
 @pytest.mark.parametrize("value", HOSTILE)
 def test_a_hostile_value_arrives_as_the_value_it_is(value: str) -> None:
-    objects = render.render(make_job({"annotations": {"note": value}}, options={"value": value, value: 1}))
+    objects = render.render(
+        make_job({"annotations": {"note": value}}, options={"value": value, value: 1})
+    )
     assert len(objects) == 1
     assert objects[0].document["metadata"]["annotations"]["note"] == value
-    assert json.loads(render.read_train_json(objects))["train"]["options"] == {"value": value, value: 1}
+    assert json.loads(render.read_train_json(objects))["train"]["options"] == {
+        "value": value,
+        value: 1,
+    }
 
 
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
@@ -109,12 +123,19 @@ def test_a_number_that_json_does_not_know_is_refused(value: float) -> None:
 
 
 def test_a_name_that_a_template_was_not_given_is_an_error() -> None:
-    with pytest.raises(KdistError, match=r"configmap\.yaml\.j2 cannot be rendered: 'placement' is undefined"):
+    with pytest.raises(
+        KdistError, match=r"configmap\.yaml\.j2 cannot be rendered: 'placement' is undefined"
+    ):
         render.render_template("configmap.yaml.j2", {"name": "digits"})
 
 
 @pytest.mark.parametrize(
-    "document", [{}, {"apiVersion": "v1", "kind": "Pod"}, {"apiVersion": "v1", "kind": "", "metadata": {"name": "a"}}]
+    "document",
+    [
+        {},
+        {"apiVersion": "v1", "kind": "Pod"},
+        {"apiVersion": "v1", "kind": "", "metadata": {"name": "a"}},
+    ],
 )
 def test_what_is_no_object_is_refused(document: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="a manifest needs its"):
@@ -127,7 +148,13 @@ def make_object(kind: str, name: str = "a") -> Manifest:
 
 def test_what_others_lean_on_is_sent_first() -> None:
     kinds = ["Job", "Service", "ConfigMap", "Role", "ServiceAccount"]
-    assert [each.kind for each in sort(map(make_object, kinds))] == ["ServiceAccount", "Role", "ConfigMap", "Service", "Job"]
+    assert [each.kind for each in sort(map(make_object, kinds))] == [
+        "ServiceAccount",
+        "Role",
+        "ConfigMap",
+        "Service",
+        "Job",
+    ]
 
 
 def test_one_object_described_twice_is_an_error() -> None:

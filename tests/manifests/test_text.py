@@ -1,4 +1,6 @@
-"""Manifests as YAML: what any of YAML 1.1, YAML 1.2 or Go's parser would read as something else than text is quoted."""
+"""Manifests as YAML: what any of YAML 1.1, YAML 1.2 or Go's parser would read as something else
+than text is quoted.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,105 @@ from hypothesis import strategies as st
 from kdist.manifest import Manifest, to_json
 from kdist.render import text
 
-WORDS = ["y", "n", "Y", "N", "yes", "On", "off", "NO", "true", "TRUE", "~", "null", "Null", "NULL", "<<", "=", ""]
+WORDS = [
+    "y",
+    "n",
+    "Y",
+    "N",
+    "yes",
+    "On",
+    "off",
+    "NO",
+    "true",
+    "TRUE",
+    "~",
+    "null",
+    "Null",
+    "NULL",
+    "<<",
+    "=",
+    "",
+]
 NUMBERS = [
-    *("1e5", "1E5", "1e-3", "12e03", "0o17", "0O17", "0x1F", "017", "08", "1_000", "+_67", "0b11", "-0b1", "1:30", "190:20:30"),
-    *(".inf", "-.INF", "+.Inf", ".nan", ".NaN", "1.", "+1", ".5", "-.5e3", "685_230.15", "2001-01-01", "1e234567", "0x_1"),
+    *(
+        "1e5",
+        "1E5",
+        "1e-3",
+        "12e03",
+        "0o17",
+        "0O17",
+        "0x1F",
+        "017",
+        "08",
+        "1_000",
+        "+_67",
+        "0b11",
+        "-0b1",
+        "1:30",
+        "190:20:30",
+    ),
+    *(
+        ".inf",
+        "-.INF",
+        "+.Inf",
+        ".nan",
+        ".NaN",
+        "1.",
+        "+1",
+        ".5",
+        "-.5e3",
+        "685_230.15",
+        "2001-01-01",
+        "1e234567",
+        "0x_1",
+    ),
     *("2001-12-14t21:59:43.10-05:00", "2001-12-14 21:59:43.10 -5"),
 ]
-BREAKS = ["a\x85b", "a\u2028b", "a\u2029b", "\ufeffx", "x\ry", "x\r\ny", "x\n\x85y", "\ttab first\nsecond", " space\nx", "\n\tx"]
-OTHERS = ["x\n\n\n", "x\n  ", "a\n \n b", "1e5\n", "a: b", "- a", "#x", "a #b", "@x", "%x", "!x", "&a", "*a", "|", ">", "---"]
-OTHERS += ["a\n---\nb", "a\n...\nb", "tab\there", "\x07\x1b[31m", "x" * 200, "\u00a0", "😀 ünï 漢字", "128Mi", "200m"]
+BREAKS = [
+    "a\x85b",
+    "a\u2028b",
+    "a\u2029b",
+    "\ufeffx",
+    "x\ry",
+    "x\r\ny",
+    "x\n\x85y",
+    "\ttab first\nsecond",
+    " space\nx",
+    "\n\tx",
+]
+OTHERS = [
+    "x\n\n\n",
+    "x\n  ",
+    "a\n \n b",
+    "1e5\n",
+    "a: b",
+    "- a",
+    "#x",
+    "a #b",
+    "@x",
+    "%x",
+    "!x",
+    "&a",
+    "*a",
+    "|",
+    ">",
+    "---",
+]
+OTHERS += [
+    "a\n---\nb",
+    "a\n...\nb",
+    "tab\there",
+    "\x07\x1b[31m",
+    "x" * 200,
+    "\u00a0",
+    "😀 ünï 漢字",
+    "128Mi",
+    "200m",
+]
 SCALARS = [*WORDS, *NUMBERS, *BREAKS, *OTHERS]
-"""Texts that YAML's parsers disagree about; tests/cluster/test_objects.py sends them through kubectl."""
+"""Texts that YAML's parsers disagree about; tests/cluster/test_objects.py sends them through
+kubectl.
+"""
 
 
 def write(data: dict[str, str]) -> str:
@@ -37,11 +127,15 @@ def find_styles(data: dict[str, str]) -> list[str | None]:
 
 
 def config_map(data: dict[str, str]) -> Manifest:
-    return Manifest({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "scalars"}, "data": data})
+    return Manifest(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "scalars"}, "data": data}
+    )
 
 
 @pytest.mark.parametrize("scalar", [*WORDS, *NUMBERS])
-def test_a_text_that_a_parser_takes_for_a_number_or_a_word_is_quoted_as_value_and_as_key(scalar: str) -> None:
+def test_a_text_that_a_parser_takes_for_a_number_or_a_word_is_quoted_as_value_and_as_key(
+    scalar: str,
+) -> None:
     assert find_styles({scalar: scalar}) == ["'", "'"]
 
 
@@ -51,21 +145,39 @@ def test_a_line_break_that_a_parser_may_fold_or_refuse_is_escaped(scalar: str) -
 
 
 @pytest.mark.parametrize(
-    "plain", ["digits", "128Mi", "registry/kdist:1.0", "full-code-1a2b", "/checkpoints", "65s", "nobody", "İ"]
+    "plain",
+    [
+        "digits",
+        "128Mi",
+        "registry/kdist:1.0",
+        "full-code-1a2b",
+        "/checkpoints",
+        "65s",
+        "nobody",
+        "İ",
+    ],
 )
 def test_what_every_parser_reads_as_text_stays_bare(plain: str) -> None:
     assert f"key: {plain}\n" in write({"key": plain})
 
 
-# The last one is no text that kubectl can send: its JSON leaves these bare, which the server's parser refuses.
+# The last one is no text that kubectl can send: its JSON leaves these bare, which the server's
+# parser refuses.
 @pytest.mark.parametrize("scalar", [*SCALARS, "\x7f\x80"])
 def test_a_hostile_scalar_is_read_back_as_it_was(scalar: str) -> None:
-    assert yaml.safe_load(write({"key": scalar, f"key {scalar}": "x"}))["data"] == {"key": scalar, f"key {scalar}": "x"}
+    assert yaml.safe_load(write({"key": scalar, f"key {scalar}": "x"}))["data"] == {
+        "key": scalar,
+        f"key {scalar}": "x",
+    }
 
 
 @pytest.mark.parametrize("scalar", [*SCALARS, "\x7f\x80"])
 def test_what_is_sent_as_json_is_read_as_yaml_too(scalar: str) -> None:
-    assert yaml.safe_load(to_json({scalar: scalar})) == {scalar: scalar} == json.loads(to_json({scalar: scalar}))
+    assert (
+        yaml.safe_load(to_json({scalar: scalar}))
+        == {scalar: scalar}
+        == json.loads(to_json({scalar: scalar}))
+    )
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

@@ -1,4 +1,6 @@
-"""A stranger's machine: a fresh clone of what is committed, and an environment that holds only the built wheels."""
+"""A stranger's machine: a fresh clone of what is committed, and an environment that holds only the
+built wheels.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,36 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def installed(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of programs of an environment with the two wheels built from the clone; the clone is moved away afterwards.
+    """Folder of programs of an environment with the two wheels built from the clone; the clone is
+    moved away afterwards.
 
-    The locked dependencies are seen through a path file instead of being copied: they are gigabytes, and not ours.
+    The locked dependencies are seen through a path file instead of being copied: they are
+    gigabytes, and not ours.
     """
     folder = tmp_path_factory.mktemp("installed")
     wheels = build(clone, folder / "dist")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True
+    )
     python = folder / "venv" / "bin" / "python"
     uv = Path(sys.executable).with_name("uv")
-    install = [str(uv), "pip", "install", "--quiet", "--offline", "--no-deps", "--python", str(python), *map(str, wheels)]
+    install = [
+        str(uv),
+        "pip",
+        "install",
+        "--quiet",
+        "--offline",
+        "--no-deps",
+        "--python",
+        str(python),
+        *map(str, wheels),
+    ]
     subprocess.run(install, check=True)
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder / "venv"), "platbase": str(folder / "venv")}))
+    site = Path(
+        sysconfig.get_path(
+            "purelib", vars={"base": str(folder / "venv"), "platbase": str(folder / "venv")}
+        )
+    )
     # Behind the environment's own packages, and without the path files that lead to this checkout.
     (site / "locked.pth").write_text(sysconfig.get_path("purelib") + "\n")
     clone.rename(clone.with_name("moved-away"))
@@ -45,5 +65,9 @@ def installed(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def stranger(installed: Path, tmp_path: Path) -> dict[str, str]:
     """Environment variables of someone who has the wheels and an empty home."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KDIST_", "PYTHON", "VIRTUAL_ENV"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("KDIST_", "PYTHON", "VIRTUAL_ENV"))
+    }
     return kept | {"PATH": f"{installed}:{os.environ['PATH']}", "HOME": str(tmp_path)}

@@ -1,4 +1,6 @@
-"""A fresh clone: the README's first command sets everything up and shows the promise; the second time there is nothing to do."""
+"""A fresh clone: the README's first command sets everything up and shows the promise; the second
+time there is nothing to do.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def make(target: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[st
     """Run make without what the make around this test hands down."""
     outer = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "VIRTUAL_ENV"}
     env = {name: value for name, value in os.environ.items() if name not in outer} | extra
-    return subprocess.run(["make", target], cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["make", target], cwd=cwd, env=env, capture_output=True, text=True, check=False
+    )
 
 
 def test_make_demo_sets_up_trains_loses_a_worker_and_ends_well(fresh: Path) -> None:
@@ -34,7 +38,9 @@ def test_make_demo_sets_up_trains_loses_a_worker_and_ends_well(fresh: Path) -> N
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     promises = [line for line in done.stdout.splitlines() if line.startswith(("✓", "✗"))]
     assert [line[0] for line in promises] == ["✓"] * 3
-    dirty = subprocess.run(["git", "status", "--porcelain"], cwd=fresh, capture_output=True, text=True, check=True)
+    dirty = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=fresh, capture_output=True, text=True, check=True
+    )
     assert dirty.stdout == ""
 
 
@@ -42,6 +48,8 @@ def test_the_second_set_up_takes_no_time_and_no_network(fresh: Path) -> None:
     assert (fresh / ".venv" / ".ready").exists(), "make demo has set up"
     nowhere = "http://127.0.0.1:9"
     started = time.monotonic()
-    done = make("setup", fresh, HTTPS_PROXY=nowhere, HTTP_PROXY=nowhere, UV_OFFLINE="1", PIP_NO_INDEX="1")
+    done = make(
+        "setup", fresh, HTTPS_PROXY=nowhere, HTTP_PROXY=nowhere, UV_OFFLINE="1", PIP_NO_INDEX="1"
+    )
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - started < 60

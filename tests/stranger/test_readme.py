@@ -16,5 +16,12 @@ pytestmark = [pytest.mark.stranger, pytest.mark.timeout(1800)]
 def test_every_command_of_the_readme_succeeds(stranger: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for line in typed():
-        done = subprocess.run(["bash", "-euc", line], cwd=tmp_path, env=stranger, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["bash", "-euc", line],
+            cwd=tmp_path,
+            env=stranger,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, f"$ {line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"

@@ -13,20 +13,34 @@ pytestmark = [pytest.mark.stranger, pytest.mark.timeout(600)]
 
 def kdist(*args: str, cwd: Path, env: dict[str, str]) -> str:
     """Output of a kdist command that must succeed."""
-    done = subprocess.run(["kdist", *args], cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["kdist", *args], cwd=cwd, env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_the_packages_come_from_the_wheels(installed: Path, stranger: dict[str, str], tmp_path: Path) -> None:
+def test_the_packages_come_from_the_wheels(
+    installed: Path, stranger: dict[str, str], tmp_path: Path
+) -> None:
     program = "import kdist, kdist_trainer; print(kdist.__file__); print(kdist_trainer.__file__)"
     done = subprocess.run(
-        [installed / "python", "-c", program], cwd=tmp_path, env=stranger, capture_output=True, text=True, check=True
+        [installed / "python", "-c", program],
+        cwd=tmp_path,
+        env=stranger,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert [Path(line).is_relative_to(installed.parent) for line in done.stdout.split()] == [True, True]
+    assert [Path(line).is_relative_to(installed.parent) for line in done.stdout.split()] == [
+        True,
+        True,
+    ]
 
 
-def test_a_stranger_goes_from_nothing_to_a_trained_model(stranger: dict[str, str], tmp_path: Path) -> None:
+def test_a_stranger_goes_from_nothing_to_a_trained_model(
+    stranger: dict[str, str], tmp_path: Path
+) -> None:
     assert "0.1.0" in kdist("version", cwd=tmp_path, env=stranger)
     kdist("init", cwd=tmp_path, env=stranger)
     assert "job.yaml" in kdist("validate", "job.yaml", cwd=tmp_path, env=stranger)
@@ -34,6 +48,10 @@ def test_a_stranger_goes_from_nothing_to_a_trained_model(stranger: dict[str, str
     assert report["metrics"]["accuracy"] >= 0.97
 
 
-def test_the_schema_and_every_explanation_are_in_the_wheel(stranger: dict[str, str], tmp_path: Path) -> None:
-    assert json.loads(kdist("schema", cwd=tmp_path, env=stranger))["title"] == "TrainingJob of kdist"
+def test_the_schema_and_every_explanation_are_in_the_wheel(
+    stranger: dict[str, str], tmp_path: Path
+) -> None:
+    assert (
+        json.loads(kdist("schema", cwd=tmp_path, env=stranger))["title"] == "TrainingJob of kdist"
+    )
     assert "globalBatch" in kdist("explain", "spec.train", cwd=tmp_path, env=stranger)

@@ -23,58 +23,139 @@ def of_torch(name: str, message: str) -> BaseException:
 
 
 def of_spawn(last: str) -> BaseException:
-    """What `torch.multiprocessing.spawn` raises for a child that ended by an error of these last words."""
+    """What `torch.multiprocessing.spawn` raises for a child that ended by an error of these last
+    words.
+    """
     told = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\n    step()\n'
-    first = f"{told}ValueError: first\n\nThe above exception was the direct cause of the following exception:\n\n"
-    return ProcessRaisedException(f"\n\n-- Process 0 terminated with the following error:\n{first}{told}{last}\n", 0, 71)
+    first = (
+        f"{told}ValueError: first\n\nThe above exception was the direct cause of the "
+        "following exception:\n\n"
+    )
+    return ProcessRaisedException(
+        f"\n\n-- Process 0 terminated with the following error:\n{first}{told}{last}\n", 0, 71
+    )
 
 
 # What torch 2.13 raises, copied from real runs.
 SAID = [
-    (RuntimeError(f"{GLOO}pair.cc:537] Connection closed by peer [127.0.0.1]:2718"), Cause.NODE_LOST, Exit.PEERS_LOST, False),
-    (RuntimeError(f"{GLOO}pair.cc:537] Read error [127.0.0.1]:61666: Connection reset by peer."), Cause.NODE_LOST, 201, False),
-    (RuntimeError("Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error"), Cause.NODE_LOST, 201, False),
     (
-        RuntimeError(f"{GLOO}unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"),
+        RuntimeError(f"{GLOO}pair.cc:537] Connection closed by peer [127.0.0.1]:2718"),
+        Cause.NODE_LOST,
+        Exit.PEERS_LOST,
+        False,
+    ),
+    (
+        RuntimeError(f"{GLOO}pair.cc:537] Read error [127.0.0.1]:61666: Connection reset by peer."),
+        Cause.NODE_LOST,
+        201,
+        False,
+    ),
+    (
+        RuntimeError("Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error"),
+        Cause.NODE_LOST,
+        201,
+        False,
+    ),
+    (
+        RuntimeError(
+            f"{GLOO}unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"
+        ),
         Cause.COLLECTIVE_TIMEOUT,
         202,
         False,
     ),
     (
-        of_torch("DistStoreError", "Timed out after 61 seconds waiting for clients. 1/2 clients joined."),
+        of_torch(
+            "DistStoreError", "Timed out after 61 seconds waiting for clients. 1/2 clients joined."
+        ),
         Cause.NODE_LOST,
         201,
         False,
     ),
-    (of_torch("DistBackendError", "NCCL error: remote process exited or there was a network error"), Cause.NODE_LOST, 201, False),
-    (of_torch("DistNetworkError", "The server socket has failed to bind. EADDRINUSE"), Cause.RENDEZVOUS, 201, True),
-    (of_torch("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 MiB"), Cause.OOM_DEVICE, 71, True),
+    (
+        of_torch(
+            "DistBackendError", "NCCL error: remote process exited or there was a network error"
+        ),
+        Cause.NODE_LOST,
+        201,
+        False,
+    ),
+    (
+        of_torch("DistNetworkError", "The server socket has failed to bind. EADDRINUSE"),
+        Cause.RENDEZVOUS,
+        201,
+        True,
+    ),
+    (
+        of_torch("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 MiB"),
+        Cause.OOM_DEVICE,
+        71,
+        True,
+    ),
     (RuntimeError("CUDA error: out of memory"), Cause.OOM_DEVICE, 71, True),
     (MemoryError(), Cause.OOM_HOST, 72, True),
     (OSError(errno.ENOMEM, "Cannot allocate memory"), Cause.OOM_HOST, 72, True),
-    (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 8e15 bytes"), Cause.OOM_HOST, 72, True),
+    (
+        RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 8e15 bytes"
+        ),
+        Cause.OOM_HOST,
+        72,
+        True,
+    ),
     (OSError(errno.ENOSPC, "No space left on device"), Cause.STORAGE, 203, True),
     (FileNotFoundError(errno.ENOENT, "No such file"), Cause.USER_CODE, 70, True),
-    (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), Cause.NODE_LOST, 201, False),
+    (
+        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+        Cause.NODE_LOST,
+        201,
+        False,
+    ),
     (RuntimeError("the database said: Connection refused"), Cause.USER_CODE, 70, True),
     (ValueError("gloo: Connection closed by peer"), Cause.USER_CODE, 70, True),
     (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), Cause.USER_CODE, 70, True),
-    (RuntimeError("DataLoader worker (pid 71) is killed by signal: Killed. "), Cause.SIGNAL, 201, True),
+    (
+        RuntimeError("DataLoader worker (pid 71) is killed by signal: Killed. "),
+        Cause.SIGNAL,
+        201,
+        True,
+    ),
     (of_spawn("RuntimeError: Connection closed by peer\nin gloo"), Cause.NODE_LOST, 201, False),
-    (of_spawn("torch.distributed.DistStoreError: Timed out after 61 seconds"), Cause.NODE_LOST, 201, False),
+    (
+        of_spawn("torch.distributed.DistStoreError: Timed out after 61 seconds"),
+        Cause.NODE_LOST,
+        201,
+        False,
+    ),
     (of_spawn("OSError: [Errno 28] No space left on device: 'x'"), Cause.STORAGE, 203, True),
     (of_spawn("MemoryError"), Cause.OOM_HOST, 72, True),
     (of_spawn("KeyError: 'label'"), Cause.USER_CODE, 70, True),
     (of_spawn("own.Odd: gloo Connection closed by peer"), Cause.USER_CODE, 70, True),
     (ProcessRaisedException("odd", 0, 1), Cause.USER_CODE, 70, True),
-    (ProcessExitedException("process 0 terminated with signal SIGABRT", 0, 1, -6, "SIGABRT"), Cause.SIGNAL, 201, True),
-    (ProcessExitedException("process 0 terminated with exit code 3", 0, 1, 3), Cause.USER_CODE, 70, True),
+    (
+        ProcessExitedException("process 0 terminated with signal SIGABRT", 0, 1, -6, "SIGABRT"),
+        Cause.SIGNAL,
+        201,
+        True,
+    ),
+    (
+        ProcessExitedException("process 0 terminated with exit code 3", 0, 1, 3),
+        Cause.USER_CODE,
+        70,
+        True,
+    ),
     (ConfigError("no such workload"), Cause.CONFIG, 64, True),
 ]
 
 
-@pytest.mark.parametrize(("error", "cause", "code", "primary"), SAID, ids=[str(error)[-40:] or "empty" for error, *_ in SAID])
-def test_errors_are_told_apart(error: BaseException, cause: Cause, code: int, primary: bool) -> None:
+@pytest.mark.parametrize(
+    ("error", "cause", "code", "primary"),
+    SAID,
+    ids=[str(error)[-40:] or "empty" for error, *_ in SAID],
+)
+def test_errors_are_told_apart(
+    error: BaseException, cause: Cause, code: int, primary: bool
+) -> None:
     assert classify(error) == (cause, code, primary)
 
 
@@ -88,7 +169,9 @@ def test_an_error_raised_from_a_lost_peer_is_an_echo_but_one_raised_beside_it_is
     assert classify(beside) == (Cause.USER_CODE, Exit.USER, True)
 
 
-def test_what_a_rank_records_its_agent_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_rank_records_its_agent_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("KDIST_NODE", "node-1")
     try:
@@ -97,7 +180,13 @@ def test_what_a_rank_records_its_agent_reads(tmp_path: Path, monkeypatch: pytest
         errors.record(error, scratch=tmp_path, local_rank=1, step=7)
     left = errors.read(tmp_path, 1)
     assert left is not None
-    assert (left.cause, left.code, left.rank, left.node, left.step) == (Cause.STORAGE, Exit.STORAGE, 5, "node-1", 7)
+    assert (left.cause, left.code, left.rank, left.node, left.step) == (
+        Cause.STORAGE,
+        Exit.STORAGE,
+        5,
+        "node-1",
+        7,
+    )
     assert left.traceback[-1] == "kdist_trainer.errors.StorageError: the disk is full"
     errors.record(ValueError("a later one"), scratch=tmp_path, local_rank=1)
     assert errors.read(tmp_path, 1) == left, "the first failure of a rank stands"

@@ -11,7 +11,9 @@ import pytest
 from kdist_trainer.liveness import Heartbeat, Phase
 
 
-def test_the_agent_reads_what_the_rank_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agent_reads_what_the_rank_beats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agent = Heartbeat.create(tmp_path / "beat")
     assert (agent.read().count, agent.read().phase, agent.read().step) == (0, Phase.START, -1)
     monkeypatch.setenv("KDIST_GENERATION", "4")
@@ -37,16 +39,23 @@ def test_the_collective_that_a_rank_is_in_is_named_until_it_returns(tmp_path: Pa
 
 def test_the_last_beat_outlives_a_rank_that_aborts_inside_a_collective(tmp_path: Path) -> None:
     agent = Heartbeat.create(tmp_path / "beat")
-    code = "import os, sys; from pathlib import Path; from kdist_trainer.liveness import Heartbeat, Phase\n"
+    code = (
+        "import os, sys; from pathlib import Path; from kdist_trainer.liveness import "
+        "Heartbeat, Phase\n"
+    )
     code += "rank = Heartbeat.attach(Path(sys.argv[1])); rank.beat(Phase.STEP, 41)\n"
     code += "rank.enter('all_reduce', 8, 'float32'); os.abort()"
-    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path / "beat")], check=False, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "beat")], check=False, timeout=60
+    )
     assert ended.returncode == -6
     beat = agent.read()
     assert (beat.step, beat.phase, beat.collective) == (41, Phase.STEP, "all_reduce(float32[8]) #1")
 
 
-def test_a_rank_of_an_earlier_generation_cannot_write_into_the_new_heartbeat(tmp_path: Path) -> None:
+def test_a_rank_of_an_earlier_generation_cannot_write_into_the_new_heartbeat(
+    tmp_path: Path,
+) -> None:
     Heartbeat.create(tmp_path / "beat")
     stale = Heartbeat.attach(tmp_path / "beat")
     agent = Heartbeat.create(tmp_path / "beat")
@@ -56,8 +65,14 @@ def test_a_rank_of_an_earlier_generation_cannot_write_into_the_new_heartbeat(tmp
 
 def test_readings_are_whole_while_the_rank_writes(tmp_path: Path) -> None:
     agent = Heartbeat.create(tmp_path / "beat")
-    code = "import sys; from pathlib import Path; from kdist_trainer.liveness import Heartbeat, Phase\n"
-    code += "rank = Heartbeat.attach(Path(sys.argv[1])); [rank.beat(Phase.STEP, step) for step in range(1, 300001)]"
+    code = (
+        "import sys; from pathlib import Path; from kdist_trainer.liveness import Heartbeat, "
+        "Phase\n"
+    )
+    code += (
+        "rank = Heartbeat.attach(Path(sys.argv[1])); [rank.beat(Phase.STEP, step) for step in "
+        "range(1, 300001)]"
+    )
     writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "beat")])
     last = 0
     while writer.poll() is None:

@@ -26,7 +26,9 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.text(min_size=1), values), st.text())
-def test_every_line_is_one_json_object_of_at_most_4_kib(fields: dict[str, object], message: str) -> None:
+def test_every_line_is_one_json_object_of_at_most_4_kib(
+    fields: dict[str, object], message: str
+) -> None:
     line = log.render("info", "thing-happened", {**fields, "message": message * 50}, now=NOW)
     assert len(line) <= log.MAX_LINE
     assert line.endswith(b"\n")
@@ -36,13 +38,19 @@ def test_every_line_is_one_json_object_of_at_most_4_kib(fields: dict[str, object
 
 def test_a_line_says_when_what_and_how_bad_before_all_else() -> None:
     line = log.render("warning", "disk-full", {"free": 3, "step": 7}, now=NOW)
-    assert line.startswith(b'{"time":"2026-01-02T03:04:05.678Z","event":"disk-full","level":"warning",')
+    assert line.startswith(
+        b'{"time":"2026-01-02T03:04:05.678Z","event":"disk-full","level":"warning",'
+    )
     assert list(json.loads(line))[-2:] == ["step", "free"]
 
 
-@pytest.mark.parametrize(("number", "word"), [(float("nan"), "nan"), (float("inf"), "inf"), (-float("inf"), "-inf")])
+@pytest.mark.parametrize(
+    ("number", "word"), [(float("nan"), "nan"), (float("inf"), "inf"), (-float("inf"), "-inf")]
+)
 def test_numbers_that_json_lacks_are_words(number: float, word: str) -> None:
-    assert json.loads(log.render("info", "progress", {"loss": number, "losses": [number]}, now=NOW))["losses"] == [word]
+    assert json.loads(
+        log.render("info", "progress", {"loss": number, "losses": [number]}, now=NOW)
+    )["losses"] == [word]
 
 
 def test_what_json_cannot_hold_becomes_text() -> None:
@@ -50,9 +58,19 @@ def test_what_json_cannot_hold_becomes_text() -> None:
         RED = 1
 
     line = json.loads(
-        log.render("info", "odd", {"path": Path("/a/b"), "colour": Colour.RED, "raw": b"\xff", "lost": "\udc80"}, now=NOW)
+        log.render(
+            "info",
+            "odd",
+            {"path": Path("/a/b"), "colour": Colour.RED, "raw": b"\xff", "lost": "\udc80"},
+            now=NOW,
+        )
     )
-    assert (line["path"], line["colour"], line["raw"], line["lost"]) == ("/a/b", "Colour.RED", "b'\\xff'", "\udc80")
+    assert (line["path"], line["colour"], line["raw"], line["lost"]) == (
+        "/a/b",
+        "Colour.RED",
+        "b'\\xff'",
+        "\udc80",
+    )
 
 
 def test_a_long_message_is_cut_and_what_matters_stays() -> None:
@@ -69,22 +87,45 @@ def test_a_field_that_is_none_is_left_out() -> None:
 
 def run_python(code: str, **environment: str) -> list[dict[str, object]]:
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert done.stdout == ""
     return [json.loads(line) for line in done.stderr.splitlines()]
 
 
 def test_a_rank_says_who_it_is_by_its_environment_and_by_what_it_binds() -> None:
-    code = "from kdist_trainer import log; log.event('a'); log.bind(generation=4, node=None, rank=2); log.warn('b', rank=9)"
-    first, second = run_python(code, KDIST_JOB="007", KDIST_NODE="node-0", RANK="1", KDIST_GENERATION="3")
-    assert [first[name] for name in ("job", "node", "rank", "generation")] == ["007", "node-0", 1, 3]
+    code = (
+        "from kdist_trainer import log; log.event('a'); log.bind(generation=4, node=None, "
+        "rank=2); log.warn('b', rank=9)"
+    )
+    first, second = run_python(
+        code, KDIST_JOB="007", KDIST_NODE="node-0", RANK="1", KDIST_GENERATION="3"
+    )
+    assert [first[name] for name in ("job", "node", "rank", "generation")] == [
+        "007",
+        "node-0",
+        1,
+        3,
+    ]
     assert "node" not in second
-    assert [second[name] for name in ("job", "rank", "generation", "level")] == ["007", 9, 4, "warning"]
+    assert [second[name] for name in ("job", "rank", "generation", "level")] == [
+        "007",
+        9,
+        4,
+        "warning",
+    ]
 
 
 def test_logging_goes_on_when_standard_error_is_closed() -> None:
-    code = "import os; from kdist_trainer import log; os.close(2); log.error('a', x=object()); os.write(1, b'')"
+    code = (
+        "import os; from kdist_trainer import log; os.close(2); log.error('a', x=object()); "
+        "os.write(1, b'')"
+    )
     assert run_python(code) == []
 
 

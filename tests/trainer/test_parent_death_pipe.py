@@ -38,15 +38,25 @@ def test_watchers_of_a_dead_owner_do_not_mistake_its_successor_for_it(tmp_path: 
 
 
 def test_a_killed_owner_takes_the_group_of_its_watcher_along(tmp_path: Path) -> None:
-    owner = "import sys, time; from pathlib import Path; from kdist_trainer.liveness import Lifeline\n"
+    owner = (
+        "import sys, time; from pathlib import Path; from kdist_trainer.liveness import Lifeline\n"
+    )
     owner += "line = Lifeline.create(Path(sys.argv[1])); print('ready', flush=True); time.sleep(60)"
-    watcher = "import os, subprocess, sys, time; from pathlib import Path; from kdist_trainer.liveness import watch\n"
-    watcher += "child = subprocess.Popen(['sleep', '60']); watch(Path(sys.argv[1])); print(child.pid, flush=True); time.sleep(60)"
+    watcher = (
+        "import os, subprocess, sys, time; from pathlib import Path; from "
+        "kdist_trainer.liveness import watch\n"
+    )
+    watcher += (
+        "child = subprocess.Popen(['sleep', '60']); watch(Path(sys.argv[1])); "
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
     line = str(tmp_path / "line")
     holding = subprocess.Popen([sys.executable, "-c", owner, line], stdout=subprocess.PIPE)
     assert holding.stdout is not None
     holding.stdout.readline()
-    watching = subprocess.Popen([sys.executable, "-c", watcher, line], stdout=subprocess.PIPE, start_new_session=True)
+    watching = subprocess.Popen(
+        [sys.executable, "-c", watcher, line], stdout=subprocess.PIPE, start_new_session=True
+    )
     assert watching.stdout is not None
     child = int(watching.stdout.readline())
     holding.kill()

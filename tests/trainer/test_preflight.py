@@ -1,4 +1,6 @@
-"""The preflight on real ranks: what is fast enough trains; what is not is told with what was measured, and who is slow."""
+"""The preflight on real ranks: what is fast enough trains; what is not is told with what was
+measured, and who is slow.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
 
-@pytest.mark.parametrize(("text", "nbytes"), [("1G", 10**9), ("64Mi", 64 << 20), ("500k", 500_000), ("2Ti", 2 << 40)])
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("1G", 10**9), ("64Mi", 64 << 20), ("500k", 500_000), ("2Ti", 2 << 40)]
+)
 def test_quantities_of_bytes_are_kubernetes(text: str, nbytes: int) -> None:
     assert count_bytes(text) == nbytes
 
@@ -27,7 +31,9 @@ def test_what_is_no_quantity_is_refused(text: str) -> None:
 
 
 def check(demanded: str, slow: int | None) -> tuple[str, float]:
-    """What the preflight raised on this rank, and when; rank `slow` takes its time with every message."""
+    """What the preflight raised on this rank, and when; rank `slow` takes its time with every
+    message.
+    """
     with World.from_environment(timeout_seconds=10) as world:
 
         def exchange(payload: torch.Tensor, other: int, first: bool) -> None:
@@ -44,7 +50,8 @@ def check(demanded: str, slow: int | None) -> tuple[str, float]:
         except BandwidthError as error:
             told, when = str(error), time.time()
             if world.rank == slow:
-                dist.barrier()  # where a real rank would end: the others wait for it, and now say the same
+                # where a real rank would end: the others wait for it, and now say the same
+                dist.barrier()
             return told, when
         return "", time.time()
 

@@ -26,7 +26,10 @@ pytestmark = [
 
 def count_threads_of_gloo() -> int:
     """Threads that work off collectives; who destroys their group joins them."""
-    return sum(task.read_text().startswith("pt_gloo_runloop") for task in Path("/proc/self/task").glob("*/comm"))
+    return sum(
+        task.read_text().startswith("pt_gloo_runloop")
+        for task in Path("/proc/self/task").glob("*/comm")
+    )
 
 
 def train_and_leave() -> tuple[int, int]:

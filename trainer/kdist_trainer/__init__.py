@@ -1,4 +1,6 @@
-"""The part of kdist that every pod runs. For a script of your own: `Reporter` and `Checkpointer`, loaded when asked for."""
+"""The part of kdist that every pod runs. For a script of your own: `Reporter` and `Checkpointer`,
+loaded when asked for.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ __all__ = ["Checkpointer", "Reporter", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what a script asks for; `import kdist_trainer` itself stays light and free of torch."""
+    """Import what a script asks for; `import kdist_trainer` itself stays light and free of
+    torch.
+    """
     if name == "Reporter":
         from kdist_trainer.metrics.reporter import Reporter
 

@@ -1,4 +1,6 @@
-"""The container's entrypoint: the agent of one node. Its exit status is the table in `kdist_trainer.config.Exit`."""
+"""The container's entrypoint: the agent of one node. Its exit status is the table in
+`kdist_trainer.config.Exit`.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +57,13 @@ def _refuse(given: argparse.Namespace, error: Exception) -> int:
     """Say why the agent could not even begin: the job's document is wrong, or this node's disk."""
     stop = StopSignals()
     stop.install()
-    wrong = isinstance(error, ValidationError) or getattr(error, "filename", None) == str(given.config)
+    wrong = isinstance(error, ValidationError) or getattr(error, "filename", None) == str(
+        given.config
+    )
     cause, code = (Cause.CONFIG, Exit.CONFIG) if wrong else (Cause.STORAGE, Exit.STORAGE)
-    failure = Failure(cause, code, True, f"{given.config}: {error}" if wrong else str(error), node=given.node)
+    failure = Failure(
+        cause, code, True, f"{given.config}: {error}" if wrong else str(error), node=given.node
+    )
     with contextlib.suppress(OSError):
         given.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     unknown = TrainConfig(name="unknown", nodes=Nodes(min=1, max=1), script=Script(path="unknown"))
@@ -71,21 +77,52 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--node", required=True, help="name of this node, such as node-0")
     parser.add_argument("--scratch", type=Path, required=True, help="private folder of this agent")
     parser.add_argument("--rendezvous", required=True, help=f"where agents meet: {PLACES}")
-    parser.add_argument("--checkpoints", type=Path, help="folder of the run's checkpoints and ledger")
-    parser.add_argument("--code", type=Path, help="folder with the user's modules or script")
-    parser.add_argument("--data", type=_pair, action="append", default=[], metavar="MOUNT=PATH", help="a data set's place here")
-    parser.add_argument("--port", type=int, default=9401, help="port of metrics and status; 0 picks a free one")
-    parser.add_argument("--address", help="where this node's ranks listen; locally 127.0.0.1, else this host's name")
-    parser.add_argument("--termination-message", type=Path, help="file that shall hold the exit record, as Kubernetes reads it")
     parser.add_argument(
-        "--on-end", choices=ON_END, default=EXIT, help="park: after a success or a failure for good, stay until SIGTERM"
+        "--checkpoints", type=Path, help="folder of the run's checkpoints and ledger"
     )
-    parser.add_argument("--take-over", action="store_true", help="take the folder of checkpoints from another run that holds it")
+    parser.add_argument("--code", type=Path, help="folder with the user's modules or script")
     parser.add_argument(
-        "--rendezvous-id", default="", help="tells agents that meet from others of their run, whose end is not theirs"
+        "--data",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="MOUNT=PATH",
+        help="a data set's place here",
+    )
+    parser.add_argument(
+        "--port", type=int, default=9401, help="port of metrics and status; 0 picks a free one"
+    )
+    parser.add_argument(
+        "--address", help="where this node's ranks listen; locally 127.0.0.1, else this host's name"
+    )
+    parser.add_argument(
+        "--termination-message",
+        type=Path,
+        help="file that shall hold the exit record, as Kubernetes reads it",
+    )
+    parser.add_argument(
+        "--on-end",
+        choices=ON_END,
+        default=EXIT,
+        help="park: after a success or a failure for good, stay until SIGTERM",
+    )
+    parser.add_argument(
+        "--take-over",
+        action="store_true",
+        help="take the folder of checkpoints from another run that holds it",
+    )
+    parser.add_argument(
+        "--rendezvous-id",
+        default="",
+        help="tells agents that meet from others of their run, whose end is not theirs",
     )
     parser.add_argument("--lifeline", type=Path, help="pipe whose end of file ends this agent")
-    parser.add_argument("--entrypoint", default=WORKER, metavar="MODULE:FUNCTION", help="what each rank of a training runs")
+    parser.add_argument(
+        "--entrypoint",
+        default=WORKER,
+        metavar="MODULE:FUNCTION",
+        help="what each rank of a training runs",
+    )
     return parser
 
 
@@ -101,5 +138,6 @@ if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # a log on a full disk
             stream.flush()
-    # Not sys.exit: what ends with this process is ended by the lifeline, which the kernel closes now and not a moment earlier.
+    # Not sys.exit: what ends with this process is ended by the lifeline, which the kernel closes
+    # now and not a moment earlier.
     os._exit(code)

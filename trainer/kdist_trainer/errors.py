@@ -1,9 +1,10 @@
-"""Failures: what went wrong in one rank, told from what merely followed, in a form that outlives the rank.
+"""Failures: what went wrong in one rank, told from what merely followed, in a form that outlives
+the rank.
 
-A rank writes its failure beside its heartbeat before it ends; its agent reads it, agents exchange them, and the first
-*primary* one over all agents decides. A peer that died shows on the survivors as `Connection closed by peer` inside
-`backward()`: that is secondary and decides nothing. torch is told by the names of its types and its messages, so that
-readers of failures need not import it.
+A rank writes its failure beside its heartbeat before it ends; its agent reads it, agents exchange
+them, and the first *primary* one over all agents decides. A peer that died shows on the survivors
+as `Connection closed by peer` inside `backward()`: that is secondary and decides nothing. torch is
+told by the names of its types and its messages, so that readers of failures need not import it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class ConfigError(KdistTrainerError):
 
 
 class BandwidthError(KdistTrainerError):
-    """The network between the ranks gives less than the job demands; on the same machines another try would find the same."""
+    """The network between the ranks gives less than the job demands; on the same machines another
+    try would find the same.
+    """
 
     cause, code = Cause.PREFLIGHT, Exit.CONFIG
 
@@ -73,17 +76,21 @@ class StorageError(KdistTrainerError):
 
 
 class PeersLostError(KdistTrainerError):
-    """Other ranks are gone in the middle of what all do together; why they are gone is told where they were."""
+    """Other ranks are gone in the middle of what all do together; why they are gone is told where
+    they were.
+    """
 
     cause, code, primary = Cause.NODE_LOST, Exit.PEERS_LOST, False
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One rank's failure. `time` is Unix time, `traceback` its last lines, `collective` what the rank was in.
+    """One rank's failure. `time` is Unix time, `traceback` its last lines, `collective` what the
+    rank was in.
 
     `place` is the innermost line of the user's own code that was at work, in a traceback's form.
-    `collectives` says what each rank of the group was in, in words, where this is the failure that decided.
+    `collectives` says what each rank of the group was in, in words, where this is the failure that
+    decided.
     """
 
     cause: Cause
@@ -121,26 +128,40 @@ class Failure:
             raise ValueError(f"not a failure: {error}") from error
 
 
-# Tried in this order on the type's name and the message of every error in the chain: (pattern, cause, code, primary).
-_DEVICE_OOM = re.compile(r"^(torch\.)?(cuda\.)?OutOfMemoryError\b|CUDA out of memory|CUDA error: out of memory|HIP out of memory")
+# Tried in this order on the type's name and the message of every error in the chain: (pattern,
+# cause, code, primary).
+_DEVICE_OOM = re.compile(
+    r"^(torch\.)?(cuda\.)?OutOfMemoryError\b|CUDA out of memory|CUDA error: out of "
+    r"memory|HIP out of memory"
+)
 _HOST_OOM = re.compile(r"DefaultCPUAllocator: (can't allocate memory|not enough memory)")
 _ADDRESS_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _TIMEOUT = re.compile(
-    r"Timed out waiting \d+\s*ms for (recv|send) operation|Watchdog caught collective operation timeout"
+    r"Timed out waiting \d+\s*ms for (recv|send) operation|Watchdog caught collective "
+    r"operation timeout"
     r"|Timeout waiting for|Application timeout caused pair closure"
 )
 _PEER = re.compile(
-    r"Connection (closed|reset) by peer|Connection refused|Broken pipe|connectFullMesh|[Ff]ailed to (recv|send|connect)"
+    r"Connection (closed|reset) by peer|Connection refused|Broken "
+    r"pipe|connectFullMesh|[Ff]ailed to (recv|send|connect)"
     r"|remote process (exited|has terminated)|communicator was aborted|nccl\w*Error|NCCL error"
 )
 _LOADER_KILLED = re.compile(r"^RuntimeError: DataLoader worker \(pid [^)]*\) is killed by signal")
 # What torch itself says of a collective names one of these; a user's own RuntimeError hardly does.
 _ORIGIN = re.compile(r"gloo|NCCL|nccl|c10d|TCPStore|ProcessGroup|process group|monitoredBarrier")
-_WORLD = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistQueueEmptyError"}
+_WORLD = {
+    "DistError",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "DistQueueEmptyError",
+}
 
 
 def classify(error: BaseException) -> tuple[Cause, Exit, bool]:
-    """Cause, exit code and whether it is primary, from `error` and the errors that it was raised from."""
+    """Cause, exit code and whether it is primary, from `error` and the errors that it was raised
+    from.
+    """
     chain = _chain(error)
     for link in chain:
         if isinstance(link, KdistTrainerError):
@@ -157,15 +178,20 @@ def _chain(error: BaseException) -> list[BaseException]:
     link: BaseException | None = error
     while link is not None and link not in chain:
         chain.append(link)
-        # `__context__` is left out: an error raised while another one was handled is not explained by it.
+        # `__context__` is left out: an error raised while another one was handled is not explained
+        # by it.
         link = link.__cause__
     return chain
 
 
 def _raised_by_child(told: str) -> BaseException | None:
-    """The error that torch's `spawn` tells of in the words of a child's traceback; None for one of no kind that matters here."""
+    """The error that torch's `spawn` tells of in the words of a child's traceback; None for one of
+    no kind that matters here.
+    """
     lines = told.rpartition("Traceback (most recent call last):")[2].splitlines()
-    start = next((number for number, line in enumerate(lines) if line and not line[0].isspace()), None)
+    start = next(
+        (number for number, line in enumerate(lines) if line and not line[0].isspace()), None
+    )
     if start is None:
         return None
     qualified, _, message = "\n".join(lines[start:]).partition(": ")
@@ -174,7 +200,9 @@ def _raised_by_child(told: str) -> BaseException | None:
         error: BaseException = type(name, (RuntimeError,), {})(message)
         return error
     kind = getattr(builtins, name, None)
-    if not isinstance(kind, type) or not issubclass(kind, RuntimeError | MemoryError | OSError | KeyboardInterrupt):
+    if not isinstance(kind, type) or not issubclass(
+        kind, RuntimeError | MemoryError | OSError | KeyboardInterrupt
+    ):
         return None
     number = re.match(r"\[Errno (\d+)\]", message)
     return kind(int(number[1]), message) if number else kind(message)
@@ -183,23 +211,37 @@ def _raised_by_child(told: str) -> BaseException | None:
 def _classify_one(error: BaseException) -> tuple[Cause, Exit, bool] | None:
     name = type(error).__name__
     said = f"{name}: {error}"
-    if name == "ProcessRaisedException":  # a process that a script had started by torch.multiprocessing
+    # a process that a script had started by torch.multiprocessing
+    if name == "ProcessRaisedException":
         child = _raised_by_child(str(error))
         return None if child is None else _classify_one(child)
-    if (name == "ProcessExitedException" and getattr(error, "signal_name", None)) or _LOADER_KILLED.search(said):
+    if (
+        name == "ProcessExitedException" and getattr(error, "signal_name", None)
+    ) or _LOADER_KILLED.search(said):
         return Cause.SIGNAL, Exit.PEERS_LOST, True
-    if isinstance(error, KeyboardInterrupt):  # SIGINT: its forkserver died, or somebody at a terminal
+    # SIGINT: its forkserver died, or somebody at a terminal
+    if isinstance(error, KeyboardInterrupt):
         return Cause.SIGNAL, Exit.PEERS_LOST, True
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM) or _HOST_OOM.search(said):
+    if (
+        isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or _HOST_OOM.search(said)
+    ):
         return Cause.OOM_HOST, Exit.HOST_OOM, True
     if _DEVICE_OOM.search(said):
         return Cause.OOM_DEVICE, Exit.DEVICE_OOM, True
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS):
+    if isinstance(error, OSError) and error.errno in (
+        errno.ENOSPC,
+        errno.EIO,
+        errno.EDQUOT,
+        errno.EROFS,
+    ):
         return Cause.STORAGE, Exit.STORAGE, True
     if not isinstance(error, RuntimeError | OSError) and name not in _WORLD:
         return None  # a ValueError that talks of time-outs is the user's own
     if _ADDRESS_TAKEN.search(said):
-        return Cause.RENDEZVOUS, Exit.PEERS_LOST, True  # the port picked for the group was taken meanwhile: pick another
+        # the port picked for the group was taken meanwhile: pick another
+        return Cause.RENDEZVOUS, Exit.PEERS_LOST, True
     if isinstance(error, ConnectionError):
         return Cause.NODE_LOST, Exit.PEERS_LOST, False
     if name in _WORLD or (type(error) is RuntimeError and _ORIGIN.search(said)):
@@ -212,7 +254,10 @@ def _classify_one(error: BaseException) -> tuple[Cause, Exit, bool] | None:
 
 _NOT_THE_USERS = tuple(
     f"{folder}{os.sep}"
-    for folder in (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), Path(__file__).parent)
+    for folder in (
+        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+        Path(__file__).parent,
+    )
 )
 
 
@@ -222,7 +267,9 @@ def is_user_code(filename: str) -> bool:
 
 
 def find_place(error: BaseException) -> str | None:
-    """The innermost line of the user's code in `error`'s traceback, else in those it comes from; None where there is none."""
+    """The innermost line of the user's code in `error`'s traceback, else in those it comes from;
+    None where there is none.
+    """
     seen: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in seen:
@@ -266,9 +313,11 @@ def record(
     step: int | None = None,
     collective: str | None = None,
 ) -> Failure:
-    """Leave `error` for the agent, at once and also on a full disk; what is not given is taken from the environment of a rank.
+    """Leave `error` for the agent, at once and also on a full disk; what is not given is taken from
+    the environment of a rank.
 
-    The first failure of a rank stands: recording again writes nothing. Never raises `OSError`: a rank that ends must end.
+    The first failure of a rank stands: recording again writes nothing. Never raises `OSError`: a
+    rank that ends must end.
     """
     environ = os.environ
     if rank is None and environ.get("RANK", "").isdigit():
@@ -284,7 +333,9 @@ def record(
     folder = scratch or (Path(environ["KDIST_SCRATCH"]) if "KDIST_SCRATCH" in environ else None)
     if folder is None:
         return failure
-    path = path_of(folder, int(environ.get("LOCAL_RANK", "0")) if local_rank is None else local_rank)
+    path = path_of(
+        folder, int(environ.get("LOCAL_RANK", "0")) if local_rank is None else local_rank
+    )
     with contextlib.suppress(OSError):
         preallocated.write(path, _fitted(failure).to_json().encode())
     return failure

@@ -1,13 +1,17 @@
-"""The heartbeat of a rank: a small file mapped into the rank and its agent, which outlives the rank's abort.
+"""The heartbeat of a rank: a small file mapped into the rank and its agent, which outlives the
+rank's abort.
 
-The rank writes what it does and which collective it is in; the agent reads and so tells a slow rank from a hanging one, and
-the rank that hangs from those that wait for it. One beat costs less than a microsecond or two and no system call.
+The rank writes what it does and which collective it is in; the agent reads and so tells a slow rank
+from a hanging one, and the rank that hangs from those that wait for it. One beat costs less than a
+microsecond or two and no system call.
 
-The lifeline: a named pipe whose only writer is its owner, so that its end of file says that the owner is gone.
+The lifeline: a named pipe whose only writer is its owner, so that its end of file says that the
+owner is gone.
 
-`kdist run` holds one for its agents and each agent one for its ranks. Whoever watches kills all processes below it and its
-process group when the owner dies, however it dies. It works where PDEATHSIG does not: for ranks, whose parent is the forkserver
-and not the agent, and on macOS. A process that is stopped cannot watch: the kernel continues it when its parent ends.
+`kdist run` holds one for its agents and each agent one for its ranks. Whoever watches kills all
+processes below it and its process group when the owner dies, however it dies. It works where
+PDEATHSIG does not: for ranks, whose parent is the forkserver and not the agent, and on macOS. A
+process that is stopped cannot watch: the kernel continues it when its parent ends.
 """
 
 from __future__ import annotations
@@ -28,7 +32,9 @@ from kdist_trainer import process_tree
 
 
 class Phase(StrEnum):
-    """What a rank is doing. The place in this list is the number in the file: append, never reorder."""
+    """What a rank is doing. The place in this list is the number in the file: append, never
+    reorder.
+    """
 
     START = "start"
     RENDEZVOUS = "rendezvous"
@@ -46,9 +52,11 @@ _PHASES = tuple(Phase)
 _NUMBER = {phase: number for number, phase in enumerate(_PHASES)}
 
 _OWNER = struct.Struct("<QQ")  # pid, generation: written once, when the rank attaches
-_BEAT = struct.Struct("<QqqQQ")  # count, phase, step, nanoseconds of the monotonic clock, count again
+# count, phase, step, nanoseconds of the monotonic clock, count again
+_BEAT = struct.Struct("<QqqQQ")
 _COLLECTIVE = struct.Struct("<QQ")  # number of the last collective, inside
-_TEXTS = struct.Struct("24s12s24s32s")  # operation, element type, group, shape; what is longer is cut off
+# operation, element type, group, shape; what is longer is cut off
+_TEXTS = struct.Struct("24s12s24s32s")
 _CALL = struct.Struct(f"<QQQ{_TEXTS.size}sQ")  # number, sequence, elements, texts, number again
 _OWNER_AT = 0
 _BEAT_AT = 64  # parts on cache lines of their own: each has its own writer thread at times
@@ -65,7 +73,9 @@ _FLAG = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class Call:
-    """One collective that a rank has entered. `number` counts those of the rank, `sequence` those of its group, from 1."""
+    """One collective that a rank has entered. `number` counts those of the rank, `sequence` those
+    of its group, from 1.
+    """
 
     number: int
     sequence: int
@@ -84,9 +94,11 @@ class Call:
 
 @dataclass(frozen=True)
 class RankSnapshot:
-    """One reading. `count` grows with every beat; `step` is -1 until one is known; `time_ns` is CLOCK_MONOTONIC.
+    """One reading. `count` grows with every beat; `step` is -1 until one is known; `time_ns` is
+    CLOCK_MONOTONIC.
 
-    `call` is the last collective that this rank has entered, and `inside` says that it has not returned.
+    `call` is the last collective that this rank has entered, and `inside` says that it has not
+    returned.
     """
 
     count: int
@@ -123,7 +135,9 @@ class Heartbeat:
 
     @classmethod
     def create(cls, path: Path) -> Heartbeat:
-        """Make a new file of zeros at `path` and map it: the agent's part. Who maps the old one writes into the void."""
+        """Make a new file of zeros at `path` and map it: the agent's part. Who maps the old one
+        writes into the void.
+        """
         fresh = path.with_name(path.name + ".new")
         fresh.write_bytes(bytes(_SIZE))
         fresh.replace(path)
@@ -131,19 +145,36 @@ class Heartbeat:
 
     @classmethod
     def attach(cls, path: Path) -> Heartbeat:
-        """Map an existing file and sign it with this process and `KDIST_GENERATION`: the rank's part. Raises `OSError`."""
+        """Map an existing file and sign it with this process and `KDIST_GENERATION`: the rank's
+        part. Raises `OSError`.
+        """
         heartbeat = cls(path)
-        _OWNER.pack_into(heartbeat._map, _OWNER_AT, os.getpid(), int(os.environ.get("KDIST_GENERATION", "0")))
+        _OWNER.pack_into(
+            heartbeat._map, _OWNER_AT, os.getpid(), int(os.environ.get("KDIST_GENERATION", "0"))
+        )
         return heartbeat
 
     def beat(self, phase: Phase, step: int) -> None:
         """Say that this rank goes on: it is in `phase`, at `step`."""
         self._count += 1
-        # Packed aside and copied in one go: pack_into would first fill the place with zeros, for a reader to see.
-        self._map[_BEAT_AT:_BEAT_END] = _BEAT.pack(self._count, _NUMBER[phase], step, time.monotonic_ns(), self._count)
+        # Packed aside and copied in one go: pack_into would first fill the place with zeros, for a
+        # reader to see.
+        self._map[_BEAT_AT:_BEAT_END] = _BEAT.pack(
+            self._count, _NUMBER[phase], step, time.monotonic_ns(), self._count
+        )
 
-    def enter(self, op: str, numel: int, dtype: str, *, shape: str = "", group: str = "", current: bool = True) -> None:
-        """Say that a collective over `numel` elements of `dtype` begins among the ranks of `group` (empty: all of them).
+    def enter(
+        self,
+        op: str,
+        numel: int,
+        dtype: str,
+        *,
+        shape: str = "",
+        group: str = "",
+        current: bool = True,
+    ) -> None:
+        """Say that a collective over `numel` elements of `dtype` begins among the ranks of `group`
+        (empty: all of them).
 
         One that is not `current` goes on beside what the rank waits for, on a thread of its own.
         """
@@ -153,7 +184,9 @@ class Heartbeat:
         named = (op, dtype, group, shape)
         texts = self._texts.get(named)
         if texts is None:
-            texts = self._texts[named] = _TEXTS.pack(*(text.removeprefix("torch.").encode() for text in named))
+            texts = self._texts[named] = _TEXTS.pack(
+                *(text.removeprefix("torch.").encode() for text in named)
+            )
         at = _CALLS_AT + (number % _KEPT_CALLS) * _CALL.size
         self._map[at : at + _CALL.size] = _CALL.pack(number, sequence, numel, texts, number)
         if current:
@@ -164,7 +197,9 @@ class Heartbeat:
         _FLAG.pack_into(self._map, _INSIDE_AT, 1)
 
     def leave(self, number: int | None = None) -> None:
-        """Say that the collective returned; with the `number` of one, nothing where another has begun since."""
+        """Say that the collective returned; with the `number` of one, nothing where another has
+        begun since.
+        """
         if number is None or number == self._number:
             _FLAG.pack_into(self._map, _INSIDE_AT, 0)
 
@@ -174,7 +209,9 @@ class Heartbeat:
         return self._number
 
     def read(self) -> RankSnapshot:
-        """The latest beat. Without a lock: read until the beat is whole, as the first reading nearly always is."""
+        """The latest beat. Without a lock: read until the beat is whole, as the first reading
+        nearly always is.
+        """
         for _ in range(_ATTEMPTS):
             raw = self._map[:]
             count, number, step, nanoseconds, count_again = _BEAT.unpack_from(raw, _BEAT_AT)
@@ -194,10 +231,17 @@ class Heartbeat:
         )
 
     def calls(self, most: int = _KEPT_CALLS) -> list[Call]:
-        """The last collectives that the rank has entered, at most so many, oldest first; also after its end."""
+        """The last collectives that the rank has entered, at most so many, oldest first; also after
+        its end.
+        """
         raw = self._map[:]
-        numbers = [_FLAG.unpack_from(raw, _CALLS_AT + place * _CALL.size)[0] for place in range(_KEPT_CALLS)]
-        found = (_call(raw, number) for number in sorted(number for number in numbers if number)[-most:])
+        numbers = [
+            _FLAG.unpack_from(raw, _CALLS_AT + place * _CALL.size)[0]
+            for place in range(_KEPT_CALLS)
+        ]
+        found = (
+            _call(raw, number) for number in sorted(number for number in numbers if number)[-most:]
+        )
         return [call for call in found if call is not None]
 
     def close(self) -> None:
@@ -231,7 +275,8 @@ class ParentDeathPipe:
         """Make the pipe at `path`, replacing a dead owner's. Raises `OSError`."""
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
-        # A writer can only open where a reader is, so be one for a moment. Both ends are closed on exec, as Python's are.
+        # A writer can only open where a reader is, so be one for a moment. Both ends are closed on
+        # exec, as Python's are.
         reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
             writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
@@ -248,12 +293,19 @@ class ParentDeathPipe:
     def __enter__(self) -> ParentDeathPipe:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
 def end_family() -> None:
-    """Kill all processes below this one, also those that left its group, then its group, this process included."""
+    """Kill all processes below this one, also those that left its group, then its group, this
+    process included.
+    """
     try:
         process_tree.kill()
     finally:
@@ -261,14 +313,16 @@ def end_family() -> None:
 
 
 def watch(path: Path, on_end: Callable[[], None] = end_family) -> threading.Thread:
-    """Call `on_end` from a daemon thread when the owner of the lifeline at `path` is gone, or was never there.
+    """Call `on_end` from a daemon thread when the owner of the lifeline at `path` is gone, or was
+    never there.
 
-    The thread sleeps in the kernel and costs nothing. The default ends all below the caller and its process group, which it
-    therefore must not share with anybody else.
+    The thread sleeps in the kernel and costs nothing. The default ends all below the caller and its
+    process group, which it therefore must not share with anybody else.
     """
     process_tree.wake_without_parent()
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # now: a moment later it might be a successor's
+        # now: a moment later it might be a successor's
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         descriptor = None
     thread = threading.Thread(target=_wait, args=(descriptor, on_end), name="lifeline", daemon=True)

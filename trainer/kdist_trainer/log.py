@@ -1,8 +1,9 @@
 """One JSON line per event on standard error, written by agents and ranks alike.
 
-A line is one `write`, at most 4 KiB, so that lines of several processes sharing a pipe or a log file never interleave.
-Every line says when, what, and who: `{"time", "event", "level", "job", "node", "rank", "generation", "step", …}`. Names of
-events are stable kebab-case words; the field `message`, where there is one, is a readable sentence. Logging never raises.
+A line is one `write`, at most 4 KiB, so that lines of several processes sharing a pipe or a log
+file never interleave. Every line says when, what, and who: `{"time", "event", "level", "job",
+"node", "rank", "generation", "step", …}`. Names of events are stable kebab-case words; the field
+`message`, where there is one, is a readable sentence. Logging never raises.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ _STDERR = 2
 _SHORT_TEXT = 400
 _TINY_TEXT = 30
 _SHORT_LIST = 8
-_FROM_ENVIRONMENT = (("job", "KDIST_JOB"), ("node", "KDIST_NODE"), ("rank", "RANK"), ("generation", "KDIST_GENERATION"))
+_FROM_ENVIRONMENT = (
+    ("job", "KDIST_JOB"),
+    ("node", "KDIST_NODE"),
+    ("rank", "RANK"),
+    ("generation", "KDIST_GENERATION"),
+)
 _IDENTITY = ("time", "event", "level", "job", "node", "rank", "generation", "step")
 _bound: dict[str, Any] | None = None
 _sink: Callable[[bytes], object] | None = None
@@ -31,7 +37,8 @@ _sink: Callable[[bytes], object] | None = None
 def bind(**fields: Any) -> None:
     """Set fields that every later line of this process carries; `None` takes a field away.
 
-    Without it a line carries what the environment of a rank says: KDIST_JOB, KDIST_NODE, RANK, KDIST_GENERATION.
+    Without it a line carries what the environment of a rank says: KDIST_JOB, KDIST_NODE, RANK,
+    KDIST_GENERATION.
     """
     bound = _bound_fields()
     bound.update(fields)
@@ -61,7 +68,9 @@ def error(name: str, /, **fields: Any) -> None:
 
 
 def render(level: str, name: str, fields: Mapping[str, Any], *, now: datetime) -> bytes:
-    """Bytes of one line, newline included, at most `MAX_LINE` of them: long texts and lists are cut, then left out."""
+    """Bytes of one line, newline included, at most `MAX_LINE` of them: long texts and lists are
+    cut, then left out.
+    """
     time = now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     line: dict[str, Any] = {"time": time, "event": name, "level": level}
     line.update({key: value for key, value in _bound_fields().items() if key not in fields})
@@ -74,7 +83,9 @@ def render(level: str, name: str, fields: Mapping[str, Any], *, now: datetime) -
     if len(text) <= MAX_LINE:
         return text
     # A character takes at most 12 bytes once escaped, so nine short texts always fit.
-    kept = {key: _shortened(line[key], _TINY_TEXT) for key in (*_IDENTITY, "message") if key in line}
+    kept = {
+        key: _shortened(line[key], _TINY_TEXT) for key in (*_IDENTITY, "message") if key in line
+    }
     return _encode({**kept, "truncated": True})
 
 
@@ -84,12 +95,15 @@ def _bound_fields() -> dict[str, Any]:
         _bound = {}
         for name, variable in _FROM_ENVIRONMENT:
             if value := os.environ.get(variable):
-                _bound[name] = int(value) if name in {"rank", "generation"} and value.isdecimal() else value
+                _bound[name] = (
+                    int(value) if name in {"rank", "generation"} and value.isdecimal() else value
+                )
     return _bound
 
 
 def _write(level: str, name: str, fields: Mapping[str, Any]) -> None:
-    with contextlib.suppress(Exception):  # a full disk, a closed pipe or an odd value must not end a training
+    # a full disk, a closed pipe or an odd value must not end a training
+    with contextlib.suppress(Exception):
         line = render(level, name, fields, now=datetime.now(UTC))
         os.write(_STDERR, line) if _sink is None else _sink(line)
 
@@ -118,5 +132,7 @@ def _shortened(value: Any, limit: int) -> Any:
     if isinstance(value, list):
         return [_shortened(item, limit) for item in value[-_SHORT_LIST:]]
     if isinstance(value, dict):
-        return {key[:limit]: _shortened(item, limit) for key, item in list(value.items())[:_SHORT_LIST]}
+        return {
+            key[:limit]: _shortened(item, limit) for key, item in list(value.items())[:_SHORT_LIST]
+        }
     return value

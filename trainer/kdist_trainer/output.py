@@ -1,6 +1,8 @@
-"""Where a rank's output goes: into two named pipes that its agent reads, one for each of the standard streams.
+"""Where a rank's output goes: into two named pipes that its agent reads, one for each of the
+standard streams.
 
-The agent puts the rank in front of every line. A rank without an agent keeps the streams that it was started with.
+The agent puts the rank in front of every line. A rank without an agent keeps the streams that it
+was started with.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ def pipe_path(scratch: Path, local_rank: int, stream: int) -> Path:
 
 
 def redirect(scratch: Path, local_rank: int) -> None:
-    """Write standard output and standard error of this process, and of its children, to the agent's pipes."""
+    """Write standard output and standard error of this process, and of its children, to the agent's
+    pipes.
+    """
     for stream in STREAMS:
         # Not to wait where nobody reads, as the agent that made the pipe is gone.
         with contextlib.suppress(OSError):

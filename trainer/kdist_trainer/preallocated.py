@@ -1,7 +1,9 @@
-"""Small files whose place on the disk is taken beforehand, so that what is written when a disk is full can still be written.
+"""Small files whose place on the disk is taken beforehand, so that what is written when a disk is
+full can still be written.
 
-A rank leaves its last words for its agent in one. The agent makes the file while there is room; a reader sees nothing until
-all of it is there. Without a reserved file a new one is made, which a full disk refuses.
+A rank leaves its last words for its agent in one. The agent makes the file while there is room; a
+reader sees nothing until all of it is there. Without a reserved file a new one is made, which a
+full disk refuses.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ def reserve(path: Path) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write `content`, which begins with no zero byte, once: what stands there already stays. Raises `OSError`."""
+    """Write `content`, which begins with no zero byte, once: what stands there already stays.
+    Raises `OSError`.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -31,7 +35,8 @@ def write(path: Path, content: bytes) -> None:
     try:
         if os.pread(descriptor, 1, 0) in (b"\0", b""):
             os.pwrite(descriptor, content[1:], 1)
-            os.pwrite(descriptor, content[:1], 0)  # last, since a reader takes a first byte of zero for nothing
+            # last, since a reader takes a first byte of zero for nothing
+            os.pwrite(descriptor, content[:1], 0)
     finally:
         os.close(descriptor)
 

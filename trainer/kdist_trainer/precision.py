@@ -1,8 +1,9 @@
 """In what precision the forward and backward pass run.
 
-fp32; tf32, where matrix products on a GPU round their inputs to 10 bits of mantissa; bf16 by autocast; bf16-params, which keeps
-the weights and the optimizer's state in bf16 too and so halves their memory, at the price of updates smaller than 1/256 of a
-weight that are lost; fp16 by autocast with loss scaling.
+fp32; tf32, where matrix products on a GPU round their inputs to 10 bits of mantissa; bf16 by
+autocast; bf16-params, which keeps the weights and the optimizer's state in bf16 too and so halves
+their memory, at the price of updates smaller than 1/256 of a weight that are lost; fp16 by autocast
+with loss scaling.
 """
 
 from __future__ import annotations
@@ -29,12 +30,19 @@ class Precision:
     left_out = False
     """Whether the update of the last step was, because it was not admitted."""
     stages: dist.ProcessGroup | None = None
-    """The ranks that hold the other weights of the model, where it is cut in stages: norm and overflow are of all of them."""
+    """The ranks that hold the other weights of the model, where it is cut in stages: norm and
+    overflow are of all of them.
+    """
 
     def __init__(self, name: str, device: torch.device, *, clip: float | None = None) -> None:
-        self._dtype = {"bf16": torch.bfloat16, "bf16-params": torch.bfloat16, "fp16": torch.float16}.get(name)
+        self._dtype = {
+            "bf16": torch.bfloat16,
+            "bf16-params": torch.bfloat16,
+            "fp16": torch.float16,
+        }.get(name)
         self._params = torch.bfloat16 if name == "bf16-params" else None
-        # Said for every precision: the process may have been told otherwise by the user's own imports.
+        # Said for every precision: the process may have been told otherwise by the user's own
+        # imports.
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = name == "tf32"
         self._device = device.type
@@ -60,7 +68,9 @@ class Precision:
         self.scaled(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self, optimizer: Optimizer, admit: Admit | None = None) -> Tensor | None:
-        """Clip where asked, and step if `admit` lets the norm pass; returns the norm before clipping, None where nobody asked."""
+        """Clip where asked, and step if `admit` lets the norm pass; returns the norm before
+        clipping, None where nobody asked.
+        """
         norm = self._clipped(optimizer, always=admit is not None)
         self.left_out = admit is not None and norm is not None and not admit(norm)
         if not self.left_out:
@@ -88,7 +98,9 @@ class Precision:
 
 
 class ScaledPrecision(Precision):
-    """fp16: the loss is scaled up so that small gradients survive; a step whose gradients overflow is left out."""
+    """fp16: the loss is scaled up so that small gradients survive; a step whose gradients overflow
+    is left out.
+    """
 
     def __init__(self, name: str, device: torch.device, *, clip: float | None = None) -> None:
         super().__init__(name, device, clip=clip)
@@ -105,7 +117,8 @@ class ScaledPrecision(Precision):
             self.scaler.unscale_(optimizer)
             self._agree(optimizer)
             norm = self._clipped(optimizer, always=admit is not None)
-        # A gradient that overflows is the scale's affair, which `step` looks after; nobody else is asked.
+        # A gradient that overflows is the scale's affair, which `step` looks after; nobody else is
+        # asked.
         overflown = admit is not None and norm is not None and not bool(torch.isfinite(norm))
         self.left_out = overflown or (admit is not None and norm is not None and not admit(norm))
         if overflown or not self.left_out:

@@ -1,8 +1,9 @@
-"""The processes below this one, however deep: found in the system's process table, and killed with all that they started.
+"""The processes below this one, however deep: found in the system's process table, and killed with
+all that they started.
 
-A process group is not enough: a child may lead a session of its own, and a daemon has no parent any more. On Linux a process
-can become the parent of every orphan below it, and so loses sight of none; elsewhere only those are found whose line of
-parents is whole.
+A process group is not enough: a child may lead a session of its own, and a daemon has no parent any
+more. On Linux a process can become the parent of every orphan below it, and so loses sight of none;
+elsewhere only those are found whose line of parents is whole.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ class Process(NamedTuple):
 
 
 def adopt() -> bool:
-    """Become the parent of all orphans below this process; False where the system cannot do that."""
+    """Become the parent of all orphans below this process; False where the system cannot do
+    that.
+    """
     return _control(_SET_CHILD_SUBREAPER, 1)
 
 
 def wake_without_parent() -> bool:
-    """Have the kernel continue this process, should it be stopped, when the thread that started it ends.
+    """Have the kernel continue this process, should it be stopped, when the thread that started it
+    ends.
 
     Returns False where the system cannot do that.
     """
@@ -54,7 +58,8 @@ def _control(option: int, value: int) -> bool:
 
 
 def find(*, keep: Collection[int] = (), below: Collection[int] | None = None) -> list[int]:
-    """Pids of the living below this process, without those in `keep`, whose own children count all the same.
+    """Pids of the living below this process, without those in `keep`, whose own children count all
+    the same.
 
     With `below` only these processes and all below them count.
     """
@@ -62,19 +67,29 @@ def find(*, keep: Collection[int] = (), below: Collection[int] | None = None) ->
     children: dict[int, list[Process]] = {}
     for process in table:
         children.setdefault(process.parent, []).append(process)
-    found = list(children.get(os.getpid(), ())) if below is None else [process for process in table if process.pid in below]
+    found = (
+        list(children.get(os.getpid(), ()))
+        if below is None
+        else [process for process in table if process.pid in below]
+    )
     for process in found:  # which grows while it is gone through
         found.extend(children.get(process.pid, ()))
     return [process.pid for process in found if not process.dead and process.pid not in keep]
 
 
 def find_children() -> list[int]:
-    """Pids of this process's own children, of those as well that have ended and were not waited for."""
+    """Pids of this process's own children, of those as well that have ended and were not waited
+    for.
+    """
     return [process.pid for process in _read_table() if process.parent == os.getpid()]
 
 
-def kill(*, keep: Collection[int] = (), below: Collection[int] | None = None, seconds: float = 2.0) -> list[int]:
-    """Kill what `find` finds until it finds no more; returns the pids that are there even after so many seconds."""
+def kill(
+    *, keep: Collection[int] = (), below: Collection[int] | None = None, seconds: float = 2.0
+) -> list[int]:
+    """Kill what `find` finds until it finds no more; returns the pids that are there even after so
+    many seconds.
+    """
     adopt()  # what loses its parent on the way is found as well
     deadline = time.monotonic() + seconds
     while found := find(keep=keep, below=below):
@@ -90,7 +105,11 @@ def kill(*, keep: Collection[int] = (), below: Collection[int] | None = None, se
 def _read_table() -> list[Process]:
     if not _PROC.exists():
         return _ask_ps()
-    return [process for entry in os.scandir("/proc") if entry.name.isdigit() and (process := _read(entry.name))]
+    return [
+        process
+        for entry in os.scandir("/proc")
+        if entry.name.isdigit() and (process := _read(entry.name))
+    ]
 
 
 _PROC = Path("/proc/self/stat")
@@ -107,9 +126,15 @@ def _read(pid: str) -> Process | None:
 def _ask_ps() -> list[Process]:
     """The table where the kernel does not show it as files."""
     try:
-        with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True) as ps:
+        with subprocess.Popen(
+            ["ps", "-A", "-o", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True
+        ) as ps:
             lines = [line.split() for line in ps.communicate()[0].splitlines()]
     except OSError:
         return []
-    found = [Process(int(line[0]), int(line[1]), line[2].startswith("Z")) for line in lines if len(line) >= 3]
+    found = [
+        Process(int(line[0]), int(line[1]), line[2].startswith("Z"))
+        for line in lines
+        if len(line) >= 3
+    ]
     return [process for process in found if process.pid != ps.pid]

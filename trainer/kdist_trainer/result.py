@@ -1,4 +1,6 @@
-"""The result record of a rank: left once its work is over, so that an end without one is told from a success."""
+"""The result record of a rank: left once its work is over, so that an end without one is told from
+a success.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def path_of(scratch: Path, local_rank: int) -> Path:
 
 
 def leave(outcome: str, *, scratch: Path, local_rank: int) -> None:
-    """Leave `done` or `stopped` for the agent, at once and also on a full disk. Raises `OSError`."""
+    """Leave `done` or `stopped` for the agent, at once and also on a full disk. Raises
+    `OSError`.
+    """
     preallocated.write(path_of(scratch, local_rank), json.dumps({"outcome": outcome}).encode())
 
 

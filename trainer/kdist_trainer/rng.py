@@ -1,7 +1,9 @@
-"""Randomness that needs no saving: every draw inside a step follows from (seed, stream, step, shard, chunk).
+"""Randomness that needs no saving: every draw inside a step follows from (seed, stream, step,
+shard, chunk).
 
-A resumed training sets its generators to the same numbers as the undisturbed one, at any world size, so no generator's
-state is ever part of a checkpoint. `torch.manual_seed` is not used: it also walks over devices and costs 100 us.
+A resumed training sets its generators to the same numbers as the undisturbed one, at any world
+size, so no generator's state is ever part of a checkpoint. `torch.manual_seed` is not used: it also
+walks over devices and costs 100 us.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _MASK: Final = (1 << 64) - 1
 
 
 def derive(seed: int, stream: int, step: int = 0, shard: int = 0, chunk: int = 0) -> int:
-    """Mix the five numbers into 64 well-spread bits (splitmix64's finisher), the same on every machine."""
+    """Mix the five numbers into 64 well-spread bits (splitmix64's finisher), the same on every
+    machine.
+    """
     x = (
         seed * 0x9E3779B97F4A7C15
         + stream * 0xD6E8FEB86659FD93
@@ -43,12 +47,16 @@ Setter = Callable[[int], object]
 
 
 def generators(device: torch.device) -> Setter:
-    """A function that sets every generator that user code may draw from: torch's for CPU and device, numpy's, Python's."""
+    """A function that sets every generator that user code may draw from: torch's for CPU and
+    device, numpy's, Python's.
+    """
     return _together([*_of_torch(device), _set_numpy, random.seed])
 
 
 def generators_of(work: Callable[[], object], device: torch.device) -> Setter:
-    """The same, but numpy's and Python's only where `work` drew from them: together they cost 10 us each time."""
+    """The same, but numpy's and Python's only where `work` drew from them: together they cost 10 us
+    each time.
+    """
     python, numpy = random.getstate(), pickle.dumps(np.random.get_state())
     work()
     setters = _of_torch(device)

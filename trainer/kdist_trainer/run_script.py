@@ -1,10 +1,11 @@
-"""Runs a torchrun script as it is: `python -u -m kdist_trainer.run_script train.py --lr 0.1`, in a fresh interpreter.
+"""Runs a torchrun script as it is: `python -u -m kdist_trainer.run_script train.py --lr 0.1`, in a
+fresh interpreter.
 
-The script sees what torchrun would show it: environment, working directory, arguments, itself as `__main__`. Added are only
-what the agent needs: the rank dies with its agent, prints to it, shows its stacks when asked, leaves its failure, has its
-collectives timed (unless KDIST_COMM_HOOK=none), and ends by `os._exit` once everything that Python does at an end is done, so
-that gloo's destructors cannot turn a success into SIGABRT.
-SIGTERM is left to the script.
+The script sees what torchrun would show it: environment, working directory, arguments, itself as
+`__main__`. Added are only what the agent needs: the rank dies with its agent, prints to it, shows
+its stacks when asked, leaves its failure, has its collectives timed (unless KDIST_COMM_HOOK=none),
+and ends by `os._exit` once everything that Python does at an end is done, so that gloo's
+destructors cannot turn a success into SIGABRT. SIGTERM is left to the script.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def main() -> NoReturn:
 
 
 def _find(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Where the module `name` is, of a package its `__main__`; None, told as an exception of a script, if there is none."""
+    """Where the module `name` is, of a package its `__main__`; None, told as an exception of a
+    script, if there is none.
+    """
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -104,7 +107,10 @@ def _prepare() -> None:
         except OSError:  # no room for another file: to stderr
             faulthandler.register(signal.SIGUSR2, all_threads=True)
         fault_handler.watch(scratch, local_rank)
-    told = "KDIST_METRICS_SOCKET" in os.environ and os.environ.get("KDIST_COMM_HOOK", "timing") == "timing"
+    told = (
+        "KDIST_METRICS_SOCKET" in os.environ
+        and os.environ.get("KDIST_COMM_HOOK", "timing") == "timing"
+    )
     if told and os.environ.get("WORLD_SIZE", "1") != "1":
         _after_import("torch", _time_collectives)
 
@@ -115,21 +121,28 @@ def _time_collectives() -> None:
 
         script_collectives.install()
     except Exception as error:  # noqa: BLE001 - a number that cannot be had must never end a training
-        log.warn("timing-failed", message=f"collectives are not timed: {type(error).__name__}: {error}")
+        log.warn(
+            "timing-failed", message=f"collectives are not timed: {type(error).__name__}: {error}"
+        )
 
 
 def _after_import(name: str, call: Callable[[], None]) -> None:
-    """Call `call` once the script has imported the module `name`: when, and whether, it does so is the script's affair."""
+    """Call `call` once the script has imported the module `name`: when, and whether, it does so is
+    the script's affair.
+    """
 
     class Finder(importlib.abc.MetaPathFinder):
         asked = False
 
-        def find_spec(self, wanted: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
+        def find_spec(
+            self, wanted: str, path: object, target: object = None
+        ) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
             if wanted != name or self.asked:
                 return None
             self.asked = True
             try:
-                spec = importlib.util.find_spec(wanted)  # which may be all that the script wants to know
+                # which may be all that the script wants to know
+                spec = importlib.util.find_spec(wanted)
             finally:
                 self.asked = False
             loader: Any = spec.loader if spec is not None else None
@@ -159,7 +172,9 @@ def _exit_code(error: SystemExit) -> int:
 
 
 def _of_script(trace: types.TracebackType | None, path: str) -> types.TracebackType | None:
-    """The traceback from the script's first frame on; nothing for a script that does not even compile."""
+    """The traceback from the script's first frame on; nothing for a script that does not even
+    compile.
+    """
     while trace is not None and trace.tb_frame.f_code.co_filename != path:
         trace = trace.tb_next
     return trace
@@ -183,7 +198,9 @@ def _end(code: int) -> NoReturn:
 
 
 def _leave_result() -> None:
-    """Say that the script has come to its end; where the disk refuses that, its exit code has to do."""
+    """Say that the script has come to its end; where the disk refuses that, its exit code has to
+    do.
+    """
     with contextlib.suppress(OSError):
         scratch, local_rank = _place()
         result.leave(result.DONE, scratch=scratch, local_rank=local_rank)

@@ -1,4 +1,6 @@
-"""SIGTERM and SIGINT to the agent: noted, and only where the agent waits for others are they an exception."""
+"""SIGTERM and SIGINT to the agent: noted, and only where the agent waits for others are they an
+exception.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def stop_margin(grace_seconds: float) -> float:
 
 
 class StopSignals:
-    """Whether somebody asked this agent to stop, since when (monotonic), and whether they asked twice."""
+    """Whether somebody asked this agent to stop, since when (monotonic), and whether they asked
+    twice.
+    """
 
     def __init__(self) -> None:
         self.requested_at: float | None = None

@@ -1,4 +1,5 @@
-"""A test kit for workloads: what the managed loop relies on, asked of yours in seconds and in one process.
+"""A test kit for workloads: what the managed loop relies on, asked of yours in seconds and in one
+process.
 
 from kdist_trainer.testing import check_workload
 from my_module import MyWorkload
@@ -38,25 +39,36 @@ def check_workload(
     samples: int = 8,
     steps: int = 20,
 ) -> None:
-    """Raise `AssertionError` naming everything about the workload that the loop could not work with.
+    """Raise `AssertionError` naming everything about the workload that the loop could not work
+    with.
 
     `samples` are used of each split; `steps` optimizer steps on one batch must bring its loss down.
     """
     context = WorkloadContext(options or {}, data or {}, seed=0)
     examiner = _Examiner(workload, context, samples=samples, steps=steps)
     problems = [problem for question in examiner.questions() for problem in question()]
-    assert not problems, "\n".join([f"{workload.__name__} does not fit the managed loop:", *(f"- {one}" for one in problems)])  # noqa: S101
+    assert not problems, "\n".join(
+        [f"{workload.__name__} does not fit the managed loop:", *(f"- {one}" for one in problems)]
+    )  # noqa: S101
 
 
 class _Examiner:
-    """Each question yields what is wrong; a question that cannot be asked because an earlier one failed is left out."""
+    """Each question yields what is wrong; a question that cannot be asked because an earlier one
+    failed is left out.
+    """
 
-    def __init__(self, kind: type[Workload], context: WorkloadContext, *, samples: int, steps: int) -> None:
-        self._kind, self._context, self._steps = kind, context, steps
+    def __init__(
+        self, kind: type[Workload], context: WorkloadContext, *, samples: int, steps: int
+    ) -> None:
+        self._kind = kind
+        self._context = context
+        self._steps = steps
         self._set_generators = generators(_CPU)
         self.workload = kind(context)
         train = _samples(self.workload.dataset("train"))
-        assert train is not None and len(train) >= 2, f"{kind.__name__}.dataset('train') needs at least 2 samples"  # noqa: S101, PT018
+        assert train is not None and len(train) >= 2, (
+            f"{kind.__name__}.dataset('train') needs at least 2 samples"
+        )  # noqa: S101, PT018
         self.train: Samples = train
         self._indices = torch.arange(min(samples, len(train)))
 
@@ -77,7 +89,9 @@ class _Examiner:
         self._set_generators(derive(self._context.seed, WEIGHTS))
         return self.workload.model()
 
-    def _batch(self, indices: Tensor, samples: Samples | None = None, workload: Workload | None = None) -> Any:
+    def _batch(
+        self, indices: Tensor, samples: Samples | None = None, workload: Workload | None = None
+    ) -> Any:
         fetch = fetcher(workload or self.workload, samples if samples is not None else self.train)
         return fetch(indices, derive(self._context.seed, FETCH))
 
@@ -85,7 +99,10 @@ class _Examiner:
         first, second = self._model().state_dict(), self._model().state_dict()
         different = [name for name in first if not _equal(first[name], second.get(name))]
         if different:
-            yield f"model(): two calls with the same seed give other weights: {', '.join(different[:5])}"
+            yield (
+                "model(): two calls with the same seed give other weights: "
+                f"{', '.join(different[:5])}"
+            )
 
     def _same_samples(self) -> Iterator[str]:
         other = self._kind(self._context)
@@ -94,7 +111,10 @@ class _Examiner:
             yield "dataset('train'): a second call gives another length"
             return
         if not _equal(self._batch(self._indices), self._batch(self._indices, again, other)):
-            yield "dataset('train'): a second call gives other samples, or draws that the seeded generators do not decide"
+            yield (
+                "dataset('train'): a second call gives other samples, or draws that the "
+                "seeded generators do not decide"
+            )
         if self.workload.fingerprint(self.train) != other.fingerprint(again):
             yield "fingerprint(): two calls differ for the same data"
 
@@ -110,7 +130,10 @@ class _Examiner:
         try:
             pickle.dump((self.workload, self.train), io.BytesIO())
         except Exception as error:  # noqa: BLE001 - whatever pickle meets
-            yield f"workload or data set cannot be sent to loader processes (train.loader.workers): {error}"
+            yield (
+                "workload or data set cannot be sent to loader processes "
+                f"(train.loader.workers): {error}"
+            )
 
     def _loss(self, model: torch.nn.Module, indices: Tensor) -> tuple[Tensor, int]:
         self._set_generators(derive(self._context.seed, STEP))
@@ -124,23 +147,40 @@ class _Examiner:
             return
         units = self.workload.units_per_sample
         if units is not None and count != units * len(self._indices):
-            yield f"loss(): counts {count} terms in {len(self._indices)} samples; units_per_sample says {units} each"
+            yield (
+                f"loss(): counts {count} terms in {len(self._indices)} samples; "
+                f"units_per_sample says {units} each"
+            )
         if units is None and self.workload.count(self._batch(self._indices)) != count:
             yield "count(): differs from the count that loss() returns"
         half = len(self._indices) // 2
         parts = [self._loss(model, part) for part in (self._indices[:half], self._indices[half:])]
-        if not torch.allclose(loss.float(), sum(part.float() for part, _ in parts), rtol=1e-3, atol=1e-4):  # type: ignore[arg-type]
-            yield "loss(): the losses of two halves do not add up to the whole: return a sum over samples, not a mean"
+        if not torch.allclose(
+            loss.float(), sum(part.float() for part, _ in parts), rtol=1e-3, atol=1e-4
+        ):  # type: ignore[arg-type]
+            yield (
+                "loss(): the losses of two halves do not add up to the whole: return a sum "
+                "over samples, not a mean"
+            )
 
     def _gradients(self) -> Iterator[str]:
         model = self._model().train()
         loss, _ = self._loss(model, self._indices)
         loss.backward()  # type: ignore[no-untyped-call]
-        named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+        named = [
+            (name, weight) for name, weight in model.named_parameters() if weight.requires_grad
+        ]
         without = [name for name, weight in named if weight.grad is None]
         if without:
-            yield f"loss(): no gradient reaches {', '.join(without[:5])}: leave them out or set requires_grad = False"
-        wild = [name for name, weight in named if weight.grad is not None and not torch.isfinite(weight.grad).all()]
+            yield (
+                f"loss(): no gradient reaches {', '.join(without[:5])}: leave them out or set "
+                "requires_grad = False"
+            )
+        wild = [
+            name
+            for name, weight in named
+            if weight.grad is not None and not torch.isfinite(weight.grad).all()
+        ]
         if wild:
             yield f"loss(): the gradient of {', '.join(wild[:5])} is not finite"
 
@@ -153,9 +193,16 @@ class _Examiner:
             return
         model = self._model().eval()
         with torch.no_grad():
-            measured = self.workload.evaluate(model, self._batch(torch.arange(min(len(self._indices), len(test))), test))
+            measured = self.workload.evaluate(
+                model, self._batch(torch.arange(min(len(self._indices), len(test))), test)
+            )
         for name, value in measured.items():
-            if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], int) and value[1] > 0):
+            if not (
+                isinstance(value, tuple)
+                and len(value) == 2
+                and isinstance(value[1], int)
+                and value[1] > 0
+            ):
                 yield f"evaluate(): {name} must be (sum, count) with a positive integer count"
         if not measured:
             yield "evaluate(): measures nothing; return None from dataset('test') instead"
@@ -166,7 +213,9 @@ class _Examiner:
         plan = self.workload.tensor_plan(model, 1)
         if plan is None:
             return
-        named = {name: [key for key in plan if _matches(name, key)] for name, _ in model.named_modules()}
+        named = {
+            name: [key for key in plan if _matches(name, key)] for name, _ in model.named_modules()
+        }
         missed = [key for key in plan if not any(key in keys for keys in named.values())]
         if missed:
             yield f"tensor_plan(): names {', '.join(missed)}, and the model has no such part"
@@ -190,7 +239,10 @@ class _Examiner:
         loss, _ = self._loss(model.eval(), self._indices)
         after = float(loss.detach())
         if not after < before:
-            yield f"optimizer(): {self._steps} steps on one batch took its loss from {before:.4g} to {after:.4g}"
+            yield (
+                f"optimizer(): {self._steps} steps on one batch took its loss from "
+                f"{before:.4g} to {after:.4g}"
+            )
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -209,7 +261,15 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         return isinstance(other, Tensor) and torch.equal(one, other)
     if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+        return (
+            isinstance(other, dict)
+            and one.keys() == other.keys()
+            and all(_equal(one[key], other[key]) for key in one)
+        )
     if isinstance(one, list | tuple):
-        return isinstance(other, list | tuple) and len(one) == len(other) and all(map(_equal, one, other))
+        return (
+            isinstance(other, list | tuple)
+            and len(one) == len(other)
+            and all(map(_equal, one, other))
+        )
     return bool(one == other)

@@ -1,11 +1,15 @@
-"""The preflight: what a job demands of the network is measured by each new group of ranks, before it loads or trains anything.
+"""The preflight: what a job demands of the network is measured by each new group of ranks, before
+it loads or trains anything.
 
-Each group, not only the first: after a restart the ranks may be on other machines. What counts is the fastest of a few
-rounds, so a moment's disturbance ends no job; a link that is slow is slow in every round.
+Each group, not only the first: after a restart the ranks may be on other machines. What counts is
+the fastest of a few rounds, so a moment's disturbance ends no job; a link that is slow is slow in
+every round.
 
-One rank: joins the group, loads the workload, trains. `main` is what an agent starts in torchrun's environment.
+One rank: joins the group, loads the workload, trains. `main` is what an agent starts in torchrun's
+environment.
 
-By hand, one rank without an agent:  KDIST_CONFIG=train.json python -c 'from kdist_trainer.worker import main; main()'
+By hand, one rank without an agent:  KDIST_CONFIG=train.json python -c 'from kdist_trainer.worker
+import main; main()'
 """
 
 from __future__ import annotations
@@ -39,19 +43,30 @@ _SLOW_FACTOR = 2.0
 
 
 def check(
-    wanted: AllReduceCheck, world: World, *, node: str, beat: Callable[[], object], exchange: Exchange | None = None
+    wanted: AllReduceCheck,
+    world: World,
+    *,
+    node: str,
+    beat: Callable[[], object],
+    exchange: Exchange | None = None,
 ) -> None:
     """Measure the all-reduce that the job demands. Collective.
 
-    Raises `BandwidthError` where the ranks do not reach it: first on the rank that is slow, as far as one is.
+    Raises `BandwidthError` where the ranks do not reach it: first on the rank that is slow, as far
+    as one is.
     """
     if world.size == 1:
         return
     collective = COLLECTIVES["all_reduce"]
     row = measure(collective, count_bytes(wanted.size), world, _EFFORT, beat=beat)
-    reached, demanded = row.size / row.fastest * collective.factor(world.size), count_bytes(wanted.min_bus_bandwidth)
+    reached, demanded = (
+        row.size / row.fastest * collective.factor(world.size),
+        count_bytes(wanted.min_bus_bandwidth),
+    )
     if world.is_leader:
-        log.event("preflight", busbw=round(reached), demanded=demanded, size=row.size, ranks=world.size)
+        log.event(
+            "preflight", busbw=round(reached), demanded=demanded, size=row.size, ranks=world.size
+        )
     if reached >= demanded:
         return
     _, slow = judge_pairs(world, _SLOW_FACTOR, beat=beat, exchange=exchange)
@@ -59,9 +74,10 @@ def check(
     if world.rank != (slow.ranks[0] if slow is not None else 0):
         world.barrier()  # the rank to blame speaks first, and this one ends with it
     raise BandwidthError(
-        f"an all-reduce of {wanted.size} among {world.size} ranks reaches a bus bandwidth of {reached / 1e9:.3g} GB/s, "
-        f"spec.preflight.allReduce.minBusBandwidth demands {wanted.min_bus_bandwidth} ({demanded / 1e9:.3g} GB/s); "
-        + _name(slow, nodes)
+        f"an all-reduce of {wanted.size} among {world.size} ranks reaches a bus bandwidth "
+        f"of {reached / 1e9:.3g} GB/s, "
+        f"spec.preflight.allReduce.minBusBandwidth demands {wanted.min_bus_bandwidth} "
+        f"({demanded / 1e9:.3g} GB/s); " + _name(slow, nodes)
     )
 
 
@@ -84,7 +100,9 @@ def main() -> str:
         config = read_config(Path(os.environ["KDIST_CONFIG"]))
         train = config.train
         if train is None:
-            raise ConfigError("train.json has no train section: a script is not started by this entrypoint")
+            raise ConfigError(
+                "train.json has no train section: a script is not started by this entrypoint"
+            )
         torch.set_num_threads(config.threads_per_rank)
         beat(heartbeat, Phase.RENDEZVOUS)
         flight_recorder.note_collectives(heartbeat)
@@ -93,7 +111,12 @@ def main() -> str:
             log.bind(rank=world.rank, generation=world.generation)
             if config.preflight is not None and config.preflight.all_reduce is not None:
                 node = os.environ.get("KDIST_NODE", "")
-                check(config.preflight.all_reduce, world, node=node, beat=lambda: beat(heartbeat, Phase.INIT))
+                check(
+                    config.preflight.all_reduce,
+                    world,
+                    node=node,
+                    beat=lambda: beat(heartbeat, Phase.INIT),
+                )
             stats = StepStats(rank=world.rank, generation=world.generation)
             with Reporter(stats) as reporter:
                 around = RankRuntime(
@@ -103,10 +126,14 @@ def main() -> str:
                     report=reporter.send,
                     flush=reporter.flush,
                     heartbeat=heartbeat,
-                    checkpoints=Path(os.environ["KDIST_CHECKPOINTS"]) if "KDIST_CHECKPOINTS" in os.environ else None,
+                    checkpoints=Path(os.environ["KDIST_CHECKPOINTS"])
+                    if "KDIST_CHECKPOINTS" in os.environ
+                    else None,
                 )
                 run = assemble(config, train, load_workload(train, world), around)
-                scratch = Path(os.environ["KDIST_SCRATCH"]) if "KDIST_SCRATCH" in os.environ else None
+                scratch = (
+                    Path(os.environ["KDIST_SCRATCH"]) if "KDIST_SCRATCH" in os.environ else None
+                )
                 profiling.attach(run, scratch=scratch, checkpoints=around.checkpoints)
                 outcome = trainer.train(run)
             beat(heartbeat, Phase.EXIT)
@@ -117,24 +144,38 @@ def main() -> str:
 
 
 def open_world(config: TrainConfig, train: Training) -> World:
-    """The group that this rank belongs to. Raises `ConfigError` for a size that the job cannot use."""
-    return World.from_environment(timeout_seconds=config.collective_timeout_seconds, model_parallel=train.model_parallel or 1)
+    """The group that this rank belongs to. Raises `ConfigError` for a size that the job cannot
+    use.
+    """
+    return World.from_environment(
+        timeout_seconds=config.collective_timeout_seconds, model_parallel=train.model_parallel or 1
+    )
 
 
 def read_config(path: Path) -> TrainConfig:
-    """`train.json`, with the bounds that this group goes by. Raises `ConfigError` for one that cannot be read."""
+    """`train.json`, with the bounds that this group goes by. Raises `ConfigError` for one that
+    cannot be read.
+    """
     try:
         config = TrainConfig.read(path)
         least, colon, most = os.environ.get("KDIST_NODES", "").partition(":")
-        return config.model_copy(update={"nodes": Nodes(min=int(least), max=int(most))}) if colon else config
+        return (
+            config.model_copy(update={"nodes": Nodes(min=int(least), max=int(most))})
+            if colon
+            else config
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
 def load_workload(train: Training, world: World) -> Workload:
     """The workload that the job names, with what it is told."""
-    data = {mount: Path(path) for mount, path in json.loads(os.environ.get("KDIST_DATA", "{}")).items()}
-    return workloads.load(train.workload)(WorkloadContext(train.options, data, train.seed, world.device))
+    data = {
+        mount: Path(path) for mount, path in json.loads(os.environ.get("KDIST_DATA", "{}")).items()
+    }
+    return workloads.load(train.workload)(
+        WorkloadContext(train.options, data, train.seed, world.device)
+    )
 
 
 def beat(heartbeat: Heartbeat | None, phase: Phase) -> None:

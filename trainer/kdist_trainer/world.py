@@ -1,12 +1,14 @@
 """What one rank holds of a tensor that may be spread over several.
 
-The group of ranks that train together: who am I, how many are we, and the few things said outside of a step.
+The group of ranks that train together: who am I, how many are we, and the few things said outside
+of a step.
 
     with World.from_environment(timeout_seconds=300) as world:
         world.barrier()
 
-Leaving the block waits for every rank and then takes the group down: gloo aborts the process when a peer's sockets close
-first, and a success must never turn into SIGABRT. After an exception nobody waits, so that the cause is reported at once.
+Leaving the block waits for every rank and then takes the group down: gloo aborts the process when a
+peer's sockets close first, and a success must never turn into SIGABRT. After an exception nobody
+waits, so that the cause is reported at once.
 """
 
 from __future__ import annotations
@@ -50,19 +52,28 @@ class World:
     backend: str
     timeout: timedelta
     model_parallel: int = 1
-    """Ranks that share one copy of the model: neighbours, and so on one node where a node has that many."""
+    """Ranks that share one copy of the model: neighbours, and so on one node where a node has that
+    many.
+    """
 
     @classmethod
     def from_environment(
-        cls, *, timeout_seconds: float, model_parallel: int = 1, environment: Mapping[str, str] | None = None
+        cls,
+        *,
+        timeout_seconds: float,
+        model_parallel: int = 1,
+        environment: Mapping[str, str] | None = None,
     ) -> World:
         """Join the group that torchrun's variables describe; without them, be a group of one.
 
-        Raises `ConfigError` for a group that is no multiple of `model_parallel`, and what `init_process_group` raises when
-        the others do not come within the time-out.
+        Raises `ConfigError` for a group that is no multiple of `model_parallel`, and what
+        `init_process_group` raises when the others do not come within the time-out.
         """
         env = os.environ if environment is None else environment
-        local_rank, local_size = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
+        local_rank, local_size = (
+            int(env.get("LOCAL_RANK", "0")),
+            int(env.get("LOCAL_WORLD_SIZE", "1")),
+        )
         device = _device(local_rank, local_size)
         world = cls(
             rank=int(env.get("RANK", "0")),
@@ -77,7 +88,8 @@ class World:
         )
         if world.size % model_parallel:
             raise ConfigError(
-                f"train.modelParallel: {model_parallel} ranks share one copy of the model, and {world.size} ranks are no "
+                f"train.modelParallel: {model_parallel} ranks share one copy of the "
+                f"model, and {world.size} ranks are no "
                 "multiple of that: change nodes or procsPerNode"
             )
         world._open(env)
@@ -107,7 +119,9 @@ class World:
 
     @property
     def data_rank(self) -> int:
-        """Which of these copies this rank has a part in; all ranks of one copy read the same samples."""
+        """Which of these copies this rank has a part in; all ranks of one copy read the same
+        samples.
+        """
         return self.rank // self.model_parallel
 
     @property
@@ -116,8 +130,14 @@ class World:
         return self.rank % self.model_parallel
 
     def mesh(self) -> DeviceMesh:
-        """The group as a table: a row for each copy of the model (`data`), a column for each part (`model`). Collective."""
-        mesh = init_device_mesh(self.device.type, (self.data_size, self.model_parallel), mesh_dim_names=("data", "model"))
+        """The group as a table: a row for each copy of the model (`data`), a column for each part
+        (`model`). Collective.
+        """
+        mesh = init_device_mesh(
+            self.device.type,
+            (self.data_size, self.model_parallel),
+            mesh_dim_names=("data", "model"),
+        )
         mesh._flatten("all")  # a sum over both dimensions is then one operation
         return mesh
 
@@ -126,19 +146,25 @@ class World:
         dist.barrier()
 
     def broadcast_object(self, value: Any, *, source: int = 0) -> Any:
-        """What `value` is on rank `source`, on every rank (pickled: among the ranks of one job only)."""
+        """What `value` is on rank `source`, on every rank (pickled: among the ranks of one job
+        only).
+        """
         box = [value]
         dist.broadcast_object_list(box, src=source, device=torch.device("cpu"))
         return box[0]
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """Every rank's `value`, in the order of ranks (pickled: among the ranks of one job only)."""
+        """Every rank's `value`, in the order of ranks (pickled: among the ranks of one job
+        only).
+        """
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
 
     def new_group(self, backend: str = "gloo") -> dist.ProcessGroup:
-        """Another group of the same ranks, for traffic that must not queue behind the training's. Collective."""
+        """Another group of the same ranks, for traffic that must not queue behind the training's.
+        Collective.
+        """
         group = dist.new_group(backend=backend, timeout=self.timeout)
         assert isinstance(group, dist.ProcessGroup)  # noqa: S101 - every rank is a member
         return group
@@ -146,7 +172,12 @@ class World:
     def __enter__(self) -> World:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if error is None:
             leave()
 
@@ -154,9 +185,10 @@ class World:
 def leave() -> None:
     """Wait for every rank, then take the group down. Collective.
 
-    The group object is kept to the process's end. Whoever lets go of it last - a DDP module, often - joins gloo's threads with
-    the interpreter's lock in hand, and one of them may wait for that lock: a collective after a backward pass holds a Python
-    object (torch 2.13). The training was over, and hung.
+    The group object is kept to the process's end. Whoever lets go of it last - a DDP module, often
+    - joins gloo's threads with the interpreter's lock in hand, and one of them may wait for that
+    lock: a collective after a backward pass holds a Python object (torch 2.13). The training was
+    over, and hung.
     """
     dist.barrier()
     _left.append(dist.group.WORLD)

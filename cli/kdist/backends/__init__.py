@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final, Literal
 
-from kdist.backends.base import Backend, Placement, backstop, is_elastic, is_made_for, list_permanent_codes
+from kdist.backends.base import (
+    Backend,
+    Placement,
+    backstop,
+    is_elastic,
+    is_made_for,
+    list_permanent_codes,
+)
 from kdist.backends.job import IndexedJob
 from kdist.backends.jobset import JobSet
 from kdist.backends.pytorchjob import PyTorchJob
@@ -32,7 +39,8 @@ __all__ = [
 ]
 
 _BACKENDS: Final[dict[str, Backend]] = {
-    backend.name: backend for backend in (IndexedJob(), StatefulSet(), PyTorchJob(), JobSet(), TrainJob())
+    backend.name: backend
+    for backend in (IndexedJob(), StatefulSet(), PyTorchJob(), JobSet(), TrainJob())
 }
 NAMES: Final = tuple(_BACKENDS)
 
@@ -47,19 +55,24 @@ def get(name: str) -> Backend:
 def choose(kinds: Collection[tuple[str, str]], job: TrainingJob | None = None) -> str:
     """What `backend: auto` becomes on a cluster that knows these (apiVersion, kind).
 
-    JobSet where there is one, else the Indexed Job. An elastic job is always an Indexed Job: the only kind that Kubernetes and
-    Kueue can scale while it runs.
+    JobSet where there is one, else the Indexed Job. An elastic job is always an Indexed Job: the
+    only kind that Kubernetes and Kueue can scale while it runs.
     """
     if job is not None and is_elastic(job):
         return IndexedJob.name
     return JobSet.name if (JobSet.api_version, JobSet.kind) in kinds else IndexedJob.name
 
 
-def choose_rendezvous(job: TrainingJob, *, may_create_role: bool = True) -> Literal["kubernetes", "c10d"]:
-    """What `rendezvous` becomes on a cluster. Raises `KdistError` for `file`, which is a folder of one machine."""
+def choose_rendezvous(
+    job: TrainingJob, *, may_create_role: bool = True
+) -> Literal["kubernetes", "c10d"]:
+    """What `rendezvous` becomes on a cluster. Raises `KdistError` for `file`, which is a folder of
+    one machine.
+    """
     if job.spec.rendezvous == "file":
         raise KdistError(
-            "rendezvous: file is for `kdist run`; pods share no folder", hint="leave it out, or use kubernetes or c10d"
+            "rendezvous: file is for `kdist run`; pods share no folder",
+            hint="leave it out, or use kubernetes or c10d",
         )
     if job.spec.rendezvous == "auto":
         return "kubernetes" if may_create_role else "c10d"

@@ -36,10 +36,14 @@ class IndexedJob(Backend):
 
     def _limits(self, job: TrainingJob) -> Iterator[str]:
         if job.spec.queue and is_elastic(job):
-            yield f"Kueue starts the job when its queue has room for all {job.spec.nodes.max} nodes; `kdist scale` asks for fewer"
+            yield (
+                f"Kueue starts the job when its queue has room for all {job.spec.nodes.max} "
+                "nodes; `kdist scale` asks for fewer"
+            )
         if not is_elastic(job):
             yield (
-                "the Job controller makes a lost pod anew after 10 s, twice as long with each further loss, at most 10 min, and "
+                "the Job controller makes a lost pod anew after 10 s, twice as long with "
+                "each further loss, at most 10 min, and "
                 "the others wait; backend: jobset, statefulset and pytorchjob take seconds"
             )
 
@@ -48,7 +52,9 @@ class IndexedJob(Backend):
         return {"spec": {"completions": nodes, "parallelism": nodes}}
 
     def keep(self, rendered: dict[str, Any], workload: Mapping[str, Any]) -> dict[str, Any]:
-        """The successPolicy counts the nodes of the first day, which only ends the job a little later."""
+        """The successPolicy counts the nodes of the first day, which only ends the job a little
+        later.
+        """
         spec = {key: value for key, value in rendered["spec"].items() if key != "successPolicy"}
         policy = (workload.get("spec") or {}).get("successPolicy")
         return {**rendered, "spec": spec | ({"successPolicy": policy} if policy else {})}

@@ -1,4 +1,6 @@
-"""A JobSet with a single Job: its controller begins the job anew, where a Job alone would have given up."""
+"""A JobSet with a single Job: its controller begins the job anew, where a Job alone would have
+given up.
+"""
 
 from __future__ import annotations
 
@@ -31,4 +33,7 @@ class JobSet(Backend):
 
     def read(self, workload: Mapping[str, Any]) -> WorkloadState:
         """How it ended; it counts Jobs and no pods, so there are no counts."""
-        return replace(read_end(workload, "Completed", "Failed"), suspended=bool((workload.get("spec") or {}).get("suspend")))
+        return replace(
+            read_end(workload, "Completed", "Failed"),
+            suspended=bool((workload.get("spec") or {}).get("suspend")),
+        )

@@ -1,4 +1,6 @@
-"""The controllers behind the kinds of objects: how their deployments are called, and whether one is at work. Pure."""
+"""The controllers behind the kinds of objects: how their deployments are called, and whether one is
+at work. Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Any, NamedTuple
 
 
 class Operator(NamedTuple):
-    """A project's controller. `part` is in its deployment's name, `needs` are kinds that it makes objects of."""
+    """A project's controller. `part` is in its deployment's name, `needs` are kinds that it makes
+    objects of.
+    """
 
     part: str
     project: str
@@ -25,7 +29,9 @@ OPERATORS: dict[str, Operator] = {
 _SERVICE = re.compile(r'https://(?P<name>[\w-]+)\.(?P<namespace>[\w-]+)\.svc[:/"]')
 
 
-def find_deployment(deployments: Iterable[Mapping[str, Any]], kind: str) -> Mapping[str, Any] | None:
+def find_deployment(
+    deployments: Iterable[Mapping[str, Any]], kind: str
+) -> Mapping[str, Any] | None:
     """The deployment of the controller behind a kind; None where none is named as it is."""
     part = OPERATORS[kind].part
     return next((each for each in deployments if part in each["metadata"]["name"]), None)
@@ -39,6 +45,8 @@ def count_ready(deployment: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def find_webhook_home(message: str) -> tuple[str, str] | None:
-    """(service, namespace) of the webhook that the API server could not call, as far as its message says it."""
+    """(service, namespace) of the webhook that the API server could not call, as far as its message
+    says it.
+    """
     found = _SERVICE.search(message)
     return (found["name"], found["namespace"]) if found else None

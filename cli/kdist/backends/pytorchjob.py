@@ -1,4 +1,6 @@
-"""A PyTorchJob of Kubeflow's training-operator (v1): workers only, as an elastic job must be, and no launcher of its own."""
+"""A PyTorchJob of Kubeflow's training-operator (v1): workers only, as an elastic job must be, and
+no launcher of its own.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class PyTorchJob(Backend):
-    """`backend: pytorchjob`. The operator insists on the container's name, and sets the pods' restart policy itself."""
+    """`backend: pytorchjob`. The operator insists on the container's name, and sets the pods'
+    restart policy itself.
+    """
 
     name = "pytorchjob"
     api_version = "kubeflow.org/v1"
@@ -30,17 +34,28 @@ class PyTorchJob(Backend):
 
     def _limits(self, job: TrainingJob) -> Iterator[str]:
         yield (
-            "the training-operator makes failed pods anew without end, as its backoffLimit does not count them, so only the "
-            "agents keep to maxRestarts; and it never removes a job that failed; backend: job does both"
+            "the training-operator makes failed pods anew without end, as its "
+            "backoffLimit does not count them, so only the "
+            "agents keep to maxRestarts; and it never removes a job that failed; backend: "
+            "job does both"
         )
         yield from super()._limits(job)
 
     def keep(self, rendered: dict[str, Any], workload: Mapping[str, Any]) -> dict[str, Any]:
-        """The template of pods that are at work: the operator would start a lost one from another."""
-        worker = (((workload.get("spec") or {}).get("pytorchReplicaSpecs") or {}).get("Worker")) or {}
+        """The template of pods that are at work: the operator would start a lost one from
+        another.
+        """
+        worker = (
+            ((workload.get("spec") or {}).get("pytorchReplicaSpecs") or {}).get("Worker")
+        ) or {}
         if "template" not in worker or self.read(workload).suspended:
             return rendered
-        replicas = {"Worker": {**rendered["spec"]["pytorchReplicaSpecs"]["Worker"], "template": worker["template"]}}
+        replicas = {
+            "Worker": {
+                **rendered["spec"]["pytorchReplicaSpecs"]["Worker"],
+                "template": worker["template"],
+            }
+        }
         return {**rendered, "spec": {**rendered["spec"], "pytorchReplicaSpecs": replicas}}
 
     def scale_patch(self, nodes: int) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""A StatefulSet: pods with lasting names, for clusters where nothing else may be made. It has no notion of an end."""
+"""A StatefulSet: pods with lasting names, for clusters where nothing else may be made. It has no
+notion of an end.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class StatefulSet(Backend):
-    """`backend: statefulset`. Its pods are started again whatever their exit code, so an agent that has ended stays, unready."""
+    """`backend: statefulset`. Its pods are started again whatever their exit code, so an agent that
+    has ended stays, unready.
+    """
 
     name = "statefulset"
     api_version = "apps/v1"
@@ -29,11 +33,15 @@ class StatefulSet(Backend):
 
     def _limits(self, job: TrainingJob) -> Iterator[str]:
         yield (
-            "a StatefulSet has no end: its pods hold their resources until a kdist command (wait, status, apply --wait) sees the "
+            "a StatefulSet has no end: its pods hold their resources until a kdist "
+            "command (wait, status, apply --wait) sees the "
             "end of the training, and ttlSeconds is of no effect; backend: job ends by itself"
         )
         if job.spec.queue:
-            yield "Kueue lets a StatefulSet be scaled only to nothing and back; backend: job can be scaled within its queue"
+            yield (
+                "Kueue lets a StatefulSet be scaled only to nothing and back; backend: job "
+                "can be scaled within its queue"
+            )
 
     def scale_patch(self, nodes: int) -> dict[str, Any]:
         """Pods with the highest numbers go first."""
@@ -41,15 +49,27 @@ class StatefulSet(Backend):
 
     def suspend_patch(self, suspended: bool, *, nodes: int = 1) -> dict[str, Any]:
         """No pods at all; the outcome of an earlier end is forgotten."""
-        return {"metadata": {"annotations": {OUTCOME: None}}, "spec": {"replicas": 0 if suspended else nodes}}
+        return {
+            "metadata": {"annotations": {OUTCOME: None}},
+            "spec": {"replicas": 0 if suspended else nodes},
+        }
 
     def read(self, workload: Mapping[str, Any]) -> WorkloadState:
         """It ended if whoever saw that wrote the exit record onto it and took its pods away."""
         status = workload.get("status") or {}
-        state = WorkloadState(active=int(status.get("replicas") or 0), ready=int(status.get("readyReplicas") or 0))
+        state = WorkloadState(
+            active=int(status.get("replicas") or 0), ready=int(status.get("readyReplicas") or 0)
+        )
         if (workload.get("spec") or {}).get("replicas") != 0:
             return state
-        record = ExitRecord.parse(((workload.get("metadata") or {}).get("annotations") or {}).get(OUTCOME))
+        record = ExitRecord.parse(
+            ((workload.get("metadata") or {}).get("annotations") or {}).get(OUTCOME)
+        )
         if record is None:
             return replace(state, suspended=True)
-        return replace(state, finished="succeeded" if record.code == 0 else "failed", reason=record.cause, message=record.message)
+        return replace(
+            state,
+            finished="succeeded" if record.code == 0 else "failed",
+            reason=record.cause,
+            message=record.message,
+        )

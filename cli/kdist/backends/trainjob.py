@@ -1,4 +1,6 @@
-"""A TrainJob of Kubeflow Trainer (v2) with a TrainingRuntime of its own, which holds the whole pod."""
+"""A TrainJob of Kubeflow Trainer (v2) with a TrainingRuntime of its own, which holds the whole
+pod.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from kdist.status import WorkloadState
 
 
 class TrainJob(Backend):
-    """`backend: trainjob`. Trainer insists on the container's name, and makes a JobSet of the job's name."""
+    """`backend: trainjob`. Trainer insists on the container's name, and makes a JobSet of the job's
+    name.
+    """
 
     name = "trainjob"
     api_version = "trainer.kubeflow.org/v1alpha1"
@@ -33,4 +37,7 @@ class TrainJob(Backend):
 
     def read(self, workload: Mapping[str, Any]) -> WorkloadState:
         """How it ended; it counts Jobs and no pods, so there are no counts."""
-        return replace(read_end(workload, "Complete", "Failed"), suspended=bool((workload.get("spec") or {}).get("suspend")))
+        return replace(
+            read_end(workload, "Complete", "Failed"),
+            suspended=bool((workload.get("spec") or {}).get("suspend")),
+        )

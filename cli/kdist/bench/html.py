@@ -1,4 +1,6 @@
-"""A bench as one HTML page that needs nothing else: bandwidth and latency over the size, and the pairs of ranks. Pure."""
+"""A bench as one HTML page that needs nothing else: bandwidth and latency over the size, and the
+pairs of ranks. Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,22 @@ text.p99 { fill: #e4572e; stroke: none; } .slow { stroke: #e4572e; stroke-width:
 
 def draw(result: Result) -> str:
     """The page."""
-    sections = [f"<h1>{escape(result.collective)}</h1><p class=soft>{escape(result.headline())}</p>"]
+    sections = [
+        f"<h1>{escape(result.collective)}</h1><p class=soft>{escape(result.headline())}</p>"
+    ]
     if any(row["size"] for row in result.rows):
         sections += ["<h2>Bandwidth over the size</h2>" + curves(result, ("busbw", "algbw"))]
         sections += ["<h2>Time of a round over the size</h2>" + curves(result, ("p50", "p99"))]
     head = "".join(f"<th>{cell.lower()}</th>" for cell in COLUMNS)
-    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in result.table())
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in result.table()
+    )
     sections += [f"<h2>Every size</h2><table><tr>{head}</tr>{rows}</table>"]
     if result.pairs:
-        sections += [f"<h2>Every pair of ranks</h2><p>{escape(result.verdict())}</p>" + matrix(result)]
+        sections += [
+            f"<h2>Every pair of ranks</h2><p>{escape(result.verdict())}</p>" + matrix(result)
+        ]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(result.collective)} bench</title>\n'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}{_STYLE}</style></head>\n'
@@ -57,8 +66,12 @@ def curves(result: Result, names: Sequence[str]) -> str:
     parts = []
     for power in range(low, high + 1):
         at = y(10.0**power)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{show(10.0**power)}</text>')
+        parts.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
+        )
+        parts.append(
+            f'<text class="tick" x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{show(10.0**power)}</text>'
+        )
     parts += [
         f'<text class="tick" x="{x(row["size"]):.1f}" y="{_HEIGHT - 12}" text-anchor="middle">{size(row["size"])}</text>'
         for row in rows
@@ -66,7 +79,9 @@ def curves(result: Result, names: Sequence[str]) -> str:
     for number, name in enumerate(names):
         points = " ".join(f"{x(row['size']):.1f},{y(row[name]):.1f}" for row in rows)
         parts.append(f'<polyline class="line {name}" points="{points}"/>')
-        parts.append(f'<text class="{name}" x="{_LEFT + 12}" y="{_TOP + 16 + 18 * number}">{name}</text>')
+        parts.append(
+            f'<text class="{name}" x="{_LEFT + 12}" y="{_TOP + 16 + 18 * number}">{name}</text>'
+        )
     return _svg(_WIDTH, _HEIGHT, f"{' and '.join(names)} over the size", parts)
 
 
@@ -79,7 +94,9 @@ def matrix(result: Result) -> str:
     low, high = min(known), max(known)
     parts = list(_cells(result, ranks, low, high))
     side = (ranks + 1) * _CELL + 8
-    return _svg(_WIDTH, side, f"seconds of a message of {size(result.pair_size)} between two ranks", parts)
+    return _svg(
+        _WIDTH, side, f"seconds of a message of {size(result.pair_size)} between two ranks", parts
+    )
 
 
 def _cells(result: Result, ranks: int, low: float, high: float) -> Iterator[str]:
@@ -94,7 +111,9 @@ def _cells(result: Result, ranks: int, low: float, high: float) -> Iterator[str]
                 continue
             shade = 0.12 + 0.88 * (value - low) / ((high - low) or 1)
             framed = ' class="slow"' if slow and slow <= {one, other} else ""
-            words = f"{one} and {other}: {duration(value)} ({result.nodes[one]}, {result.nodes[other]})"
+            words = (
+                f"{one} and {other}: {duration(value)} ({result.nodes[one]}, {result.nodes[other]})"
+            )
             yield (
                 f'<rect{framed} x="{(other + 1) * _CELL}" y="{at}" width="{_CELL - 4}" height="{_CELL - 4}" rx="3" '
                 f'fill="#2e6f9e" fill-opacity="{shade:.2f}"><title>{escape(words)}</title></rect>'

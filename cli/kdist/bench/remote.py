@@ -17,16 +17,26 @@ if TYPE_CHECKING:
 
 
 def measure(
-    cluster: Cluster, job: TrainingJob, *, base: Path, keep: bool, timeout: float | None, tell: Callable[[str], None]
+    cluster: Cluster,
+    job: TrainingJob,
+    *,
+    base: Path,
+    keep: bool,
+    timeout: float | None,
+    tell: Callable[[str], None],
 ) -> Result:
-    """Run the bench on the cluster; what has failed, or shall be kept, stays there, all else goes when it is over.
+    """Run the bench on the cluster; what has failed, or shall be kept, stays there, all else goes
+    when it is over.
 
     Raises `KdistError`: what keeps it from being sent, TIMEOUT after `timeout` seconds, JOB_FAILED.
     """
     name = job.metadata.name
     plan = deploy.plan(cluster, job, base=base)
     if plan.exists:
-        raise UsageError(f"{name} is on the cluster already", next_command=f"kdist delete {name} -n {cluster.namespace}")
+        raise UsageError(
+            f"{name} is on the cluster already",
+            next_command=f"kdist delete {name} -n {cluster.namespace}",
+        )
     for text in plan.warnings:
         tell(f"Warning: {text}")
     if not keep:  # what is sent has to be taken away again
@@ -36,13 +46,21 @@ def measure(
     tell(f"sent {name} to namespace {cluster.namespace} as {plan.placement.backend}")
     try:
         jobs.wait_for(cluster, name, timeout=timeout, tell=tell)
-        lines = (line.text for line in logs.read(cluster, jobs.fetch_snapshot(cluster, name), logs.LogRequest(), tell=tell))
+        lines = (
+            line.text
+            for line in logs.read(
+                cluster, jobs.fetch_snapshot(cluster, name), logs.LogRequest(), tell=tell
+            )
+        )
         result = read_events(lines)
     except KeyboardInterrupt:
         _take_away(cluster, name, tell)
         raise
     except KdistError as error:
-        error.hint = error.hint or f"it stays for a look: kdist delete {name} -n {cluster.namespace} takes it away"
+        error.hint = (
+            error.hint
+            or f"it stays for a look: kdist delete {name} -n {cluster.namespace} takes it away"
+        )
         raise
     if not result.done:
         raise KdistError(f"{name} has ended and its logs hold no result", code=Code.JOB_FAILED)

@@ -1,4 +1,6 @@
-"""What a bench has found, put together from the events of its ranks, and told in words and columns. Pure."""
+"""What a bench has found, put together from the events of its ranks, and told in words and columns.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,14 @@ class Result:
         """Cells under `COLUMNS`."""
         for row in self.rows:
             times = (duration(row[name]) for name in _TIMES)
-            yield (size(row["size"]), str(row["rounds"]), *times, rate(row["algbw"]), rate(row["busbw"]), str(row["wrong"]))
+            yield (
+                size(row["size"]),
+                str(row["rounds"]),
+                *times,
+                rate(row["algbw"]),
+                rate(row["busbw"]),
+                str(row["wrong"]),
+            )
 
     def headline(self) -> str:
         """What was measured, and the best of it."""
@@ -83,12 +92,18 @@ class Result:
         if not self.pairs:
             return ""
         if self.slow is None:
-            return f"no pair of ranks is slower than the others; a message of {size(self.pair_size)} takes {self._usual()}"
+            return (
+                "no pair of ranks is slower than the others; a message of "
+                f"{size(self.pair_size)} takes {self._usual()}"
+            )
         ranks, nodes = self.slow["ranks"], self.slow["nodes"]
         who = " and ".join(f"rank {rank} ({node})" for rank, node in zip(ranks, nodes, strict=True))
         what = "the pair " if len(ranks) > 1 else ""
         ratio = f"{self.slow['ratio']:.1f} times the median of the others"
-        return f"slow: {what}{who}: {size(self.pair_size)} take {duration(self.slow['seconds'])}, {ratio}"
+        return (
+            f"slow: {what}{who}: {size(self.pair_size)} take "
+            f"{duration(self.slow['seconds'])}, {ratio}"
+        )
 
     def _usual(self) -> str:
         known = sorted(value for row in self.pairs for value in row if value is not None)
@@ -135,14 +150,19 @@ def _take(result: Result, event: Mapping[str, Any]) -> None:
     elif name == "bench-row":
         row: dict[str, Any] = {key: float(event[key]) for key in _TIMES}
         row |= {key: int(event[key]) for key in ("size", "rounds", "wrong")}
-        row |= {key: None if event.get(key) is None else float(event[key]) for key in ("algbw", "busbw")}
+        row |= {
+            key: None if event.get(key) is None else float(event[key]) for key in ("algbw", "busbw")
+        }
         result.rows.append(row)
     elif name == "bench-pairs":
         result.pair_size = int(event["size"])
         result.nodes.append(str(event["node"]))
         result.pairs.append([None if value is None else float(value) for value in event["seconds"]])
     elif name == "bench-slow":
-        slow = {"ranks": [int(rank) for rank in event["ranks"]], "nodes": [str(node) for node in event["nodes"]]}
+        slow = {
+            "ranks": [int(rank) for rank in event["ranks"]],
+            "nodes": [str(node) for node in event["nodes"]],
+        }
         result.slow = {**slow, "seconds": float(event["seconds"]), "ratio": float(event["ratio"])}
     elif name == "bench-done":
         result.done = True

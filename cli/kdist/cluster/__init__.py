@@ -1,8 +1,10 @@
-"""The cluster as kdist uses it: objects as plain documents, watches and logs that survive an outage, exec and forwarding.
+"""The cluster as kdist uses it: objects as plain documents, watches and logs that survive an
+outage, exec and forwarding.
 
-`connect` reads the kubeconfig (exec plugins, in-cluster accounts and contexts included) and gives a `Cluster`. This room is the
-only one that imports `kubernetes`, and only where it must: for the tokens of an OpenID provider, and to forward ports; never its
-typed models, which cost half a second to import.
+`connect` reads the kubeconfig (exec plugins, in-cluster accounts and contexts included) and gives a
+`Cluster`. This room is the only one that imports `kubernetes`, and only where it must: for the
+tokens of an OpenID provider, and to forward ports; never its typed models, which cost half a second
+to import.
 """
 
 from kdist.cluster.access import Impersonation

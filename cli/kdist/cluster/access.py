@@ -1,4 +1,6 @@
-"""Whom to talk to and as whom, once it is known: what a pool of connections and a websocket are made from."""
+"""Whom to talk to and as whom, once it is known: what a pool of connections and a websocket are
+made from.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ _CHANNELS = "v5.channel.k8s.io,v4.channel.k8s.io"
 
 @dataclass(frozen=True)
 class Impersonation:
-    """Whom to act as: what of the server's own checks applies to them, and not to us, who need the right to impersonate them.
+    """Whom to act as: what of the server's own checks applies to them, and not to us, who need the
+    right to impersonate them.
 
-    Raises `UsageError` for groups, a uid or extras of nobody, and for names that no header can carry.
+    Raises `UsageError` for groups, a uid or extras of nobody, and for names that no header can
+    carry.
     """
 
     user: str = ""
@@ -30,8 +34,16 @@ class Impersonation:
 
     def __post_init__(self) -> None:
         if (self.groups or self.uid or self.extra) and not self.user:
-            raise UsageError("groups, a uid or extras can only be taken on together with a user", hint="add --as USER")
-        values = [self.user, *self.groups, self.uid, *(each for found in self.extra.values() for each in found)]
+            raise UsageError(
+                "groups, a uid or extras can only be taken on together with a user",
+                hint="add --as USER",
+            )
+        values = [
+            self.user,
+            *self.groups,
+            self.uid,
+            *(each for found in self.extra.values() for each in found),
+        ]
         if bad := next((each for each in values if not each.isprintable()), None):
             raise UsageError(f"nobody can be called {bad!r}")
 
@@ -46,8 +58,9 @@ class Impersonation:
 
 @dataclass(frozen=True)
 class Access:
-    """Whom to talk to, by the names that people know it by, and as whom. `authority` is a PEM text, empty for the system's own;
-    `server_name` is what the server's certificate is checked against, where that is not its address.
+    """Whom to talk to, by the names that people know it by, and as whom. `authority` is a PEM text,
+    empty for the system's own; `server_name` is what the server's certificate is checked against,
+    where that is not its address.
     """
 
     context: str
@@ -66,7 +79,9 @@ class Access:
         return [("user-agent", "kdist"), *own, *self.impersonation.headers()]
 
     def pool(self, connections: int, credential: Credential) -> Any:
-        """A pool that keeps so many connections, all with one TLS context. Raises `OSError` for a key that cannot be used."""
+        """A pool that keeps so many connections, all with one TLS context. Raises `OSError` for a
+        key that cannot be used.
+        """
         import urllib3
 
         settings: dict[str, Any] = {"maxsize": connections}
@@ -81,7 +96,9 @@ class Access:
         return urllib3.ProxyManager(self.proxy, proxy_headers=told, **settings)
 
     def websocket(self, path: str) -> Any:
-        """A websocket to this path, open; it speaks the channels of exec. Raises what `websocket-client` does."""
+        """A websocket to this path, open; it speaks the channels of exec. Raises what
+        `websocket-client` does.
+        """
         import ssl
 
         from websocket import WebSocket
@@ -90,14 +107,21 @@ class Access:
         tls: dict[str, Any] = {}
         if self.server.startswith("https"):
             required = ssl.CERT_REQUIRED if self.verify else ssl.CERT_NONE
-            tls = {"context": self._tls(credential), "cert_reqs": required, "check_hostname": self.verify}
+            tls = {
+                "context": self._tls(credential),
+                "cert_reqs": required,
+                "check_hostname": self.verify,
+            }
             if self.server_name:
                 tls["server_hostname"] = self.server_name
         made: Any = WebSocket(sslopt=tls, skip_utf8_validation=False)
         headers = [*self.headers(credential), ("sec-websocket-protocol", _CHANNELS)]
         lines = [f"{name}: {value}" for name, value in headers]
         made.connect(
-            f"{self.server.replace('http', 'ws', 1)}{path}", header=lines, timeout=CONNECT_SECONDS, **self._websocket_proxy()
+            f"{self.server.replace('http', 'ws', 1)}{path}",
+            header=lines,
+            timeout=CONNECT_SECONDS,
+            **self._websocket_proxy(),
         )
         made.settimeout(None)
         return made
@@ -108,11 +132,17 @@ class Access:
         proxy = urlsplit(self.proxy)
         if proxy.scheme != "http":
             raise KdistError(
-                f"exec, port-forward and what needs them cannot go through a proxy that is spoken to by TLS ({proxy.hostname})",
+                (
+                    "exec, port-forward and what needs them cannot go through a proxy that "
+                    f"is spoken to by TLS ({proxy.hostname})"
+                ),
                 hint="name its address with http:// in `proxy-url`, if it has one",
                 code=Code.UNREACHABLE,
             )
-        found: dict[str, Any] = {"http_proxy_host": proxy.hostname, "http_proxy_port": proxy.port or 80}
+        found: dict[str, Any] = {
+            "http_proxy_host": proxy.hostname,
+            "http_proxy_port": proxy.port or 80,
+        }
         return {**found, "http_proxy_auth": self._proxy_user()}
 
     def _proxy_user(self) -> tuple[str, str] | None:
@@ -132,7 +162,8 @@ class Access:
         else:
             context.load_default_certs()
         if credential.certificate:
-            with tempfile.NamedTemporaryFile(mode="w", suffix=".pem") as file:  # OpenSSL reads a key from a file only
+            # OpenSSL reads a key from a file only
+            with tempfile.NamedTemporaryFile(mode="w", suffix=".pem") as file:
                 file.write(f"{credential.certificate}\n{credential.key}")
                 file.flush()
                 context.load_cert_chain(file.name)

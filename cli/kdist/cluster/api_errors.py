@@ -15,13 +15,16 @@ _FORBIDDEN = re.compile(
 )
 _NO_NAMESPACE = re.compile(r'namespaces "(?P<namespace>[^"]+)" not found')
 _DEAF_WEBHOOK = re.compile(r'failed calling webhook "(?P<name>[^"]+)":(?P<why>.*)', re.DOTALL)
-# `.spec.template.spec.containers[name="trainer"].volumeMounts: duplicate entries for key [mountPath="/data"]`
+# `.spec.template.spec.containers[name="trainer"].volumeMounts: duplicate entries for key
+# [mountPath="/data"]`
 _DUPLICATE = re.compile(r"(?P<list>\.[^ :]*): duplicate entries for key \[(?P<key>[^\]]+)\]")
 _CONFLICT_OWNER = re.compile(r'conflicts? with "(?P<manager>[^"]+)"')
 
 
 class Denied(NamedTuple):
-    """A right that is missing, such as `get jobs.batch`; without a namespace: in the whole cluster."""
+    """A right that is missing, such as `get jobs.batch`; without a namespace: in the whole
+    cluster.
+    """
 
     right: str
     namespace: str
@@ -30,8 +33,9 @@ class Denied(NamedTuple):
 class ApiError(KdistError):
     """The API server answered, and the answer is no.
 
-    `status` is HTTP's number, `reason` the API's word (`Conflict`, `Invalid`, `Forbidden`, …), `details` what it adds,
-    `owners` the field managers that a server-side apply conflicts with, `denied` the right that is missing.
+    `status` is HTTP's number, `reason` the API's word (`Conflict`, `Invalid`, `Forbidden`, …),
+    `details` what it adds, `owners` the field managers that a server-side apply conflicts with,
+    `denied` the right that is missing.
     """
 
     def __init__(
@@ -67,15 +71,26 @@ def read_status(body: bytes) -> dict[str, Any]:
 
 
 def explain(status: int, body: bytes, *, what: str, namespace: str, context: str) -> ApiError:
-    """The error for an answer of 400 and above. `what` says what was asked: `get jobs.batch/digits`."""
+    """The error for an answer of 400 and above. `what` says what was asked: `get
+    jobs.batch/digits`.
+    """
     answer = read_status(body)
-    message = str(answer.get("message") or body[:300].decode(errors="replace").strip() or f"HTTP {status}")
+    message = str(
+        answer.get("message") or body[:300].decode(errors="replace").strip() or f"HTTP {status}"
+    )
     reason, details = str(answer.get("reason") or ""), answer.get("details")
-    facts: dict[str, Any] = {"status": status, "reason": reason, "details": details if isinstance(details, dict) else {}}
+    facts: dict[str, Any] = {
+        "status": status,
+        "reason": reason,
+        "details": details if isinstance(details, dict) else {},
+    }
     if status == 401:
         return ApiError(
             f"the API server does not know who you are (context {context})",
-            hint="the credentials in the kubeconfig are missing or have expired: log in to the cluster again",
+            hint=(
+                "the credentials in the kubeconfig are missing or have expired: log in to the "
+                "cluster again"
+            ),
             next_command="kdist doctor",
             code=Code.FORBIDDEN,
             **facts,
@@ -88,15 +103,21 @@ def explain(status: int, body: bytes, *, what: str, namespace: str, context: str
         return _deaf(found, what=what, facts=facts)
     if found := _DUPLICATE.search(message):
         told = f"{found['list'].lstrip('.')} has two entries with {found['key'].replace('=', ' ')}"
-        return ApiError(f"{what}: {told}", hint="take one of them out of the job's podTemplate", **facts)
+        return ApiError(
+            f"{what}: {told}", hint="take one of them out of the job's podTemplate", **facts
+        )
     causes = _causes(facts["details"])
     if status == 409 and causes and (owners := dict.fromkeys(_CONFLICT_OWNER.findall(message))):
         told = "; ".join(f"{field} is set by {_owner(why)}" for field, why in causes)
         taken = "leave these fields out of the job, or take them over with --force-conflicts"
         return ApiError(f"{what}: {told}", hint=taken, owners=tuple(owners), **facts)
     if status == 422 and causes:
-        # The message repeats the refused value whole, which may be a pod template in Go's notation; its end says why.
-        told = "; ".join(f"{field}: {why if len(why) < 200 else why.rpartition(': ')[2]}" for field, why in causes)
+        # The message repeats the refused value whole, which may be a pod template in Go's notation;
+        # its end says why.
+        told = "; ".join(
+            f"{field}: {why if len(why) < 200 else why.rpartition(': ')[2]}"
+            for field, why in causes
+        )
         return ApiError(f"{what}: {told}", **facts)
     return ApiError(f"{what}: {message}", **facts)
 
@@ -105,7 +126,9 @@ def _causes(details: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(field, why) of each thing that was wrong."""
     causes = details.get("causes") or []
     return [
-        (str(each.get("field") or "").lstrip("."), str(each.get("message") or "")) for each in causes if isinstance(each, dict)
+        (str(each.get("field") or "").lstrip("."), str(each.get("message") or ""))
+        for each in causes
+        if isinstance(each, dict)
     ]
 
 
@@ -116,10 +139,16 @@ def _owner(why: str) -> str:
 
 def _forbidden(found: re.Match[str], *, namespace: str, facts: dict[str, Any]) -> ApiError:
     resource, slash, part = found["resource"].partition("/")
-    right = f"{found['verb']} {'.'.join(each for each in (resource, found['group']) if each)}{slash}{part}"
+    right = (
+        f"{found['verb']} "
+        f"{'.'.join(each for each in (resource, found['group']) if each)}{slash}{part}"
+    )
     where = found["namespace"] or ""
     return ApiError(
-        f"you are `{found['user']}`, who may not {right} {f'in namespace {where}' if where else 'in the whole cluster'}",
+        (
+            f"you are `{found['user']}`, who may not {right} "
+            f"{f'in namespace {where}' if where else 'in the whole cluster'}"
+        ),
         next_command=f"kdist doctor -n {where or namespace}",
         code=Code.FORBIDDEN,
         denied=Denied(right, where),
@@ -136,7 +165,10 @@ def _deaf(found: re.Match[str], *, what: str, facts: dict[str, Any]) -> ApiError
     why = found["why"].strip().removeprefix("failed to call webhook: ")
     return ApiError(
         f"{what}: the admission webhook {found['name']}{of} does not answer ({why})",
-        hint="whoever runs the cluster must bring its service back, or remove its configuration; then send it again",
+        hint=(
+            "whoever runs the cluster must bring its service back, or remove its "
+            "configuration; then send it again"
+        ),
         next_command=f"kubectl get pods -n {home[1]}"
         if home
         else "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations",
@@ -147,7 +179,11 @@ def _deaf(found: re.Match[str], *, what: str, facts: dict[str, Any]) -> ApiError
 def _missing(message: str, named: bool, *, what: str, facts: dict[str, Any]) -> ApiError:
     if found := _NO_NAMESPACE.search(message):
         name = found["namespace"]
-        return ApiNotFoundError(f"there is no namespace {name}", next_command=f"kubectl create namespace {name}", **facts)
+        return ApiNotFoundError(
+            f"there is no namespace {name}",
+            next_command=f"kubectl create namespace {name}",
+            **facts,
+        )
     if named:
         return ApiNotFoundError(message, **facts)
     return ApiNotFoundError(

@@ -24,23 +24,29 @@ def connect(
     request_timeout: float = READ_SECONDS,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Cluster:
-    """A connection by the kubeconfig (`file`, or where it is usual), or by the pod's own account in a cluster.
+    """A connection by the kubeconfig (`file`, or where it is usual), or by the pod's own account in
+    a cluster.
 
-    A plugin for credentials is asked at once, and nothing else is sent yet. `patience` is how many seconds each request goes on
-    trying while the server is away, and `until` a moment on the monotonic clock up to which outages are ridden out once the
-    server has answered; `tell` hears of it, once per outage; `request_timeout` is how many seconds a single answer may be
-    silent, 0 for ever. Raises `KdistError` (code UNREACHABLE) if there is no configuration, or none that can be used.
+    A plugin for credentials is asked at once, and nothing else is sent yet. `patience` is how many
+    seconds each request goes on trying while the server is away, and `until` a moment on the
+    monotonic clock up to which outages are ridden out once the server has answered; `tell` hears of
+    it, once per outage; `request_timeout` is how many seconds a single answer may be silent, 0 for
+    ever. Raises `KdistError` (code UNREACHABLE) if there is no configuration, or none that can be
+    used.
     """
     access = kubeconfig.load(context, file=file, impersonation=impersonation)
-    transport = Transport(access, patience=patience, tell=tell, request_timeout=request_timeout, until=until)
+    transport = Transport(
+        access, patience=patience, tell=tell, request_timeout=request_timeout, until=until
+    )
     return Cluster(transport, namespace or access.namespace)
 
 
 class Cluster(Objects):
     """A cluster and a namespace in it. Threads may share one.
 
-    Every method raises `ApiError` when the server says no (`ApiNotFoundError`, which is a `NotFoundError`, where there is no such
-    object), and `KdistError` with code UNREACHABLE when it stays away. Where `namespace` is left out, it is the connection's own.
+    Every method raises `ApiError` when the server says no (`ApiNotFoundError`, which is a
+    `NotFoundError`, where there is no such object), and `KdistError` with code UNREACHABLE when it
+    stays away. Where `namespace` is left out, it is the connection's own.
     """
 
     def __init__(self, transport: Transport, namespace: str) -> None:
@@ -61,12 +67,15 @@ class Cluster(Objects):
         since: float | str | None = None,
         timestamps: bool = False,
     ) -> Iterator[str]:
-        """Lines of a container's log, without their ends; `since` is a number of seconds back, or a moment as RFC 3339 text.
+        """Lines of a container's log, without their ends; `since` is a number of seconds back, or a
+        moment as RFC 3339 text.
 
-        With `follow` it ends when the container has ended; a cut connection is taken up again. A container that has not begun
-        is a `ApiError` with status 400.
+        With `follow` it ends when the container has ended; a cut connection is taken up again. A
+        container that has not begun is a `ApiError` with status 400.
         """
-        wanted = watch.LogQuery(pod, namespace or self.namespace, container, follow, previous, tail, since, timestamps)
+        wanted = watch.LogQuery(
+            pod, namespace or self.namespace, container, follow, previous, tail, since, timestamps
+        )
         return watch.read(self._transport, wanted)
 
     def exec(
@@ -81,52 +90,108 @@ class Cluster(Objects):
         out: Callable[[bytes], object] | None = None,
         err: Callable[[bytes], object] | None = None,
     ) -> int:
-        """Run a command in a container and return its exit code. What it writes goes to `out` and `err` (ours by default)."""
+        """Run a command in a container and return its exit code. What it writes goes to `out` and
+        `err` (ours by default).
+        """
         return streams.execute(
-            self._transport, pod, argv, namespace=namespace or self.namespace, container=container,
-            stdin=stdin, tty=tty, out=out, err=err,
-        )  # fmt: skip
+            self._transport,
+            pod,
+            argv,
+            namespace=namespace or self.namespace,
+            container=container,
+            stdin=stdin,
+            tty=tty,
+            out=out,
+            err=err,
+        )
 
     def run(
-        self, pod: str, argv: Sequence[str], *, namespace: str | None = None, container: str = "trainer", timeout: float = 30.0
+        self,
+        pod: str,
+        argv: Sequence[str],
+        *,
+        namespace: str | None = None,
+        container: str = "trainer",
+        timeout: float = 30.0,
     ) -> tuple[int, bytes]:
-        """Run a command and collect what it writes to stdout: (exit code, output). Its stderr is dropped.
+        """Run a command and collect what it writes to stdout: (exit code, output). Its stderr is
+        dropped.
 
         Raises `KdistError` with code TIMEOUT if it takes longer than `timeout` seconds.
         """
         found = bytearray()
         code = streams.execute(
-            self._transport, pod, argv, namespace=namespace or self.namespace, container=container, stdin=False, tty=False,
-            out=found.extend, err=lambda _: None, timeout=timeout,
-        )  # fmt: skip
+            self._transport,
+            pod,
+            argv,
+            namespace=namespace or self.namespace,
+            container=container,
+            stdin=False,
+            tty=False,
+            out=found.extend,
+            err=lambda _: None,
+            timeout=timeout,
+        )
         return code, bytes(found)
 
     def session(
-        self, pod: str, argv: Sequence[str], *, namespace: str | None = None, container: str = "trainer"
+        self,
+        pod: str,
+        argv: Sequence[str],
+        *,
+        namespace: str | None = None,
+        container: str = "trainer",
     ) -> AbstractContextManager[streams.ExecSession]:
         """A command that runs as long as the context lasts: then its standard input ends."""
-        return streams.session(self._transport, pod, argv, namespace=namespace or self.namespace, container=container)
+        return streams.session(
+            self._transport, pod, argv, namespace=namespace or self.namespace, container=container
+        )
 
-    def proxy(self, pod: str, port: int, path: str, *, namespace: str | None = None, timeout: float = 5.0) -> bytes:
-        """Body of `GET path` from a pod's port, through the API server; asked once, within `timeout` seconds."""
-        request = self._request("GET", "proxy", "v1", "Pod", name=f"{pod}:{port}", namespace=namespace, subresource="proxy")
+    def proxy(
+        self, pod: str, port: int, path: str, *, namespace: str | None = None, timeout: float = 5.0
+    ) -> bytes:
+        """Body of `GET path` from a pod's port, through the API server; asked once, within
+        `timeout` seconds.
+        """
+        request = self._request(
+            "GET",
+            "proxy",
+            "v1",
+            "Pod",
+            name=f"{pod}:{port}",
+            namespace=namespace,
+            subresource="proxy",
+        )
         base = ApiRequest(
-            "GET", f"{request.path}/{path.lstrip('/')}", f"GET {path} of pod/{pod}", accept="*/*", again=False, timeout=timeout
+            "GET",
+            f"{request.path}/{path.lstrip('/')}",
+            f"GET {path} of pod/{pod}",
+            accept="*/*",
+            again=False,
+            timeout=timeout,
         )
         return self._transport.send(base).body
 
-    def forward(self, pod: str, port: int, *, namespace: str | None = None, local: int = 0) -> AbstractContextManager[int]:
-        """A port on 127.0.0.1 (`local`, or a free one) whose connections end at the pod's port, as long as the context lasts.
+    def forward(
+        self, pod: str, port: int, *, namespace: str | None = None, local: int = 0
+    ) -> AbstractContextManager[int]:
+        """A port on 127.0.0.1 (`local`, or a free one) whose connections end at the pod's port, as
+        long as the context lasts.
 
-        Each connection is carried by itself, so an API server that was away is no matter to the ones that come after.
+        Each connection is carried by itself, so an API server that was away is no matter to the
+        ones that come after.
         """
-        return streams.forward(self._transport, pod, port, namespace=namespace or self.namespace, local=local)
+        return streams.forward(
+            self._transport, pod, port, namespace=namespace or self.namespace, local=local
+        )
 
     def check_forward(self, pod: str, port: int, *, namespace: str | None = None) -> None:
-        """Raises `KdistError` where no connection can be forwarded to the pod; `forward` itself closes
-        each connection without a word.
+        """Raises `KdistError` where no connection can be forwarded to the pod; `forward` itself
+        closes each connection without a word.
         """
-        streams.open_forward(self._transport, pod, port, namespace=namespace or self.namespace).close()
+        streams.open_forward(
+            self._transport, pod, port, namespace=namespace or self.namespace
+        ).close()
 
     def kinds(self) -> set[tuple[str, str]]:
         """Every (API version, kind) that the cluster serves."""
@@ -137,7 +202,14 @@ class Cluster(Objects):
         return self._transport.send(ApiRequest("GET", "/version", "get /version")).document()
 
     def can_i(
-        self, verb: str, api_version: str, kind: str, *, namespace: str | None = None, name: str = "", subresource: str = ""
+        self,
+        verb: str,
+        api_version: str,
+        kind: str,
+        *,
+        namespace: str | None = None,
+        name: str = "",
+        subresource: str = "",
     ) -> bool:
         """Whether the server would let us, by what it knows of our rights."""
         attributes = {
@@ -151,12 +223,16 @@ class Cluster(Objects):
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}},
+            "spec": {
+                "resourceAttributes": {key: value for key, value in attributes.items() if value}
+            },
         }
         return bool((self.create(review).get("status") or {}).get("allowed"))
 
     def rules(self) -> list[dict[str, Any]]:
-        """The rules of our rights in the namespace, as far as the server can list them: what is not in them may still be so."""
+        """The rules of our rights in the namespace, as far as the server can list them: what is not
+        in them may still be so.
+        """
         if self._rules is None:
             review = {
                 "apiVersion": "authorization.k8s.io/v1",

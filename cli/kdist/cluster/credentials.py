@@ -1,4 +1,6 @@
-"""Where credentials come from: the kubeconfig itself, a file of a token, a plugin that is run, or the official client."""
+"""Where credentials come from: the kubeconfig itself, a file of a token, a plugin that is run, or
+the official client.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _TOLD_LINES = 20
 
 @dataclass(frozen=True)
 class Credential:
-    """Who we are to the server: an `Authorization` header, a client certificate with its key (PEM texts), or both."""
+    """Who we are to the server: an `Authorization` header, a client certificate with its key (PEM
+    texts), or both.
+    """
 
     authorization: str = ""
     certificate: str = ""
@@ -34,7 +38,9 @@ class CredentialSource(Protocol):
     """Gives credentials that are good now."""
 
     def get(self) -> Credential:
-        """The credentials. Raises `KdistError` with code UNREACHABLE where there are none to be had."""
+        """The credentials. Raises `KdistError` with code UNREACHABLE where there are none to be
+        had.
+        """
         ...
 
     def forget(self) -> bool:
@@ -60,7 +66,9 @@ class Fixed:
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A token in a file, which whoever mounts it exchanges before it ends; so it is read each time."""
+    """A token in a file, which whoever mounts it exchanges before it ends; so it is read each
+    time.
+    """
 
     file: Path
 
@@ -77,13 +85,22 @@ class TokenFile:
 
 
 class Plugin:
-    """A program that gives credentials (`users[].user.exec`), run when they are first needed and before they end."""
+    """A program that gives credentials (`users[].user.exec`), run when they are first needed and
+    before they end.
+    """
 
-    def __init__(self, settings: Mapping[str, Any], *, folder: Path, cluster: Mapping[str, Any]) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], *, folder: Path, cluster: Mapping[str, Any]
+    ) -> None:
         command = settings.get("command")
-        if not isinstance(command, str) or not command or not isinstance(settings.get("apiVersion"), str):
+        if (
+            not isinstance(command, str)
+            or not command
+            or not isinstance(settings.get("apiVersion"), str)
+        ):
             raise ValueError("exec needs `command` and `apiVersion`")
-        # As kubectl has it: a path is relative to the kubeconfig, a bare name is looked for in PATH.
+        # As kubectl has it: a path is relative to the kubeconfig, a bare name is looked for in
+        # PATH.
         path = str(folder / command) if os.sep in command else command
         self._argv = [path, *(str(each) for each in settings.get("args") or [])]
         self._version = str(settings["apiVersion"])
@@ -109,38 +126,56 @@ class Plugin:
         return True
 
     def _run(self) -> str:
-        """What the plugin writes to stdout. What it says on stderr is passed on while a person looks on, as a login may ask."""
+        """What the plugin writes to stdout. What it says on stderr is passed on while a person
+        looks on, as a login may ask.
+        """
         interactive = self._mode != "Never" and sys.stdin is not None and sys.stdin.isatty()
         if self._mode == "Always" and not interactive:
             raise self._fail("it needs a terminal (interactiveMode: Always), and there is none")
-        spec = {"interactive": interactive, **({"cluster": self._cluster} if self._cluster is not None else {})}
+        spec = {
+            "interactive": interactive,
+            **({"cluster": self._cluster} if self._cluster is not None else {}),
+        }
         asked = {"apiVersion": self._version, "kind": "ExecCredential", "spec": spec}
         env = {**os.environ, **self._env, "KUBERNETES_EXEC_INFO": json.dumps(asked)}
         stdin = None if interactive else subprocess.DEVNULL
         try:
-            process = subprocess.Popen(self._argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+            process = subprocess.Popen(
+                self._argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+            )
         except OSError as error:
             raise self._fail(f"it cannot be started: {error.strerror or error}") from error
         said = bytearray()
-        listener = threading.Thread(target=_listen, args=(process.stderr, said, interactive), daemon=True)
+        listener = threading.Thread(
+            target=_listen, args=(process.stderr, said, interactive), daemon=True
+        )
         listener.start()
         with process:
             out = process.stdout.read() if process.stdout else b""
             listener.join()
         if process.returncode:
-            raise self._fail(f"it ended with code {process.returncode}", said.decode(errors="replace"))
+            raise self._fail(
+                f"it ended with code {process.returncode}", said.decode(errors="replace")
+            )
         return out.decode(errors="replace")
 
     def _read(self, text: str) -> tuple[Credential, float]:
-        """The credentials in the plugin's answer, and the moment that they end at, in seconds since 1970."""
+        """The credentials in the plugin's answer, and the moment that they end at, in seconds since
+        1970.
+        """
         try:
             answer = json.loads(text)
             status = answer["status"]
-            token, certificate = status.get("token") or "", status.get("clientCertificateData") or ""
+            token, certificate = (
+                status.get("token") or "",
+                status.get("clientCertificateData") or "",
+            )
             key, end = status.get("clientKeyData") or "", status.get("expirationTimestamp")
             until = datetime.fromisoformat(end).timestamp() if end else float("inf")
             if answer.get("apiVersion") != self._version:
-                raise ValueError(f"it answers in {answer.get('apiVersion')}, not in {self._version}")
+                raise ValueError(
+                    f"it answers in {answer.get('apiVersion')}, not in {self._version}"
+                )
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise self._fail(f"it does not answer with an ExecCredential ({error})") from error
         if not token and not (certificate and key):
@@ -149,7 +184,12 @@ class Plugin:
 
     def _fail(self, why: str, said: str = "") -> KdistError:
         lines = said.strip().splitlines()[-_TOLD_LINES:]
-        told = "\n  ".join([f"no credentials: the plugin `{' '.join(self._argv)}` of the kubeconfig: {why}", *lines])
+        told = "\n  ".join(
+            [
+                f"no credentials: the plugin `{' '.join(self._argv)}` of the kubeconfig: {why}",
+                *lines,
+            ]
+        )
         hint = self._hint or "run it by itself, or log in to the cluster again"
         return KdistError(told, hint=hint, code=Code.UNREACHABLE)
 

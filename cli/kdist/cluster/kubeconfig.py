@@ -1,12 +1,13 @@
 """Whom to talk to, and as whom: the kubeconfig, or the account of the pod that this runs in.
 
-What a kubeconfig holds is honoured or refused by its name: a field that is passed over in silence may be the one that says who
-we are to be.
+What a kubeconfig holds is honoured or refused by its name: a field that is passed over in silence
+may be the one that says who we are to be.
 
 The official client's `KubeConfigLoader` is used for OpenID providers only. As a base class it would
 save the merging of files, some thirty lines: it knows no impersonation, logs the failure of a
 plugin and goes on without credentials, asks no plugin again for a certificate, ignores fields that
-it does not know, writes keys to files that outlive a crash, and takes a third of a second to import.
+it does not know, writes keys to files that outlive a crash, and takes a third of a second to
+import.
 """
 
 from __future__ import annotations
@@ -27,17 +28,33 @@ _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _CERTIFICATES = ("client-certificate", "client-key")
 _USER = frozenset(
     {
-        *_CERTIFICATES, *(f"{name}-data" for name in _CERTIFICATES),
-        "token", "tokenFile", "username", "password", "exec", "auth-provider",
-        "as", "as-uid", "as-groups", "as-user-extra", "extensions",
+        *_CERTIFICATES,
+        *(f"{name}-data" for name in _CERTIFICATES),
+        "token",
+        "tokenFile",
+        "username",
+        "password",
+        "exec",
+        "auth-provider",
+        "as",
+        "as-uid",
+        "as-groups",
+        "as-user-extra",
+        "extensions",
     }
-)  # fmt: skip
+)
 _CLUSTER = frozenset(
     {
-        "server", "certificate-authority", "certificate-authority-data", "insecure-skip-tls-verify", "tls-server-name",
-        "proxy-url", "disable-compression", "extensions",
+        "server",
+        "certificate-authority",
+        "certificate-authority-data",
+        "insecure-skip-tls-verify",
+        "tls-server-name",
+        "proxy-url",
+        "disable-compression",
+        "extensions",
     }
-)  # fmt: skip
+)
 _FOLDER = "folder"  # where an entry's relative paths start, beside what the file says of it
 
 Entry = dict[str, Any]
@@ -55,11 +72,18 @@ def _look(file: str | None) -> tuple[str, list[Path]]:
     return paths, [Path(path) for path in names if Path(path).is_file()]
 
 
-def load(context: str | None = None, *, file: str | None = None, impersonation: Impersonation | None = None) -> Access:
-    """Read the kubeconfig (`file`, else `$KUBECONFIG`, else `~/.kube/config`); without one, the account of the pod that this
-    runs in. Each part of `impersonation` overrules what the kubeconfig says.
+def load(
+    context: str | None = None,
+    *,
+    file: str | None = None,
+    impersonation: Impersonation | None = None,
+) -> Access:
+    """Read the kubeconfig (`file`, else `$KUBECONFIG`, else `~/.kube/config`); without one, the
+    account of the pod that this runs in. Each part of `impersonation` overrules what the kubeconfig
+    says.
 
-    Raises `KdistError` (code UNREACHABLE) if there is neither, if the context does not exist, or if it cannot be used.
+    Raises `KdistError` (code UNREACHABLE) if there is neither, if the context does not exist, or if
+    it cannot be used.
     """
     paths, files = _look(file)
     asked = impersonation or Impersonation()
@@ -79,42 +103,63 @@ def load(context: str | None = None, *, file: str | None = None, impersonation: 
         raise
     except (yaml.YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise KdistError(
-            f"the kubeconfig cannot be used: {error}", hint=f"it is read from {paths}", code=Code.UNREACHABLE
+            f"the kubeconfig cannot be used: {error}",
+            hint=f"it is read from {paths}",
+            code=Code.UNREACHABLE,
         ) from error
 
 
 def _in_cluster(impersonation: Impersonation) -> Access:
-    host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    host, port = (
+        os.environ.get("KUBERNETES_SERVICE_HOST", ""),
+        os.environ.get("KUBERNETES_SERVICE_PORT", "443"),
+    )
     try:
         return Access(
             context="in-cluster",
             namespace=_ACCOUNT.joinpath("namespace").read_text().strip() or "default",
-            server=f"https://[{host}]:{port}" if ":" in host else f"https://{host or 'kubernetes.default.svc'}:{port}",
+            server=f"https://[{host}]:{port}"
+            if ":" in host
+            else f"https://{host or 'kubernetes.default.svc'}:{port}",
             credentials=TokenFile(_ACCOUNT / "token"),
             impersonation=impersonation,
             authority=_ACCOUNT.joinpath("ca.crt").read_text(),
         )
     except OSError as error:
-        raise KdistError(f"the account of this pod cannot be used: {error}", code=Code.UNREACHABLE) from error
+        raise KdistError(
+            f"the account of this pod cannot be used: {error}", code=Code.UNREACHABLE
+        ) from error
 
 
 def _merge(files: Sequence[Path]) -> Entry:
-    """The files as one: of two entries by one name the first counts, and so does the first current context."""
+    """The files as one: of two entries by one name the first counts, and so does the first current
+    context.
+    """
     import yaml
 
     merged: Entry = {"current-context": "", "contexts": {}, "clusters": {}, "users": {}}
     for file in files:
-        document = yaml.load(file.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+        document = yaml.load(
+            file.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        )  # noqa: S506 - both are safe
         if not isinstance(document, dict):
-            raise TypeError(f"{file} is {'empty' if document is None else 'no document with fields'}")
-        merged["current-context"] = merged["current-context"] or document.get("current-context") or ""
+            raise TypeError(
+                f"{file} is {'empty' if document is None else 'no document with fields'}"
+            )
+        merged["current-context"] = (
+            merged["current-context"] or document.get("current-context") or ""
+        )
         for kind, part in (("contexts", "context"), ("clusters", "cluster"), ("users", "user")):
             for each in document.get(kind) or []:
-                merged[kind].setdefault(each["name"], {**(each.get(part) or {}), _FOLDER: file.absolute().parent})
+                merged[kind].setdefault(
+                    each["name"], {**(each.get(part) or {}), _FOLDER: file.absolute().parent}
+                )
     return merged
 
 
-def _access(merged: Entry, context: str | None, asked: Impersonation, files: Sequence[Path]) -> Access:
+def _access(
+    merged: Entry, context: str | None, asked: Impersonation, files: Sequence[Path]
+) -> Access:
     name = context or merged["current-context"]
     if not name:
         raise ValueError("it names no current-context; choose one with --context")
@@ -125,13 +170,18 @@ def _access(merged: Entry, context: str | None, asked: Impersonation, files: Seq
     _refuse(f"cluster {chosen.get('cluster')}", set(cluster) - _CLUSTER - {_FOLDER})
     server = _text(cluster, "server").rstrip("/")
     if urlsplit(server).scheme not in ("http", "https"):
-        raise ValueError(f"cluster {chosen.get('cluster')}: its server is `{server}`, which is no address with https://")
+        raise ValueError(
+            f"cluster {chosen.get('cluster')}: its server is `{server}`, which is no "
+            "address with https://"
+        )
     authority = _pem(cluster, "certificate-authority")
     return Access(
         context=str(name),
         namespace=_text(chosen, "namespace") or "default",
         server=server,
-        credentials=_credentials(user, cluster_info(server, cluster, authority), files=files, context=str(name)),
+        credentials=_credentials(
+            user, cluster_info(server, cluster, authority), files=files, context=str(name)
+        ),
         impersonation=_impersonate(user, asked),
         authority=authority,
         verify=not cluster.get("insecure-skip-tls-verify"),
@@ -143,7 +193,8 @@ def _access(merged: Entry, context: str | None, asked: Impersonation, files: Seq
 def _refuse(where: str, fields: set[str]) -> None:
     if fields:
         raise KdistError(
-            f"the kubeconfig cannot be used: {where} has {', '.join(f'`{each}`' for each in sorted(fields))}, "
+            f"the kubeconfig cannot be used: {where} has "
+            f"{', '.join(f'`{each}`' for each in sorted(fields))}, "
             "which kdist does not know and cannot honour",
             hint="take it out, or give a kubeconfig without it with --kubeconfig",
             code=Code.UNREACHABLE,
@@ -152,12 +203,16 @@ def _refuse(where: str, fields: set[str]) -> None:
 
 def _find(merged: Entry, kind: str, name: object) -> Entry:
     if name not in merged[kind]:
-        raise LookupError(f"it has no {kind[:-1]} `{name}`; it has {', '.join(map(str, merged[kind])) or 'none'}")
+        raise LookupError(
+            f"it has no {kind[:-1]} `{name}`; it has {', '.join(map(str, merged[kind])) or 'none'}"
+        )
     found: Entry = merged[kind][name]
     return found
 
 
-def _credentials(user: Entry, cluster: Mapping[str, Any], *, files: Sequence[Path], context: str) -> CredentialSource:
+def _credentials(
+    user: Entry, cluster: Mapping[str, Any], *, files: Sequence[Path], context: str
+) -> CredentialSource:
     if user.get("auth-provider"):
         return _provider(user["auth-provider"], files, context)
     if user.get("exec"):
@@ -175,7 +230,10 @@ def _provider(provider: Mapping[str, Any], files: Sequence[Path], context: str) 
     """The token of an OpenID provider, which the official client knows how to ask for anew."""
     if provider.get("name") != "oidc":
         raise KdistError(
-            f"the kubeconfig cannot be used: auth-provider `{provider.get('name')}` is gone from Kubernetes' clients",
+            (
+                f"the kubeconfig cannot be used: auth-provider `{provider.get('name')}` is "
+                "gone from Kubernetes' clients"
+            ),
             hint="use the plugin that took its place: gke-gcloud-auth-plugin, kubelogin, …",
             code=Code.UNREACHABLE,
         )
@@ -184,16 +242,29 @@ def _provider(provider: Mapping[str, Any], files: Sequence[Path], context: str) 
 
     merged = kube_config.KubeConfigMerger(os.pathsep.join(map(str, files)))
     loader = kube_config.KubeConfigLoader(
-        merged.config, active_context=context, config_base_path=None, config_persister=merged.save_changes
+        merged.config,
+        active_context=context,
+        config_base_path=None,
+        config_persister=merged.save_changes,
     )
     configuration = Configuration()
     loader.load_and_set(configuration)
 
     def ask() -> str:
-        return next((str(each["value"]) for each in configuration.auth_settings().values() if each["value"]), "")
+        return next(
+            (
+                str(each["value"])
+                for each in configuration.auth_settings().values()
+                if each["value"]
+            ),
+            "",
+        )
 
     if not ask():
-        raise KdistError(f"no credentials for context {context}: its oidc token cannot be used", code=Code.UNREACHABLE)
+        raise KdistError(
+            f"no credentials for context {context}: its oidc token cannot be used",
+            code=Code.UNREACHABLE,
+        )
     return Fixed(ask=ask)
 
 
@@ -202,21 +273,33 @@ def _impersonate(user: Entry, asked: Impersonation) -> Impersonation:
         asked.user or _text(user, "as"),
         asked.groups or tuple(str(each) for each in user.get("as-groups") or []),
         asked.uid or _text(user, "as-uid"),
-        {str(key): tuple(map(str, values)) for key, values in (user.get("as-user-extra") or {}).items()},
+        {
+            str(key): tuple(map(str, values))
+            for key, values in (user.get("as-user-extra") or {}).items()
+        },
     )
 
 
 def _find_proxy(server: str, told: str) -> str:
-    """The kubeconfig's proxy, else the environment's, which is not for this machine itself nor for what NO_PROXY names."""
+    """The kubeconfig's proxy, else the environment's, which is not for this machine itself nor for
+    what NO_PROXY names.
+    """
     from urllib.request import getproxies
 
     parts = urlsplit(server)
-    proxy = told or ("" if _is_direct(parts.hostname or "", server) else getproxies().get(parts.scheme, ""))
+    proxy = told or (
+        "" if _is_direct(parts.hostname or "", server) else getproxies().get(parts.scheme, "")
+    )
     if proxy and urlsplit(proxy).scheme not in ("http", "https"):
         raise KdistError(
-            f"the proxy {proxy} {'of the kubeconfig (`proxy-url`)' if told else 'of the environment'} cannot be used: "
+            f"the proxy {proxy} "
+            f"{'of the kubeconfig (`proxy-url`)' if told else 'of the environment'} "
+            "cannot be used: "
             "kdist speaks to proxies by http:// and https:// only",
-            hint="give the address of an HTTP proxy, or reach the cluster by a tunnel and take the proxy out",
+            hint=(
+                "give the address of an HTTP proxy, or reach the cluster by a tunnel and take "
+                "the proxy out"
+            ),
             code=Code.UNREACHABLE,
         )
     return proxy

@@ -23,12 +23,16 @@ Document = dict[str, Any]
 T = TypeVar("T")
 
 # What the server writes into metadata by itself.
-_SERVERS_OWN = frozenset({"managedFields", "resourceVersion", "generation", "uid", "creationTimestamp", "selfLink"})
+_SERVERS_OWN = frozenset(
+    {"managedFields", "resourceVersion", "generation", "uid", "creationTimestamp", "selfLink"}
+)
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What came of sending an object: as the server has it now, what it was before (None if new), and its warnings."""
+    """What came of sending an object: as the server has it now, what it was before (None if new),
+    and its warnings.
+    """
 
     document: Document
     verb: Literal["created", "configured", "unchanged"]
@@ -37,9 +41,15 @@ class Applied:
 
 
 def essence(document: Mapping[str, Any]) -> Document:
-    """An object without what the server keeps about it by itself: two objects of one essence are the same to their user."""
-    metadata = {key: value for key, value in document.get("metadata", {}).items() if key not in _SERVERS_OWN}
-    return {key: value for key, value in document.items() if key != "status"} | {"metadata": metadata}
+    """An object without what the server keeps about it by itself: two objects of one essence are
+    the same to their user.
+    """
+    metadata = {
+        key: value for key, value in document.get("metadata", {}).items() if key not in _SERVERS_OWN
+    }
+    return {key: value for key, value in document.items() if key != "status"} | {
+        "metadata": metadata
+    }
 
 
 class Objects:
@@ -49,9 +59,19 @@ class Objects:
         self._transport = transport
         self.namespace = namespace
 
-    def get(self, api_version: str, kind: str, name: str, namespace: str | None = None, *, subresource: str = "") -> Document:
+    def get(
+        self,
+        api_version: str,
+        kind: str,
+        name: str,
+        namespace: str | None = None,
+        *,
+        subresource: str = "",
+    ) -> Document:
         """The object as the server has it."""
-        return self._ask("GET", "get", api_version, kind, name=name, namespace=namespace, subresource=subresource)
+        return self._ask(
+            "GET", "get", api_version, kind, name=name, namespace=namespace, subresource=subresource
+        )
 
     def list(
         self,
@@ -64,10 +84,17 @@ class Objects:
         field_selector: str = "",
         metadata_only: bool = False,
     ) -> builtins.list[Document]:
-        """All objects of the kind that the selectors pick, in the server's order; with `metadata_only` nothing else of them."""
+        """All objects of the kind that the selectors pick, in the server's order; with
+        `metadata_only` nothing else of them.
+        """
         place = None if all_namespaces else namespace or self.namespace
         return self.list_with_version(
-            api_version, kind, namespace=place, selector=selector, field_selector=field_selector, metadata_only=metadata_only
+            api_version,
+            kind,
+            namespace=place,
+            selector=selector,
+            field_selector=field_selector,
+            metadata_only=metadata_only,
         )[0]
 
     def list_with_version(
@@ -80,7 +107,9 @@ class Objects:
         field_selector: str = "",
         metadata_only: bool = False,
     ) -> tuple[builtins.list[Document], str]:
-        """The objects, and the version of the whole from which a watch goes on. Namespace None is all of them."""
+        """The objects, and the version of the whole from which a watch goes on. Namespace None is
+        all of them.
+        """
         chosen = [("labelSelector", selector), ("fieldSelector", field_selector)]
         query = [(key, value) for key, value in chosen if value]
         request = ApiRequest(
@@ -97,21 +126,29 @@ class Objects:
             except ApiError as error:
                 if error.status != HTTPStatus.GONE or request.query == query:
                     raise
-                # The server has forgotten the list that the pages are of. As Kubernetes' own clients: all of it, at once.
+                # The server has forgotten the list that the pages are of. As Kubernetes' own
+                # clients: all of it, at once.
                 found, request = [], replace(request, query=query)
                 continue
             # Items of a list come without their kind, which everybody who handles one needs.
-            found += [{**item, "apiVersion": api_version, "kind": kind} for item in page.get("items") or []]
+            found += [
+                {**item, "apiVersion": api_version, "kind": kind}
+                for item in page.get("items") or []
+            ]
             metadata = page.get("metadata") or {}
             if not metadata.get("continue"):
                 return found, str(metadata.get("resourceVersion") or "")
-            request = replace(request, query=[("limit", PAGE), *query, ("continue", metadata["continue"])])
+            request = replace(
+                request, query=[("limit", PAGE), *query, ("continue", metadata["continue"])]
+            )
 
     def apply(self, manifest: Manifest, *, dry_run: bool = False, force: bool = False) -> Applied:
-        """Send an object by server-side apply as field manager `kdist`; `force` takes over fields that another manager set.
+        """Send an object by server-side apply as field manager `kdist`; `force` takes over fields
+        that another manager set.
 
-        With `dry_run` the server says what would come of it, admission and defaults included, and keeps nothing. An object
-        that is marked as a job's changes only one with the same mark. Raises `ForeignError` where another one stands.
+        With `dry_run` the server says what would come of it, admission and defaults included, and
+        keeps nothing. An object that is marked as a job's changes only one with the same mark.
+        Raises `ForeignError` where another one stands.
         """
 
         def send() -> tuple[Document | None, ApiResponse]:
@@ -125,7 +162,8 @@ class Objects:
             except ApiError as error:
                 if set(error.owners) != {FIELD_MANAGER}:
                     raise
-                # Our own patches (scale, suspend) own what they set, and the file is the newer word.
+                # Our own patches (scale, suspend) own what they set, and the file is the newer
+                # word.
                 return before, self._send_apply(guarded, dry_run=dry_run, force=True)
 
         before, answer = _race(send)
@@ -138,7 +176,9 @@ class Objects:
         return Applied(after, verb, before, answer.warnings)
 
     def _find(self, manifest: Manifest) -> Document | None:
-        """The object as the server has it, None if it is not there. Raises `ApiNotFoundError` where its kind is not known."""
+        """The object as the server has it, None if it is not there. Raises `ApiNotFoundError` where
+        its kind is not known.
+        """
         try:
             return self.get(manifest.api_version, manifest.kind, manifest.name, manifest.namespace)
         except ApiNotFoundError as error:
@@ -147,10 +187,18 @@ class Objects:
             return None
 
     def _send_apply(self, manifest: Manifest, *, dry_run: bool, force: bool) -> ApiResponse:
-        query = [("fieldManager", FIELD_MANAGER), ("force", "true" if force else "false"), *_dry(dry_run)]
+        query = [
+            ("fieldManager", FIELD_MANAGER),
+            ("force", "true" if force else "false"),
+            *_dry(dry_run),
+        ]
         where: dict[str, Any] = {"name": manifest.name, "namespace": manifest.namespace}
-        request = self._request("PATCH", "apply", manifest.api_version, manifest.kind, query=query, **where)
-        return self._transport.send(_carry(request, manifest.document, "application/apply-patch+yaml"))
+        request = self._request(
+            "PATCH", "apply", manifest.api_version, manifest.kind, query=query, **where
+        )
+        return self._transport.send(
+            _carry(request, manifest.document, "application/apply-patch+yaml")
+        )
 
     def create(
         self,
@@ -162,16 +210,27 @@ class Objects:
         dry_run: bool = False,
         again: bool = True,
     ) -> Document:
-        """Send a new object; with `name` and `subresource`, to that of an object (an eviction). `again` as in `ApiRequest`."""
+        """Send a new object; with `name` and `subresource`, to that of an object (an eviction).
+        `again` as in `ApiRequest`.
+        """
         api_version, kind = document["apiVersion"], document["kind"]
         if subresource:  # POST …/pods/NAME/eviction: the path is the parent's
             api_version, kind = "v1", "Pod"
         metadata = document.get("metadata") or {}
         place = namespace or metadata.get("namespace")
         request = self._request(
-            "POST", "create", api_version, kind, name=name, namespace=place, subresource=subresource, query=_dry(dry_run)
+            "POST",
+            "create",
+            api_version,
+            kind,
+            name=name,
+            namespace=place,
+            subresource=subresource,
+            query=_dry(dry_run),
         )
-        return self._transport.send(_carry(replace(request, again=again), document, "application/json")).document()
+        return self._transport.send(
+            _carry(replace(request, again=again), document, "application/json")
+        ).document()
 
     def patch(
         self,
@@ -184,12 +243,22 @@ class Objects:
         subresource: str = "",
         dry_run: bool = False,
     ) -> Document:
-        """Change some fields of an object: a merge patch, in which null removes a field and a list replaces the whole list."""
+        """Change some fields of an object: a merge patch, in which null removes a field and a list
+        replaces the whole list.
+        """
         request = self._request(
-            "PATCH", "patch", api_version, kind, name=name, namespace=namespace, subresource=subresource,
+            "PATCH",
+            "patch",
+            api_version,
+            kind,
+            name=name,
+            namespace=namespace,
+            subresource=subresource,
             query=[("fieldManager", FIELD_MANAGER), *_dry(dry_run)],
-        )  # fmt: skip
-        return self._transport.send(_carry(request, body, "application/merge-patch+json")).document()
+        )
+        return self._transport.send(
+            _carry(request, body, "application/merge-patch+json")
+        ).document()
 
     def change(
         self,
@@ -202,19 +271,32 @@ class Objects:
         namespace: str | None = None,
         dry_run: bool = False,
     ) -> Document:
-        """`patch` of an object of the job. Raises `ForeignError` where it is somebody else's, and what `patch` raises."""
+        """`patch` of an object of the job. Raises `ForeignError` where it is somebody else's, and
+        what `patch` raises.
+        """
 
         def send() -> Document:
             before = self.get(api_version, kind, name, namespace)
             check_owner(before, job, api_version=api_version, kind=kind)
-            return self.patch(api_version, kind, name, _guard(body, before), namespace=namespace, dry_run=dry_run)
+            return self.patch(
+                api_version, kind, name, _guard(body, before), namespace=namespace, dry_run=dry_run
+            )
 
         return _race(send)
 
     def remove(
-        self, api_version: str, kind: str, name: str, *, job: str, propagation: str = "Background", dry_run: bool = False
+        self,
+        api_version: str,
+        kind: str,
+        name: str,
+        *,
+        job: str,
+        propagation: str = "Background",
+        dry_run: bool = False,
     ) -> bool:
-        """`delete` of an object of the job; False if there was none. Raises `ForeignError` where it is somebody else's."""
+        """`delete` of an object of the job; False if there was none. Raises `ForeignError` where it
+        is somebody else's.
+        """
 
         def send() -> bool:
             try:
@@ -222,7 +304,9 @@ class Objects:
             except ApiNotFoundError:
                 return False
             check_owner(before, job, api_version=api_version, kind=kind)
-            return self.delete(api_version, kind, name, propagation=propagation, dry_run=dry_run, only=before)
+            return self.delete(
+                api_version, kind, name, propagation=propagation, dry_run=dry_run, only=before
+            )
 
         return _race(send)
 
@@ -238,18 +322,28 @@ class Objects:
         dry_run: bool = False,
         only: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Delete an object; False if there was none. `grace`: seconds that its pod gets, instead of those in its spec.
+        """Delete an object; False if there was none. `grace`: seconds that its pod gets, instead of
+        those in its spec.
 
-        `only` is the object as it was seen: one that has changed since, or another in its place, is refused with 409.
+        `only` is the object as it was seen: one that has changed since, or another in its place, is
+        refused with 409.
         """
-        options: Document = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+        options: Document = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": propagation,
+        }
         if grace is not None:
             options["gracePeriodSeconds"] = grace
         if only is not None:
-            options["preconditions"] = {key: only["metadata"][key] for key in _IDENTITY if key in only["metadata"]}
+            options["preconditions"] = {
+                key: only["metadata"][key] for key in _IDENTITY if key in only["metadata"]
+            }
         if dry_run:
             options["dryRun"] = ["All"]
-        request = self._request("DELETE", "delete", api_version, kind, name=name, namespace=namespace)
+        request = self._request(
+            "DELETE", "delete", api_version, kind, name=name, namespace=namespace
+        )
         try:
             self._transport.send(_carry(request, options, "application/json"))
         except ApiNotFoundError:
@@ -268,19 +362,29 @@ class Objects:
         timeout: float | None = None,
         since: str = "",
     ) -> Iterator[tuple[str, Document]]:
-        """(ADDED | MODIFIED | DELETED, object) for what is there and then for each change, for `timeout` seconds or for ever.
+        """(ADDED | MODIFIED | DELETED, object) for what is there and then for each change, for
+        `timeout` seconds or for ever.
 
-        With `since`, the version of a list, only for what has changed after it. Cut connections and versions that are gone (410)
-        are mended here: nothing is missed but the states in between.
+        With `since`, the version of a list, only for what has changed after it. Cut connections and
+        versions that are gone (410) are mended here: nothing is missed but the states in between.
         """
         place = None if all_namespaces else namespace or self.namespace
         return watch.watch(
-            self._transport, self.list_with_version, api_version, kind,
-            namespace=place, selector=selector, field_selector=field_selector, timeout=timeout, version=since,
-        )  # fmt: skip
+            self._transport,
+            self.list_with_version,
+            api_version,
+            kind,
+            namespace=place,
+            selector=selector,
+            field_selector=field_selector,
+            timeout=timeout,
+            version=since,
+        )
 
     def _ask(self, method: str, verb: str, api_version: str, kind: str, **where: Any) -> Document:
-        return self._transport.send(self._request(method, verb, api_version, kind, **where)).document()
+        return self._transport.send(
+            self._request(method, verb, api_version, kind, **where)
+        ).document()
 
     def _request(
         self,
@@ -297,24 +401,32 @@ class Objects:
         place = namespace or self.namespace
         what = f"{verb} {resources.named(api_version, kind)}{f'/{name}' if name else ''}"
         return ApiRequest(
-            method, resources.path(api_version, kind, namespace=place, name=name, subresource=subresource), what, query
+            method,
+            resources.path(api_version, kind, namespace=place, name=name, subresource=subresource),
+            what,
+            query,
         )
 
 
 _IDENTITY = ("uid", "resourceVersion")
-# An object that is not there is made by an apply whatever version that names; one that somebody makes meanwhile never has the
-# version 1, which is etcd's own before its first write, so it is refused with 409 and looked at.
+# An object that is not there is made by an apply whatever version that names; one that somebody
+# makes meanwhile never has the version 1, which is etcd's own before its first write, so it is
+# refused with 409 and looked at.
 _ABSENT = {"metadata": {"resourceVersion": "1"}}
 
 
 def _guard(body: Mapping[str, Any], seen: Mapping[str, Any]) -> Document:
-    """`body` as a change of the very object that was seen, in the very state: of any other it is refused with 409."""
+    """`body` as a change of the very object that was seen, in the very state: of any other it is
+    refused with 409.
+    """
     identity = {key: seen["metadata"][key] for key in _IDENTITY if key in seen["metadata"]}
     return {**body, "metadata": {**(body.get("metadata") or {}), **identity}}
 
 
 def _race(send: Callable[[], T]) -> T:
-    """What `send` gives, which looks at an object and changes it; again where somebody else has changed it in between."""
+    """What `send` gives, which looks at an object and changes it; again where somebody else has
+    changed it in between.
+    """
     for left in reversed(range(_RACES)):
         try:
             return send()

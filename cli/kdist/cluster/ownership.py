@@ -1,7 +1,8 @@
-"""Whose an object is: nothing is changed or deleted but what bears the mark of the job that it is changed for.
+"""Whose an object is: nothing is changed or deleted but what bears the mark of the job that it is
+changed for.
 
-The mark is an annotation that an object is created with (`kdist.manifest.OWNER`). Labels, names and field managers say nothing:
-anybody may write them.
+The mark is an annotation that an object is created with (`kdist.manifest.OWNER`). Labels, names and
+field managers say nothing: anybody may write them.
 """
 
 from __future__ import annotations
@@ -29,13 +30,18 @@ def check_owner(document: Mapping[str, Any], job: str, *, api_version: str, kind
     title = f"{'.'.join(part for part in (kind.lower(), group) if part)}/{name}"
     where = f" in namespace {namespace}" if namespace else ""
     raise ForeignError(
-        f"{title}{where} is not of job {job}: {describe_owner(document, kind)}; kdist leaves it as it is",
+        (
+            f"{title}{where} is not of job {job}: {describe_owner(document, kind)}; kdist "
+            "leaves it as it is"
+        ),
         hint=_way_out(job, kind, name, owner),
     )
 
 
 def describe_owner(document: Mapping[str, Any], kind: str = "") -> str:
-    """Who made an object, as far as it says: a job of kdist's, an owner, a tool, or the first who wrote it."""
+    """Who made an object, as far as it says: a job of kdist's, an owner, a tool, or the first who
+    wrote it.
+    """
     owner = find_owner(document, kind)
     if owner is not None:
         return f"it belongs to job {owner}"
@@ -45,14 +51,25 @@ def describe_owner(document: Mapping[str, Any], kind: str = "") -> str:
     tool = (metadata.get("labels") or {}).get("app.kubernetes.io/managed-by")
     if tool and tool != "kdist":
         return f"it is managed by {tool}"
-    managers = [str(each.get("manager")) for each in metadata.get("managedFields") or [] if each.get("manager")]
-    return f"it was made by {managers[0]} and bears no mark of kdist" if managers else "it bears no mark of kdist"
+    managers = [
+        str(each.get("manager"))
+        for each in metadata.get("managedFields") or []
+        if each.get("manager")
+    ]
+    return (
+        f"it was made by {managers[0]} and bears no mark of kdist"
+        if managers
+        else "it bears no mark of kdist"
+    )
 
 
 def _way_out(job: str, kind: str, name: str, owner: str | None) -> str:
     if owner is not None:
         return "give this job another name"
     if kind == "PersistentVolumeClaim":
-        return f"`checkpoints: {{claim: {name}}}` keeps the checkpoints on it as it is; or give the job another name"
+        return (
+            f"`checkpoints: {{claim: {name}}}` keeps the checkpoints on it as it is; or give "
+            "the job another name"
+        )
     taken = f"kubectl annotate {kind.lower()} {name} {OWNER}={mark(job, kind, name)}"
     return f"give the job another name; if the object is this job's after all, `{taken}` says so"

@@ -1,4 +1,5 @@
-"""Where an object lives on the API server: API version, kind, namespace and name become a path. Pure.
+"""Where an object lives on the API server: API version, kind, namespace and name become a path.
+Pure.
 
 Which kinds a cluster serves.
 """
@@ -40,7 +41,9 @@ CLUSTER_SCOPED = frozenset(
 
 
 def plural(kind: str) -> str:
-    """The resource's name in a path: `NetworkPolicy` is `networkpolicies`. The rule is the API machinery's own."""
+    """The resource's name in a path: `NetworkPolicy` is `networkpolicies`. The rule is the API
+    machinery's own.
+    """
     name = kind.lower()
     if name == "endpoints":
         return name
@@ -54,8 +57,17 @@ def group(api_version: str) -> str:
     return api_version.rpartition("/")[0]
 
 
-def path(api_version: str, kind: str, *, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-    """Path of an object, or of all objects of the kind when `name` is empty. Without a namespace: of all namespaces."""
+def path(
+    api_version: str,
+    kind: str,
+    *,
+    namespace: str | None = None,
+    name: str = "",
+    subresource: str = "",
+) -> str:
+    """Path of an object, or of all objects of the kind when `name` is empty. Without a namespace:
+    of all namespaces.
+    """
     parts = ["apis" if "/" in api_version else "api", api_version]
     if namespace and kind not in CLUSTER_SCOPED:
         parts += ["namespaces", quote(namespace, safe="")]
@@ -77,7 +89,9 @@ _AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryL
 
 
 def kinds(transport: Transport) -> set[tuple[str, str]]:
-    """Every (API version, kind), by two requests where the server answers for all groups at once (1.30), else by one each."""
+    """Every (API version, kind), by two requests where the server answers for all groups at once
+    (1.30), else by one each.
+    """
     found: set[tuple[str, str]] = set()
     for root in ("/api", "/apis"):
         answer = _ask(transport, root, accept=f"{_AGGREGATED},application/json")
@@ -86,17 +100,23 @@ def kinds(transport: Transport) -> set[tuple[str, str]]:
                 found |= _of_group((group.get("metadata") or {}).get("name") or "", group)
             continue
         versions = answer.get("versions") or [
-            version["groupVersion"] for group in answer.get("groups") or [] for version in group.get("versions") or []
+            version["groupVersion"]
+            for group in answer.get("groups") or []
+            for version in group.get("versions") or []
         ]
         for version in versions:
             found |= {
-                (version, each["kind"]) for each in _list_resources(transport, f"{root}/{version}") if "/" not in each["name"]
+                (version, each["kind"])
+                for each in _list_resources(transport, f"{root}/{version}")
+                if "/" not in each["name"]
             }
     return found
 
 
 def _list_resources(transport: Transport, path: str) -> list[dict[str, Any]]:
-    """What a group serves; nothing of one whose own server (metrics-server, say) is away, which is no matter to any other."""
+    """What a group serves; nothing of one whose own server (metrics-server, say) is away, which is
+    no matter to any other.
+    """
     try:
         return _ask(transport, path, again=False).get("resources") or []
     except ApiError as error:
@@ -118,5 +138,9 @@ def _of_group(name: str, group: dict[str, Any]) -> set[tuple[str, str]]:
     return found
 
 
-def _ask(transport: Transport, path: str, *, accept: str = "application/json", again: bool = True) -> dict[str, Any]:
-    return transport.send(ApiRequest("GET", path, f"get {path}", accept=accept, again=again)).document()
+def _ask(
+    transport: Transport, path: str, *, accept: str = "application/json", again: bool = True
+) -> dict[str, Any]:
+    return transport.send(
+        ApiRequest("GET", path, f"get {path}", accept=accept, again=again)
+    ).document()

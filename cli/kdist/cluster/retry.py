@@ -1,7 +1,8 @@
-"""Patience with an API server that is away: how long to try again, how long to pause, and whom to tell, once.
+"""Patience with an API server that is away: how long to try again, how long to pause, and whom to
+tell, once.
 
-One `RetryPolicy` belongs to one connection and is shared by its threads: however many requests meet the same outage, the person
-hears of it once, and once more when it is over.
+One `RetryPolicy` belongs to one connection and is shared by its threads: however many requests meet
+the same outage, the person hears of it once, and once more when it is over.
 """
 
 from __future__ import annotations
@@ -21,16 +22,25 @@ WEBHOOK_PATIENCE = 30.0  # seconds
 WARM_UP = 30.0  # seconds in which a server that was started again may not have read its roles yet
 BRIEFLY = 5.0  # seconds, for a 500 that does not say what is away
 
-# Answers that another try may change. 500 is also what an API server says while its storage or a webhook is away.
+# Answers that another try may change. 500 is also what an API server says while its storage or a
+# webhook is away.
 PASSING = frozenset({429, 500, 502, 503, 504})
 # Server-side apply answers 500 for an object whose fields it cannot merge: each try ends the same.
 _LASTING = re.compile(
-    r"smd typed|typed patch object|managed ?fields|manager for existing fields|duplicate entries for key",
+    (
+        r"smd typed|typed patch object|managed ?fields|manager for existing fields|duplicate "
+        r"entries for key"
+    ),
     re.IGNORECASE,
 )
-# What a server says of an etcd, a webhook or another server behind it that is away, or of its own start and end.
+# What a server says of an etcd, a webhook or another server behind it that is away, or of its own
+# start and end.
 _AWAY = re.compile(
-    r"etcd|rpc error|deadline|timed? ?out|connect|dial|\bEOF\b|leader|unavailable|storage|shutting down|overload|retry|not ready",
+    (
+        r"etcd|rpc error|deadline|timed? "
+        r"?out|connect|dial|\bEOF\b|leader|unavailable|storage|shutting "
+        r"down|overload|retry|not ready"
+    ),
     re.IGNORECASE,
 )
 
@@ -50,11 +60,14 @@ def limit(status: int, message: str) -> float | None:
 class RetryPolicy:
     """How long one connection goes on trying; `tell` hears about it.
 
-    `seconds` is the patience with a server that has not answered yet, and with one outage. Whoever stays with a job gives
-    `until`, a moment on the monotonic clock: up to then outages of a server that has answered once are ridden out.
+    `seconds` is the patience with a server that has not answered yet, and with one outage. Whoever
+    stays with a job gives `until`, a moment on the monotonic clock: up to then outages of a server
+    that has answered once are ridden out.
     """
 
-    def __init__(self, seconds: float, tell: Callable[[str], None], *, until: float | None = None) -> None:
+    def __init__(
+        self, seconds: float, tell: Callable[[str], None], *, until: float | None = None
+    ) -> None:
         self._seconds = seconds
         self._until = until
         self._tell = tell
@@ -66,13 +79,17 @@ class RetryPolicy:
         self._back: float | None = None
 
     def seconds_from(self, begun: float) -> float:
-        """Seconds that a request which began at `begun` keeps trying; may grow once the server has answered another one."""
+        """Seconds that a request which began at `begun` keeps trying; may grow once the server has
+        answered another one.
+        """
         if self._until is None or self._answered is None:
             return self._seconds
         return self._until - begun
 
     def failed(self, why: str, *, tried: float, pause: float, left: float) -> None:
-        """The try of moment `tried` has failed; after `pause` seconds comes another, in the `left` seconds of trying."""
+        """The try of moment `tried` has failed; after `pause` seconds comes another, in the `left`
+        seconds of trying.
+        """
         now = time.monotonic()
         with self._lock:
             if self._answered is not None and tried < self._answered:
@@ -96,7 +113,9 @@ class RetryPolicy:
 
     @property
     def warms_up(self) -> bool:
-        """Whether a server that knew us has just come back: until it has read its roles, it refuses everybody."""
+        """Whether a server that knew us has just come back: until it has read its roles, it refuses
+        everybody.
+        """
         met = self._answered is not None and self._back is not None
         return met and time.monotonic() - (self._back or 0.0) < WARM_UP
 
@@ -145,10 +164,16 @@ class Attempts:
 
 
 def is_wrong_certificate(error: BaseException) -> bool:
-    """Whether TLS failed for good. An end of file in the handshake is a balancer without a server behind it: an outage."""
+    """Whether TLS failed for good. An end of file in the handshake is a balancer without a server
+    behind it: an outage.
+    """
     seen: BaseException | None = error
     while seen is not None:
-        reasons = [seen, *(each for each in seen.args if isinstance(each, BaseException)), getattr(seen, "reason", None)]
+        reasons = [
+            seen,
+            *(each for each in seen.args if isinstance(each, BaseException)),
+            getattr(seen, "reason", None),
+        ]
         if any(isinstance(each, ssl.SSLCertVerificationError) for each in reasons):
             return True
         seen = seen.__cause__ or seen.__context__

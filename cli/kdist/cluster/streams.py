@@ -1,10 +1,13 @@
-"""A websocket on which several streams of bytes travel side by side, each message led by the number of its channel.
+"""A websocket on which several streams of bytes travel side by side, each message led by the number
+of its channel.
 
 Commands in a container and forwarded ports, over websockets.
 
-A command in a container that runs as long as somebody listens: its standard input stays open, and its lines are read.
+A command in a container that runs as long as somebody listens: its standard input stays open, and
+its lines are read.
 
-The person's own terminal while a command in a container uses it: keys pass untouched, and its size is told.
+The person's own terminal while a command in a container uses it: keys pass untouched, and its size
+is told.
 """
 
 from __future__ import annotations
@@ -49,7 +52,9 @@ class Channels:
         return self._open
 
     def update(self, timeout: float = 0) -> None:
-        """Take in what has come, waiting up to `timeout` seconds for the first of it. Raises `WebSocketException`, `OSError`."""
+        """Take in what has come, waiting up to `timeout` seconds for the first of it. Raises
+        `WebSocketException`, `OSError`.
+        """
         from websocket import ABNF
 
         while self._open and self._waits(timeout):
@@ -57,11 +62,17 @@ class Channels:
             code, frame = self._websocket.recv_data_frame(True)
             if code == ABNF.OPCODE_CLOSE:
                 self._open = False
-            elif code in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) and frame.data and frame.data[0] != _CLOSE:
+            elif (
+                code in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT)
+                and frame.data
+                and frame.data[0] != _CLOSE
+            ):
                 self._read.setdefault(frame.data[0], bytearray()).extend(frame.data[1:])
 
     def _waits(self, timeout: float) -> bool:
-        """Whether there is something to be read; a TLS socket may hold it already, where `select` does not see it."""
+        """Whether there is something to be read; a TLS socket may hold it already, where `select`
+        does not see it.
+        """
         connection = self._websocket.sock
         if connection is None:
             self._open = False
@@ -83,7 +94,9 @@ class Channels:
         self._websocket.send(bytes([channel]) + data, opcode=ABNF.OPCODE_BINARY)
 
     def end(self, channel: int) -> None:
-        """Say that nothing more comes on this channel; a server that speaks v4 only cannot be told."""
+        """Say that nothing more comes on this channel; a server that speaks v4 only cannot be
+        told.
+        """
         from websocket import ABNF
 
         if self._websocket.getsubprotocol() == _V5:
@@ -114,7 +127,8 @@ def execute(
 ) -> int:
     """Run `argv` in the container and pass its output on as it comes; the command's exit code.
 
-    Raises `KdistError` with code TIMEOUT after `timeout` seconds; the command itself is not ended by that.
+    Raises `KdistError` with code TIMEOUT after `timeout` seconds; the command itself is not ended
+    by that.
     """
     flags = {"stdin": stdin, "stdout": True, "stderr": not tty, "tty": tty}
     query = [("container", container), *(("command", word) for word in argv)]
@@ -128,10 +142,16 @@ def execute(
         while client.is_open():
             if time.monotonic() > end:
                 client.close()
-                raise KdistError(f"{what}: `{argv[0]}` has not ended after {timeout:.0f} s", code=Code.TIMEOUT)
+                raise KdistError(
+                    f"{what}: `{argv[0]}` has not ended after {timeout:.0f} s", code=Code.TIMEOUT
+                )
             if terminal is not None and (size := terminal.changed_size()):
-                client.write(RESIZE, json.dumps({"Width": size.columns, "Height": size.lines}).encode())
-            ready, _, _ = select.select([client.fileno(), *([0] if listening else [])], [], [], _POLL_SECONDS)
+                client.write(
+                    RESIZE, json.dumps({"Width": size.columns, "Height": size.lines}).encode()
+                )
+            ready, _, _ = select.select(
+                [client.fileno(), *([0] if listening else [])], [], [], _POLL_SECONDS
+            )
             if 0 in ready:
                 listening = _send_stdin(client)
             _pass_on(client, outputs)
@@ -145,7 +165,8 @@ def _pass_on(client: Channels, outputs: Mapping[int, Callable[[bytes], object]])
     try:
         client.update()
     except (WebSocketException, OSError):
-        client.close()  # what was read before the cut is still passed on; that no exit code came tells the rest
+        # what was read before the cut is still passed on; that no exit code came tells the rest
+        client.close()
     for channel, write in outputs.items():
         if data := client.read(channel):
             write(data)
@@ -170,7 +191,9 @@ def _writer(descriptor: int) -> Callable[[bytes], object]:
 
 
 def _exit_code(status: bytes, what: str) -> int:
-    """Exit code by the `Status` that ends the stream. Raises `KdistError` where the command could not be run."""
+    """Exit code by the `Status` that ends the stream. Raises `KdistError` where the command could
+    not be run.
+    """
     try:
         found = json.loads(status)
         if found.get("status") == "Success":
@@ -186,7 +209,9 @@ def _exit_code(status: bytes, what: str) -> int:
 
 
 @contextmanager
-def forward(transport: Transport, pod: str, port: int, *, namespace: str, local: int) -> Iterator[int]:
+def forward(
+    transport: Transport, pod: str, port: int, *, namespace: str, local: int
+) -> Iterator[int]:
     """A listening port on 127.0.0.1 whose connections end at the pod's port; gives its number."""
     closing = threading.Event()
     with socket.create_server(("127.0.0.1", local)) as server:
@@ -200,7 +225,9 @@ def forward(transport: Transport, pod: str, port: int, *, namespace: str, local:
                     continue
                 except OSError:
                     return
-                tunnel = threading.Thread(target=_tunnel, args=(transport, pod, port, namespace, connection), daemon=True)
+                tunnel = threading.Thread(
+                    target=_tunnel, args=(transport, pod, port, namespace, connection), daemon=True
+                )
                 tunnel.start()
 
         thread = threading.Thread(target=serve, name=f"forward {pod}:{port}", daemon=True)
@@ -212,8 +239,12 @@ def forward(transport: Transport, pod: str, port: int, *, namespace: str, local:
             thread.join()
 
 
-def _tunnel(transport: Transport, pod: str, port: int, namespace: str, connection: socket.socket) -> None:
-    """Carry bytes both ways until both ends are done. A tunnel that cannot be dug closes its connection."""
+def _tunnel(
+    transport: Transport, pod: str, port: int, namespace: str, connection: socket.socket
+) -> None:
+    """Carry bytes both ways until both ends are done. A tunnel that cannot be dug closes its
+    connection.
+    """
     from kubernetes.stream.ws_client import PortForward
 
     with connection, suppress(OSError, KdistError):
@@ -237,13 +268,23 @@ def _tunnel(transport: Transport, pod: str, port: int, namespace: str, connectio
 def open_forward(transport: Transport, pod: str, port: int, *, namespace: str) -> Any:
     """A websocket to a port of a pod. Raises what `open_websocket` does."""
     what = f"forward port {port} of pod/{pod}"
-    return open_websocket(transport, pod, namespace, "portforward", [("ports", str(port))], what=what)
+    return open_websocket(
+        transport, pod, namespace, "portforward", [("ports", str(port))], what=what
+    )
 
 
 def open_websocket(
-    transport: Transport, pod: str, namespace: str, subresource: str, query: Sequence[tuple[str, str]], *, what: str
+    transport: Transport,
+    pod: str,
+    namespace: str,
+    subresource: str,
+    query: Sequence[tuple[str, str]],
+    *,
+    what: str,
 ) -> Any:
-    """A websocket to a part of a pod. Raises `ApiError`, or `KdistError` with code UNREACHABLE; `what` names it there."""
+    """A websocket to a part of a pod. Raises `ApiError`, or `KdistError` with code UNREACHABLE;
+    `what` names it there.
+    """
     import websocket
 
     path = resources.path("v1", "Pod", namespace=namespace, name=pod, subresource=subresource)
@@ -252,9 +293,13 @@ def open_websocket(
         return access.websocket(f"{path}?{urlencode(query)}")
     except websocket.WebSocketBadStatusException as error:
         body = error.resp_body or b""
-        raise explain(error.status_code, body, what=what, namespace=access.namespace, context=access.context) from error
+        raise explain(
+            error.status_code, body, what=what, namespace=access.namespace, context=access.context
+        ) from error
     except (websocket.WebSocketException, OSError) as error:
-        raise KdistError(f"{what}: the API server does not answer: {error}", code=Code.UNREACHABLE) from error
+        raise KdistError(
+            f"{what}: the API server does not answer: {error}", code=Code.UNREACHABLE
+        ) from error
 
 
 _SESSION_POLL_SECONDS = 0.2
@@ -278,7 +323,9 @@ class ExecSession:
         return line
 
     def is_open(self) -> bool:
-        """Whether the command still runs, as far as we hear; takes a fraction of a second, in which what it says is read."""
+        """Whether the command still runs, as far as we hear; takes a fraction of a second, in which
+        what it says is read.
+        """
         from websocket import WebSocketException
 
         try:
@@ -290,10 +337,21 @@ class ExecSession:
 
 
 @contextmanager
-def session(transport: Transport, pod: str, argv: Sequence[str], *, namespace: str, container: str) -> Iterator[ExecSession]:
-    """Run `argv`; the end of the block, or of this process, is the end of its standard input. Its stderr is dropped."""
-    query = [("container", container), *(("command", word) for word in argv), ("stdin", "true"), ("stdout", "true")]
-    client = Channels(open_websocket(transport, pod, namespace, "exec", query, what=f"exec in pod/{pod}"))
+def session(
+    transport: Transport, pod: str, argv: Sequence[str], *, namespace: str, container: str
+) -> Iterator[ExecSession]:
+    """Run `argv`; the end of the block, or of this process, is the end of its standard input. Its
+    stderr is dropped.
+    """
+    query = [
+        ("container", container),
+        *(("command", word) for word in argv),
+        ("stdin", "true"),
+        ("stdout", "true"),
+    ]
+    client = Channels(
+        open_websocket(transport, pod, namespace, "exec", query, what=f"exec in pod/{pod}")
+    )
     try:
         yield ExecSession(client)
     finally:
@@ -319,7 +377,9 @@ class Terminal:
 
 @contextmanager
 def raw_terminal(wanted: bool) -> Iterator[Terminal | None]:
-    """Pass keys on as they are typed, Ctrl-C included, for as long as the context lasts; None where there is no terminal."""
+    """Pass keys on as they are typed, Ctrl-C included, for as long as the context lasts; None where
+    there is no terminal.
+    """
     if not (wanted and sys.stdin.isatty()):
         yield None
         return

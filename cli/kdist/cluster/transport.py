@@ -25,9 +25,11 @@ AT_ONCE = 40  # connections that are kept: more are made and thrown away, each w
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """What is asked. `what` names it in errors; `again` is False where a failure is an answer and not an outage.
+    """What is asked. `what` names it in errors; `again` is False where a failure is an answer and
+    not an outage.
 
-    `timeout` is how many seconds its answer may be silent; None is what the connection has for all requests.
+    `timeout` is how many seconds its answer may be silent; None is what the connection has for all
+    requests.
     """
 
     method: str
@@ -43,7 +45,9 @@ class ApiRequest:
 
 @dataclass(frozen=True)
 class ApiResponse:
-    """What came back: status below 300, headers in lower case, the body, and the warnings that the server added."""
+    """What came back: status below 300, headers in lower case, the body, and the warnings that the
+    server added.
+    """
 
     status: int
     body: bytes
@@ -51,7 +55,9 @@ class ApiResponse:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """The body as a document. Raises `KdistError` if it is none: then something else than an API server answers."""
+        """The body as a document. Raises `KdistError` if it is none: then something else than an
+        API server answers.
+        """
         try:
             found = json.loads(self.body)
         except ValueError:
@@ -59,7 +65,9 @@ class ApiResponse:
         if not isinstance(found, dict):
             raise KdistError(
                 "the API server's address answers, but not as an API server does",
-                hint="a proxy or a login page may stand before it: check `server` in the kubeconfig",
+                hint=(
+                    "a proxy or a login page may stand before it: check `server` in the kubeconfig"
+                ),
                 code=Code.UNREACHABLE,
             )
         return found
@@ -80,7 +88,8 @@ class Transport:
         """`request_timeout` is how many seconds an answer may be silent; 0 is for ever."""
         import urllib3
 
-        # Only a kubeconfig that says so is not verified, and urllib3 would complain of it at every connection.
+        # Only a kubeconfig that says so is not verified, and urllib3 would complain of it at every
+        # connection.
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         self.access = access
         self.patience = RetryPolicy(patience, tell, until=until)
@@ -92,25 +101,39 @@ class Transport:
         self._connect(access.credentials.get())
 
     def _connect(self, credential: Credential) -> Any:
-        """The pool whose connections show this certificate; another one where a plugin has given another certificate."""
+        """The pool whose connections show this certificate; another one where a plugin has given
+        another certificate.
+        """
         with self._lock:
-            if self._pool is None or (credential.certificate, credential.key) != (self._shown.certificate, self._shown.key):
+            if self._pool is None or (credential.certificate, credential.key) != (
+                self._shown.certificate,
+                self._shown.key,
+            ):
                 try:
                     self._pool = self.access.pool(AT_ONCE, credential)
                 except (OSError, ValueError) as error:
-                    raise KdistError(f"the kubeconfig cannot be used: {error}", code=Code.UNREACHABLE) from error
+                    raise KdistError(
+                        f"the kubeconfig cannot be used: {error}", code=Code.UNREACHABLE
+                    ) from error
                 self._shown = credential
             return self._pool
 
     def send(self, request: ApiRequest) -> ApiResponse:
-        """The answer to a request. Raises `ApiError` (a `ApiNotFoundError` for 404) or `KdistError` with code UNREACHABLE."""
+        """The answer to a request. Raises `ApiError` (a `ApiNotFoundError` for 404) or `KdistError`
+        with code UNREACHABLE.
+        """
         response = self.open(request)
         return ApiResponse(
-            response.status, response.data, _warnings(response), {key.lower(): response.headers[key] for key in response.headers}
+            response.status,
+            response.data,
+            _warnings(response),
+            {key.lower(): response.headers[key] for key in response.headers},
         )
 
     def open(self, request: ApiRequest, *, stream: bool = False) -> Any:
-        """The pool's response itself; with `stream`, its body is still to be read by the caller, who releases it."""
+        """The pool's response itself; with `stream`, its body is still to be read by the caller,
+        who releases it.
+        """
         tries = Attempts(self.patience)
         asked_anew = False
         while True:
@@ -136,9 +159,12 @@ class Transport:
         import urllib3
 
         credential = self.access.credentials.get()
-        # A header that says two groups is two headers, and http.client knows Latin-1 alone where UTF-8 is meant.
+        # A header that says two groups is two headers, and http.client knows Latin-1 alone where
+        # UTF-8 is meant.
         told = self.access.headers(credential)
-        headers = urllib3.HTTPHeaderDict([(name, value.encode().decode("latin-1")) for name, value in told])
+        headers = urllib3.HTTPHeaderDict(
+            [(name, value.encode().decode("latin-1")) for name, value in told]
+        )
         headers["accept"] = request.accept
         body = None
         if request.body is not None:
@@ -152,7 +178,9 @@ class Transport:
                 f"{self.access.server}{request.path}{query}",
                 body=body,
                 headers=headers,
-                timeout=urllib3.Timeout(connect=min(CONNECT_SECONDS, silence or CONNECT_SECONDS), read=silence),
+                timeout=urllib3.Timeout(
+                    connect=min(CONNECT_SECONDS, silence or CONNECT_SECONDS), read=silence
+                ),
                 preload_content=not stream,
                 retries=False,
             )
@@ -177,7 +205,11 @@ class Transport:
             return tries.pause(f"an admission webhook does not answer ({message})", at_most=at_most)
         asked = response.headers.get("Retry-After", "")
         why = "is busy" if response.status == 429 else f"answers {response.status}"
-        return tries.pause(f"the API server {why}", at_least=float(asked) if asked.isdecimal() else 0.0, at_most=at_most)
+        return tries.pause(
+            f"the API server {why}",
+            at_least=float(asked) if asked.isdecimal() else 0.0,
+            at_most=at_most,
+        )
 
     def _is_too_early(self, request: ApiRequest) -> bool:
         """Whether this may be allowed in a moment, as far as it was not refused before."""
@@ -187,7 +219,13 @@ class Transport:
         return False
 
     def _refused(self, request: ApiRequest, status: int, body: bytes) -> KdistError:
-        error = explain(status, body, what=request.what, namespace=self.access.namespace, context=self.access.context)
+        error = explain(
+            status,
+            body,
+            what=request.what,
+            namespace=self.access.namespace,
+            context=self.access.context,
+        )
         message = str(read_status(body).get("message") or "")
         if status in PASSING and request.again and not is_lasting(status, message):
             error.code = Code.UNREACHABLE
@@ -196,14 +234,22 @@ class Transport:
     def _unreachable(self, error: OSError, tries: Attempts) -> KdistError:
         if is_wrong_certificate(error):
             return KdistError(
-                f"the certificate of {self.access.server} is not the one that the kubeconfig expects: {error}",
-                hint=f"check `server` and `certificate-authority-data` of context {self.access.context}",
+                (
+                    f"the certificate of {self.access.server} is not the one that the "
+                    f"kubeconfig expects: {error}"
+                ),
+                hint=(
+                    "check `server` and `certificate-authority-data` of context "
+                    f"{self.access.context}"
+                ),
                 code=Code.UNREACHABLE,
             )
         waited = f" after {tries.spent:.0f} s of trying" if tries.spent >= 1 else ""
         return KdistError(
             f"the API server at {self.access.server} does not answer{waited}: {error}",
-            hint=f"context {self.access.context}: is the cluster up, and is it reachable from here?",
+            hint=(
+                f"context {self.access.context}: is the cluster up, and is it reachable from here?"
+            ),
             next_command="kdist doctor",
             code=Code.UNREACHABLE,
         )

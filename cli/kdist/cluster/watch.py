@@ -1,8 +1,10 @@
 """Lines of an answer that is still being written: of a watch or of a log.
 
-A watch that goes on: bookmarks keep its place, a cut connection is followed up, and a place that is gone is listed anew.
+A watch that goes on: bookmarks keep its place, a cut connection is followed up, and a place that is
+gone is listed anew.
 
-A container's log, line by line; while it is followed, a cut connection is taken up again without losing or doubling lines.
+A container's log, line by line; while it is followed, a cut connection is taken up again without
+losing or doubling lines.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ def read_lines(response: Any) -> Iterator[bytes]:
 
 Document = dict[str, Any]
 
-# The server ends a watch after this many seconds, and a connection that says nothing for some more is dead: a balancer or a
-# sleeping laptop cuts without a word.
+# The server ends a watch after this many seconds, and a connection that says nothing for some more
+# is dead: a balancer or a sleeping laptop cuts without a word.
 ROUND_SECONDS, SILENCE_SECONDS = 50, 10
 GONE = 410
 
@@ -53,7 +55,13 @@ class Lister(Protocol):
     """Lists objects and says from which version a watch goes on."""
 
     def __call__(
-        self, api_version: str, kind: str, *, namespace: str | None, selector: str, field_selector: str
+        self,
+        api_version: str,
+        kind: str,
+        *,
+        namespace: str | None,
+        selector: str,
+        field_selector: str,
     ) -> tuple[list[Document], str]:
         """The objects and the version."""
 
@@ -70,7 +78,8 @@ def watch(
     timeout: float | None,
     version: str = "",
 ) -> Iterator[tuple[str, Document]]:
-    """(ADDED | MODIFIED | DELETED, object): first what is there, then every change, for `timeout` seconds or for ever.
+    """(ADDED | MODIFIED | DELETED, object): first what is there, then every change, for `timeout`
+    seconds or for ever.
 
     With a `version` what is there is known already, and the changes since then come at once.
     """
@@ -78,14 +87,25 @@ def watch(
     known: dict[str, Document] = {}
     while True:
         if not version:
-            listed, version = lister(api_version, kind, namespace=namespace, selector=selector, field_selector=field_selector)
+            listed, version = lister(
+                api_version,
+                kind,
+                namespace=namespace,
+                selector=selector,
+                field_selector=field_selector,
+            )
             yield from _compare(known, listed)
         left = end - time.monotonic()
         if left <= 0:
             return
         seconds = max(1, math.ceil(min(left, ROUND_SECONDS * retry.JITTER.uniform(0.9, 1.1))))
         chosen = [("labelSelector", selector), ("fieldSelector", field_selector)]
-        query = [("watch", "1"), ("allowWatchBookmarks", "true"), ("resourceVersion", version), ("timeoutSeconds", str(seconds))]
+        query = [
+            ("watch", "1"),
+            ("allowWatchBookmarks", "true"),
+            ("resourceVersion", version),
+            ("timeoutSeconds", str(seconds)),
+        ]
         request = ApiRequest(
             "GET",
             resources.path(api_version, kind, namespace=namespace),
@@ -103,8 +123,10 @@ def watch(
                 if time.monotonic() >= end:
                     return
         except ConnectionError:
-            time.sleep(retry.FIRST_PAUSE)  # a server that cuts each watch at once is not asked without end
-            continue  # from the last version seen; an outage shows, and is told of, in the next request
+            # a server that cuts each watch at once is not asked without end
+            time.sleep(retry.FIRST_PAUSE)
+            # from the last version seen; an outage shows, and is told of, in the next request
+            continue
         except ApiError as error:
             if error.status != GONE:
                 raise
@@ -126,7 +148,9 @@ def _events(transport: Transport, request: ApiRequest) -> Iterator[tuple[str, Do
                 raise ConnectionError(str(document.get("message")))
             access = transport.access
             body = json.dumps(document).encode()
-            raise explain(status, body, what=request.what, namespace=access.namespace, context=access.context)
+            raise explain(
+                status, body, what=request.what, namespace=access.namespace, context=access.context
+            )
         yield change, document
 
 
@@ -138,7 +162,9 @@ def _note(known: dict[str, Document], change: str, document: Document) -> None:
 
 
 def _compare(known: dict[str, Document], listed: list[Document]) -> Iterator[tuple[str, Document]]:
-    """What changed between what was known and what is listed now; `known` is brought up to date on the way."""
+    """What changed between what was known and what is listed now; `known` is brought up to date on
+    the way.
+    """
     present = {each["metadata"]["uid"]: each for each in listed}
     for uid in [uid for uid in known if uid not in present]:
         yield "DELETED", known.pop(uid)
@@ -147,11 +173,14 @@ def _compare(known: dict[str, Document], listed: list[Document]) -> Iterator[tup
         known[uid] = document
         if before is None:
             yield "ADDED", document
-        elif before["metadata"].get("resourceVersion") != document["metadata"].get("resourceVersion"):
+        elif before["metadata"].get("resourceVersion") != document["metadata"].get(
+            "resourceVersion"
+        ):
             yield "MODIFIED", document
 
 
-# A training may have nothing to say for long, and TCP's keep-alive is not enough to notice a dead balancer: ask again.
+# A training may have nothing to say for long, and TCP's keep-alive is not enough to notice a dead
+# balancer: ask again.
 LOG_SILENCE_SECONDS = 300.0
 
 
@@ -178,9 +207,11 @@ def read(transport: Transport, wanted: LogQuery) -> Iterator[str]:
         try:
             for raw in read_lines(transport.open(_request(wanted, last), stream=True)):
                 stamp, _, line = raw.decode(errors="replace").rstrip("\r").partition(" ")
-                if stamp <= resumed_at:  # the kubelet writes all stamps in one form, so that text compares as time
+                # the kubelet writes all stamps in one form, so that text compares as time
+                if stamp <= resumed_at:
                     continue
-                if stamp[:1].isdigit():  # the kubelet's own words about a pod that goes have no stamp
+                # the kubelet's own words about a pod that goes have no stamp
+                if stamp[:1].isdigit():
                     last = stamp
                 yield f"{stamp} {line}" if wanted.timestamps else line
         except ConnectionError:

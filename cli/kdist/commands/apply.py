@@ -21,32 +21,59 @@ if TYPE_CHECKING:
 @click.command()
 @options.files_argument
 @options.cluster_options
-@click.option("--set", "sets", metavar="PATH=VALUE", multiple=True, help="Change a field of the job, e.g. spec.nodes.max=4.")
+@click.option(
+    "--set",
+    "sets",
+    metavar="PATH=VALUE",
+    multiple=True,
+    help="Change a field of the job, e.g. spec.nodes.max=4.",
+)
 @options.backend_option
-@click.option("--dry-run", type=click.Choice(["none", "client", "server"]), default="none", help="Show what would be sent.")
-@click.option("--wait", is_flag=True, help="Wait until the job has ended; exit code 10 if it failed, 6 after --timeout.")
-@click.option("--follow", is_flag=True, help="Wait as --wait does, and show the logs of all ranks meanwhile.")
-@click.option("--force-conflicts", is_flag=True, help="Take over fields that another field manager has set.")
-@click.option("--take-over", is_flag=True, help="Go on from the checkpoints of another run that did not let go of them.")
-@click.option("--error-unchanged", is_flag=True, help="Exit with 3 if the cluster had everything already.")
+@click.option(
+    "--dry-run",
+    type=click.Choice(["none", "client", "server"]),
+    default="none",
+    help="Show what would be sent.",
+)
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Wait until the job has ended; exit code 10 if it failed, 6 after --timeout.",
+)
+@click.option(
+    "--follow", is_flag=True, help="Wait as --wait does, and show the logs of all ranks meanwhile."
+)
+@click.option(
+    "--force-conflicts", is_flag=True, help="Take over fields that another field manager has set."
+)
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Go on from the checkpoints of another run that did not let go of them.",
+)
+@click.option(
+    "--error-unchanged", is_flag=True, help="Exit with 3 if the cluster had everything already."
+)
 @options.output_option("table", "name", "json", "yaml")
-def command(files: tuple[str, ...], *, more: tuple[str, ...], output: str, dry_run: str, **flags: Any) -> int:
+def command(
+    files: tuple[str, ...], *, more: tuple[str, ...], output: str, dry_run: str, **flags: Any
+) -> int:
     r"""Send jobs to a cluster.
 
-    Every object goes by server-side apply, so that sending a job again changes what has changed and nothing else. What the
-    job does not ask for any more is pruned, but never a volume claim. The training goes on when this command ends.
+    Every object goes by server-side apply, so that sending a job again changes what has changed and
+    nothing else. What the job does not ask for any more is pruned, but never a volume claim. The
+    training goes on when this command ends.
 
     \b
     Examples:
-      kdist apply job.yaml
-      kdist apply job.yaml --set spec.nodes.max=4 --follow
-      kdist apply job.yaml --dry-run=server -o yaml
-      kdist render job.yaml --claims with | kubectl apply --server-side -f -   (the same, without kdist's memory)
+      kdist apply job.yaml kdist apply job.yaml --set spec.nodes.max=4 --follow kdist apply job.yaml
+      --dry-run=server -o yaml kdist render job.yaml --claims with | kubectl apply --server-side -f
+      -   (the same, without kdist's memory)
 
     \b
     Exit codes:
-      0 sent   2 wrong file   3 unchanged (with --error-unchanged)   5 API server unreachable   7 not allowed
-      with --wait and --follow: 6 timeout   10 the job failed   11 it was stopped
+      0 sent   2 wrong file   3 unchanged (with --error-unchanged)   5 API server unreachable   7
+      not allowed with --wait and --follow: 6 timeout   10 the job failed   11 it was stopped
     """
     jobs = options.read_jobs([*files, *more], flags.pop("sets"), backend=flags.pop("backend"))
     if dry_run != "none" and (flags["wait"] or flags["follow"]):
@@ -63,7 +90,9 @@ def command(files: tuple[str, ...], *, more: tuple[str, ...], output: str, dry_r
         stays = flags["wait"] or flags["follow"]
         cluster = options.connect(**where, job=job.metadata.namespace, stays=stays)
         places.append((cluster, job.metadata.name))
-        plan, just_sent = _send(cluster, job, base, output=output, dry_run=dry_run == "server", **flags)
+        plan, just_sent = _send(
+            cluster, job, base, output=output, dry_run=dry_run == "server", **flags
+        )
         sent += just_sent
         pruned += _prune(cluster, plan, output=output, dry_run=dry_run == "server")
     if output in ("json", "yaml"):
@@ -72,7 +101,11 @@ def command(files: tuple[str, ...], *, more: tuple[str, ...], output: str, dry_r
         return _follow(click.get_current_context(), *places[0], timeout=flags["timeout"])
     if flags["wait"]:
         _wait(places, flags["timeout"])
-    if flags["error_unchanged"] and not pruned and all(each.applied.verb == "unchanged" for each in sent):
+    if (
+        flags["error_unchanged"]
+        and not pruned
+        and all(each.applied.verb == "unchanged" for each in sent)
+    ):
         return Code.UNCHANGED
     return Code.OK
 
@@ -94,7 +127,10 @@ def _send(
     for text in plan.warnings:
         console.warning(text)
     note = " (server dry run)" if dry_run else ""
-    console.message(f"context {cluster.context}, namespace {cluster.namespace}: {job.metadata.name} as {_describe(plan)}")
+    console.message(
+        f"context {cluster.context}, namespace {cluster.namespace}: {job.metadata.name} "
+        f"as {_describe(plan)}"
+    )
     sent = []
     told: set[str] = set()
     for each in deploy.send(cluster, plan, dry_run=dry_run, force=force_conflicts):
@@ -108,8 +144,13 @@ def _send(
                 console.warning(text)
         told.update(each.applied.warnings)
     if plan.exists and not dry_run and any(each.applied.verb == "configured" for each in sent):
-        name, restart = job.metadata.name, f"kdist restart {job.metadata.name} -n {cluster.namespace}"
-        console.message(f"nodes change at once; what pods of {name} were started with stays until `{restart}`")
+        name, restart = (
+            job.metadata.name,
+            f"kdist restart {job.metadata.name} -n {cluster.namespace}",
+        )
+        console.message(
+            f"nodes change at once; what pods of {name} were started with stays until `{restart}`"
+        )
     return plan, sent
 
 
@@ -121,7 +162,11 @@ def _prune(cluster: Cluster, plan: Plan, *, output: str, dry_run: bool) -> int:
     for each in deploy.prune(cluster, plan, dry_run=dry_run):
         count += 1
         if output in ("table", "name"):
-            console.result(each.title if output == "name" else f"{each.title} pruned{' (server dry run)' if dry_run else ''}")
+            console.result(
+                each.title
+                if output == "name"
+                else f"{each.title} pruned{' (server dry run)' if dry_run else ''}"
+            )
     return count
 
 
@@ -137,7 +182,9 @@ def _follow(context: click.Context, cluster: Cluster, name: str, *, timeout: flo
 
 
 def _wait(places: Iterable[tuple[Cluster, str]], timeout: float | None) -> None:
-    """Return when all jobs have ended well. Raises `KdistError` with the code of the first that has not."""
+    """Return when all jobs have ended well. Raises `KdistError` with the code of the first that has
+    not.
+    """
     import time
 
     from kdist import jobs

@@ -42,37 +42,97 @@ def _size(value: str) -> int:
 @click.command()
 @click.argument("collective", type=click.Choice(_WORDS), metavar="COLLECTIVE")
 @click.option(
-    "-b", "--min", "least", type=_size, default="1KiB", show_default=True, help="Smallest size; K, M, G are powers of 1024."
+    "-b",
+    "--min",
+    "least",
+    type=_size,
+    default="1KiB",
+    show_default=True,
+    help="Smallest size; K, M, G are powers of 1024.",
 )
-@click.option("-e", "--max", "most", type=_size, default="64MiB", show_default=True, help="Largest size.")
-@click.option("--factor", type=click.IntRange(2, 1024), default=4, show_default=True, help="From one size to the next.")
-@click.option("--rounds", type=click.IntRange(3, 100_000), default=20, show_default=True, help="Rounds of each size.")
-@click.option("--warmup", type=click.IntRange(1, 10_000), default=5, show_default=True, help="Rounds before them, not counted.")
 @click.option(
-    "--seconds", type=click.FloatRange(0.01, 3600), default=5.0, show_default=True, help="A size takes no longer than that."
+    "-e", "--max", "most", type=_size, default="64MiB", show_default=True, help="Largest size."
 )
 @click.option(
-    "--slow", type=click.FloatRange(1.01), default=2.0, show_default=True, help="Times the others' median: a slow pair."
+    "--factor",
+    type=click.IntRange(2, 1024),
+    default=4,
+    show_default=True,
+    help="From one size to the next.",
 )
-@click.option("--nodes", type=click.IntRange(1, 4096), metavar="N", help="Nodes, instead of the job's; here one.")
-@click.option("--procs-per-node", "--procs", metavar="N|auto", help="Ranks on each node, instead of the job's; here two.")
-@click.option("-f", "--filename", "file", metavar="FILE", help="Measure the machines that this job asks for.")
-@click.option("--cluster", "on_cluster", is_flag=True, help="On the cluster; so do -n and --context.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(3, 100_000),
+    default=20,
+    show_default=True,
+    help="Rounds of each size.",
+)
+@click.option(
+    "--warmup",
+    type=click.IntRange(1, 10_000),
+    default=5,
+    show_default=True,
+    help="Rounds before them, not counted.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.01, 3600),
+    default=5.0,
+    show_default=True,
+    help="A size takes no longer than that.",
+)
+@click.option(
+    "--slow",
+    type=click.FloatRange(1.01),
+    default=2.0,
+    show_default=True,
+    help="Times the others' median: a slow pair.",
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="Nodes, instead of the job's; here one.",
+)
+@click.option(
+    "--procs-per-node",
+    "--procs",
+    metavar="N|auto",
+    help="Ranks on each node, instead of the job's; here two.",
+)
+@click.option(
+    "-f", "--filename", "file", metavar="FILE", help="Measure the machines that this job asks for."
+)
+@click.option(
+    "--cluster", "on_cluster", is_flag=True, help="On the cluster; so do -n and --context."
+)
 @click.option("--image", metavar="IMAGE", help="Image of the trainer, where there is no job file.")
 @click.option("--keep", is_flag=True, help="Leave the bench's job on the cluster.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to this file instead of stdout.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the result to this file instead of stdout.",
+)
 @options.cluster_options
 @options.output_option("table", "json", "html")
 def command(
-    collective: str, *, output: str, out: Path | None, file: str | None, on_cluster: bool, image: str | None, **given: Any
+    collective: str,
+    *,
+    output: str,
+    out: Path | None,
+    file: str | None,
+    on_cluster: bool,
+    image: str | None,
+    **given: Any,
 ) -> int:
     r"""Measure collectives among ranks, here or on a cluster.
 
-    Bandwidth, latency, a check of every result, and the slow pair by name. The bench is a job of its own under the same agent
-    and rendezvous as a training; on a cluster it is sent, waited for and taken away again. Bandwidths are nccl-tests': algbw
-    is size / time, busbw is algbw times 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter, gather, scatter and
-    all_to_all, 1 for the others: what a link has to carry, comparable over numbers of ranks. Percentiles are of single
-    rounds, each as slow as its slowest rank.
+    Bandwidth, latency, a check of every result, and the slow pair by name. The bench is a job of
+    its own under the same agent and rendezvous as a training; on a cluster it is sent, waited for
+    and taken away again. Bandwidths are nccl-tests': algbw is size / time, busbw is algbw times
+    2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter, gather, scatter and all_to_all,
+    1 for the others: what a link has to carry, comparable over numbers of ranks. Percentiles are of
+    single rounds, each as slow as its slowest rank.
 
     \b
     Collectives:
@@ -92,14 +152,20 @@ def command(
     from kdist import bench
 
     numbers = {name: given.pop(name) for name in ("factor", "rounds", "warmup", "seconds", "slow")}
-    wanted = bench.BenchSpec(collective=collective, min=given.pop("least"), max=given.pop("most"), **numbers)
+    wanted = bench.BenchSpec(
+        collective=collective, min=given.pop("least"), max=given.pop("most"), **numbers
+    )
     remote = on_cluster or options.asks_cluster(given["namespace"], given["context"])
     job, base = _make_job(wanted, file, image, given.pop("nodes"), given.pop("procs_per_node"))
     keep = given.pop("keep")
-    result = _measure_on_cluster(job, base, keep=keep, **given) if remote else _measure_here(job, base)
+    result = (
+        _measure_on_cluster(job, base, keep=keep, **given) if remote else _measure_here(job, base)
+    )
     _show(result, output=output, out=out)
     if result.wrong:
-        raise KdistError(f"{result.wrong} elements that {collective} gave are wrong", code=Code.JOB_FAILED)
+        raise KdistError(
+            f"{result.wrong} elements that {collective} gave are wrong", code=Code.JOB_FAILED
+        )
     return Code.OK
 
 
@@ -110,7 +176,9 @@ def _make_job(
 
     base = load.load_file(file) if file is not None else None
     changes = [f"spec.image={image}"] if image is not None else []
-    changes += [f"spec.nodes={json.dumps({'min': nodes, 'max': nodes})}"] if nodes is not None else []
+    changes += (
+        [f"spec.nodes={json.dumps({'min': nodes, 'max': nodes})}"] if nodes is not None else []
+    )
     changes += [f"spec.procsPerNode={procs}"] if procs is not None else []
     folder = Path.cwd() if file in (None, "-") else Path(str(file)).absolute().parent
     return bench.make_job(wanted, base, overrides=changes), folder
@@ -136,16 +204,24 @@ def _measure_here(job: TrainingJob, base: Path) -> Result:
 
     train_json = render.read_train_json(render.render(job))
     with console.unwaiting():
-        ended = local.run_job(job, train_json, base=base, fresh=True, screen=Lines(), lines_only=True)
+        ended = local.run_job(
+            job, train_json, base=base, fresh=True, screen=Lines(), lines_only=True
+        )
     folder = Path(str(ended.report["folder"]))
-    lines = [line for log in sorted(folder.glob("node-*/log")) for line in log.read_text(errors="replace").splitlines()]
+    lines = [
+        line
+        for log in sorted(folder.glob("node-*/log"))
+        for line in log.read_text(errors="replace").splitlines()
+    ]
     result = bench.read_events(lines)
     if ended.stopped_by is not None:
         raise KdistError("the bench was stopped", code=Code.INTERRUPTED)
     if not result.done:
         failure = ended.report["failure"] or {}
         raise KdistError(
-            f"the bench failed: {failure.get('message') or 'see its log'}", hint=f"its logs are in {folder}", code=Code.JOB_FAILED
+            f"the bench failed: {failure.get('message') or 'see its log'}",
+            hint=f"its logs are in {folder}",
+            code=Code.JOB_FAILED,
         )
     if not result.wrong:
         shutil.rmtree(folder, ignore_errors=True)
@@ -153,7 +229,13 @@ def _measure_here(job: TrainingJob, base: Path) -> Result:
 
 
 def _measure_on_cluster(
-    job: TrainingJob, base: Path, *, keep: bool, namespace: str | None, context: str | None, timeout: float | None
+    job: TrainingJob,
+    base: Path,
+    *,
+    keep: bool,
+    namespace: str | None,
+    context: str | None,
+    timeout: float | None,
 ) -> Result:
     from kdist.bench import remote
 

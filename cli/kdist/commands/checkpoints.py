@@ -1,4 +1,6 @@
-"""`kdist checkpoints`: what a run has saved, in the cluster or on this machine, and its weights as a file."""
+"""`kdist checkpoints`: what a run has saved, in the cluster or on this machine, and its weights as
+a file.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,30 @@ _FORMATS = ("table", "json", "yaml", "name")
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[verify|export] NAME|FOLDER")
-@click.option("-f", "--filename", "file", metavar="FILE", help="Take name and namespace from a job file.")
+@click.option(
+    "-f", "--filename", "file", metavar="FILE", help="Take name and namespace from a job file."
+)
 @click.option("--name", "only", default="", metavar="CHECKPOINT", help="Look at this one only.")
-@click.option("--local", is_flag=True, help="The run of `kdist run` on this machine, even where -n or a cluster is set.")
-@click.option("--step", type=click.IntRange(min=0), help="export: the checkpoint of this step instead of the newest.")
-@click.option("--ema", is_flag=True, help="export: the moving average of the weights (train.emaDecay).")
+@click.option(
+    "--local",
+    is_flag=True,
+    help="The run of `kdist run` on this machine, even where -n or a cluster is set.",
+)
+@click.option(
+    "--step",
+    type=click.IntRange(min=0),
+    help="export: the checkpoint of this step instead of the newest.",
+)
+@click.option(
+    "--ema", is_flag=True, help="export: the moving average of the weights (train.emaDecay)."
+)
 @options.cluster_options
 @click.option(
-    "-o", "--output", default="", metavar="table|json|yaml|name|FILE", help="Format of the list; of an export the file to write."
+    "-o",
+    "--output",
+    default="",
+    metavar="table|json|yaml|name|FILE",
+    help="Format of the list; of an export the file to write.",
 )
 def command(
     words: tuple[str, ...],
@@ -43,10 +61,11 @@ def command(
 ) -> int:
     r"""List a run's checkpoints, verify them, or export weights.
 
-    A list checks names and sizes against each checkpoint's manifest; `verify` reads every byte and compares the digests;
-    `export` does so too, and writes the model's weights by their full names as safetensors. The run is the one of `kdist run`
-    where this machine has one by that name and no -n or --context is given. In the cluster a running pod looks, or a small
-    one that is made for it and only reads.
+    A list checks names and sizes against each checkpoint's manifest; `verify` reads every byte and
+    compares the digests; `export` does so too, and writes the model's weights by their full names
+    as safetensors. The run is the one of `kdist run` where this machine has one by that name and no
+    -n or --context is given. In the cluster a running pod looks, or a small one that is made for it
+    and only reads.
 
     \b
     Examples:
@@ -62,11 +81,17 @@ def command(
     """
     question, job = _read_words(words, file)
     _check_options(question, output, step=step, ema=ema)
-    root = options.find_run(job, file, local=local, namespace=place["namespace"], context=place["context"])
+    root = options.find_run(
+        job, file, local=local, namespace=place["namespace"], context=place["context"]
+    )
     if question == "export":
-        return _export(root, lambda: options.find_target(job, file, **place), output, step=step, ema=ema)
+        return _export(
+            root, lambda: options.find_target(job, file, **place), output, step=step, ema=ema
+        )
     arguments = ["--name", only] if only else []
-    document = _look(root, question, arguments) if root else _ask(job, file, question, arguments, place)
+    document = (
+        _look(root, question, arguments) if root else _ask(job, file, question, arguments, place)
+    )
     return _show(document, output or "table")
 
 
@@ -75,21 +100,28 @@ def _read_words(words: tuple[str, ...], file: str | None) -> tuple[str, str | No
     named = words[:1] in (("verify",), ("export",)) and (len(words) > 1 or bool(file))
     question, left = (words[0], words[1:]) if named else ("list", words)
     if len(left) > 1 or bool(left) == bool(file):
-        raise UsageError("name one run: NAME, a run folder, or -f FILE", next_command="kdist checkpoints --help")
+        raise UsageError(
+            "name one run: NAME, a run folder, or -f FILE", next_command="kdist checkpoints --help"
+        )
     return question, left[0] if left else None
 
 
 def _check_options(question: str, output: str, *, step: int | None, ema: bool) -> None:
     if question == "export":
         if not output or output in _FORMATS:
-            raise UsageError("name the file to write: -o model.safetensors", next_command="kdist checkpoints --help")
+            raise UsageError(
+                "name the file to write: -o model.safetensors",
+                next_command="kdist checkpoints --help",
+            )
     elif output and output not in _FORMATS:
         raise UsageError(f"-o: `{output}` is none of {', '.join(_FORMATS)}")
     elif step is not None or ema:
         raise UsageError("--step and --ema go with `kdist checkpoints export`")
 
 
-def _export(root: Path | None, find: Callable[[], ClusterJob], output: str, *, step: int | None, ema: bool) -> int:
+def _export(
+    root: Path | None, find: Callable[[], ClusterJob], output: str, *, step: int | None, ema: bool
+) -> int:
     from pathlib import Path
 
     from kdist.units import size
@@ -105,7 +137,10 @@ def _export(root: Path | None, find: Callable[[], ClusterJob], output: str, *, s
 
         document = checkpoints.export(find(), file, *arguments, tell=console.message)
     average = f", {document['averaged']} of them averages" if document["averaged"] else ""
-    told = f"{document['tensors']} tensors{average}, {size(document['bytes'])}, of {document['checkpoint']}"
+    told = (
+        f"{document['tensors']} tensors{average}, {size(document['bytes'])}, of "
+        f"{document['checkpoint']}"
+    )
     console.result(f"{document['file']}: {told}")
     return Code.OK
 
@@ -116,10 +151,14 @@ def _look(root: Path, question: str, arguments: list[str]) -> dict[str, Any]:
     return trainer_tools.look(trainer_tools.checkpoints_of(root), question, *arguments)
 
 
-def _ask(job: str | None, file: str | None, question: str, arguments: list[str], place: dict[str, Any]) -> dict[str, Any]:
+def _ask(
+    job: str | None, file: str | None, question: str, arguments: list[str], place: dict[str, Any]
+) -> dict[str, Any]:
     from kdist.jobs import checkpoints
 
-    return checkpoints.ask(options.find_target(job, file, **place), question, *arguments, tell=console.message)
+    return checkpoints.ask(
+        options.find_target(job, file, **place), question, *arguments, tell=console.message
+    )
 
 
 def _show(document: dict[str, Any], output: str) -> int:
@@ -129,12 +168,19 @@ def _show(document: dict[str, Any], output: str) -> int:
         for entry in checkpoints.entries(document):
             console.result(str(entry.get("name")))
     elif output != "table":
-        console.emit({"apiVersion": "cli.kdist.dev/v1", "kind": "CheckpointList", **document}, output=output)
+        console.emit(
+            {"apiVersion": "cli.kdist.dev/v1", "kind": "CheckpointList", **document}, output=output
+        )
     elif checkpoints.entries(document):
         console.table(checkpoints.rows(document), header=checkpoints.HEADER)
     else:
         console.message(f"there are no checkpoints in {document.get('folder')}")
     bad = checkpoints.damaged(document)
     if bad:
-        console.error(KdistError(f"{len(bad)} of them cannot be used: {', '.join(bad)}", hint="a training passes over them"))
+        console.error(
+            KdistError(
+                f"{len(bad)} of them cannot be used: {', '.join(bad)}",
+                hint="a training passes over them",
+            )
+        )
     return Code.ERROR if bad else Code.OK

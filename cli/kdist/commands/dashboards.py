@@ -1,4 +1,6 @@
-"""`kdist dashboards`: the dashboards as files for Grafana, tried on a Grafana, or drawn from a Prometheus without one."""
+"""`kdist dashboards`: the dashboards as files for Grafana, tried on a Grafana, or drawn from a
+Prometheus without one.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def command() -> None:
 
 @command.command
 @click.argument("name", required=False, metavar="[NAME]")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder to write all of them to.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder to write all of them to.",
+)
 def export(name: str | None, out: Path | None) -> None:
     r"""Print a dashboard as Grafana's JSON, or write all of them into a folder.
 
@@ -55,7 +61,12 @@ def export(name: str | None, out: Path | None) -> None:
 
 
 @command.command
-@click.option("--grafana", required=True, metavar="URL", help="Address of the Grafana; $GRAFANA_TOKEN holds its token.")
+@click.option(
+    "--grafana",
+    required=True,
+    metavar="URL",
+    help="Address of the Grafana; $GRAFANA_TOKEN holds its token.",
+)
 def verify(grafana: str) -> int:
     r"""Import each dashboard into a Grafana, evaluate every panel there, and take them away again.
 
@@ -67,7 +78,9 @@ def verify(grafana: str) -> int:
     from kdist.dashboards import verify as trial
 
     server = trial.Grafana(grafana, token=os.environ.get("GRAFANA_TOKEN"))
-    found = [finding for dashboard in DASHBOARDS.values() for finding in trial.verify(server, dashboard)]
+    found = [
+        finding for dashboard in DASHBOARDS.values() for finding in trial.verify(server, dashboard)
+    ]
     rows = [(one.dashboard, one.panel, str(one.series), one.error or "-") for one in found]
     console.table(rows, header=("DASHBOARD", "PANEL", "SERIES", "ERROR"))
     if failed := [one for one in found if one.error]:
@@ -77,14 +90,42 @@ def verify(grafana: str) -> int:
 
 @command.command
 @click.argument("job", required=False, metavar="[JOB]")
-@click.option("--prometheus", required=True, metavar="URL", help="Address of the Prometheus that scrapes the trainings.")
-@click.option("--dashboard", "name", default="training-job", show_default=True, help="Which one: training-job or fleet.")
-@click.option("--since", default="1h", show_default=True, metavar="TIME", help="How far back to look, as 90s, 15m, 6h or 2d.")
 @click.option(
-    "--theme", type=click.Choice(["auto", "light", "dark"]), default="auto", help="Colours; auto as the reader's system."
+    "--prometheus",
+    required=True,
+    metavar="URL",
+    help="Address of the Prometheus that scrapes the trainings.",
 )
-@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), default="dashboard.html", show_default=True)
-def preview(job: str | None, *, prometheus: str, name: str, since: str, theme: str, out: Path) -> None:
+@click.option(
+    "--dashboard",
+    "name",
+    default="training-job",
+    show_default=True,
+    help="Which one: training-job or fleet.",
+)
+@click.option(
+    "--since",
+    default="1h",
+    show_default=True,
+    metavar="TIME",
+    help="How far back to look, as 90s, 15m, 6h or 2d.",
+)
+@click.option(
+    "--theme",
+    type=click.Choice(["auto", "light", "dark"]),
+    default="auto",
+    help="Colours; auto as the reader's system.",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="dashboard.html",
+    show_default=True,
+)
+def preview(
+    job: str | None, *, prometheus: str, name: str, since: str, theme: str, out: Path
+) -> None:
     r"""Draw a dashboard as one self-contained page from what a Prometheus knows; no Grafana needed.
 
     \b
@@ -98,14 +139,20 @@ def preview(job: str | None, *, prometheus: str, name: str, since: str, theme: s
     from kdist.dashboards.prometheus import Prometheus, Window, choose_job
 
     if name not in DASHBOARDS:
-        raise UsageError(f"there is no dashboard `{name}`", hint=f"there are {', '.join(DASHBOARDS)}")
+        raise UsageError(
+            f"there is no dashboard `{name}`", hint=f"there are {', '.join(DASHBOARDS)}"
+        )
     found = re.fullmatch(r"([1-9]\d{0,5})([smhd])", since)
     if found is None:
         raise UsageError(f"--since takes a time as 90s, 15m, 6h or 2d, found `{since}`")
     now = time.time()
-    window = Window(now - int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]], now, 0)
+    window = Window(
+        now - int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]], now, 0
+    )
     server = Prometheus(prometheus)
-    chosen = {} if name == "fleet" and job is None else {"kdist_job": choose_job(server, window, job)}
+    chosen = (
+        {} if name == "fleet" and job is None else {"kdist_job": choose_job(server, window, job)}
+    )
     page = draw_page(DASHBOARDS[name], server, window, chosen=chosen, theme=theme)
     try:
         out.write_text(page, encoding="utf-8")

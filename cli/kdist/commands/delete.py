@@ -19,23 +19,53 @@ _MARGIN = 60.0
 
 @click.command()
 @click.argument("jobs", nargs=-1, metavar="[NAME|FILE]...")
-@click.option("-f", "--filename", "more", multiple=True, metavar="FILE", help="Take the job of this file off; may be repeated.")
-@click.option("-l", "--selector", default="", metavar="LABELS", help="Take off the jobs with these labels.")
+@click.option(
+    "-f",
+    "--filename",
+    "more",
+    multiple=True,
+    metavar="FILE",
+    help="Take the job of this file off; may be repeated.",
+)
+@click.option(
+    "-l", "--selector", default="", metavar="LABELS", help="Take off the jobs with these labels."
+)
 @click.option("--all", "everything", is_flag=True, help="Take off all jobs of the namespace.")
 @options.cluster_options
-@click.option("--purge", is_flag=True, help="Delete the checkpoints' volume claim too, if kdist made it.")
-@click.option("--wait/--no-wait", default=True, help="Wait for the pods to save and go (the default), or not.")
-@click.option("--grace-period", type=int, metavar="SECONDS", help="Give the pods these seconds to end, not the job's own.")
+@click.option(
+    "--purge", is_flag=True, help="Delete the checkpoints' volume claim too, if kdist made it."
+)
+@click.option(
+    "--wait/--no-wait", default=True, help="Wait for the pods to save and go (the default), or not."
+)
+@click.option(
+    "--grace-period",
+    type=int,
+    metavar="SECONDS",
+    help="Give the pods these seconds to end, not the job's own.",
+)
 @click.option("--ignore-not-found", is_flag=True, help="A job that is not there is no error.")
-@click.option("--dry-run", type=click.Choice(["none", "client", "server"]), default="none", help="Show what would go.")
+@click.option(
+    "--dry-run",
+    type=click.Choice(["none", "client", "server"]),
+    default="none",
+    help="Show what would go.",
+)
 @options.output_option("table", "name")
 def command(
-    jobs: tuple[str, ...], *, more: tuple[str, ...], selector: str, everything: bool, ignore_not_found: bool, **flags: Any
+    jobs: tuple[str, ...],
+    *,
+    more: tuple[str, ...],
+    selector: str,
+    everything: bool,
+    ignore_not_found: bool,
+    **flags: Any,
 ) -> int:
     r"""Take jobs off a cluster; their checkpoints stay.
 
-    The pods save first. A later `kdist apply` of the same file goes on from the last checkpoint, unless --purge has
-    deleted the claim that kdist made for it; claims that were there before are never touched.
+    The pods save first. A later `kdist apply` of the same file goes on from the last checkpoint,
+    unless --purge has deleted the claim that kdist made for it; claims that were there before are
+    never touched.
 
     \b
     Examples:
@@ -45,7 +75,9 @@ def command(
     """
     named = [*((job, None) for job in jobs), *((None, file) for file in more)]
     if sum((bool(named), bool(selector), everything)) != 1:
-        raise UsageError("name jobs, or give -l LABELS, or --all", next_command="kdist delete --help")
+        raise UsageError(
+            "name jobs, or give -l LABELS, or --all", next_command="kdist delete --help"
+        )
     where = {key: flags.pop(key) for key in ("namespace", "context")}
     timeout = flags.pop("timeout")
     if not named:
@@ -63,7 +95,9 @@ def command(
         if not _delete(cluster, found.name, timeout=timeout, **flags):
             missing.append(f"{found.name} in namespace {cluster.namespace}")
     if missing and not ignore_not_found:
-        raise NotFoundError(f"there is no job {', nor '.join(missing)}", next_command="kdist get -A")
+        raise NotFoundError(
+            f"there is no job {', nor '.join(missing)}", next_command="kdist get -A"
+        )
     return Code.OK
 
 
@@ -92,7 +126,9 @@ def _delete(
 
     objects, foreign = delete.find_objects(cluster, name)
     for each in foreign:
-        console.warning(f"{each.title} stays: it is not of job {name}: {describe_owner(each.document)}")
+        console.warning(
+            f"{each.title} stays: it is not of job {name}: {describe_owner(each.document)}"
+        )
     if delete.split(foreign)[0]:  # then the pods are somebody else's too
         wait, grace_period = False, None
     kept = [] if purge else [each for each in objects if each.kind == dependents.CLAIM]
@@ -100,21 +136,33 @@ def _delete(
     if not going:
         return False
     pods = delete.find_pods(cluster, name) if wait and dry_run == "none" else []
-    pods = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
+    pods = [
+        pod for pod in pods if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+    ]
     seconds = _patience(pods, grace_period) if timeout is None else timeout
     if pods:
-        console.message(f"waiting up to {seconds:.0f} s for {len(pods)} pods of {name} to save and go (Ctrl-C leaves them to it)")
+        console.message(
+            f"waiting up to {seconds:.0f} s for {len(pods)} pods of {name} to save and go "
+            "(Ctrl-C leaves them to it)"
+        )
     note = f" ({dry_run} dry run)" if dry_run != "none" else ""
     if dry_run == "client":
         gone = iter(going)
     else:
         gone = delete.remove(
-            cluster, name, going, grace=grace_period, dry_run=dry_run == "server", wait=seconds if wait else None
+            cluster,
+            name,
+            going,
+            grace=grace_period,
+            dry_run=dry_run == "server",
+            wait=seconds if wait else None,
         )
     for each in gone:
         console.result(each.title if output == "name" else f"{each.title} deleted{note}")
     for each in kept:
-        console.message(f"{each.title} stays, with the checkpoints; `kdist delete {name} --purge` deletes it")
+        console.message(
+            f"{each.title} stays, with the checkpoints; `kdist delete {name} --purge` deletes it"
+        )
     return True
 
 

@@ -28,9 +28,17 @@ _COLORS = {"+": "green", "-": "red", "@": "cyan"}
 @click.command()
 @options.files_argument
 @options.cluster_options
-@click.option("--set", "sets", metavar="PATH=VALUE", multiple=True, help="Change a field of the job, e.g. spec.nodes.max=4.")
+@click.option(
+    "--set",
+    "sets",
+    metavar="PATH=VALUE",
+    multiple=True,
+    help="Change a field of the job, e.g. spec.nodes.max=4.",
+)
 @options.backend_option
-@click.option("--force-conflicts", is_flag=True, help="Show what --force-conflicts would take over.")
+@click.option(
+    "--force-conflicts", is_flag=True, help="Show what --force-conflicts would take over."
+)
 def command(
     files: tuple[str, ...],
     *,
@@ -42,8 +50,9 @@ def command(
 ) -> int:
     r"""Show what sending jobs would change.
 
-    The server itself is asked, by an apply that it does not keep, so defaults and admission are part of the answer.
-    $KUBECTL_EXTERNAL_DIFF is the program that shows it, as for kubectl; it is given two folders.
+    The server itself is asked, by an apply that it does not keep, so defaults and admission are
+    part of the answer. $KUBECTL_EXTERNAL_DIFF is the program that shows it, as for kubectl; it is
+    given two folders.
 
     \b
     Examples:
@@ -62,7 +71,9 @@ def command(
     try:
         for job, base in options.read_jobs([*files, *more], sets, backend=backend):
             cluster = options.connect(**where, job=job.metadata.namespace)
-            found += deploy.compare(cluster, deploy.plan(cluster, job, base=base), force=force_conflicts)
+            found += deploy.compare(
+                cluster, deploy.plan(cluster, job, base=base), force=force_conflicts
+            )
     except KdistError as error:
         if error.code == Code.ERROR:  # 1 means a difference here
             error.code = Code.USAGE
@@ -74,12 +85,16 @@ def command(
         return _show_with(shlex.split(external), found)
     for each in found:
         for line in each.lines():
-            console.result(click.style(line, fg=_COLORS.get(line[:1])) if line[:1] in _COLORS else line)
+            console.result(
+                click.style(line, fg=_COLORS.get(line[:1])) if line[:1] in _COLORS else line
+            )
     return DIFFERENT
 
 
 def _show_with(program: Sequence[str], found: Sequence[Difference]) -> int:
-    """Run the user's own program on two folders; its exit code where it keeps to diff's, 0 and 1."""
+    """Run the user's own program on two folders; its exit code where it keeps to diff's, 0 and
+    1.
+    """
     with tempfile.TemporaryDirectory(prefix="kdist-diff-") as folder:
         live, merged = Path(folder, "live"), Path(folder, "merged")
         for side in (live, merged):
@@ -91,5 +106,9 @@ def _show_with(program: Sequence[str], found: Sequence[Difference]) -> int:
         try:
             done = subprocess.run([*program, str(live), str(merged)], check=False)
         except OSError as error:
-            raise KdistError(f"{program[0]}: {error.strerror}", hint="KUBECTL_EXTERNAL_DIFF names it", code=Code.USAGE) from error
+            raise KdistError(
+                f"{program[0]}: {error.strerror}",
+                hint="KUBECTL_EXTERNAL_DIFF names it",
+                code=Code.USAGE,
+            ) from error
     return done.returncode

@@ -22,7 +22,9 @@ _PATIENCE = 5.0  # seconds: whoever asks the doctor wants to hear soon that nobo
 @click.option("--local", is_flag=True, help="Check this machine alone.")
 @options.output_option("table", "json", "yaml")
 @options.cluster_options
-def command(*, local: bool, output: str, namespace: str | None, context: str | None, timeout: float | None) -> int:
+def command(
+    *, local: bool, output: str, namespace: str | None, context: str | None, timeout: float | None
+) -> int:
     r"""Check what a cluster, and this machine, can do for a job.
 
     Nothing is changed: what jobs need is looked up, or rehearsed. Every ✗ comes with its fix.
@@ -47,7 +49,11 @@ def command(*, local: bool, output: str, namespace: str | None, context: str | N
     if not local:
         _tell("the cluster", output)
         try:
-            cluster = options.connect(namespace=namespace, context=context, timeout=_PATIENCE if timeout is None else timeout)
+            cluster = options.connect(
+                namespace=namespace,
+                context=context,
+                timeout=_PATIENCE if timeout is None else timeout,
+            )
         except KdistError as error:
             found += _collect([missing("cluster", str(error), error.hint)], output)
         else:
@@ -56,10 +62,18 @@ def command(*, local: bool, output: str, namespace: str | None, context: str | N
     if output != "table":
         checks = [each.to_document() for each in found]
         console.emit(
-            {"apiVersion": "cli.kdist.dev/v1", "kind": "Checks", "healthy": not lacking, "checks": checks}, output=output
+            {
+                "apiVersion": "cli.kdist.dev/v1",
+                "kind": "Checks",
+                "healthy": not lacking,
+                "checks": checks,
+            },
+            output=output,
         )
     elif lacking:
-        console.message(f"{len(lacking)} of {len(found)} checks found something missing that jobs need")
+        console.message(
+            f"{len(lacking)} of {len(found)} checks found something missing that jobs need"
+        )
     return Code.ERROR if lacking else Code.OK
 
 
@@ -77,6 +91,9 @@ def _tell(title: str, output: str) -> None:
 
 
 def _show(finding: Finding) -> None:
-    console.result(f"  {click.style(finding.mark.sign, fg=_COLORS[finding.mark])} {finding.name}: {finding.detail}")
+    console.result(
+        f"  {click.style(finding.mark.sign, fg=_COLORS[finding.mark])} {finding.name}: "
+        f"{finding.detail}"
+    )
     if finding.fix and finding.mark.value != "ok":
         console.result(f"      fix: {finding.fix}")

@@ -18,13 +18,18 @@ _EVERY = 2.0  # seconds between two looks
 @click.command()
 @options.job_argument
 @click.option("-w", "--watch", is_flag=True, help="Go on, and show each event that comes.")
-@click.option("--types", default="", metavar="TYPE,…", help="Only events of these types, e.g. Warning.")
+@click.option(
+    "--types", default="", metavar="TYPE,…", help="Only events of these types, e.g. Warning."
+)
 @options.output_option("table", "json", "yaml", "jsonpath")
 @options.cluster_options
-def command(job: str | None, file: str | None, *, watch: bool, types: str, output: str, **where: Any) -> int:
+def command(
+    job: str | None, file: str | None, *, watch: bool, types: str, output: str, **where: Any
+) -> int:
     r"""Show what the cluster says about a job.
 
-    The events of its workload, its pods (also those that have gone), its volume claims and its place in a queue, oldest first.
+    The events of its workload, its pods (also those that have gone), its volume claims and its
+    place in a queue, oldest first.
 
     \b
     Examples:
@@ -50,7 +55,9 @@ def command(job: str | None, file: str | None, *, watch: bool, types: str, outpu
         shown.update(_key(each) for each in fresh)
         if not watch:
             if not fresh and output == "table":
-                console.message(f"there are no events about {found.name}; a cluster keeps them for an hour")
+                console.message(
+                    f"there are no events about {found.name}; a cluster keeps them for an hour"
+                )
             return Code.OK
         first = False
         time.sleep(_EVERY)
@@ -65,8 +72,15 @@ def _key(event: Mapping[str, Any]) -> tuple[str, str]:
 def _last_seen(event: Mapping[str, Any]) -> str:
     """The moment of the event as RFC 3339 text, which compares as time."""
     series = event.get("series") or {}
-    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"), event.get("firstTimestamp"))
-    return next((str(each) for each in times if each), str(event["metadata"].get("creationTimestamp") or ""))
+    times = (
+        series.get("lastObservedTime"),
+        event.get("lastTimestamp"),
+        event.get("eventTime"),
+        event.get("firstTimestamp"),
+    )
+    return next(
+        (str(each) for each in times if each), str(event["metadata"].get("creationTimestamp") or "")
+    )
 
 
 def _show(events: list[Mapping[str, Any]], *, output: str, first: bool, stream: bool) -> None:
@@ -81,7 +95,11 @@ def _show(events: list[Mapping[str, Any]], *, output: str, first: bool, stream: 
     header = ("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
     if stream:  # columns that fit without knowing what comes
         for row in [header, *rows] if first else rows:
-            console.result("   ".join(cell.ljust(width) for cell, width in zip(row, (9, 7, 16, 28, 0), strict=True)).rstrip())
+            console.result(
+                "   ".join(
+                    cell.ljust(width) for cell, width in zip(row, (9, 7, 16, 28, 0), strict=True)
+                ).rstrip()
+            )
     elif rows:
         console.table(rows, header=header)
 
@@ -95,7 +113,11 @@ def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
     series = event.get("series") or {}
     count = series.get("count") or event.get("count") or 1
     try:
-        seen = age(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(_last_seen(event))).total_seconds()))
+        seen = age(
+            max(
+                0.0, (datetime.now(UTC) - datetime.fromisoformat(_last_seen(event))).total_seconds()
+            )
+        )
     except ValueError:
         seen = "?"
     message = " ".join(str(event.get("message") or "").split())

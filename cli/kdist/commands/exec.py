@@ -13,7 +13,11 @@ from kdist.errors import UsageError
 @click.command(context_settings={"allow_interspersed_args": True})
 @click.argument("job", metavar="NAME|FILE")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARG]...")
-@click.option("--rank", type=click.IntRange(min=0), help="The pod that has this rank; rank 0 if nothing is said.")
+@click.option(
+    "--rank",
+    type=click.IntRange(min=0),
+    help="The pod that has this rank; rank 0 if nothing is said.",
+)
 @click.option("--pod", default="", metavar="NAME", help="This pod.")
 @click.option("-c", "--container", metavar="NAME", help="This container instead of the training's.")
 @click.option("-i", "--stdin", is_flag=True, help="Pass standard input on.")
@@ -44,7 +48,11 @@ def command(
     from kdist.jobs import agents
 
     if not argv:
-        raise UsageError("name the command to run after `--`", next_command=f"kdist exec {job} -- nproc")
+        raise UsageError(
+            "name the command to run after `--`", next_command=f"kdist exec {job} -- nproc"
+        )
     target = options.find_target(job, None, timeout=timeout, **place)
     chosen = agents.choose_pod(target, rank=rank, pod=pod)
-    return target.cluster.exec(chosen.name, argv, container=container or chosen.container, stdin=stdin or tty, tty=tty)
+    return target.cluster.exec(
+        chosen.name, argv, container=container or chosen.container, stdin=stdin or tty, tty=tty
+    )

@@ -12,7 +12,11 @@ from kdist.errors import NotFoundError
 @click.argument("field", default="", metavar="[FIELD]")
 @click.option("-r", "--recursive", is_flag=True, help="Show the fields below it at every depth.")
 @click.option(
-    "-o", "--output", type=click.Choice(["text", "json", "yaml", "markdown"]), default="text", help="Format of the answer."
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json", "yaml", "markdown"]),
+    default="text",
+    help="Format of the answer.",
 )
 def command(field: str, recursive: bool, output: str) -> None:
     r"""Describe a field of job.yaml.
@@ -45,5 +49,7 @@ def _unknown(field: str) -> NotFoundError:
     near = paths.near_path(paths.parse(field.replace("[]", "[0]")) or (field,)).replace("[0]", "[]")
     hint = f"did you mean `{near}`?" if near else ""
     return NotFoundError(
-        f"job.yaml has no field `{field}`", hint=hint, next_command=f"kdist explain {near}" if near else "kdist explain -r"
+        f"job.yaml has no field `{field}`",
+        hint=hint,
+        next_command=f"kdist explain {near}" if near else "kdist explain -r",
     )

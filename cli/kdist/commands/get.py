@@ -27,10 +27,19 @@ _LIST = {"apiVersion": "cli.kdist.dev/v1", "kind": "JobList"}
 @click.option("-w", "--watch", is_flag=True, help="Go on, and show each job that changes.")
 @options.output_option("table", "wide", "name", "json", "yaml", "jsonpath")
 @options.cluster_options
-def command(names: tuple[str, ...], *, all_namespaces: bool, selector: str, watch: bool, output: str, **where: Any) -> int:
+def command(
+    names: tuple[str, ...],
+    *,
+    all_namespaces: bool,
+    selector: str,
+    watch: bool,
+    output: str,
+    **where: Any,
+) -> int:
     r"""List the jobs of a cluster.
 
-    One row for each job, whatever kind of workload it runs as; step and loss are what its agents say.
+    One row for each job, whatever kind of workload it runs as; step and loss are what its agents
+    say.
 
     \b
     Examples:
@@ -56,15 +65,20 @@ def command(names: tuple[str, ...], *, all_namespaces: bool, selector: str, watc
     return Code.OK
 
 
-def _find(cluster: Cluster, names: tuple[str, ...], *, strict: bool = True, **scope: Any) -> list[JobStatus]:
-    """Status of every job that is asked for, of `survey`'s scope. Raises `NotFoundError` for a name that is none, if `strict`."""
+def _find(
+    cluster: Cluster, names: tuple[str, ...], *, strict: bool = True, **scope: Any
+) -> list[JobStatus]:
+    """Status of every job that is asked for, of `survey`'s scope. Raises `NotFoundError` for a name
+    that is none, if `strict`.
+    """
     from kdist import jobs
 
     every = [seen.status for seen in jobs.list_snapshots(cluster, **scope)]
     missing = [name for name in names if name not in {status.name for status in every}]
     if missing and strict:
         raise NotFoundError(
-            f"there is no job {', nor '.join(missing)} in namespace {cluster.namespace}", next_command="kdist get -A"
+            f"there is no job {', nor '.join(missing)} in namespace {cluster.namespace}",
+            next_command="kdist get -A",
         )
     return [status for status in every if not names or status.name in names]
 
@@ -84,7 +98,9 @@ class Rows:
         if self._output in ("table", "wide"):
             rows = [self._row(status) for status in found]
             header = self._header()
-            self._widths = [max(len(row[index]) for row in [header, *rows]) for index in range(len(header))]
+            self._widths = [
+                max(len(row[index]) for row in [header, *rows]) for index in range(len(header))
+            ]
             console.table(rows, header=header)
         elif self._output == "name":
             for status in found:
@@ -115,8 +131,22 @@ class Rows:
         return self._row(status)[:-1]  # an age changes all the time, which is no news
 
     def _header(self) -> tuple[str, ...]:
-        wide = ("BACKEND", "RANKS", "SAMPLES/S", "SAVED", "QUEUE", "RUN") if self._output == "wide" else ()
-        return (*(("NAMESPACE",) if self._all else ()), "NAME", "PHASE", "NODES", "STEP", "LOSS", "RESTARTS", *wide, "AGE")
+        wide = (
+            ("BACKEND", "RANKS", "SAMPLES/S", "SAVED", "QUEUE", "RUN")
+            if self._output == "wide"
+            else ()
+        )
+        return (
+            *(("NAMESPACE",) if self._all else ()),
+            "NAME",
+            "PHASE",
+            "NODES",
+            "STEP",
+            "LOSS",
+            "RESTARTS",
+            *wide,
+            "AGE",
+        )
 
     def _row(self, status: JobStatus) -> tuple[str, ...]:
         wide = tuple(_wide(status)) if self._output == "wide" else ()

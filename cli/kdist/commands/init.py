@@ -15,7 +15,14 @@ TEMPLATES = ("digits", "gpt", "script")
 
 @click.command
 @click.argument("path", default="job.yaml", metavar="[PATH]")
-@click.option("-t", "--template", type=click.Choice(TEMPLATES), default="digits", show_default=True, help="What to train.")
+@click.option(
+    "-t",
+    "--template",
+    type=click.Choice(TEMPLATES),
+    default="digits",
+    show_default=True,
+    help="What to train.",
+)
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
 def command(path: str, template: str, force: bool) -> None:
     r"""Write a job.yaml to start from.
@@ -50,13 +57,19 @@ def _write(file: Path, text: str, *, force: bool) -> None:
             opened.write(text)
     except FileExistsError:
         again = f"kdist init {shlex.quote(str(file))} --force"
-        raise UsageError(f"`{file}` is there already", hint="name another file, or write over it", next_command=again) from None
+        raise UsageError(
+            f"`{file}` is there already",
+            hint="name another file, or write over it",
+            next_command=again,
+        ) from None
     except OSError as error:
         raise UsageError(f"cannot write `{file}`: {error.strerror}") from None
 
 
 def _write_schema(file: Path) -> None:
-    """The schema is a convenience for editors: where it cannot be written, that is said and the rest goes on."""
+    """The schema is a convenience for editors: where it cannot be written, that is said and the
+    rest goes on.
+    """
     from kdist.spec import reference
 
     try:

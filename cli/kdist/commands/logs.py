@@ -18,26 +18,58 @@ if TYPE_CHECKING:
     from kdist.jobs.logs import LogRequest
     from kdist.status import Pod, Snapshot
 
-_COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green", "bright_magenta", "bright_blue")
+_COLOURS = (
+    "cyan",
+    "green",
+    "magenta",
+    "blue",
+    "yellow",
+    "bright_cyan",
+    "bright_green",
+    "bright_magenta",
+    "bright_blue",
+)
 _LEVELS = {"warning": "yellow", "error": "red"}
 _FAILING = "failing"
 
 
 @click.command()
 @click.argument("job", metavar="NAME|FILE")
-@click.option("-f", "--follow", is_flag=True, help="Go on through restarts and replaced pods until the job ends.")
-@click.option("--rank", metavar="N,N-N|failing", help="Only these ranks; failing is the one whose failure decided.")
+@click.option(
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="Go on through restarts and replaced pods until the job ends.",
+)
+@click.option(
+    "--rank",
+    metavar="N,N-N|failing",
+    help="Only these ranks; failing is the one whose failure decided.",
+)
 @click.option("--pod", metavar="NAME|INDEX", help="Only this pod.")
-@click.option("-p", "--previous", is_flag=True, help="Of containers that were started again: the log before that.")
-@click.option("--since", type=seconds, metavar="DURATION", help="Only lines newer than that, e.g. 5m.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="LINES", help="Only so many last lines of each pod.")
+@click.option(
+    "-p",
+    "--previous",
+    is_flag=True,
+    help="Of containers that were started again: the log before that.",
+)
+@click.option(
+    "--since", type=seconds, metavar="DURATION", help="Only lines newer than that, e.g. 5m."
+)
+@click.option(
+    "--tail",
+    type=click.IntRange(min=0),
+    metavar="LINES",
+    help="Only so many last lines of each pod.",
+)
 @click.option("--raw", is_flag=True, help="Lines as they were written, events as JSON.")
 @cluster_options
 def command(job: str, *, follow: bool, raw: bool, timeout: float | None, **given: Any) -> int:
     r"""Show what all ranks of a job say, with the pod in front.
 
-    With -f it waits while there is nothing yet and says why, follows every pod through restarts, and takes in new pods. An
-    API server that goes away meanwhile is waited for, --timeout long at most.
+    With -f it waits while there is nothing yet and says why, follows every pod through restarts,
+    and takes in new pods. An API server that goes away meanwhile is waited for, --timeout long at
+    most.
 
     \b
     Examples:
@@ -47,8 +79,8 @@ def command(job: str, *, follow: bool, raw: bool, timeout: float | None, **given
 
     \b
     Exit codes:
-      0 shown   4 there is no such job, or nothing to read   with -f also: 6 not over after --timeout
-      10 the job failed   11 it was stopped
+      0 shown   4 there is no such job, or nothing to read   with -f also: 6 not over after
+      --timeout 10 the job failed   11 it was stopped
     """
     from kdist.jobs.logs import LogRequest
 
@@ -59,11 +91,17 @@ def command(job: str, *, follow: bool, raw: bool, timeout: float | None, **given
     wanted = LogRequest(choose=lambda each: pod is None or _is_called(each, pod), **given)
     if follow and wanted.previous:
         raise UsageError("--previous is over and cannot be followed")
-    return _follow(cluster, found.name, wanted, rank, raw, timeout) if follow else _show(cluster, found.name, wanted, rank, raw)
+    return (
+        _follow(cluster, found.name, wanted, rank, raw, timeout)
+        if follow
+        else _show(cluster, found.name, wanted, rank, raw)
+    )
 
 
 def _is_called(pod: Pod, wanted: str) -> bool:
-    return pod.name == wanted.removeprefix("pod/") or (wanted.isdecimal() and pod.index == int(wanted))
+    return pod.name == wanted.removeprefix("pod/") or (
+        wanted.isdecimal() and pod.index == int(wanted)
+    )
 
 
 def _show(cluster: Cluster, name: str, wanted: LogRequest, rank: str | None, raw: bool) -> int:
@@ -76,7 +114,14 @@ def _show(cluster: Cluster, name: str, wanted: LogRequest, rank: str | None, raw
     return Code.OK
 
 
-def _follow(cluster: Cluster, name: str, wanted: LogRequest, rank: str | None, raw: bool, timeout: float | None) -> int:
+def _follow(
+    cluster: Cluster,
+    name: str,
+    wanted: LogRequest,
+    rank: str | None,
+    raw: bool,
+    timeout: float | None,
+) -> int:
     from kdist import jobs
     from kdist.jobs import logs
 
@@ -123,7 +168,9 @@ def _print(lines: Iterator[Line], chosen: RankFilter | None, raw: bool) -> None:
 
 
 def format_line(line: Line, *, raw: bool = False) -> Iterator[str]:
-    """The line with its pod in front: events in words with their time, what ranks print as it is."""
+    """The line with its pod in front: events in words with their time, what ranks print as it
+    is.
+    """
     from kdist import events
 
     colour = _COLOURS[(line.pod.index or 0) % len(_COLOURS)]
@@ -136,4 +183,7 @@ def format_line(line: Line, *, raw: bool = False) -> Iterator[str]:
     event = line.event
     stamp = f"{str(event.get('time') or line.stamp)[:19]}Z"
     told = f"{event['event']:<21} {events.describe(event)}".rstrip()
-    yield f"{click.style(stamp, dim=True)} {source} {click.style(told, fg=_LEVELS.get(str(event.get('level'))))}"
+    yield (
+        f"{click.style(stamp, dim=True)} {source} "
+        f"{click.style(told, fg=_LEVELS.get(str(event.get('level'))))}"
+    )

@@ -21,9 +21,17 @@ _ONE_OF = ("kdist_job_state",)  # of these series one is 1
 
 @click.command()
 @options.job_argument
-@click.option("--rank", type=click.IntRange(min=0), help="Only the agent that has this rank, and only this rank's series.")
+@click.option(
+    "--rank",
+    type=click.IntRange(min=0),
+    help="Only the agent that has this rank, and only this rank's series.",
+)
 @click.option("--grep", default="", metavar="TEXT", help="Only metrics with this in their name.")
-@click.option("--local", is_flag=True, help="The run of `kdist run` on this machine, even where -n or a cluster is set.")
+@click.option(
+    "--local",
+    is_flag=True,
+    help="The run of `kdist run` on this machine, even where -n or a cluster is set.",
+)
 @options.cluster_options
 @options.output_option("table", "prom", "json")
 def command(
@@ -39,8 +47,8 @@ def command(
 ) -> None:
     r"""Show what the agents of a job measure, without Prometheus.
 
-    The table leaves out buckets of histograms and the states that a job is not in; `-o prom` has everything, each series with
-    the label `pod`.
+    The table leaves out buckets of histograms and the states that a job is not in; `-o prom` has
+    everything, each series with the label `pod`.
 
     \b
     Examples:
@@ -59,15 +67,25 @@ def command(
 
 
 def _read(
-    job: str | None, file: str | None, *, local: bool, timeout: float | None, namespace: str | None, context: str | None
+    job: str | None,
+    file: str | None,
+    *,
+    local: bool,
+    timeout: float | None,
+    namespace: str | None,
+    context: str | None,
 ) -> Mapping[str, AgentSample]:
-    root = options.find_run(job, file, local=local, namespace=namespace, context=context, at_work=True)
+    root = options.find_run(
+        job, file, local=local, namespace=namespace, context=context, at_work=True
+    )
     if root is not None:
         from kdist.local import agents as local_agents
 
         if now := local_agents.read(root, metrics=True):
             return now
-        raise KdistError(f"no agent of {root.name} answers", next_command=f"kdist status {root.name}")
+        raise KdistError(
+            f"no agent of {root.name} answers", next_command=f"kdist status {root.name}"
+        )
     from kdist.jobs import agents
 
     target = options.find_target(job, file, namespace=namespace, context=context, timeout=timeout)
@@ -88,11 +106,16 @@ def _show(now: Mapping[str, AgentSample], output: str, *, rank: int | None, grep
         (owner, sample)
         for owner, reading in now.items()
         for sample in reading.samples()
-        if grep in sample.name and (rank is None or sample.labels.get("rank", str(rank)) == str(rank))
+        if grep in sample.name
+        and (rank is None or sample.labels.get("rank", str(rank)) == str(rank))
     ]
     if output == "json":
-        samples = [{"pod": owner, **agent_metrics.to_document([sample])[0]} for owner, sample in found]
-        console.emit({"apiVersion": "cli.kdist.dev/v1", "kind": "Metrics", "samples": samples}, output="json")
+        samples = [
+            {"pod": owner, **agent_metrics.to_document([sample])[0]} for owner, sample in found
+        ]
+        console.emit(
+            {"apiVersion": "cli.kdist.dev/v1", "kind": "Metrics", "samples": samples}, output="json"
+        )
         return
     shown = [
         (owner, sample.name, number(sample.value, 6), _labels(sample.labels))
@@ -103,4 +126,6 @@ def _show(now: Mapping[str, AgentSample], output: str, *, rank: int | None, grep
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in labels.items() if name != "kdist_job") or "-"
+    return (
+        " ".join(f"{name}={value}" for name, value in labels.items() if name != "kdist_job") or "-"
+    )

@@ -23,11 +23,34 @@ def _ranks(_: click.Context, __: click.Parameter, value: str) -> str:
 
 @click.command()
 @options.job_argument
-@click.option("--steps", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many steps to record.")
-@click.option("--ranks", default="all", show_default=True, metavar="all|0,3", callback=_ranks, help="Which ranks record.")
-@click.option("--local", is_flag=True, help="The run of `kdist run` on this machine, even where -n or a cluster is set.")
+@click.option(
+    "--steps",
+    type=click.IntRange(1, 1000),
+    default=5,
+    show_default=True,
+    help="How many steps to record.",
+)
+@click.option(
+    "--ranks",
+    default="all",
+    show_default=True,
+    metavar="all|0,3",
+    callback=_ranks,
+    help="Which ranks record.",
+)
+@click.option(
+    "--local",
+    is_flag=True,
+    help="The run of `kdist run` on this machine, even where -n or a cluster is set.",
+)
 @options.cluster_options
-@click.option("-o", "--output", default="", metavar="FOLDER", help="Where the traces go; ./NAME-profile unless said.")
+@click.option(
+    "-o",
+    "--output",
+    default="",
+    metavar="FOLDER",
+    help="Where the traces go; ./NAME-profile unless said.",
+)
 def command(
     job: str | None,
     file: str | None,
@@ -41,9 +64,10 @@ def command(
 ) -> None:
     r"""Record the next steps of a running job, and show their time.
 
-    All ranks record the same steps with torch's profiler, which makes these steps slower and no others. Each trace is a Chrome
-    trace (JSON, compressed) that https://ui.perfetto.dev opens as it is. COLLECTIVES is the share of the time in which a
-    collective was under way, beside computation or not.
+    All ranks record the same steps with torch's profiler, which makes these steps slower and no
+    others. Each trace is a Chrome trace (JSON, compressed) that https://ui.perfetto.dev opens as it
+    is. COLLECTIVES is the share of the time in which a collective was under way, beside computation
+    or not.
 
     \b
     Examples:
@@ -53,7 +77,8 @@ def command(
 
     \b
     Exit codes:
-      0 recorded   1 it could not be asked   4 no such job or rank   6 it did not come to record (--timeout)
+      0 recorded   1 it could not be asked   4 no such job or rank   6 it did not come to record
+      (--timeout)
     """
     from kdist.jobs import profile
 
@@ -67,8 +92,15 @@ def command(
         name, asks = target.name, profile.in_pods(target)
     folder = Path(output or f"{name}-profile")
     patience = _PATIENCE if timeout is None else timeout
-    summaries = profile.take(asks, folder, steps=steps, ranks=ranks, timeout=patience, tell=console.message)
+    summaries = profile.take(
+        asks, folder, steps=steps, ranks=ranks, timeout=patience, tell=console.message
+    )
     console.table(profile.rank_rows(summaries), header=("RANK", "STEPS", "A STEP", "COLLECTIVES"))
     console.result("")
-    console.table(profile.operation_rows(summaries), header=("OPERATION", "CALLS", "CPU", "DEVICE", "OF ALL"))
-    console.message(f"{len(summaries)} trace{'s'[: len(summaries) - 1]} in {folder}; https://ui.perfetto.dev opens them")
+    console.table(
+        profile.operation_rows(summaries), header=("OPERATION", "CALLS", "CPU", "DEVICE", "OF ALL")
+    )
+    console.message(
+        f"{len(summaries)} trace{'s'[: len(summaries) - 1]} in {folder}; "
+        "https://ui.perfetto.dev opens them"
+    )

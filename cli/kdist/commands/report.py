@@ -14,18 +14,34 @@ from kdist.errors import NotFoundError
 
 @click.command()
 @options.job_argument
-@click.option("--local", is_flag=True, help="The run of `kdist run` on this machine, even where -n or a cluster is set.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write it to this file instead of stdout.")
+@click.option(
+    "--local",
+    is_flag=True,
+    help="The run of `kdist run` on this machine, even where -n or a cluster is set.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write it to this file instead of stdout.",
+)
 @options.cluster_options
 @options.output_option("table", "json", "html")
 def command(
-    job: str | None, file: str | None, *, local: bool, out: Path | None, output: str, timeout: float | None, **place: Any
+    job: str | None,
+    file: str | None,
+    *,
+    local: bool,
+    out: Path | None,
+    output: str,
+    timeout: float | None,
+    **place: Any,
 ) -> None:
     r"""Show where the time of a run went: its goodput receipt.
 
-    By attempt and cause, from the ledger beside the checkpoints: queue, image pull, rendezvous, start, productive steps,
-    waiting in all-reduces, checkpoints, work that was lost and redone, and the time in which nothing ran. It tells of runs that
-    are over too. Queue and image pull are known while the pods are there. `-o html` is one page with drawings, for itself.
+    By attempt and cause, from the ledger beside the checkpoints: queue, image pull, rendezvous,
+    start, productive steps, waiting in all-reduces, checkpoints, work that was lost and redone, and
+    the time in which nothing ran. It tells of runs that are over too. Queue and image pull are
+    known while the pods are there. `-o html` is one page with drawings, for itself.
 
     \b
     Examples:
@@ -33,7 +49,9 @@ def command(
       kdist report .kdist/digits -o html --out report.html
       kdist report digits -n ml -o json | jq .secondsByCategory
     """
-    root = options.find_run(job, file, local=local, namespace=place["namespace"], context=place["context"])
+    root = options.find_run(
+        job, file, local=local, namespace=place["namespace"], context=place["context"]
+    )
     report = _read_local(root) if root else _read_cluster(job, file, timeout=timeout, **place)
     if output == "table":
         _show(report)
@@ -64,11 +82,15 @@ def _read_local(root: Path) -> dict[str, Any]:
     events, steps = ledger.read_ledger(checkpoints)
     if not events:
         raise NotFoundError(f"there is no ledger of a run in {checkpoints}")
-    lives = [(each["started"], each["ended"]) for each in run.get("invocations", ())] or [(events[0].get("time", 0.0), None)]
+    lives = [(each["started"], each["ended"]) for each in run.get("invocations", ())] or [
+        (events[0].get("time", 0.0), None)
+    ]
     if agents.is_at_work(root):
         lives[-1] = (lives[-1][0], time.time())
     births = [goodput.PodStartup(began, began, up) for began, up in summary.starts(root, lives)]
-    return _envelope(root.name, goodput.build_receipt(events, steps, lives=lives, births=births), str(root))
+    return _envelope(
+        root.name, goodput.build_receipt(events, steps, lives=lives, births=births), str(root)
+    )
 
 
 def _read_cluster(job: str | None, file: str | None, **place: Any) -> dict[str, Any]:
@@ -78,14 +100,22 @@ def _read_cluster(job: str | None, file: str | None, **place: Any) -> dict[str, 
     target = options.find_target(job, file, **place)
     found = history.read(target, tell=console.message)
     if not found.events:
-        raise NotFoundError(f"{target.name} has written no ledger yet", next_command=target.command("status"))
+        raise NotFoundError(
+            f"{target.name} has written no ledger yet", next_command=target.command("status")
+        )
     births = [goodput.PodStartup(*birth) for birth in found.births]
     built = goodput.build_receipt(found.events, found.steps, lives=found.lives, births=births)
     return _envelope(target.name, built, f"{target.namespace}/{target.name}")
 
 
 def _envelope(name: str, built: dict[str, Any], where: str) -> dict[str, Any]:
-    return {"apiVersion": "cli.kdist.dev/v1", "kind": "GoodputReceipt", "job": name, "from": where, **built}
+    return {
+        "apiVersion": "cli.kdist.dev/v1",
+        "kind": "GoodputReceipt",
+        "job": name,
+        "from": where,
+        **built,
+    }
 
 
 def _show(report: dict[str, Any]) -> None:

@@ -15,7 +15,15 @@ from kdist.commands import options
 @options.cluster_options
 @options.wait_option
 @options.dry_run_option
-def command(job: str | None, file: str | None, *, wait: bool, dry_run: str, timeout: float | None, **place: Any) -> None:
+def command(
+    job: str | None,
+    file: str | None,
+    *,
+    wait: bool,
+    dry_run: str,
+    timeout: float | None,
+    **place: Any,
+) -> None:
     r"""Let a suspended or stopped job go on from the step it saved.
 
     \b
@@ -34,4 +42,8 @@ def command(job: str | None, file: str | None, *, wait: bool, dry_run: str, time
     if dry_run == "client":
         console.result(f"{target.name} would be resumed (client dry run)")
         return
-    console.result(suspend.resume(target, wait=wait, timeout=timeout, tell=console.message, dry_run=dry_run == "server"))
+    console.result(
+        suspend.resume(
+            target, wait=wait, timeout=timeout, tell=console.message, dry_run=dry_run == "server"
+        )
+    )

@@ -55,19 +55,50 @@ class RunCommand(click.Command):
 @click.command(cls=RunCommand)
 @click.argument("file")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-@click.option("--nodes", metavar="N|MIN:MAX", help="Agents to start, each as one node; MIN:MAX makes the job elastic.")
-@click.option("--procs-per-node", metavar="N|auto", help="Ranks on each node.")
-@click.option("--set", "sets", metavar="PATH=VALUE", multiple=True, help="Change a field of the job, e.g. spec.train.epochs=2.")
-@click.option("--fresh/--resume", default=False, help="Put the old run aside and begin anew, or go on from it (the default).")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Format of the end report on stdout.")
 @click.option(
-    "--propagate-exit-code", is_flag=True, help="Exit with the trainer's own code (64 to 75, 200 to 203) instead of 10."
+    "--nodes",
+    metavar="N|MIN:MAX",
+    help="Agents to start, each as one node; MIN:MAX makes the job elastic.",
 )
-def command(file: str, args: tuple[str, ...], *, output: str, propagate_exit_code: bool, fresh: bool, **changes: Any) -> int:
+@click.option("--procs-per-node", metavar="N|auto", help="Ranks on each node.")
+@click.option(
+    "--set",
+    "sets",
+    metavar="PATH=VALUE",
+    multiple=True,
+    help="Change a field of the job, e.g. spec.train.epochs=2.",
+)
+@click.option(
+    "--fresh/--resume",
+    default=False,
+    help="Put the old run aside and begin anew, or go on from it (the default).",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    help="Format of the end report on stdout.",
+)
+@click.option(
+    "--propagate-exit-code",
+    is_flag=True,
+    help="Exit with the trainer's own code (64 to 75, 200 to 203) instead of 10.",
+)
+def command(
+    file: str,
+    args: tuple[str, ...],
+    *,
+    output: str,
+    propagate_exit_code: bool,
+    fresh: bool,
+    **changes: Any,
+) -> int:
     r"""Run a job, or a script, as processes on this machine.
 
-    Every node becomes one agent process with its ranks; agents that are lost are started again, and the training goes on from its
-    last checkpoint. Ctrl-C saves and stops; the same command resumes. What lasts is in .kdist/NAME (or below $KDIST_HOME).
+    Every node becomes one agent process with its ranks; agents that are lost are started again, and
+    the training goes on from its last checkpoint. Ctrl-C saves and stops; the same command resumes.
+    What lasts is in .kdist/NAME (or below $KDIST_HOME).
 
     \b
     Examples:
@@ -88,12 +119,19 @@ def command(file: str, args: tuple[str, ...], *, output: str, propagate_exit_cod
     train_json = render.read_train_json(render.render(job))
     live = console.can_draw()
     with console.unwaiting(), _live_screen() if live else _line_screen() as screen:
-        ended = local.run_job(job, train_json, base=base, fresh=fresh, screen=screen, lines_only=not live)
+        ended = local.run_job(
+            job, train_json, base=base, fresh=fresh, screen=screen, lines_only=not live
+        )
     return _finish(ended, " ".join([file, *args]), output=output, propagate=propagate_exit_code)
 
 
 def _read_job(
-    file: str, args: tuple[str, ...], *, nodes: str | None, procs_per_node: str | None, sets: tuple[str, ...]
+    file: str,
+    args: tuple[str, ...],
+    *,
+    nodes: str | None,
+    procs_per_node: str | None,
+    sets: tuple[str, ...],
 ) -> tuple[TrainingJob, Path]:
     """The job, and the folder its relative paths start from."""
     from kdist import load
@@ -109,12 +147,17 @@ def _read_job(
     if is_script(file):
         if not Path(file).is_file():
             raise UsageError(f"there is no file `{file}`")
-        return load.load_text(json.dumps(_job_of_script(file, args)), source="kdist run", overrides=overrides), Path.cwd()
+        return load.load_text(
+            json.dumps(_job_of_script(file, args)), source="kdist run", overrides=overrides
+        ), Path.cwd()
     if args:
         raise UsageError(
-            f"a job takes no arguments of its own, found `{' '.join(args)}`", hint="change fields with --set PATH=VALUE"
+            f"a job takes no arguments of its own, found `{' '.join(args)}`",
+            hint="change fields with --set PATH=VALUE",
         )
-    return load.load_file(file, overrides=overrides), Path.cwd() if file == "-" else Path(file).absolute().parent
+    return load.load_file(file, overrides=overrides), Path.cwd() if file == "-" else Path(
+        file
+    ).absolute().parent
 
 
 def _job_of_script(file: str, args: tuple[str, ...]) -> dict[str, Any]:
@@ -123,7 +166,12 @@ def _job_of_script(file: str, args: tuple[str, ...]) -> dict[str, Any]:
     name = re.sub(r"[^a-z0-9]+", "-", f"{path.parent.name}-{path.stem}".lower()).strip("-")
     name = (name if name[:1].isalpha() else f"script-{name}")[-50:].lstrip("-0123456789").strip("-")
     spec = {"script": {"path": file, "args": list(args)}}
-    return {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
+    return {
+        "apiVersion": "kdist.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
 
 
 @contextmanager
@@ -171,10 +219,13 @@ def _finish(ended: RunEnded, again: str, *, output: str, propagate: bool) -> int
             console.emit(dict(ended.report), output="json")
         else:
             console.table(summary.rows(ended.report), header=("RUN", ended.report["job"]))
-    except OSError:  # nobody may be there to read it, or no room; how the training ended is said by the exit code all the same
+    except OSError:
+        # nobody may be there to read it, or no room; how the training ended is said by the exit
+        # code all the same
         console.drop_results()
     told = summary.conclude(ended, again)
-    with suppress(OSError):  # nobody may be there to read it, which changes nothing about how the training ended
+    # nobody may be there to read it, which changes nothing about how the training ended
+    with suppress(OSError):
         if isinstance(told, KdistError):
             console.error(told)
         else:
@@ -183,7 +234,9 @@ def _finish(ended: RunEnded, again: str, *, output: str, propagate: bool) -> int
 
 
 def exit_code(ended: RunEnded, *, propagate: bool) -> int:
-    """The exit code of `kdist run`; with `propagate` the one of the trainer, where a signal counts as in a shell."""
+    """The exit code of `kdist run`; with `propagate` the one of the trainer, where a signal counts
+    as in a shell.
+    """
     if propagate:
         return 128 - ended.outcome.code if ended.outcome.code < 0 else ended.outcome.code
     if ended.outcome.kind == "done":

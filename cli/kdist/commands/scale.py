@@ -13,18 +13,29 @@ from kdist.commands import options
 @click.command()
 @options.job_argument
 @click.option(
-    "--nodes", required=True, metavar="N|MIN:MAX", help="Nodes that the job may have; one number keeps its min if it can."
+    "--nodes",
+    required=True,
+    metavar="N|MIN:MAX",
+    help="Nodes that the job may have; one number keeps its min if it can.",
 )
 @options.cluster_options
 @options.wait_option
 @options.dry_run_option
 def command(
-    job: str | None, file: str | None, *, nodes: str, wait: bool, dry_run: str, timeout: float | None, **place: Any
+    job: str | None,
+    file: str | None,
+    *,
+    nodes: str,
+    wait: bool,
+    dry_run: str,
+    timeout: float | None,
+    **place: Any,
 ) -> None:
     r"""Change the number of nodes of a job while it runs.
 
-    Nodes that come are let in together, at a step that all have saved; nodes that go save first. No step is lost. The job file
-    is not changed: write the number there too, or the next `kdist apply` goes back to the old one.
+    Nodes that come are let in together, at a step that all have saved; nodes that go save first. No
+    step is lost. The job file is not changed: write the number there too, or the next `kdist apply`
+    goes back to the old one.
 
     \b
     Examples:
@@ -43,5 +54,13 @@ def command(
     if dry_run == "client":
         console.result(f"{target.name} would have {scale.shown(least, most)} (client dry run)")
         return
-    told = scale.scale(target, least, most, wait=wait, timeout=timeout, tell=console.message, dry_run=dry_run == "server")
+    told = scale.scale(
+        target,
+        least,
+        most,
+        wait=wait,
+        timeout=timeout,
+        tell=console.message,
+        dry_run=dry_run == "server",
+    )
     console.result(told)

@@ -11,7 +11,11 @@ from kdist.errors import UsageError
 
 
 @click.command
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File to write instead of stdout.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write instead of stdout.",
+)
 def command(out: Path | None) -> None:
     r"""Print the JSON Schema of job.yaml.
 

@@ -20,14 +20,27 @@ _EVERY = 1.0  # seconds between two looks
 
 @click.command()
 @job_argument
-@click.option("-w", "--watch", is_flag=True, help="Show it live until the job ends; Ctrl-C leaves the job alone.")
+@click.option(
+    "-w",
+    "--watch",
+    is_flag=True,
+    help="Show it live until the job ends; Ctrl-C leaves the job alone.",
+)
 @output_option("table", "json", "yaml", "name")
 @cluster_options
-def command(job: str | None, file: str | None, *, watch: bool, output: str, timeout: float | None, **place: Any) -> int:
+def command(
+    job: str | None,
+    file: str | None,
+    *,
+    watch: bool,
+    output: str,
+    timeout: float | None,
+    **place: Any,
+) -> int:
     r"""Show what a job is doing: phase, ranks, step, loss, checkpoint.
 
-    The numbers are the agents' own, asked through the API server; where that is cut off, over a forwarded port. With -w an API
-    server that goes away is waited for, --timeout long at most.
+    The numbers are the agents' own, asked through the API server; where that is cut off, over a
+    forwarded port. With -w an API server that goes away is waited for, --timeout long at most.
 
     \b
     Examples:
@@ -37,8 +50,8 @@ def command(job: str | None, file: str | None, *, watch: bool, output: str, time
 
     \b
     Exit codes:
-      0 the status was shown; with -w the job is done   4 there is no such job   5 the API server stays away
-      10, 11 with -w: the job failed, or was stopped   130 interrupted: the job goes on
+      0 the status was shown; with -w the job is done   4 there is no such job   5 the API server
+      stays away 10, 11 with -w: the job failed, or was stopped   130 interrupted: the job goes on
     """
     from kdist import jobs
 
@@ -68,7 +81,9 @@ def _print(status: JobStatus, output: str) -> None:
 
 
 def _watch(cluster: Cluster, name: str, output: str) -> int:
-    """Look until the job ends: drawn on a terminal, else a line (or a document) whenever something has changed."""
+    """Look until the job ends: drawn on a terminal, else a line (or a document) whenever something
+    has changed.
+    """
     from kdist import jobs
 
     kept: dict[str, Any] = {

@@ -15,11 +15,20 @@ from kdist.commands import options
 @options.cluster_options
 @options.wait_option
 @options.dry_run_option
-def command(job: str | None, file: str | None, *, wait: bool, dry_run: str, timeout: float | None, **place: Any) -> None:
+def command(
+    job: str | None,
+    file: str | None,
+    *,
+    wait: bool,
+    dry_run: str,
+    timeout: float | None,
+    **place: Any,
+) -> None:
     r"""Let a job save its state and end.
 
-    Every pod is told to end, saves the step it is at, and goes. The job counts as over (phase Stopped) and its objects stay;
-    `kdist resume` goes on from that step all the same, `kdist delete` removes it.
+    Every pod is told to end, saves the step it is at, and goes. The job counts as over (phase
+    Stopped) and its objects stay; `kdist resume` goes on from that step all the same, `kdist
+    delete` removes it.
 
     \b
     Examples:
@@ -29,7 +38,8 @@ def command(job: str | None, file: str | None, *, wait: bool, dry_run: str, time
 
     \b
     Exit codes:
-      0 stopped   1 it is over, or could not save   4 no such job   6 its pods did not end in time (--timeout)
+      0 stopped   1 it is over, or could not save   4 no such job   6 its pods did not end in time
+      (--timeout)
     """
     from kdist.jobs import suspend
 
@@ -37,5 +47,12 @@ def command(job: str | None, file: str | None, *, wait: bool, dry_run: str, time
     if dry_run == "client":
         console.result(f"{target.name} would be stopped (client dry run)")
         return
-    told = suspend.suspend(target, "stopped", wait=wait, timeout=timeout, tell=console.message, dry_run=dry_run == "server")
+    told = suspend.suspend(
+        target,
+        "stopped",
+        wait=wait,
+        timeout=timeout,
+        tell=console.message,
+        dry_run=dry_run == "server",
+    )
     console.result(told)

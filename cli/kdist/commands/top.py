@@ -22,9 +22,23 @@ if TYPE_CHECKING:
 
 @click.command()
 @options.job_argument
-@click.option("--every", type=options.seconds, default="2s", show_default=True, help="Time between two readings.")
-@click.option("--once", is_flag=True, help="One reading over the whole life of the agents, also on a terminal.")
-@click.option("--local", is_flag=True, help="The run of `kdist run` on this machine, even where -n or a cluster is set.")
+@click.option(
+    "--every",
+    type=options.seconds,
+    default="2s",
+    show_default=True,
+    help="Time between two readings.",
+)
+@click.option(
+    "--once",
+    is_flag=True,
+    help="One reading over the whole life of the agents, also on a terminal.",
+)
+@click.option(
+    "--local",
+    is_flag=True,
+    help="The run of `kdist run` on this machine, even where -n or a cluster is set.",
+)
 @options.cluster_options
 @options.output_option("table", "json")
 def command(
@@ -40,8 +54,9 @@ def command(
 ) -> None:
     r"""Show what every rank spends its steps on, and who is slow.
 
-    On a terminal it is live, over the time since the reading before; elsewhere it is one table, over two readings.
-    A slow rank is told by its busy time: the others wait for it, so its own all-reduces are the shortest.
+    On a terminal it is live, over the time since the reading before; elsewhere it is one table,
+    over two readings. A slow rank is told by its busy time: the others wait for it, so its own
+    all-reduces are the shortest.
 
     \b
     Examples:
@@ -64,22 +79,38 @@ def command(
 
 
 def _source(
-    job: str | None, file: str | None, *, local: bool, timeout: float | None, namespace: str | None, context: str | None
+    job: str | None,
+    file: str | None,
+    *,
+    local: bool,
+    timeout: float | None,
+    namespace: str | None,
+    context: str | None,
 ) -> tuple[str, Look, Callable[[], KdistError]]:
     """Name of the job, how to read its agents, and why none answers."""
-    root = options.find_run(job, file, local=local, namespace=namespace, context=context, at_work=True)
+    root = options.find_run(
+        job, file, local=local, namespace=namespace, context=context, at_work=True
+    )
     if root is not None:
         from kdist.local import agents as local_agents
 
-        silence = KdistError(f"no agent of {root.name} answers", next_command=f"kdist status {root.name}")
+        silence = KdistError(
+            f"no agent of {root.name} answers", next_command=f"kdist status {root.name}"
+        )
         return root.name, lambda: local_agents.read(root, metrics=True), lambda: silence
     from kdist.jobs import agents
 
     target = options.find_target(job, file, namespace=namespace, context=context, timeout=timeout)
-    return target.name, lambda: agents.read(target, target.pods(), metrics=True), lambda: agents.explain_silence(target)
+    return (
+        target.name,
+        lambda: agents.read(target, target.pods(), metrics=True),
+        lambda: agents.explain_silence(target),
+    )
 
 
-def _show(name: str, now: Mapping[str, AgentSample], before: Mapping[str, AgentSample] | None, output: str) -> None:
+def _show(
+    name: str, now: Mapping[str, AgentSample], before: Mapping[str, AgentSample] | None, output: str
+) -> None:
     from kdist import agent_metrics
     from kdist.views import top
 
@@ -132,5 +163,8 @@ def _draw(name: str, now: Mapping[str, AgentSample], rows: list[RankBreakdown]) 
     if not now:
         foot.append(Text("no agent answers", style="yellow"))
     return Group(
-        Text(top.headline(name, now), style="bold"), table, *foot, Text("Ctrl-C ends this view, not the job", style="dim")
+        Text(top.headline(name, now), style="bold"),
+        table,
+        *foot,
+        Text("Ctrl-C ends this view, not the job", style="dim"),
     )

@@ -12,7 +12,13 @@ from kdist.errors import Code, InvalidJobError, Problem
 
 @click.command
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Lay a value over the file; may be repeated.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="Lay a value over the file; may be repeated.",
+)
 @click.option(
     "-o",
     "--output",
@@ -21,7 +27,9 @@ from kdist.errors import Code, InvalidJobError, Problem
     help="github annotates a pull request.",
 )
 @click.pass_context
-def command(context: click.Context, files: tuple[str, ...], overrides: tuple[str, ...], output: str) -> None:
+def command(
+    context: click.Context, files: tuple[str, ...], overrides: tuple[str, ...], output: str
+) -> None:
     r"""Check job files and show every problem at once.
 
     \b
@@ -51,9 +59,18 @@ def command(context: click.Context, files: tuple[str, ...], overrides: tuple[str
         if output == "github":
             for problem in problems:
                 console.result(_annotation(problem))
-        reports.append({"file": file, "valid": not problems, "problems": [_document(problem) for problem in problems]})
+        reports.append(
+            {
+                "file": file,
+                "valid": not problems,
+                "problems": [_document(problem) for problem in problems],
+            }
+        )
     if output == "json":
-        console.emit({"apiVersion": "cli.kdist.dev/v1", "kind": "Validation", "files": reports}, output="json")
+        console.emit(
+            {"apiVersion": "cli.kdist.dev/v1", "kind": "Validation", "files": reports},
+            output="json",
+        )
     if failed:
         context.exit(Code.USAGE)
 
@@ -62,8 +79,14 @@ def _summary(job: Any) -> str:
     """What a valid job would run, in a few words."""
     nodes, procs = job.spec.nodes, job.spec.procs_per_node
     count = str(nodes.max) if nodes.min == nodes.max else f"{nodes.min} to {nodes.max}"
-    what = f"trains {job.spec.train.workload}" if job.spec.train else f"runs {job.spec.script.path or job.spec.script.module}"
-    ranks = "" if procs == 1 else ", a rank per GPU" if procs == "auto" else f" with {procs} ranks each"
+    what = (
+        f"trains {job.spec.train.workload}"
+        if job.spec.train
+        else f"runs {job.spec.script.path or job.spec.script.module}"
+    )
+    ranks = (
+        "" if procs == 1 else ", a rank per GPU" if procs == "auto" else f" with {procs} ranks each"
+    )
     return f"{job.metadata.name} {what} on {count} {'node' if count == '1' else 'nodes'}{ranks}"
 
 

@@ -12,7 +12,13 @@ from kdist import console
 
 
 @click.command
-@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", help="Format of the answer.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json", "yaml"]),
+    default="text",
+    help="Format of the answer.",
+)
 def command(output: str) -> None:
     r"""Show the versions of kdist and what it runs on.
 
@@ -29,7 +35,9 @@ def command(output: str) -> None:
         for name, version in versions.items():
             console.result(f"{name} {version}")
     else:
-        console.emit({"apiVersion": "cli.kdist.dev/v1", "kind": "Version", **versions}, output=output)
+        console.emit(
+            {"apiVersion": "cli.kdist.dev/v1", "kind": "Version", **versions}, output=output
+        )
 
 
 def _installed(distribution: str) -> str:

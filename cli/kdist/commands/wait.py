@@ -15,13 +15,23 @@ _GOALS = ("done", "running", "first-step", "checkpoint", "suspended", "stopped",
 
 @click.command()
 @job_argument
-@click.option("--for", "goal", type=click.Choice(_GOALS), default="done", show_default=True, help="What to wait for.")
+@click.option(
+    "--for",
+    "goal",
+    type=click.Choice(_GOALS),
+    default="done",
+    show_default=True,
+    help="What to wait for.",
+)
 @cluster_options
-def command(job: str | None, file: str | None, *, goal: str, timeout: float | None, **place: Any) -> int:
+def command(
+    job: str | None, file: str | None, *, goal: str, timeout: float | None, **place: Any
+) -> int:
     r"""Wait until a job is done, or has come as far as asked.
 
-    It ends on every end of the job, with an exit code of its own, and tells each change on stderr. Without --timeout it waits
-    as long as it takes; an API server that is away for a while is waited for.
+    It ends on every end of the job, with an exit code of its own, and tells each change on stderr.
+    Without --timeout it waits as long as it takes; an API server that is away for a while is waited
+    for.
 
     \b
     Examples:

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 @job_argument
 @output_option("table", "json", "yaml", "name")
 @cluster_options
-def command(job: str | None, file: str | None, *, output: str, timeout: float | None, **place: Any) -> int:
+def command(
+    job: str | None, file: str | None, *, output: str, timeout: float | None, **place: Any
+) -> int:
     r"""Say why a job does not do what it should, and what helps.
 
-    One cause, ranked before its consequences, with what it was seen by, the way out and the command to type next. It reads
-    events, pods, exit records, the queue and the agents, and changes nothing.
+    One cause, ranked before its consequences, with what it was seen by, the way out and the command
+    to type next. It reads events, pods, exit records, the queue and the agents, and changes
+    nothing.
 
     \b
     Examples:
@@ -42,13 +45,20 @@ def command(job: str | None, file: str | None, *, output: str, timeout: float | 
     if output == "table":
         _print(cause)
         return Code.OK
-    document = {"apiVersion": "cli.kdist.dev/v1", "kind": "Diagnosis", "job": found.name, "phase": str(seen.status.phase)}
+    document = {
+        "apiVersion": "cli.kdist.dev/v1",
+        "kind": "Diagnosis",
+        "job": found.name,
+        "phase": str(seen.status.phase),
+    }
     console.emit({**document, **cause.to_document()}, output=output, name=cause.cause)
     return Code.OK
 
 
 def _print(cause: Diagnosis) -> None:
-    mark = {"fine": ("ok", "green"), "waiting": ("waiting", "yellow")}.get(cause.severity, (cause.severity, "red"))
+    mark = {"fine": ("ok", "green"), "waiting": ("waiting", "yellow")}.get(
+        cause.severity, (cause.severity, "red")
+    )
     console.result(f"{click.style(mark[0], fg=mark[1], bold=True)} {cause.cause}: {cause.sentence}")
     for line in cause.evidence:
         console.result(f"  {click.style('|', dim=True)} {line}")

@@ -1,7 +1,20 @@
 """The dashboard of all trainings: who runs, who stands, and where the time of the machines goes."""
 
 from kdist.agent_metrics import SLOW_BY
-from kdist.dashboards.model import RATE, Dashboard, Kind, Panel, PanelRow, Step, Variable, at_least, bars, lines, stack, stat
+from kdist.dashboards.model import (
+    RATE,
+    Dashboard,
+    Kind,
+    Panel,
+    PanelRow,
+    Step,
+    Variable,
+    at_least,
+    bars,
+    lines,
+    stack,
+    stat,
+)
 
 _BY_JOB = "by (namespace, kdist_job)"
 _BUSY = 'kdist_step_phase_seconds_total{phase=~"data_wait|forward|backward|optimizer"}'
@@ -16,7 +29,14 @@ _PRODUCTIVE = 'increase(kdist_wall_seconds_total{category="productive_step"}[$__
 NOW = PanelRow(
     "Now",
     (
-        stat("Trainings", "Jobs whose agents answer", f"count(max {_BY_JOB} (kdist_job_info{{}}))", "none", width=4, height=3),
+        stat(
+            "Trainings",
+            "Jobs whose agents answer",
+            f"count(max {_BY_JOB} (kdist_job_info{{}}))",
+            "none",
+            width=4,
+            height=3,
+        ),
         stat(
             "At work",
             "Jobs that make steps",
@@ -25,7 +45,14 @@ NOW = PanelRow(
             width=4,
             height=3,
         ),
-        stat("Ranks", "Ranks in all groups", f"sum(max {_BY_JOB} (kdist_world_size{{}}))", "none", width=4, height=3),
+        stat(
+            "Ranks",
+            "Ranks in all groups",
+            f"sum(max {_BY_JOB} (kdist_world_size{{}}))",
+            "none",
+            width=4,
+            height=3,
+        ),
         stat(
             "Samples",
             "Samples per second, all jobs",
@@ -61,18 +88,30 @@ NOW = PanelRow(
             queries={
                 "State": "max by (namespace, kdist_job, state) (kdist_job_state{} == 1)",
                 "Ranks": f"max {_BY_JOB} (kdist_world_size{{}})",
-                "Progress": f"max {_BY_JOB} (kdist_last_step{{}}) / max {_BY_JOB} (kdist_target_steps{{}})",
+                "Progress": (
+                    f"max {_BY_JOB} (kdist_last_step{{}}) / max {_BY_JOB} (kdist_target_steps{{}})"
+                ),
                 "Loss": f"max {_BY_JOB} (kdist_loss{{}})",
                 "Samples/s": f"sum {_BY_JOB} (rate(kdist_samples_total{{}}[{RATE}]))",
                 "FLOP/s": f"sum {_BY_JOB} (rate(kdist_model_flops_total{{}}[{RATE}]))",
                 "Goodput": f"(sum {_BY_JOB} ({_PRODUCTIVE}) > 0) / sum {_BY_JOB} ({_OBSERVED})",
-                "Restarts": f"max {_BY_JOB} (sum by (namespace, kdist_job, instance) (kdist_worker_group_restarts_total{{}}))"
+                "Restarts": f"max {_BY_JOB} (sum by (namespace, kdist_job, instance) "
+                f"(kdist_worker_group_restarts_total{{}}))"
                 f" or 0 * max {_BY_JOB} (kdist_generation{{}})",
-                "Skew": f"round(max {_BY_JOB} ({_BUSY_OF_RANK}) / quantile {_BY_JOB} (0.5, {_BUSY_OF_RANK}), 0.01)",
+                "Skew": (
+                    f"round(max {_BY_JOB} ({_BUSY_OF_RANK}) / quantile {_BY_JOB} (0.5, "
+                    f"{_BUSY_OF_RANK}), 0.01)"
+                ),
                 "Last step": f"time() - max {_BY_JOB} (kdist_last_step_timestamp_seconds{{}})",
             },
             unit="none",
-            units={"Progress": "percentunit", "Goodput": "percentunit", "Last step": "s", "Samples/s": "cps", "FLOP/s": "flops"},
+            units={
+                "Progress": "percentunit",
+                "Goodput": "percentunit",
+                "Last step": "s",
+                "Samples/s": "cps",
+                "FLOP/s": "flops",
+            },
             column_steps={
                 "Goodput": at_least(0.5, 0.8),
                 "Restarts": (Step(None, "neutral"), Step(1, "warning"), Step(4, "bad")),
@@ -109,7 +148,12 @@ TIME = PanelRow(
             "Longest without a step",
             "Time since the last step of each job",
             "s",
-            {"{{kdist_job}}": f"topk(8, clamp_min(time() - max {_BY_JOB} (kdist_last_step_timestamp_seconds{{}}), 0))"},
+            {
+                "{{kdist_job}}": (
+                    f"topk(8, clamp_min(time() - max {_BY_JOB} "
+                    f"(kdist_last_step_timestamp_seconds{{}}), 0))"
+                )
+            },
             width=6,
             height=8,
         ),

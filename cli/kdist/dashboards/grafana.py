@@ -1,4 +1,6 @@
-"""A dashboard as Grafana's Classic JSON, which its import, its provisioning and the sidecar of its chart all take."""
+"""A dashboard as Grafana's Classic JSON, which its import, its provisioning and the sidecar of its
+chart all take.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,16 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from kdist.dashboards.model import NAMED, STATUS, Annotation, Dashboard, Kind, Panel, PanelRow, Variable
+from kdist.dashboards.model import (
+    NAMED,
+    STATUS,
+    Annotation,
+    Dashboard,
+    Kind,
+    Panel,
+    PanelRow,
+    Variable,
+)
 
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _SCHEMA = 39
@@ -49,7 +60,11 @@ def _datasource() -> dict[str, Any]:
 
 def _variable(variable: Variable) -> dict[str, Any]:
     query = f"label_values({variable.metric}, {variable.name})"
-    choices = {"includeAll": True, "allValue": variable.all_value, "current": {"text": "All", "value": "$__all"}}
+    choices = {
+        "includeAll": True,
+        "allValue": variable.all_value,
+        "current": {"text": "All", "value": "$__all"},
+    }
     return {
         "name": variable.name,
         "label": variable.label,
@@ -97,7 +112,9 @@ def _panels(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
 
 
 def places(row: PanelRow) -> list[tuple[int, int]]:
-    """Where each panel of a row stands: column, and lines below the row's head. Each takes the highest free place."""
+    """Where each panel of a row stands: column, and lines below the row's head. Each takes the
+    highest free place.
+    """
     heights = [0] * 24
     found = []
     for panel in row.panels:
@@ -115,14 +132,22 @@ def _panel(dashboard: Dashboard, panel: Panel) -> dict[str, Any]:
         "title": panel.title,
         "description": panel.description,
         "datasource": _SOURCE,
-        "targets": [_target(dashboard, panel, legend, text, index) for index, (legend, text) in enumerate(panel.queries.items())],
-        "fieldConfig": {"defaults": _defaults(panel), "overrides": [*_named_colors(panel), *_column_units(panel)]},
+        "targets": [
+            _target(dashboard, panel, legend, text, index)
+            for index, (legend, text) in enumerate(panel.queries.items())
+        ],
+        "fieldConfig": {
+            "defaults": _defaults(panel),
+            "overrides": [*_named_colors(panel), *_column_units(panel)],
+        },
         "options": _options(panel),
         **({"transformations": _one_line_each(panel)} if panel.kind is Kind.TABLE else {}),
     }
 
 
-def _target(dashboard: Dashboard, panel: Panel, legend: str, text: str, index: int) -> dict[str, Any]:
+def _target(
+    dashboard: Dashboard, panel: Panel, legend: str, text: str, index: int
+) -> dict[str, Any]:
     instant = panel.instant
     return {
         "refId": legend if panel.kind is Kind.TABLE else chr(ord("A") + index),
@@ -137,7 +162,10 @@ def _target(dashboard: Dashboard, panel: Panel, legend: str, text: str, index: i
 
 def _defaults(panel: Panel) -> dict[str, Any]:
     limits = {"min": panel.minimum, "max": panel.maximum, "decimals": panel.decimals}
-    found: dict[str, Any] = {"unit": panel.unit, **{key: value for key, value in limits.items() if value is not None}}
+    found: dict[str, Any] = {
+        "unit": panel.unit,
+        **{key: value for key, value in limits.items() if value is not None},
+    }
     if panel.kind is Kind.LINES:
         found["color"] = {"mode": "palette-classic"}
         found["custom"] = {
@@ -147,13 +175,18 @@ def _defaults(panel: Panel) -> dict[str, Any]:
             "showPoints": "always" if panel.bridged else "never",
             "spanNulls": panel.bridged,
             "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
-            "scaleDistribution": {"type": "log", "log": 10} if panel.logarithmic else {"type": "linear"},
+            "scaleDistribution": {"type": "log", "log": 10}
+            if panel.logarithmic
+            else {"type": "linear"},
         }
     else:
         found["color"] = {"mode": "thresholds"}
         known = panel.steps or ()
         steps = [{"color": STATUS[step.color][0], "value": step.value} for step in known]
-        found["thresholds"] = {"mode": "absolute", "steps": steps or [{"color": STATUS["neutral"][0], "value": None}]}
+        found["thresholds"] = {
+            "mode": "absolute",
+            "steps": steps or [{"color": STATUS["neutral"][0], "value": None}],
+        }
     return found
 
 
@@ -168,7 +201,12 @@ def _options(panel: Panel) -> dict[str, Any]:
             "graphMode": "none" if panel.shows_name else "area",
         }
     if panel.kind is Kind.BARS:
-        return {"reduceOptions": reduce, "orientation": "horizontal", "displayMode": "basic", "showUnfilled": True}
+        return {
+            "reduceOptions": reduce,
+            "orientation": "horizontal",
+            "displayMode": "basic",
+            "showUnfilled": True,
+        }
     if panel.kind is Kind.TABLE:
         return {"showHeader": True, "cellHeight": "sm"}
     return {
@@ -180,7 +218,11 @@ def _options(panel: Panel) -> dict[str, Any]:
 def _named_colors(panel: Panel) -> Iterator[dict[str, Any]]:
     if panel.kind is not Kind.LINES:
         return
-    known = {name for legend in panel.queries for name in (NAMED if legend in ("{{phase}}", "{{category}}") else [legend])}
+    known = {
+        name
+        for legend in panel.queries
+        for name in (NAMED if legend in ("{{phase}}", "{{category}}") else [legend])
+    }
     for name, (light, _) in NAMED.items():
         if name in known:
             fixed = {"id": "color", "value": {"mode": "fixed", "fixedColor": light}}
@@ -190,7 +232,9 @@ def _named_colors(panel: Panel) -> Iterator[dict[str, Any]]:
 def _column_units(panel: Panel) -> Iterator[dict[str, Any]]:
     units, steps = panel.units or {}, panel.column_steps or {}
     for name in dict.fromkeys([*units, *steps]):
-        found: list[dict[str, Any]] = [{"id": "unit", "value": units[name]}] if name in units else []
+        found: list[dict[str, Any]] = (
+            [{"id": "unit", "value": units[name]}] if name in units else []
+        )
         if name in steps:
             shown = [{"color": STATUS[step.color][0], "value": step.value} for step in steps[name]]
             found += [
@@ -202,4 +246,7 @@ def _column_units(panel: Panel) -> Iterator[dict[str, Any]]:
 
 def _one_line_each(panel: Panel) -> list[dict[str, Any]]:
     hidden = {"Time": True, **({f"Value #{panel.word.title()}": True} if panel.word else {})}
-    return [{"id": "merge", "options": {}}, {"id": "organize", "options": {"excludeByName": hidden}}]
+    return [
+        {"id": "merge", "options": {}},
+        {"id": "organize", "options": {"excludeByName": hidden}},
+    ]

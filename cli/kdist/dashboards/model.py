@@ -1,11 +1,14 @@
-"""Which colour a thing has, the same in Grafana and on our page: by its name where it has one, else by its place in the list.
+"""Which colour a thing has, the same in Grafana and on our page: by its name where it has one, else
+by its place in the list.
 
 Every colour is a pair, for light and for dark grounds.
 
-What a dashboard is made of, independent of who draws it: rows of panels, their queries and their units. Plain data.
+What a dashboard is made of, independent of who draws it: rows of panels, their queries and their
+units. Plain data.
 
-A query names its metrics with `{}` (or more labels in between); the matchers of the dashboard's variables are put in there. So a
-query says only what is its own, and no selector can be without the variables.
+A query names its metrics with `{}` (or more labels in between); the matchers of the dashboard's
+variables are put in there. So a query says only what is its own, and no selector can be without the
+variables.
 """
 
 from __future__ import annotations
@@ -95,7 +98,9 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One picture: `queries` are PromQL by their legend, in which `{{label}}` stands for a label's value."""
+    """One picture: `queries` are PromQL by their legend, in which `{{label}}` stands for a label's
+    value.
+    """
 
     title: str
     description: str
@@ -179,10 +184,14 @@ class Dashboard:
         return tuple(panel for row in self.rows for panel in row.panels)
 
     def query(self, text: str) -> str:
-        """A panel's query with the variables' matchers in each selector: all of them only where a metric is kdist's own."""
+        """A panel's query with the variables' matchers in each selector: all of them only where a
+        metric is kdist's own.
+        """
 
         def with_variables(found: re.Match[str]) -> str:
-            known = [each.name for each in self.variables if each.name in _known_to(found["metric"])]
+            known = [
+                each.name for each in self.variables if each.name in _known_to(found["metric"])
+            ]
             own = [f'{name}=~"${name}"' for name in known]
             return f"{found['metric']}{{{', '.join([*own, *filter(None, [found['labels'].strip()])])}}}"
 
@@ -190,7 +199,8 @@ class Dashboard:
 
 
 def _known_to(metric: str) -> tuple[str, ...]:
-    """Variables whose labels a metric has: Prometheus' own lack the training, other people's the scrape of ours too.
+    """Variables whose labels a metric has: Prometheus' own lack the training, other people's the
+    scrape of ours too.
 
     The namespace of what DCGM's exporter says may be that of the exporter.
     """
@@ -198,10 +208,23 @@ def _known_to(metric: str) -> tuple[str, ...]:
         return ("namespace", "kdist_job", "job", "instance")
     if metric.startswith("DCGM_"):
         return ()
-    return ("namespace", "job", "instance") if metric in {"up", "scrape_samples_scraped"} else ("namespace",)
+    return (
+        ("namespace", "job", "instance")
+        if metric in {"up", "scrape_samples_scraped"}
+        else ("namespace",)
+    )
 
 
-def stat(title: str, description: str, query: str, unit: str, *, width: int = 3, height: int = 4, **panel: Any) -> Panel:
+def stat(
+    title: str,
+    description: str,
+    query: str,
+    unit: str,
+    *,
+    width: int = 3,
+    height: int = 4,
+    **panel: Any,
+) -> Panel:
     """One number, large; its trend behind it."""
     return Panel(
         title=title,
@@ -215,19 +238,35 @@ def stat(title: str, description: str, query: str, unit: str, *, width: int = 3,
     )
 
 
-def lines(title: str, description: str, unit: str, queries: Mapping[str, str], **panel: Any) -> Panel:
+def lines(
+    title: str, description: str, unit: str, queries: Mapping[str, str], **panel: Any
+) -> Panel:
     """Numbers over time."""
-    return Panel(title=title, description=description, kind=Kind.LINES, queries=queries, unit=unit, **panel)
+    return Panel(
+        title=title, description=description, kind=Kind.LINES, queries=queries, unit=unit, **panel
+    )
 
 
-def stack(title: str, description: str, unit: str, queries: Mapping[str, str], **panel: Any) -> Panel:
+def stack(
+    title: str, description: str, unit: str, queries: Mapping[str, str], **panel: Any
+) -> Panel:
     """Parts of a whole over time."""
     return lines(title, description, unit, queries, stacked=True, minimum=0.0, **panel)
 
 
-def bars(title: str, description: str, unit: str, queries: Mapping[str, str], **panel: Any) -> Panel:
+def bars(
+    title: str, description: str, unit: str, queries: Mapping[str, str], **panel: Any
+) -> Panel:
     """Numbers of now, side by side."""
-    return Panel(title=title, description=description, kind=Kind.BARS, queries=queries, unit=unit, minimum=0.0, **panel)
+    return Panel(
+        title=title,
+        description=description,
+        kind=Kind.BARS,
+        queries=queries,
+        unit=unit,
+        minimum=0.0,
+        **panel,
+    )
 
 
 def at_most(warning: float, bad: float) -> tuple[Step, ...]:

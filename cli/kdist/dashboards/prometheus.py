@@ -44,11 +44,17 @@ class Window:
 
 
 class Prometheus:
-    """A Prometheus at `url`. Every method raises `KdistError` where it does not answer, or refuses a query."""
+    """A Prometheus at `url`. Every method raises `KdistError` where it does not answer, or refuses
+    a query.
+    """
 
     def __init__(self, url: str) -> None:
         if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-            raise KdistError(f"`{url}` is no http address", hint="as in --prometheus http://localhost:9090", code=Code.USAGE)
+            raise KdistError(
+                f"`{url}` is no http address",
+                hint="as in --prometheus http://localhost:9090",
+                code=Code.USAGE,
+            )
         self.url = url.rstrip("/")
 
     def instant(self, query: str, *, at: float) -> list[Series]:
@@ -60,55 +66,91 @@ class Prometheus:
 
     def range(self, query: str, window: Window) -> list[Series]:
         """The query's series over a window of time."""
-        times = {"start": f"{window.start:.3f}", "end": f"{window.end:.3f}", "step": f"{window.step:g}"}
+        times = {
+            "start": f"{window.start:.3f}",
+            "end": f"{window.end:.3f}",
+            "step": f"{window.step:g}",
+        }
         found = self._ask("query_range", {"query": query, **times})["result"]
-        return [Series(one["metric"], tuple(_point(point) for point in one["values"])) for one in found]
+        return [
+            Series(one["metric"], tuple(_point(point) for point in one["values"])) for one in found
+        ]
 
     def label_values(self, label: str, metric: str, window: Window) -> list[str]:
         """Values of a label on a metric's series within the window."""
         times = {"start": f"{window.start:.3f}", "end": f"{window.end:.3f}"}
-        found: list[str] = self._ask(f"label/{label}/values", {"match[]": metric, **times}, get=True)
+        found: list[str] = self._ask(
+            f"label/{label}/values", {"match[]": metric, **times}, get=True
+        )
         return found
 
     def scrape_seconds(self) -> float:
         """How often it scrapes the agents of trainings; 15 where it does not say."""
         active = self._ask("targets", {"state": "active"}, get=True).get("activeTargets", [])
-        known = [_seconds(str(one.get("scrapeInterval", ""))) for one in active if "kdist" in str(one.get("scrapePool", ""))]
+        known = [
+            _seconds(str(one.get("scrapeInterval", "")))
+            for one in active
+            if "kdist" in str(one.get("scrapePool", ""))
+        ]
         return max((seconds for seconds in known if seconds), default=15.0)
 
     def _ask(self, path: str, fields: Mapping[str, str], *, get: bool = False) -> Any:
         encoded = urllib.parse.urlencode(fields)
         url = f"{self.url}/api/v1/{path}"
-        request = urllib.request.Request(f"{url}?{encoded}" if get else url, data=None if get else encoded.encode())  # noqa: S310
+        request = urllib.request.Request(
+            f"{url}?{encoded}" if get else url, data=None if get else encoded.encode()
+        )  # noqa: S310
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - the scheme was looked at
                 document = json.loads(answer.read(_MOST_BYTES))
         except urllib.error.HTTPError as error:
-            raise KdistError(f"Prometheus refused a query: {_reason(error)}", hint=fields.get("query", "")) from None
+            raise KdistError(
+                f"Prometheus refused a query: {_reason(error)}", hint=fields.get("query", "")
+            ) from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             hint = "is it there, and is the address right?"
-            raise KdistError(f"Prometheus at {self.url} does not answer: {reason}", hint=hint, code=Code.UNREACHABLE) from None
+            raise KdistError(
+                f"Prometheus at {self.url} does not answer: {reason}",
+                hint=hint,
+                code=Code.UNREACHABLE,
+            ) from None
         if not isinstance(document, dict) or document.get("status") != "success":
-            raise KdistError(f"{self.url} does not answer as a Prometheus does", code=Code.UNREACHABLE)
+            raise KdistError(
+                f"{self.url} does not answer as a Prometheus does", code=Code.UNREACHABLE
+            )
         return document["data"]
 
 
 def choose_job(prometheus: Prometheus, window: Window, asked: str | None) -> str:
-    """The training that is meant: the one asked for, or the only one. Raises `KdistError` where that is none, or several."""
+    """The training that is meant: the one asked for, or the only one. Raises `KdistError` where
+    that is none, or several.
+    """
     known = sorted(prometheus.label_values("kdist_job", "kdist_job_info", window))
     if asked is not None and asked in known:
         return asked
     if asked is None and len(known) == 1:
         return known[0]
     if not known:
-        raise NotFoundError("this Prometheus knows no training in that time", hint="does it scrape the agents' port 9401?")
+        raise NotFoundError(
+            "this Prometheus knows no training in that time",
+            hint="does it scrape the agents' port 9401?",
+        )
     reason = f"it knows no training `{asked}`" if asked else f"there are {len(known)} trainings"
     raise UsageError(reason, hint=f"name one of {', '.join(known[:20])}")
 
 
-def fill(dashboard: Dashboard, text: str, window: Window, *, chosen: Mapping[str, str], scrape_seconds: float) -> str:
-    """A panel's query as Prometheus takes it: variables by `chosen` or all of them, and the windows that Grafana would choose."""
+def fill(
+    dashboard: Dashboard,
+    text: str,
+    window: Window,
+    *,
+    chosen: Mapping[str, str],
+    scrape_seconds: float,
+) -> str:
+    """A panel's query as Prometheus takes it: variables by `chosen` or all of them, and the windows
+    that Grafana would choose.
+    """
     query = dashboard.query(text)
     query = query.replace("$__rate_interval", f"{math.ceil(max(4 * scrape_seconds, window.step))}s")
     query = query.replace("$__range", f"{max(1, math.ceil(window.end - window.start))}s")
@@ -120,7 +162,9 @@ def fill(dashboard: Dashboard, text: str, window: Window, *, chosen: Mapping[str
 def _seconds(duration: str) -> float:
     """Prometheus' way to write a duration, as in `1m30s`; 0 for anything else."""
     units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-    return sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)(ms|s|m|h)", duration))
+    return sum(
+        int(number) * units[unit] for number, unit in re.findall(r"(\d+)(ms|s|m|h)", duration)
+    )
 
 
 def _point(pair: Any) -> tuple[float, float]:

@@ -1,4 +1,6 @@
-"""Tries the dashboards on a Grafana: imports each, asks for every panel as a browser would, and takes them away again."""
+"""Tries the dashboards on a Grafana: imports each, asks for every panel as a browser would, and
+takes them away again.
+"""
 
 from __future__ import annotations
 
@@ -26,33 +28,53 @@ class PanelFinding(NamedTuple):
 
 
 class Grafana:
-    """A Grafana at `url`, with a service account's `token` or none. Methods raise `KdistError` where it refuses."""
+    """A Grafana at `url`, with a service account's `token` or none. Methods raise `KdistError`
+    where it refuses.
+    """
 
     def __init__(self, url: str, *, token: str | None = None) -> None:
         if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-            raise KdistError(f"`{url}` is no http address", hint="as in --grafana http://localhost:3000", code=Code.USAGE)
+            raise KdistError(
+                f"`{url}` is no http address",
+                hint="as in --grafana http://localhost:3000",
+                code=Code.USAGE,
+            )
         self.url = url.rstrip("/")
-        self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        self._headers = {
+            "Content-Type": "application/json",
+            **({"Authorization": f"Bearer {token}"} if token else {}),
+        }
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """One request's JSON answer."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}{path}", data=data, headers=self._headers, method=method)  # noqa: S310
+        request = urllib.request.Request(
+            f"{self.url}{path}", data=data, headers=self._headers, method=method
+        )  # noqa: S310
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - the scheme was looked at
                 return json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as error:
             said = error.read(2000).decode(errors="replace")
-            raise KdistError(f"Grafana refused {method} {path}: {error.code} {said}", code=Code.UNREACHABLE) from None
+            raise KdistError(
+                f"Grafana refused {method} {path}: {error.code} {said}", code=Code.UNREACHABLE
+            ) from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
-            raise KdistError(f"Grafana at {self.url} does not answer: {reason}", code=Code.UNREACHABLE) from None
+            raise KdistError(
+                f"Grafana at {self.url} does not answer: {reason}", code=Code.UNREACHABLE
+            ) from None
 
     def source(self) -> dict[str, Any]:
-        """The Prometheus data source that Grafana takes by itself. Raises `KdistError` if it has none."""
+        """The Prometheus data source that Grafana takes by itself. Raises `KdistError` if it has
+        none.
+        """
         known = [one for one in self.ask("GET", "/api/datasources") if one["type"] == "prometheus"]
         if not known:
-            raise KdistError(f"Grafana at {self.url} has no Prometheus data source", hint="add one, then verify again")
+            raise KdistError(
+                f"Grafana at {self.url} has no Prometheus data source",
+                hint="add one, then verify again",
+            )
         found: dict[str, Any] = next((one for one in known if one.get("isDefault")), known[0])
         return found
 
@@ -61,7 +83,11 @@ def verify(grafana: Grafana, dashboard: Dashboard) -> Iterator[PanelFinding]:
     """Import a copy of the dashboard, evaluate each panel through Grafana, and delete the copy."""
     grafana.ask("GET", "/api/health")
     source = grafana.source()
-    copy = {**to_document(dashboard), "uid": f"{dashboard.uid}-verify", "title": f"{dashboard.title} (verify)"}
+    copy = {
+        **to_document(dashboard),
+        "uid": f"{dashboard.uid}-verify",
+        "title": f"{dashboard.title} (verify)",
+    }
     kept = grafana.ask("POST", "/api/dashboards/db", {"dashboard": copy, "overwrite": True})
     try:
         for panel in copy["panels"]:
@@ -72,16 +98,27 @@ def verify(grafana: Grafana, dashboard: Dashboard) -> Iterator[PanelFinding]:
         grafana.ask("DELETE", f"/api/dashboards/uid/{kept['uid']}")
 
 
-def _evaluate(grafana: Grafana, source: dict[str, Any], dashboard: Dashboard, panel: dict[str, Any]) -> PanelFinding:
+def _evaluate(
+    grafana: Grafana, source: dict[str, Any], dashboard: Dashboard, panel: dict[str, Any]
+) -> PanelFinding:
     queries = []
     for target in panel["targets"]:
         expr = target["expr"]
         for variable in sorted(dashboard.variables, key=lambda each: -len(each.name)):
             expr = expr.replace(f"${variable.name}", variable.all_value)
         expr = expr.replace("$__rate_interval", "5m").replace("$__range", "1h")
-        queries.append({**target, "expr": expr, "datasource": {"uid": source["uid"], "type": "prometheus"}, "intervalMs": 15_000})
+        queries.append(
+            {
+                **target,
+                "expr": expr,
+                "datasource": {"uid": source["uid"], "type": "prometheus"},
+                "intervalMs": 15_000,
+            }
+        )
     try:
-        results = grafana.ask("POST", "/api/ds/query", {"queries": queries, "from": "now-1h", "to": "now"})["results"]
+        results = grafana.ask(
+            "POST", "/api/ds/query", {"queries": queries, "from": "now-1h", "to": "now"}
+        )["results"]
     except KdistError as error:
         return PanelFinding(dashboard.title, panel["title"], 0, error.message)
     series = sum(len(result.get("frames", [])) for result in results.values())

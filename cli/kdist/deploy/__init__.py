@@ -1,4 +1,6 @@
-"""A job goes to a cluster and leaves it: what it becomes there, sending its objects, what a change would do, taking them away."""
+"""A job goes to a cluster and leaves it: what it becomes there, sending its objects, what a change
+would do, taking them away.
+"""
 
 from kdist.deploy.apply import ApplyResult, Difference, compare, forget_end, keep_runtime, send
 from kdist.deploy.delete import find_objects, prune, remove

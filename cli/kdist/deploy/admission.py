@@ -21,7 +21,8 @@ _VIOLATION = re.compile(r'violates? PodSecurity "(?P<level>[^":]+)[^"]*": (?P<wh
 
 
 def rehearse_pod(cluster: Cluster, plan: Plan, warned: tuple[str, ...]) -> None:
-    """Let the server judge a pod of the job, which it does not keep. Raises `KdistError` where it refuses it.
+    """Let the server judge a pod of the job, which it does not keep. Raises `KdistError` where it
+    refuses it.
 
     Of the reasons to refuse a pod only Pod Security's is believed: a quota's may pass, and so may
     that of a webhook. Who may not create pods is told by what the server `warned` of the workload.
@@ -63,8 +64,12 @@ def _read_warnings(cluster: Cluster, warned: tuple[str, ...]) -> None:
 
 def _refuse(cluster: Cluster, found: re.Match[str]) -> KdistError:
     return KdistError(
-        f"namespace {cluster.namespace} enforces Pod Security `{found['level']}`, which refuses the "
+        f"namespace {cluster.namespace} enforces Pod Security `{found['level']}`, which "
+        "refuses the "
         f"job's pods: {found['why'].strip()}",
-        hint="what kdist makes meets `restricted`: change podTemplate, or send the job to another namespace",
+        hint=(
+            "what kdist makes meets `restricted`: change podTemplate, or send the job to "
+            "another namespace"
+        ),
         next_command="kdist render --annotate",
     )

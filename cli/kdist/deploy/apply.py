@@ -1,4 +1,5 @@
-"""Objects go to the cluster by server-side apply: all of a job that is there already, or none of it.
+"""Objects go to the cluster by server-side apply: all of a job that is there already, or none of
+it.
 
 What sending a job would change, as the server sees it: a rehearsed apply beside what is there.
 """
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from kdist.cluster import ApiError, Applied, Cluster
 
 _RUNTIME_SECONDS = 20.0
-_VERDICT = "_2fverdict"  # end of the key under which agents keep how their run ended, as the trainer writes keys
+# end of the key under which agents keep how their run ended, as the trainer writes keys
+_VERDICT = "_2fverdict"
 _IMMUTABLE = ("immutable", "updates to statefulset spec", "cannot be changed", "cannot be updated")
 
 
@@ -35,12 +37,14 @@ class ApplyResult(NamedTuple):
     applied: Applied
 
 
-def send(cluster: Cluster, plan: Plan, *, dry_run: bool = False, force: bool = False) -> Iterator[ApplyResult]:
+def send(
+    cluster: Cluster, plan: Plan, *, dry_run: bool = False, force: bool = False
+) -> Iterator[ApplyResult]:
     """Apply the job's objects in their order, each given back as it is done.
 
-    All of it is rehearsed first, so that what the server refuses leaves no half of it behind, and nothing at all is sent
-    where one object is somebody else's. What is made before an error all the same is deleted again. Raises `KdistError` with
-    everything that was refused.
+    All of it is rehearsed first, so that what the server refuses leaves no half of it behind, and
+    nothing at all is sent where one object is somebody else's. What is made before an error all the
+    same is deleted again. Raises `KdistError` with everything that was refused.
     """
     if dry_run:
         yield from _rehearse(cluster, plan, force=force)
@@ -76,7 +80,9 @@ def _rehearse(cluster: Cluster, plan: Plan, *, force: bool) -> Iterator[ApplyRes
 
 
 def _take_back(cluster: Cluster, made: Iterable[ApplyResult], error: KdistError) -> KdistError:
-    """Delete what was made before the error, last made first, those very objects; the error, and what became of them."""
+    """Delete what was made before the error, last made first, those very objects; the error, and
+    what became of them.
+    """
     gone, left = [], []
     for manifest, applied in reversed(list(made)):
         only = {"metadata": {"uid": applied.document["metadata"]["uid"]}}
@@ -92,7 +98,9 @@ def _take_back(cluster: Cluster, made: Iterable[ApplyResult], error: KdistError)
 
 
 def forget_end(cluster: Cluster, name: str) -> None:
-    """Let the job's agents meet anew where their run has ended before: none may be at work. The ledger keeps its generations."""
+    """Let the job's agents meet anew where their run has ended before: none may be at work. The
+    ledger keeps its generations.
+    """
     store = f"{name}-rendezvous"
     try:
         found = cluster.get("v1", "ConfigMap", store)
@@ -114,8 +122,12 @@ def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Itera
             continue
         except ApiError as error:
             if dry_run and (missing := _find_unmade(manifest, error)):
-                unchecked = f"{manifest.title} could not be checked: its {missing} was only rehearsed"
-                yield ApplyResult(manifest, Applied(manifest.document, "created", warnings=(unchecked,)))
+                unchecked = (
+                    f"{manifest.title} could not be checked: its {missing} was only rehearsed"
+                )
+                yield ApplyResult(
+                    manifest, Applied(manifest.document, "created", warnings=(unchecked,))
+                )
                 continue
             if not (dry_run and error.status in (400, 409, 422, 500)):
                 raise
@@ -133,15 +145,22 @@ def _is_workload(plan: Plan, manifest: Manifest) -> bool:
 
 
 def _adopt(cluster: Cluster, plan: Plan, applied: Applied) -> Applied:
-    """Let all other objects of the job go with its workload, which has just been sent, the last of them."""
+    """Let all other objects of the job go with its workload, which has just been sent, the last of
+    them.
+    """
     if titles := adopt(cluster, plan.job.metadata.name, applied.document):
-        text = f"{', '.join(titles)} will outlive the job, as you may not give them an owner: `kdist delete` deletes them"
+        text = (
+            f"{', '.join(titles)} will outlive the job, as you may not give them an owner: "
+            "`kdist delete` deletes them"
+        )
         return replace(applied, warnings=(*applied.warnings, text))
     return applied
 
 
 def _apply_one(cluster: Cluster, manifest: Manifest, *, dry_run: bool, force: bool) -> Applied:
-    """Apply an object. Trainer hears of a runtime a moment after it was made; until then it refuses a TrainJob that names it."""
+    """Apply an object. Trainer hears of a runtime a moment after it was made; until then it refuses
+    a TrainJob that names it.
+    """
     from kdist.cluster import ApiError
 
     end = time.monotonic() + _RUNTIME_SECONDS
@@ -155,7 +174,9 @@ def _apply_one(cluster: Cluster, manifest: Manifest, *, dry_run: bool, force: bo
 
 
 def _find_unmade(manifest: Manifest, error: ApiError) -> str:
-    """The kind of another object of the job without which this one is refused, as that one was rehearsed too; else empty."""
+    """The kind of another object of the job without which this one is refused, as that one was
+    rehearsed too; else empty.
+    """
     if _waits_for_runtime(manifest, error):
         return "TrainingRuntime"
     # Who is no admin may bind only what they hold themselves, so the server looks for the Role.
@@ -163,12 +184,17 @@ def _find_unmade(manifest: Manifest, error: ApiError) -> str:
 
 
 def _waits_for_runtime(manifest: Manifest, error: ApiError) -> bool:
-    """Whether a TrainJob is refused only because its runtime is not known: it was rehearsed too, or made a moment ago."""
-    return manifest.kind == "TrainJob" and re.search(r"[Rr]untime.*not found", str(error)) is not None
+    """Whether a TrainJob is refused only because its runtime is not known: it was rehearsed too, or
+    made a moment ago.
+    """
+    return (
+        manifest.kind == "TrainJob" and re.search(r"[Rr]untime.*not found", str(error)) is not None
+    )
 
 
 def keep_runtime(cluster: Cluster, manifests: Iterable[Manifest]) -> None:
-    """See to it that the TrainingRuntime among these objects is there while its TrainJob is deleted.
+    """See to it that the TrainingRuntime among these objects is there while its TrainJob is
+    deleted.
 
     The webhooks of Trainer and Kueue ask for it before they let a TrainJob's last finalizer go: a
     TrainJob whose runtime went first, as what it owns does in a foreground deletion, would stay.
@@ -181,7 +207,9 @@ def keep_runtime(cluster: Cluster, manifests: Iterable[Manifest]) -> None:
 
 
 def _explain(plan: Plan, refused: list[tuple[Manifest, KdistError]]) -> KdistError:
-    """One error for all that was refused: the first one's way out, others' objects' and immutable fields' before any other."""
+    """One error for all that was refused: the first one's way out, others' objects' and immutable
+    fields' before any other.
+    """
     from kdist.cluster import ForeignError
 
     name = plan.job.metadata.name
@@ -202,12 +230,17 @@ def _explain(plan: Plan, refused: list[tuple[Manifest, KdistError]]) -> KdistErr
     first = refused[0][1]
     if len(refused) == 1:
         return first
-    return KdistError("\n  ".join(["these objects are refused:", *(str(each) for _, each in refused)]), hint=first.hint)
+    return KdistError(
+        "\n  ".join(["these objects are refused:", *(str(each) for _, each in refused)]),
+        hint=first.hint,
+    )
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One object before (None: it is new) and after (None: it goes), without the server's own fields."""
+    """One object before (None: it is new) and after (None: it goes), without the server's own
+    fields.
+    """
 
     manifest: Manifest
     before: dict[str, Any] | None
@@ -228,27 +261,35 @@ class Difference:
 
         if document is None:
             return ""
-        found: str = yaml.dump(dict(document), Dumper=_dumper(), sort_keys=True, allow_unicode=True, width=10_000)
+        found: str = yaml.dump(
+            dict(document), Dumper=_dumper(), sort_keys=True, allow_unicode=True, width=10_000
+        )
         return found
 
 
 @cache
 def _dumper() -> Any:
-    """A dumper that writes text of several lines line by line, so that a diff shows which of them differ."""
+    """A dumper that writes text of several lines line by line, so that a diff shows which of them
+    differ.
+    """
     import yaml
 
     class Lines(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # chosen when it runs
         """The dumper."""
 
     def represent(dumper: Any, text: str) -> Any:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+        return dumper.represent_scalar(
+            "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+        )
 
     Lines.add_representer(str, represent)
     return Lines
 
 
 def compare(cluster: Cluster, plan: Plan, *, force: bool = False) -> Iterator[Difference]:
-    """Each object of the job that would be new, different or gone. Raises `KdistError` with all that the server would refuse."""
+    """Each object of the job that would be new, different or gone. Raises `KdistError` with all
+    that the server would refuse.
+    """
     from kdist.cluster import essence
 
     for manifest, applied in send(cluster, plan, dry_run=True, force=force):

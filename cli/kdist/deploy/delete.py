@@ -1,6 +1,8 @@
-"""What a job no longer asks for leaves the cluster: only objects that were made for it, and never a volume claim.
+"""What a job no longer asks for leaves the cluster: only objects that were made for it, and never a
+volume claim.
 
-A job leaves the cluster: its workload first, and when its pods have saved and gone, all that they leaned on.
+A job leaves the cluster: its workload first, and when its pods have saved and gone, all that they
+leaned on.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from kdist.status.documents import annotation
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
 
-_KINDS = tuple(each for each in BESIDE if each[1] not in (CLAIM, RUNTIME))  # a runtime goes with its TrainJob
+# a runtime goes with its TrainJob
+_KINDS = tuple(each for each in BESIDE if each[1] not in (CLAIM, RUNTIME))
 # No pod notices that these go; all else stays as long as pods live that were started with it.
 _UNNOTICED = frozenset({"NetworkPolicy", "PodDisruptionBudget"})
 
@@ -38,13 +41,27 @@ def find_leftovers(cluster: Cluster, plan: Plan) -> list[Manifest]:
     name = plan.job.metadata.name
     planned = {(each.kind, each.name) for each in plan.manifests}
     with ThreadPoolExecutor(len(_KINDS)) as pool:
-        listed = [each for found in pool.map(lambda kind: _list(cluster, kind[0], kind[1], name), _KINDS) for each in found]
-    left = [each for each in map(Manifest, listed) if (each.kind, each.name) not in planned and _is_ours(each.document, name)]
+        listed = [
+            each
+            for found in pool.map(lambda kind: _list(cluster, kind[0], kind[1], name), _KINDS)
+            for each in found
+        ]
+    left = [
+        each
+        for each in map(Manifest, listed)
+        if (each.kind, each.name) not in planned and _is_ours(each.document, name)
+    ]
     if not left:
         return []
-    pods = [pod for pod in cluster.list("v1", "Pod", selector=f"kdist.dev/job={name}") if _lives(pod)]
+    pods = [
+        pod for pod in cluster.list("v1", "Pod", selector=f"kdist.dev/job={name}") if _lives(pod)
+    ]
     sent = json.dumps([each.document for each in plan.manifests])
-    gone = [each for each in left if not (each.kind == "ConfigMap" and f'"{each.name}"' in sent) and not _leans(pods, each)]
+    gone = [
+        each
+        for each in left
+        if not (each.kind == "ConfigMap" and f'"{each.name}"' in sent) and not _leans(pods, each)
+    ]
     return sort(gone)[::-1]
 
 
@@ -54,7 +71,9 @@ def prune(cluster: Cluster, plan: Plan, *, dry_run: bool = False) -> Iterator[Ma
     if leftovers and not dry_run:
         rbac.require(cluster, rbac.to_delete(leftovers))
     for each in leftovers:
-        if cluster.remove(each.api_version, each.kind, each.name, job=plan.job.metadata.name, dry_run=dry_run):
+        if cluster.remove(
+            each.api_version, each.kind, each.name, job=plan.job.metadata.name, dry_run=dry_run
+        ):
             yield each
 
 
@@ -62,7 +81,9 @@ def _list(cluster: Cluster, api_version: str, kind: str, name: str) -> list[dict
     from kdist.cluster import ApiError
 
     try:
-        return cluster.list(api_version, kind, selector=f"kdist.dev/job={name},app.kubernetes.io/managed-by=kdist")
+        return cluster.list(
+            api_version, kind, selector=f"kdist.dev/job={name},app.kubernetes.io/managed-by=kdist"
+        )
     except ApiError as error:
         if error.status in (403, 404):
             return []
@@ -70,7 +91,9 @@ def _list(cluster: Cluster, api_version: str, kind: str, name: str) -> list[dict
 
 
 def _is_ours(document: dict[str, Any], name: str) -> bool:
-    """Whether it was made for the job, which a label alone does not say, and nothing but its workload owns it."""
+    """Whether it was made for the job, which a label alone does not say, and nothing but its
+    workload owns it.
+    """
     return find_owner(document) == name and not find_others(document, name)
 
 
@@ -100,27 +123,40 @@ _DERIVED = (("ConfigMap", "-rendezvous"), (CLAIM, "-checkpoints"))
 
 
 def find_objects(cluster: Cluster, name: str) -> tuple[list[Manifest], list[Manifest]]:
-    """(the job's objects, others' that bear its label or a name that it gives), in the order of taking them away.
+    """(the job's objects, others' that bear its label or a name that it gives), in the order of
+    taking them away.
 
-    What belongs to an object of somebody else's goes with that one, as a TrainJob's runtime goes with it; both are left out.
+    What belongs to an object of somebody else's goes with that one, as a TrainJob's runtime goes
+    with it; both are left out.
     """
     own = _find_backend(cluster, name)
     with ThreadPoolExecutor(8) as pool:
-        found = pool.map(lambda kind: list(_look(cluster, kind[0], kind[1], name, own)), (*BESIDE, *workload_kinds()))
+        found = pool.map(
+            lambda kind: list(_look(cluster, kind[0], kind[1], name, own)),
+            (*BESIDE, *workload_kinds()),
+        )
         seen = [Manifest(each) for listed in found for each in listed]
     ours = [each for each in seen if find_owner(each.document) == name]
-    foreign = [each for each in seen if each not in ours and not each.document["metadata"].get("ownerReferences")]
+    foreign = [
+        each
+        for each in seen
+        if each not in ours and not each.document["metadata"].get("ownerReferences")
+    ]
     return sort(each for each in ours if not _goes_by_itself(each, name))[::-1], sort(foreign)[::-1]
 
 
 def _goes_by_itself(manifest: Manifest, name: str) -> bool:
-    """Whether another object's end is its end too. A runtime must outlive its TrainJob, which takes a while to go."""
+    """Whether another object's end is its end too. A runtime must outlive its TrainJob, which takes
+    a while to go.
+    """
     if manifest.kind == RUNTIME:
         return bool(manifest.document["metadata"].get("ownerReferences"))
     return bool(find_others(manifest.document, name))
 
 
-def _look(cluster: Cluster, api_version: str, kind: str, name: str, own: str) -> Iterator[dict[str, Any]]:
+def _look(
+    cluster: Cluster, api_version: str, kind: str, name: str, own: str
+) -> Iterator[dict[str, Any]]:
     """The objects of a kind that bear the job's label, and those of the names that it gives."""
     from kdist.cluster import ApiError
 
@@ -174,20 +210,26 @@ def remove(
     grace: int | None = None,
     wait: float | None,
 ) -> Iterator[Manifest]:
-    """Delete the objects, each given back as it goes. The rest waits up to `wait` seconds for the pods; None: not at all.
+    """Delete the objects, each given back as it goes. The rest waits up to `wait` seconds for the
+    pods; None: not at all.
 
-    Pods that end save what they know, and need the rendezvous for it. Raises `KdistError` with code TIMEOUT if they stay.
+    Pods that end save what they know, and need the rendezvous for it. Raises `KdistError` with code
+    TIMEOUT if they stay.
     """
     workloads, others = split(objects)
     if not dry_run:
-        wanted = [*rbac.to_delete([*workloads, *others]), *rbac.on_pods("delete" if grace is not None else "")]
+        wanted = [
+            *rbac.to_delete([*workloads, *others]),
+            *rbac.on_pods("delete" if grace is not None else ""),
+        ]
         rbac.require(cluster, wanted)
     if workloads and wait is not None and not dry_run:
         release(cluster, name, but=RUNTIME)  # or it would go at once, and pods that save meet by it
     for each in workloads:
         cluster.remove(each.api_version, each.kind, each.name, job=name, dry_run=dry_run)
         yield each
-    if grace is not None and not dry_run:  # the grace of pods that go with their workload is otherwise their own
+    # the grace of pods that go with their workload is otherwise their own
+    if grace is not None and not dry_run:
         for pod in find_pods(cluster, name):
             cluster.delete("v1", "Pod", pod["metadata"]["name"], grace=grace)
     if wait is not None and not dry_run:
@@ -199,11 +241,17 @@ def remove(
 
 def find_pods(cluster: Cluster, name: str) -> list[dict[str, Any]]:
     """The pods that the job's workload made: a label alone makes no pod the job's."""
-    return [pod for pod in cluster.list("v1", "Pod", selector=f"kdist.dev/job={name}") if is_made_for(pod, name)]
+    return [
+        pod
+        for pod in cluster.list("v1", "Pod", selector=f"kdist.dev/job={name}")
+        if is_made_for(pod, name)
+    ]
 
 
 def wait_for_pods(cluster: Cluster, name: str, *, timeout: float) -> None:
-    """Return when no pod of the job is left. Raises `KdistError` with code TIMEOUT, and the pods that stay."""
+    """Return when no pod of the job is left. Raises `KdistError` with code TIMEOUT, and the pods
+    that stay.
+    """
     end = time.monotonic() + timeout
     while left := find_pods(cluster, name):
         if time.monotonic() >= end:

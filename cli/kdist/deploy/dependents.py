@@ -1,4 +1,5 @@
-"""What goes with a job's workload: the garbage collector deletes it once the workload is gone, by its TTL or by hand.
+"""What goes with a job's workload: the garbage collector deletes it once the workload is gone, by
+its TTL or by hand.
 
 Two objects stay. The job's ConfigMap holds the job and its run, so that sending it again resumes
 that run; the claim holds the checkpoints, and beside them the ledger, which counts generations.
@@ -49,7 +50,9 @@ def find_others(document: Mapping[str, Any], name: str) -> list[Reference]:
 
 
 def adopt(cluster: Cluster, name: str, workload: Mapping[str, Any]) -> list[str]:
-    """Let the workload own all objects of the job that go with it; titles of those where we may not."""
+    """Let the workload own all objects of the job that go with it; titles of those where we may
+    not.
+    """
     wanted = {
         "apiVersion": workload["apiVersion"],
         "kind": workload["kind"],
@@ -61,7 +64,9 @@ def adopt(cluster: Cluster, name: str, workload: Mapping[str, Any]) -> list[str]
 
 
 def release(cluster: Cluster, name: str, *, but: str = "") -> None:
-    """Let nothing go with the job's workload any more, so that the next one can have it; `but` names a kind that stays owned."""
+    """Let nothing go with the job's workload any more, so that the next one can have it; `but`
+    names a kind that stays owned.
+    """
     found = [
         each
         for each in _find(cluster, name)
@@ -75,7 +80,9 @@ def _references(document: Mapping[str, Any]) -> list[Reference]:
 
 
 def _find(cluster: Cluster, name: str) -> list[Manifest]:
-    """The job's objects that go with its workload, without their content; not those that we may not list."""
+    """The job's objects that go with its workload, without their content; not those that we may not
+    list.
+    """
 
     def look(kind: tuple[str, str]) -> Iterable[dict[str, Any]]:
         from kdist.cluster import ApiError
@@ -100,7 +107,9 @@ def _change(
     objects: Iterable[Manifest],
     owners: Callable[[list[Reference]], list[Reference] | None],
 ) -> list[str]:
-    """Give the objects these owners beside those that others gave them; titles of those where we may not."""
+    """Give the objects these owners beside those that others gave them; titles of those where we
+    may not.
+    """
 
     def change(each: Manifest) -> str:
         from kdist.cluster import ApiError

@@ -1,6 +1,7 @@
 """The folder of `spec.code`, read into memory to travel in a ConfigMap.
 
-What a job becomes on a cluster: workload kind, rendezvous and run, decided once and kept in the job's ConfigMap.
+What a job becomes on a cluster: workload kind, rendezvous and run, decided once and kept in the
+job's ConfigMap.
 """
 
 from __future__ import annotations
@@ -22,22 +23,26 @@ from kdist.status import ASKED, BACKEND, NAMESPACE_VARIABLE, RENDEZVOUS, RUN_ID,
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
 
-# A ConfigMap holds 1 MiB; whoever names a folder far beyond that should hear of it before all of it has been read.
+# A ConfigMap holds 1 MiB; whoever names a folder far beyond that should hear of it before all of it
+# has been read.
 MOST_BYTES = 64 * 1024 * 1024
 _LEFT_OUT = frozenset({"__pycache__", "node_modules"})
 
 
 def read_code(job: TrainingJob, base: Path) -> dict[str, bytes] | None:
-    """Files of the job's code folder by their path with `/`; None if it has none. `base` is where its path starts.
+    """Files of the job's code folder by their path with `/`; None if it has none. `base` is where
+    its path starts.
 
-    Hidden files, byte code and links that lead out of the folder stay behind. Raises `UsageError` if there is no such folder,
-    `KdistError` if it is far too big.
+    Hidden files, byte code and links that lead out of the folder stay behind. Raises `UsageError`
+    if there is no such folder, `KdistError` if it is far too big.
     """
     if job.spec.code is None:
         return None
     folder = (base / Path(job.spec.code).expanduser()).resolve()
     if not folder.is_dir():
-        raise UsageError(f"spec.code: there is no folder {folder}", hint="its path is relative to the job file")
+        raise UsageError(
+            f"spec.code: there is no folder {folder}", hint="its path is relative to the job file"
+        )
     found: dict[str, bytes] = {}
     total = 0
     for path in _files(folder):
@@ -64,8 +69,8 @@ def _files(folder: Path) -> Iterator[Path]:
 class Plan:
     """A job as it would be sent: its objects, and what its user should know first.
 
-    `config_map` is the job's ConfigMap as the cluster has it, None for a job that is not there. `revived`: the job is there, and
-    its workload is gone, by its TTL for instance.
+    `config_map` is the job's ConfigMap as the cluster has it, None for a job that is not there.
+    `revived`: the job is there, and its workload is gone, by its TTL for instance.
     """
 
     job: TrainingJob
@@ -82,17 +87,25 @@ class Plan:
 
 
 def plan(cluster: Cluster | None, job: TrainingJob, *, base: Path, take_over: bool = False) -> Plan:
-    """Decide what the job becomes on the cluster; what was decided when it was first sent stays. None: without a cluster.
+    """Decide what the job becomes on the cluster; what was decided when it was first sent stays.
+    None: without a cluster.
 
-    `base` is the folder that its relative paths start from. Raises `KdistError` where the job cannot be sent as it is.
+    `base` is the folder that its relative paths start from. Raises `KdistError` where the job
+    cannot be sent as it is.
     """
     code = read_code(job, base)
     if cluster is None:
         kind = backends.choose(set(), job) if job.spec.backend == "auto" else job.spec.backend
-        run_id = f"{job.metadata.namespace or f'$({NAMESPACE_VARIABLE})'}/{job.run or job.metadata.name}"
-        placement = Placement(kind, backends.choose_rendezvous(job), run_id, take_over=take_over, code=code)
+        run_id = (
+            f"{job.metadata.namespace or f'$({NAMESPACE_VARIABLE})'}/{job.run or job.metadata.name}"
+        )
+        placement = Placement(
+            kind, backends.choose_rendezvous(job), run_id, take_over=take_over, code=code
+        )
         return Plan(job, placement, render.render(job, placement), render.warn(job, placement))
-    job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": cluster.namespace})})
+    job = job.model_copy(
+        update={"metadata": job.metadata.model_copy(update={"namespace": cluster.namespace})}
+    )
     config_map = find_config_map(cluster, job.metadata.name)
     decided = _annotations(config_map)
     _check_kind(cluster, job, decided.get(BACKEND, ""))
@@ -107,23 +120,41 @@ def plan(cluster: Cluster | None, job: TrainingJob, *, base: Path, take_over: bo
         take_over=take_over,
         code=code,
     )
-    warnings = [*render.warn(job, placement), *_say_state(cluster, job.metadata.name, state, decided)]
+    warnings = [
+        *render.warn(job, placement),
+        *_say_state(cluster, job.metadata.name, state, decided),
+    ]
     manifests = [_keep(each, backend, workload) for each in render.render(job, placement)]
-    if state is not None and state.finished:  # what it ran stays to be looked at, until it is made anew
-        manifests = [each for each in manifests if each.kind not in (backends.get(backend).kind, "TrainingRuntime")]
-    return Plan(job, placement, manifests, warnings, config_map, revived=config_map is not None and workload is None)
+    # what it ran stays to be looked at, until it is made anew
+    if state is not None and state.finished:
+        manifests = [
+            each
+            for each in manifests
+            if each.kind not in (backends.get(backend).kind, "TrainingRuntime")
+        ]
+    return Plan(
+        job,
+        placement,
+        manifests,
+        warnings,
+        config_map,
+        revived=config_map is not None and workload is None,
+    )
 
 
 def _choose_run(cluster: Cluster, job: TrainingJob, decided: dict[str, str]) -> str:
     """The run that the job names, else the one that was begun, else a new one."""
     if job.run is not None:
         return f"{cluster.namespace}/{job.run}"
-    begun = decided.get(RUN_ID) if RUN not in decided else None  # that one went by a name which the job does not give now
+    # that one went by a name which the job does not give now
+    begun = decided.get(RUN_ID) if RUN not in decided else None
     return begun or secrets.token_hex(4)
 
 
 def _keep(manifest: Manifest, backend: str, workload: dict[str, Any] | None) -> Manifest:
-    """The workload with those fields of the one that is there that follow from its first number of nodes and cannot change."""
+    """The workload with those fields of the one that is there that follow from its first number of
+    nodes and cannot change.
+    """
     kind = backends.get(backend)
     if workload is None or (manifest.api_version, manifest.kind) != (kind.api_version, kind.kind):
         return manifest
@@ -131,7 +162,9 @@ def _keep(manifest: Manifest, backend: str, workload: dict[str, Any] | None) -> 
 
 
 def _find_workload(cluster: Cluster, backend: str, name: str) -> dict[str, Any] | None:
-    """The job's workload as it is; None if it is not there. Raises `ForeignError` for one of this name that is not the job's."""
+    """The job's workload as it is; None if it is not there. Raises `ForeignError` for one of this
+    name that is not the job's.
+    """
     from kdist.cluster import check_owner
 
     kind = backends.get(backend)
@@ -144,24 +177,36 @@ def _find_workload(cluster: Cluster, backend: str, name: str) -> dict[str, Any] 
 
 
 def _is_suspended(job: TrainingJob, backend: str, state: WorkloadState | None) -> bool:
-    """A new job with a queue is started by Kueue, where the kind can be suspended; one that is there stays as it is."""
+    """A new job with a queue is started by Kueue, where the kind can be suspended; one that is
+    there stays as it is.
+    """
     if state is None:
         return job.spec.queue is not None and not backends.get(backend).parks
     return state.suspended or (state.finished is not None and backends.get(backend).parks)
 
 
-def _say_state(cluster: Cluster, name: str, state: WorkloadState | None, decided: dict[str, str]) -> Iterator[str]:
+def _say_state(
+    cluster: Cluster, name: str, state: WorkloadState | None, decided: dict[str, str]
+) -> Iterator[str]:
     if state is None:
         return
     if state.finished:
         restart = f"kdist restart {name} -n {cluster.namespace}"
-        yield f"{name} has {state.finished}: what is sent now takes effect with `{restart}`, from its last checkpoint"
+        yield (
+            f"{name} has {state.finished}: what is sent now takes effect with `{restart}`, "
+            "from its last checkpoint"
+        )
     elif state.suspended and ASKED in decided:
-        yield f"{name} was {decided[ASKED]} and stays so: `kdist resume {name} -n {cluster.namespace}` starts it"
+        yield (
+            f"{name} was {decided[ASKED]} and stays so: `kdist resume {name} -n "
+            f"{cluster.namespace}` starts it"
+        )
 
 
 def find_config_map(cluster: Cluster, name: str) -> dict[str, Any] | None:
-    """The job's ConfigMap, None if there is none. Raises `ForeignError` for one of this name that is not the job's."""
+    """The job's ConfigMap, None if there is none. Raises `ForeignError` for one of this name that
+    is not the job's.
+    """
     from kdist.cluster import check_owner
 
     try:
@@ -177,7 +222,8 @@ def get_config_map(cluster: Cluster, name: str) -> dict[str, Any]:
     found = find_config_map(cluster, name)
     if found is None:
         raise NotFoundError(
-            f"there is no job {name} in namespace {cluster.namespace}", next_command=f"kdist get -n {cluster.namespace}"
+            f"there is no job {name} in namespace {cluster.namespace}",
+            next_command=f"kdist get -n {cluster.namespace}",
         )
     return found
 
@@ -190,7 +236,10 @@ def _check_kind(cluster: Cluster, job: TrainingJob, decided: str) -> None:
     if decided and job.spec.backend not in ("auto", decided):
         name, delete = job.metadata.name, f"kdist delete {job.metadata.name} -n {cluster.namespace}"
         raise KdistError(
-            f"{name} runs as backend {decided}, and the job file says {job.spec.backend}: a running job keeps its kind",
+            (
+                f"{name} runs as backend {decided}, and the job file says {job.spec.backend}: "
+                "a running job keeps its kind"
+            ),
             hint=f"`{delete}` keeps the checkpoints, and the next apply resumes from them",
             next_command=delete,
         )
@@ -201,7 +250,10 @@ def _choose_backend(cluster: Cluster, job: TrainingJob, decided: dict[str, str])
         backend = backends.get(job.spec.backend)
         if not decided and (backend.api_version, backend.kind) not in cluster.kinds():
             raise KdistError(
-                f"backend {backend.name}: this cluster has no {backend.kind} ({backend.api_version})",
+                (
+                    f"backend {backend.name}: this cluster has no {backend.kind} "
+                    f"({backend.api_version})"
+                ),
                 hint="install its operator, or let `backend: auto` choose what the cluster has",
                 next_command="kdist doctor",
             )
@@ -214,7 +266,12 @@ def _choose_rendezvous(cluster: Cluster, job: TrainingJob, decided: dict[str, st
         return decided[RENDEZVOUS]
     if job.spec.rendezvous != "auto":
         return backends.choose_rendezvous(job)
-    wanted = [Right(verb, rbac.RBAC, kind) for kind in ("Role", "RoleBinding") for verb in ("get", "create", "patch")]
-    # Nobody may grant what he does not hold, and the Role lets its account get and update a ConfigMap.
+    wanted = [
+        Right(verb, rbac.RBAC, kind)
+        for kind in ("Role", "RoleBinding")
+        for verb in ("get", "create", "patch")
+    ]
+    # Nobody may grant what he does not hold, and the Role lets its account get and update a
+    # ConfigMap.
     wanted += [Right(verb, "v1", "ConfigMap") for verb in ("get", "update")]
     return backends.choose_rendezvous(job, may_create_role=not rbac.find_missing(cluster, wanted))

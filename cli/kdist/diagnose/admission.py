@@ -10,7 +10,8 @@ from kdist.diagnose.rule import Diagnosis, DiagnosticContext, KubernetesEvent, c
 from kdist.status import Phase, documents
 from kdist.units import seconds
 
-_SHORT, _LONG = 5.0, 30.0  # seconds that a controller may take: one that is known to be away, any other
+# seconds that a controller may take: one that is known to be away, any other
+_SHORT, _LONG = 5.0, 30.0
 _MAKERS = ("Job", "StatefulSet", "JobSet", "TrainJob", "PyTorchJob")
 _REFUSED = ("FailedCreate", "FailedCreatePod", "JobCreationFailed", "SuspendedJobCreationFailed")
 _MADE = ("SuccessfulCreate", "SuccessfulCreatePod")
@@ -21,10 +22,20 @@ def find_queue(case: DiagnosticContext) -> Diagnosis | None:
     if case.status.phase is not Phase.QUEUED:
         return None
     queue, admission = case.status.queue, case.seen.admission
-    reserved, evicted = documents.condition(admission, "QuotaReserved"), documents.condition(admission, "Evicted")
-    said = documents.text(reserved, "message") or documents.text(evicted, "message") or case.status.message
+    reserved, evicted = (
+        documents.condition(admission, "QuotaReserved"),
+        documents.condition(admission, "Evicted"),
+    )
+    said = (
+        documents.text(reserved, "message")
+        or documents.text(evicted, "message")
+        or case.status.message
+    )
     evidence = [f"workload/{documents.name(admission)}: {clip(said)}"] if admission else []
-    commands = [case.kubectl("get", "localqueue", queue), case.kubectl("get", "workloads.kueue.x-k8s.io")]
+    commands = [
+        case.kubectl("get", "localqueue", queue),
+        case.kubectl("get", "workloads.kueue.x-k8s.io"),
+    ]
     if documents.text(reserved, "reason") == "Inadmissible" or "doesn't exist" in said:
         return Diagnosis(
             "queue-unusable",
@@ -35,57 +46,111 @@ def find_queue(case: DiagnosticContext) -> Diagnosis | None:
         )
     if documents.text(evicted, "status") == "True":
         why = documents.text(evicted, "reason") or "evicted"
-        sentence = f"the queue {queue} has taken the job's place away ({why}); it waits to come in again"
+        sentence = (
+            f"the queue {queue} has taken the job's place away ({why}); it waits to come in again"
+        )
     elif away := _is_away(case, "LocalQueue"):
         fix = "whoever runs the cluster must bring Kueue back: the job goes on by itself then"
         sentence = f"the queue {queue} admits nothing: {away.replace('LocalQueue', 'Kueue')}"
         commands = [_describe(case, "LocalQueue"), *commands]
-        return Diagnosis("operator-absent", sentence, evidence=tuple(evidence), fix=fix, commands=tuple(commands))
+        return Diagnosis(
+            "operator-absent", sentence, evidence=tuple(evidence), fix=fix, commands=tuple(commands)
+        )
     elif admission is None:
-        sentence = f"the queue {queue} has not taken notice of the job: Kueue may not run here, or may not know this kind"
+        sentence = (
+            f"the queue {queue} has not taken notice of the job: Kueue may not run here, or "
+            "may not know this kind"
+        )
     elif "maximum capacity" in said:
         fix = "ask for less in spec.resources or spec.nodes, or have the queue's quota raised"
         sentence = f"the job asks for more than the queue {queue} ever has: {clip(said, 300)}"
-        return Diagnosis("queue-too-small", sentence, evidence=tuple(evidence), fix=fix, commands=tuple(commands))
+        return Diagnosis(
+            "queue-too-small", sentence, evidence=tuple(evidence), fix=fix, commands=tuple(commands)
+        )
     else:
         sentence = f"the queue {queue} has no room for the job yet: {clip(said, 300)}"
-    return Diagnosis("queued", sentence, "waiting", tuple(evidence), "wait, ask for less, or raise the quota", tuple(commands))
+    return Diagnosis(
+        "queued",
+        sentence,
+        "waiting",
+        tuple(evidence),
+        "wait, ask for less, or raise the quota",
+        tuple(commands),
+    )
 
 
 def find_refusal(case: DiagnosticContext) -> Diagnosis | None:
-    """The API server refuses the pods (or the volume, or the Job) that the workload wants to make."""
+    """The API server refuses the pods (or the volume, or the Job) that the workload wants to
+    make.
+    """
     event = _find_refused(case)
     if event is None:
         return None
     for pattern, explain in _REFUSALS:
         if found := re.search(pattern, event.message, re.DOTALL):
             return explain(case, event, found)
-    return _say(case, event, "pods-refused", f"pods cannot be made: {clip(event.message, 200)}", "see what the message asks for")
+    return _say(
+        case,
+        event,
+        "pods-refused",
+        f"pods cannot be made: {clip(event.message, 200)}",
+        "see what the message asks for",
+    )
 
 
 def _find_refused(case: DiagnosticContext) -> KubernetesEvent | None:
     """The latest refusal, unless pods were made after it or all are there."""
-    if not case.stuck and not any(pod.over for pod in case.pods) and case.status.nodes.ready >= case.status.nodes.max:
+    if (
+        not case.stuck
+        and not any(pod.over for pod in case.pods)
+        and case.status.nodes.ready >= case.status.nodes.max
+    ):
         return None
     if case.status.phase.terminal:
         return None
-    event = next((each for each in case.events if each.kind in _MAKERS and each.reason in _REFUSED), None)
-    made = next((each.at for each in case.events if each.kind in _MAKERS and each.reason in _MADE), 0.0)
+    event = next(
+        (each for each in case.events if each.kind in _MAKERS and each.reason in _REFUSED), None
+    )
+    made = next(
+        (each.at for each in case.events if each.kind in _MAKERS and each.reason in _MADE), 0.0
+    )
     alive = sum(not pod.over for pod in case.pods)
-    return event if event is not None and (event.at >= made or alive < case.status.nodes.min) else None
+    return (
+        event if event is not None and (event.at >= made or alive < case.status.nodes.min) else None
+    )
 
 
 Explain = Callable[[DiagnosticContext, KubernetesEvent, re.Match[str]], Diagnosis]
 
 
-def _say(case: DiagnosticContext, event: KubernetesEvent, cause: str, sentence: str, fix: str, *commands: str) -> Diagnosis:
-    return Diagnosis(cause, sentence, evidence=(str(event),), fix=fix, commands=commands or (case.kdist("events"),))
+def _say(
+    case: DiagnosticContext,
+    event: KubernetesEvent,
+    cause: str,
+    sentence: str,
+    fix: str,
+    *commands: str,
+) -> Diagnosis:
+    return Diagnosis(
+        cause,
+        sentence,
+        evidence=(str(event),),
+        fix=fix,
+        commands=commands or (case.kdist("events"),),
+    )
 
 
 def _quota(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
     amounts = re.search(r"requested: ([^:]+?), used: ([^:]+?), limited: (.+?)$", event.message)
-    detail = f": asks for {amounts[1]}, {amounts[2]} in use, the limit is {amounts[3]}" if amounts else ""
-    fix = "ask for less in spec.resources or spec.nodes, end something else in the namespace, or have the quota raised"
+    detail = (
+        f": asks for {amounts[1]}, {amounts[2]} in use, the limit is {amounts[3]}"
+        if amounts
+        else ""
+    )
+    fix = (
+        "ask for less in spec.resources or spec.nodes, end something else in the namespace, "
+        "or have the quota raised"
+    )
     return _say(
         case,
         event,
@@ -96,8 +161,13 @@ def _quota(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]
     )
 
 
-def _quota_field(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
-    fix = f"name it for every container: spec.resources, or spec.podTemplate for what you added ({found[2].strip()})"
+def _quota_field(
+    case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]
+) -> Diagnosis:
+    fix = (
+        "name it for every container: spec.resources, or spec.podTemplate for what you added "
+        f"({found[2].strip()})"
+    )
     return _say(
         case,
         event,
@@ -108,29 +178,63 @@ def _quota_field(case: DiagnosticContext, event: KubernetesEvent, found: re.Matc
     )
 
 
-def _limit_range(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
+def _limit_range(
+    case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]
+) -> Diagnosis:
     sentence = f"a LimitRange of the namespace refuses the pods: {clip(found[0], 200)}"
     return _say(
-        case, event, "limit-range", sentence, "bring spec.resources within the limits", case.kubectl("describe", "limitrange")
+        case,
+        event,
+        "limit-range",
+        sentence,
+        "bring spec.resources within the limits",
+        case.kubectl("describe", "limitrange"),
     )
 
 
-def _pod_security(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
-    sentence = f"Pod Security level {found[1]} of the namespace refuses the pods: {clip(found[2], 300)}"
-    fix = "what kdist renders passes `restricted`: take out of spec.podTemplate what it complains about"
-    return _say(case, event, "pod-security", sentence, fix, f"kubectl get namespace {case.namespace} --show-labels")
+def _pod_security(
+    case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]
+) -> Diagnosis:
+    sentence = (
+        f"Pod Security level {found[1]} of the namespace refuses the pods: {clip(found[2], 300)}"
+    )
+    fix = (
+        "what kdist renders passes `restricted`: take out of spec.podTemplate what it "
+        "complains about"
+    )
+    return _say(
+        case,
+        event,
+        "pod-security",
+        sentence,
+        fix,
+        f"kubectl get namespace {case.namespace} --show-labels",
+    )
 
 
-def _webhook_refused(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
+def _webhook_refused(
+    case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]
+) -> Diagnosis:
     sentence = f"the admission webhook {found[1]} refuses the pods: {clip(found[2], 300)}"
-    return _say(case, event, "webhook-refused", sentence, "change what it complains about, or ask whoever runs the webhook")
+    return _say(
+        case,
+        event,
+        "webhook-refused",
+        sentence,
+        "change what it complains about, or ask whoever runs the webhook",
+    )
 
 
-def _webhook_away(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
+def _webhook_away(
+    case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]
+) -> Diagnosis:
     home = operators.find_webhook_home(event.message)
     of = f" of the service {home[0]} in namespace {home[1]}" if home else ""
     sentence = f"the admission webhook {found[1]}{of} does not answer, so nothing can be made"
-    fix = "whoever runs the cluster must bring the webhook's service back, or remove its configuration"
+    fix = (
+        "whoever runs the cluster must bring the webhook's service back, or remove its "
+        "configuration"
+    )
     every = "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations"
     commands = (f"kubectl get pods -n {home[1]}", every) if home else (every,)
     return _say(case, event, "webhook-away", sentence, fix, *commands)
@@ -138,20 +242,46 @@ def _webhook_away(case: DiagnosticContext, event: KubernetesEvent, found: re.Mat
 
 def _policy(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
     sentence = f"the admission policy {found[1]} refuses the pods: {clip(found[2], 300)}"
-    return _say(case, event, "policy-refused", sentence, "change what it complains about, or ask whoever runs the cluster")
+    return _say(
+        case,
+        event,
+        "policy-refused",
+        sentence,
+        "change what it complains about, or ask whoever runs the cluster",
+    )
 
 
-def _service_account(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
+def _service_account(
+    case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]
+) -> Diagnosis:
     sentence = f"the service account {found[1]} does not exist"
     own = found[1].rpartition("/")[2] == case.name
-    fix = "send the job again: it makes its own" if own else "make it, or name one that exists in spec.serviceAccountName"
-    return _say(case, event, "no-service-account", sentence, fix, f"kdist apply JOB.yaml -n {case.namespace}")
+    fix = (
+        "send the job again: it makes its own"
+        if own
+        else "make it, or name one that exists in spec.serviceAccountName"
+    )
+    return _say(
+        case,
+        event,
+        "no-service-account",
+        sentence,
+        fix,
+        f"kdist apply JOB.yaml -n {case.namespace}",
+    )
 
 
-def _priority_class(case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
+def _priority_class(
+    case: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]
+) -> Diagnosis:
     sentence = f"there is no PriorityClass {found[1]}"
     return _say(
-        case, event, "no-priority-class", sentence, "set spec.priorityClass to one that exists", "kubectl get priorityclasses"
+        case,
+        event,
+        "no-priority-class",
+        sentence,
+        "set spec.priorityClass to one that exists",
+        "kubectl get priorityclasses",
     )
 
 
@@ -169,9 +299,17 @@ _REFUSALS: tuple[tuple[str, Explain], ...] = (
 
 
 def find_idle_operator(case: DiagnosticContext) -> Diagnosis | None:
-    """Nothing has touched the workload for a while: what makes pods of it does not run, or may not run."""
+    """Nothing has touched the workload for a while: what makes pods of it does not run, or may not
+    run.
+    """
     workload, age = case.seen.workload, case.status.age
-    if not case.stuck or case.pods or workload is None or age is None or case.status.phase is Phase.QUEUED:
+    if (
+        not case.stuck
+        or case.pods
+        or workload is None
+        or age is None
+        or case.status.phase is Phase.QUEUED
+    ):
         return None
     kind = documents.text(workload, "kind")
     touched = bool(documents.items(workload, "status", "conditions"))
@@ -179,14 +317,19 @@ def find_idle_operator(case: DiagnosticContext) -> Diagnosis | None:
     away = [words for each in needed if (words := _is_away(case, each))]
     if age < (_SHORT if away else _LONG) or (touched and not away):
         return None
-    names = [f"*{operators.OPERATORS[each].part}*" for each in needed if each in operators.OPERATORS]
+    names = [
+        f"*{operators.OPERATORS[each].part}*" for each in needed if each in operators.OPERATORS
+    ]
     called = f" (a deployment called {' and '.join(names)})" if names else ""
     why = "; ".join(away) or f"its controller{called} may not run"
     return Diagnosis(
         "operator-absent",
         f"nobody has made pods of the {kind} for {seconds(age)}: {why}",
         evidence=(f"{kind.lower()}/{case.name}: {'no news' if touched else 'no status'}, no pods",),
-        fix=f"whoever runs the cluster must bring the controller of {kind} back: the job goes on by itself then",
+        fix=(
+            f"whoever runs the cluster must bring the controller of {kind} back: the job goes "
+            "on by itself then"
+        ),
         commands=(
             *(_describe(case, each) for each in needed if _is_away(case, each)),
             case.kubectl("get", kind.lower(), case.name, "-o", "yaml"),
@@ -196,15 +339,28 @@ def find_idle_operator(case: DiagnosticContext) -> Diagnosis | None:
 
 
 def _is_away(case: DiagnosticContext, kind: str) -> str:
-    """That the controller behind a kind does not run; empty where it does, or where we may not know."""
-    found = operators.find_deployment(case.seen.deployments, kind) if kind in operators.OPERATORS else None
+    """That the controller behind a kind does not run; empty where it does, or where we may not
+    know.
+    """
+    found = (
+        operators.find_deployment(case.seen.deployments, kind)
+        if kind in operators.OPERATORS
+        else None
+    )
     if found is None:
         return ""
     ready, wanted = operators.count_ready(found)
     place = f"{documents.text(found, 'metadata', 'namespace')}/{documents.name(found)}"
-    return "" if ready else f"the controller of {kind} does not run: 0 of {wanted} replicas of {place} are ready"
+    return (
+        ""
+        if ready
+        else f"the controller of {kind} does not run: 0 of {wanted} replicas of {place} are ready"
+    )
 
 
 def _describe(case: DiagnosticContext, kind: str) -> str:
     found = operators.find_deployment(case.seen.deployments, kind)
-    return f"kubectl describe deployment {documents.name(found)} -n {documents.text(found, 'metadata', 'namespace')}"
+    return (
+        f"kubectl describe deployment {documents.name(found)} -n "
+        f"{documents.text(found, 'metadata', 'namespace')}"
+    )

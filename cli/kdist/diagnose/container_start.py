@@ -1,4 +1,6 @@
-"""Why a container does not start: volumes that cannot be mounted, images, missing Secrets and ConfigMaps, wrong commands."""
+"""Why a container does not start: volumes that cannot be mounted, images, missing Secrets and
+ConfigMaps, wrong commands.
+"""
 
 from __future__ import annotations
 
@@ -13,43 +15,112 @@ _SLOW_PULL = 60.0  # seconds of pulling that are worth a word
 
 
 def find_mount_trouble(case: DiagnosticContext) -> Diagnosis | None:
-    """A volume cannot be mounted. Slow pulls and waiting containers beside it are only what follows."""
+    """A volume cannot be mounted. Slow pulls and waiting containers beside it are only what
+    follows.
+    """
     pods = [pod for pod in case.waiting if pod.scheduled]
-    event = next(case.events_of("Pod", [pod.name for pod in pods], "FailedMount", "FailedAttachVolume", "FailedMapVolume"), None)
+    event = next(
+        case.events_of(
+            "Pod",
+            [pod.name for pod in pods],
+            "FailedMount",
+            "FailedAttachVolume",
+            "FailedMapVolume",
+        ),
+        None,
+    )
     if event is None:
         return None
     said, commands = event.message, (case.kubectl("describe", "pod", event.name),)
-    volume = re.search(r'for volume "([^"]+)"', said) or re.search(r"unmounted volumes=\[([^\]]*)\]", said)
+    volume = re.search(r'for volume "([^"]+)"', said) or re.search(
+        r"unmounted volumes=\[([^\]]*)\]", said
+    )
     name = volume[1] if volume else "?"
-    if found := re.search(r'(secret|configmap) "([^"]+)" not found|references non-existent (secret|config) key: (\S+)', said):
-        kind = (found[1] or found[3]).replace("configmap", "ConfigMap").replace("config", "ConfigMap").replace("secret", "Secret")
+    if found := re.search(
+        r'(secret|configmap) "([^"]+)" not found|references non-existent (secret|config) key: (\S+)',
+        said,
+    ):
+        kind = (
+            (found[1] or found[3])
+            .replace("configmap", "ConfigMap")
+            .replace("config", "ConfigMap")
+            .replace("secret", "Secret")
+        )
         what = f"{kind} {found[2]}" if found[2] else f"key {found[4]} of a {kind}"
         return _mount(
-            case, event.name, f"{what} does not exist, which the volume {name} is made of", str(event), "create it", commands
+            case,
+            event.name,
+            f"{what} does not exist, which the volume {name} is made of",
+            str(event),
+            "create it",
+            commands,
         )
     if "Multi-Attach" in said or "already exclusively attached" in said:
-        fix = "use a claim with accessMode ReadWriteMany, or nodes: 1; a pod that is gone lets go after some minutes"
-        return _mount(
-            case, event.name, f"the volume {name} is attached to another node and can be on one only", str(event), fix, commands
+        fix = (
+            "use a claim with accessMode ReadWriteMany, or nodes: 1; a pod that is gone lets "
+            "go after some minutes"
         )
-    if found := re.search(r"driver name (\S+) not found in the list of registered CSI drivers", said):
+        return _mount(
+            case,
+            event.name,
+            f"the volume {name} is attached to another node and can be on one only",
+            str(event),
+            fix,
+            commands,
+        )
+    if found := re.search(
+        r"driver name (\S+) not found in the list of registered CSI drivers", said
+    ):
         sentence = f"the node lacks the storage driver {found[1]} of the volume {name}"
         return _mount(
-            case, event.name, sentence, str(event), "whoever runs the cluster must bring it back on that node", commands
+            case,
+            event.name,
+            sentence,
+            str(event),
+            "whoever runs the cluster must bring it back on that node",
+            commands,
         )
     detail = re.search(r"(?:mount failed|rpc error|Output|mount\.nfs)[^\n]*", said)
-    sentence = f"the volume {name} of {event.name} cannot be mounted: {clip(detail[0] if detail else said, 200)}"
-    return _mount(case, event.name, sentence, str(event), "see whether the storage answers from that node", commands)
-
-
-def _mount(case: DiagnosticContext, pod: str, sentence: str, evidence: str, fix: str, commands: tuple[str, ...]) -> Diagnosis:
-    node = next((each.node for each in case.pods if each.name == pod), "")
-    return Diagnosis(
-        "mount", sentence, evidence=(evidence, *([f"{pod} is on node {node}"] if node else [])), fix=fix, commands=commands
+    sentence = (
+        f"the volume {name} of {event.name} cannot be mounted: "
+        f"{clip(detail[0] if detail else said, 200)}"
+    )
+    return _mount(
+        case,
+        event.name,
+        sentence,
+        str(event),
+        "see whether the storage answers from that node",
+        commands,
     )
 
 
-_PULLS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError")
+def _mount(
+    case: DiagnosticContext,
+    pod: str,
+    sentence: str,
+    evidence: str,
+    fix: str,
+    commands: tuple[str, ...],
+) -> Diagnosis:
+    node = next((each.node for each in case.pods if each.name == pod), "")
+    return Diagnosis(
+        "mount",
+        sentence,
+        evidence=(evidence, *([f"{pod} is on node {node}"] if node else [])),
+        fix=fix,
+        commands=commands,
+    )
+
+
+_PULLS = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "RegistryUnavailable",
+    "ImageInspectError",
+)
 
 # (in the message, stable word, sentence, way out); the first that is found counts.
 _PULL_CAUSES: tuple[tuple[str, str, str, str], ...] = (
@@ -72,13 +143,19 @@ _PULL_CAUSES: tuple[tuple[str, str, str, str], ...] = (
         "correct the host in spec.image, or have the nodes' DNS looked at",
     ),
     (
-        r"401 Unauthorized|unauthorized|authentication required|no basic auth|403 Forbidden|insufficient_scope",
+        (
+            r"401 Unauthorized|unauthorized|authentication required|no basic auth|403 "
+            r"Forbidden|insufficient_scope"
+        ),
         "image-auth",
         "cannot be pulled: the registry wants to know who asks, or knows no such repository",
         "create a registry Secret, name it in spec.imagePullSecrets, and check the name for a typo",
     ),
     (
-        r"pull access denied|repository does not exist|manifest unknown|: not found|NotFound|name unknown",
+        (
+            r"pull access denied|repository does not exist|manifest unknown|: not "
+            r"found|NotFound|name unknown"
+        ),
         "image-missing",
         "does not exist: a typo, or the tag was never pushed",
         "correct spec.image, or push the image",
@@ -101,7 +178,12 @@ _PULL_CAUSES: tuple[tuple[str, str, str, str], ...] = (
         "cannot be pulled: the registry's limit is reached",
         "log in to the registry, or use a mirror",
     ),
-    (r"no space left", "image-disk", "does not fit on the node's disk", "free space on the node, or use a smaller image"),
+    (
+        r"no space left",
+        "image-disk",
+        "does not fit on the node's disk",
+        "free space on the node, or use a smaller image",
+    ),
     (
         r"i/o timeout|connection refused|timed? ?out|unreachable|EOF|reset by peer",
         "image-registry",
@@ -122,28 +204,61 @@ def find_image_trouble(case: DiagnosticContext) -> Diagnosis | None:
     pods = [pod for pod in case.waiting if pod.reason in _PULLS]
     if not pods:
         return None
-    events = list(case.events_of("Pod", [pod.name for pod in pods], "Failed", "ErrImagePull", "InspectFailed"))
-    failed = next((event for event in events if "pull" in event.message.lower() or "image" in event.message.lower()), None)
-    said = " ".join([*(f"{pod.reason}: {pod.message}" for pod in pods[:1]), failed.message if failed else ""])
+    events = list(
+        case.events_of("Pod", [pod.name for pod in pods], "Failed", "ErrImagePull", "InspectFailed")
+    )
+    failed = next(
+        (
+            event
+            for event in events
+            if "pull" in event.message.lower() or "image" in event.message.lower()
+        ),
+        None,
+    )
+    said = " ".join(
+        [*(f"{pod.reason}: {pod.message}" for pod in pods[:1]), failed.message if failed else ""]
+    )
     image = _image_of(case, pods[0])
-    evidence = [f"pod/{pods[0].name}: {pods[0].reason}: {clip(pods[0].message)}", *([str(failed)] if failed else [])]
+    evidence = [
+        f"pod/{pods[0].name}: {pods[0].reason}: {clip(pods[0].message)}",
+        *([str(failed)] if failed else []),
+    ]
     for pattern, cause, words, fix in _PULL_CAUSES:
         if re.search(pattern, said):
             return _image(case, pods, cause, f"the image {image} {words}", evidence, fix)
-    return _image(case, pods, "image", f"the image {image} cannot be pulled", evidence, "see what the registry says")
+    return _image(
+        case,
+        pods,
+        "image",
+        f"the image {image} cannot be pulled",
+        evidence,
+        "see what the registry says",
+    )
 
 
 def _image(
-    case: DiagnosticContext, pods: Sequence[Pod], cause: str, sentence: str, evidence: Sequence[str], fix: str
+    case: DiagnosticContext,
+    pods: Sequence[Pod],
+    cause: str,
+    sentence: str,
+    evidence: Sequence[str],
+    fix: str,
 ) -> Diagnosis:
     told = (*evidence, f"waiting: {name_pods(pods)}")
-    return Diagnosis(cause, sentence, evidence=told, fix=fix, commands=(case.kubectl("describe", "pod", pods[0].name),))
+    return Diagnosis(
+        cause,
+        sentence,
+        evidence=told,
+        fix=fix,
+        commands=(case.kubectl("describe", "pod", pods[0].name),),
+    )
 
 
 def _image_of(case: DiagnosticContext, pod: Pod) -> str:
     document = case.document(pod)
     images = {
-        documents.text(each, "name"): documents.text(each, "image") for each in documents.items(document, "spec", "containers")
+        documents.text(each, "name"): documents.text(each, "image")
+        for each in documents.items(document, "spec", "containers")
     }
     for status in documents.items(document, "status", "containerStatuses"):
         if documents.text(status, "state", "waiting", "reason") == pod.reason:
@@ -152,28 +267,59 @@ def _image_of(case: DiagnosticContext, pod: Pod) -> str:
 
 
 def find_config_trouble(case: DiagnosticContext) -> Diagnosis | None:
-    """A container cannot be made: a Secret, a ConfigMap or a key of one is missing, or its user is not allowed."""
-    pod = next((pod for pod in case.waiting if pod.reason in ("CreateContainerConfigError", "CreateContainerError")), None)
+    """A container cannot be made: a Secret, a ConfigMap or a key of one is missing, or its user is
+    not allowed.
+    """
+    pod = next(
+        (
+            pod
+            for pod in case.waiting
+            if pod.reason in ("CreateContainerConfigError", "CreateContainerError")
+        ),
+        None,
+    )
     if pod is None:
         return None
     said = pod.message
     fix = "see the message"
     if found := re.search(r'(secret|configmap) "([^"]+)" not found', said):
         kind = "Secret" if found[1] == "secret" else "ConfigMap"
-        sentence, cause = f"{kind} {found[2]} does not exist in namespace {case.namespace}", f"{found[1]}-missing"
-        fix = (
-            f"create it: kubectl create {'secret generic' if kind == 'Secret' else 'configmap'} {found[2]} … -n {case.namespace}"
+        sentence, cause = (
+            f"{kind} {found[2]} does not exist in namespace {case.namespace}",
+            f"{found[1]}-missing",
         )
-    elif found := re.search(r"couldn't find key (\S+) in (Secret|ConfigMap) \S*?/?([^/\s]+)$", said):
-        sentence, cause = f"{found[2]} {found[3]} has no key {found[1]}", f"{found[2].lower()}-missing"
+        fix = (
+            "create it: kubectl create "
+            f"{'secret generic' if kind == 'Secret' else 'configmap'} {found[2]} … -n "
+            f"{case.namespace}"
+        )
+    elif found := re.search(
+        r"couldn't find key (\S+) in (Secret|ConfigMap) \S*?/?([^/\s]+)$", said
+    ):
+        sentence, cause = (
+            f"{found[2]} {found[3]} has no key {found[1]}",
+            f"{found[2].lower()}-missing",
+        )
         fix = "add the key, or correct spec.env"
     elif "runAsNonRoot" in said or "non-numeric user" in said:
-        sentence, cause = f"the image wants to run as root, or as a user without a number: {clip(said, 200)}", "image-user"
+        sentence, cause = (
+            f"the image wants to run as root, or as a user without a number: {clip(said, 200)}",
+            "image-user",
+        )
         fix = "give the image a numeric USER other than 0"
     else:
-        sentence, cause = f"the container of {pod.name} cannot be made: {clip(said, 200)}", "container"
+        sentence, cause = (
+            f"the container of {pod.name} cannot be made: {clip(said, 200)}",
+            "container",
+        )
     evidence = (f"pod/{pod.name}: {pod.reason}: {clip(said)}",)
-    return Diagnosis(cause, sentence, evidence=evidence, fix=fix, commands=(case.kubectl("describe", "pod", pod.name),))
+    return Diagnosis(
+        cause,
+        sentence,
+        evidence=evidence,
+        fix=fix,
+        commands=(case.kubectl("describe", "pod", pod.name),),
+    )
 
 
 def find_start_trouble(case: DiagnosticContext) -> Diagnosis | None:
@@ -186,11 +332,18 @@ def find_start_trouble(case: DiagnosticContext) -> Diagnosis | None:
             end and end.code in (126, 127) and not end.record
         ):
             sentence = (
-                f"the container of {pod.name} cannot be started: {clip(said, 200).strip() or 'its command is not in the image'}"
+                f"the container of {pod.name} cannot be started: "
+                f"{clip(said, 200).strip() or 'its command is not in the image'}"
             )
             fix = "build the image on kdist's own, whose entrypoint starts the trainer"
             commands = (case.kdist("logs", "--previous"), case.kubectl("describe", "pod", pod.name))
-            return Diagnosis("container-start", sentence, evidence=(f"pod/{pod.name}: {clip(said)}",), fix=fix, commands=commands)
+            return Diagnosis(
+                "container-start",
+                sentence,
+                evidence=(f"pod/{pod.name}: {clip(said)}",),
+                fix=fix,
+                commands=commands,
+            )
     return None
 
 
@@ -199,8 +352,16 @@ def find_slow_pull(case: DiagnosticContext) -> Diagnosis | None:
     pods = [pod for pod in case.waiting if pod.scheduled and not pod.troubled]
     for pod in pods:
         latest = next(case.events_of("Pod", [pod.name], "Pulling", "Pulled", "Created"), None)
-        if latest is not None and latest.reason == "Pulling" and (took := case.now - latest.at) >= _SLOW_PULL:
-            sentence = f"{pod.name} has been pulling the image {_image_of(case, pod)} for {seconds(took)}"
+        if (
+            latest is not None
+            and latest.reason == "Pulling"
+            and (took := case.now - latest.at) >= _SLOW_PULL
+        ):
+            sentence = (
+                f"{pod.name} has been pulling the image {_image_of(case, pod)} for {seconds(took)}"
+            )
             fix = "wait: a node pulls an image once; torch's takes minutes on a slow line"
-            return Diagnosis("slow-pull", sentence, "waiting", (str(latest),), fix, (case.kdist("events"),))
+            return Diagnosis(
+                "slow-pull", sentence, "waiting", (str(latest),), fix, (case.kdist("events"),)
+            )
     return None

@@ -1,4 +1,6 @@
-"""Why a job, or one of its pods, ended: exit records by their cause, memory, evictions, and limits of the workload."""
+"""Why a job, or one of its pods, ended: exit records by their cause, memory, evictions, and limits
+of the workload.
+"""
 
 from __future__ import annotations
 
@@ -20,32 +22,59 @@ _NEED_A_TRACEBACK = (
     "collective_timeout",
     "budget",
 )  # others say all in their message
-_SAID_ELSEWHERE = ("OOMKilled", "ContainerStatusUnknown")  # the latter is of a pod whose node lost track of it
+# the latter is of a pod whose node lost track of it
+_SAID_ELSEWHERE = ("OOMKilled", "ContainerStatusUnknown")
 _FRESH = 1800.0  # seconds for which an end that was recovered from is worth a word
 
 
 def find_memory_trouble(case: DiagnosticContext) -> Diagnosis | None:
     """A pod used more memory than it may: the peers that were lost with it are what followed."""
-    hit = [(pod, end) for pod in case.pods if (end := _killed_for_memory(pod)) is not None and _is_fresh(case, end)]
+    hit = [
+        (pod, end)
+        for pod in case.pods
+        if (end := _killed_for_memory(pod)) is not None and _is_fresh(case, end)
+    ]
     record = case.status.exit_record
     if not hit:
-        return _host_memory(case, record) if record and record.cause == "oom_host" and record.permanent else None
+        return (
+            _host_memory(case, record)
+            if record and record.cause == "oom_host" and record.permanent
+            else None
+        )
     pod, end = min(hit, key=lambda one: one[1].at or 0.0)
-    if record and record.permanent and record.cause not in ("oom_host", "budget") and (record.time or 0.0) < (end.at or 0.0):
+    if (
+        record
+        and record.permanent
+        and record.cause not in ("oom_host", "budget")
+        and (record.time or 0.0) < (end.at or 0.0)
+    ):
         return None  # something else came first
     limit = _memory_limit(case, pod)
     had = f" of {size(limit)}" if limit else ""
     ranks = ", ".join(str(rank.rank) for rank in case.status.ranks if rank.pod == pod.name)
-    others = [each for each in case.pods if each is not pod and each.record and each.record.code in (201, 202)]
-    evidence = [f"pod/{pod.name}: OOMKilled, exit code {end.code}" + (f", {case.ago(end.at)}" if end.at else "")]
+    others = [
+        each
+        for each in case.pods
+        if each is not pod and each.record and each.record.code in (201, 202)
+    ]
+    evidence = [
+        f"pod/{pod.name}: OOMKilled, exit code {end.code}"
+        + (f", {case.ago(end.at)}" if end.at else "")
+    ]
     evidence += [f"its ranks: {ranks}"] if ranks else []
     evidence += [f"{name_pods(others)} only lost their peer"] if others else []
     return Diagnosis(
         "out-of-memory",
-        f"{name_pods([each for each, _ in hit])} used more memory than the limit{had} and was killed",
+        (
+            f"{name_pods([each for each, _ in hit])} used more memory than the limit{had} and "
+            "was killed"
+        ),
         "failed" if case.status.phase is Phase.FAILED else "blocked",
         tuple(evidence),
-        "raise spec.resources.memory, or lower train.microBatch or train.loader.workers; /dev/shm counts too",
+        (
+            "raise spec.resources.memory, or lower train.microBatch or train.loader.workers; "
+            "/dev/shm counts too"
+        ),
         (case.kdist("logs", "--pod", pod.name, "--previous"), case.kdist("metrics")),
     )
 
@@ -67,34 +96,57 @@ def _memory_limit(case: DiagnosticContext, pod: Pod) -> float | None:
 def _host_memory(case: DiagnosticContext, record: ExitRecord) -> Diagnosis:
     sentence = f"{_where(record)} used more memory than there is and was killed"
     fix = "raise spec.resources.memory, or lower train.microBatch or train.loader.workers"
-    return Diagnosis("out-of-memory", sentence, "failed", _evidence(record), fix, (case.kdist("logs", *_rank(record)),))
+    return Diagnosis(
+        "out-of-memory",
+        sentence,
+        "failed",
+        _evidence(record),
+        fix,
+        (case.kdist("logs", *_rank(record)),),
+    )
 
 
 Tell = Callable[[DiagnosticContext, ExitRecord], tuple[str, str]]
 
 # cause of an exit record -> (what it means, the way out); `{where}` and `{said}` are filled in.
 _CAUSES: dict[str, tuple[str, str]] = {
-    "user_code": ("{where} raised {said}", "mend the code, then apply and restart: it goes on from its last checkpoint"),
-    "config": ("the job cannot be trained as it is: {said}", "change job.yaml, then apply and restart"),
+    "user_code": (
+        "{where} raised {said}",
+        "mend the code, then apply and restart: it goes on from its last checkpoint",
+    ),
+    "config": (
+        "the job cannot be trained as it is: {said}",
+        "change job.yaml, then apply and restart",
+    ),
     "preflight": (
         "the network between the ranks is slower than the job demands: {said}",
-        "give it other nodes (nodeSelector, tolerations), or lower spec.preflight.allReduce.minBusBandwidth; "
+        "give it other nodes (nodeSelector, tolerations), or lower "
+        "spec.preflight.allReduce.minBusBandwidth; "
         "`kdist bench all_reduce -f JOB.yaml` measures by itself",
     ),
-    "data": ("the data cannot be used: {said}", "mend the data or spec.data, then apply and restart"),
+    "data": (
+        "the data cannot be used: {said}",
+        "mend the data or spec.data, then apply and restart",
+    ),
     "mismatch": (
         "the checkpoint or the data does not fit this job: {said}",
         "do what the message says, or use another checkpoint folder",
     ),
     "nan": (
         "the loss is not finite: {said}",
-        "lower the learning rate, use bf16 or fp32, look at the data; train.onNonfinite: skip leaves such steps out",
+        (
+            "lower the learning rate, use bf16 or fp32, look at the data; train.onNonfinite: "
+            "skip leaves such steps out"
+        ),
     ),
     "oom_device": (
         "{where} ran out of the GPU's memory: {said}",
         "lower train.microBatch (the batch stays the same), or use bf16",
     ),
-    "budget": ("the job failed too often without getting on: {said}", "mend the last failure; spec.maxRestarts is its budget"),
+    "budget": (
+        "the job failed too often without getting on: {said}",
+        "mend the last failure; spec.maxRestarts is its budget",
+    ),
     "hang": (
         "{where} stood still{collective}: {said}",
         "see the stacks in its log; spec.hangTimeoutSeconds is how long it may be silent",
@@ -105,14 +157,29 @@ _CAUSES: dict[str, tuple[str, str]] = {
     ),
     "collective_mismatch": (
         "{where} is out of step with its peers: {said}",
-        "mend the code: all ranks must enter the same collectives, in the same order, with equal sizes",
+        (
+            "mend the code: all ranks must enter the same collectives, in the same order, "
+            "with equal sizes"
+        ),
     ),
-    "storage": ("the storage of checkpoints refuses: {said}", "free space, or mend the volume; what was committed is safe"),
-    "rendezvous": ("the nodes could not meet: {said}", "see whether pods reach each other, and the API server: `kdist doctor`"),
-    "node_lost": ("{where} lost its peers: {said}", "look for the pod that went away first: `kdist events`"),
-    "signal": ("{where} was killed: {said}", "something outside the training ended it: `kdist events`"),
+    "storage": (
+        "the storage of checkpoints refuses: {said}",
+        "free space, or mend the volume; what was committed is safe",
+    ),
+    "rendezvous": (
+        "the nodes could not meet: {said}",
+        "see whether pods reach each other, and the API server: `kdist doctor`",
+    ),
+    "node_lost": (
+        "{where} lost its peers: {said}",
+        "look for the pod that went away first: `kdist events`",
+    ),
+    "signal": (
+        "{where} was killed: {said}",
+        "something outside the training ended it: `kdist events`",
+    ),
     "unknown": ("the agent failed: {said}", "see its log"),
-}  # fmt: skip
+}
 
 
 def find_failure(case: DiagnosticContext) -> Diagnosis | None:
@@ -125,16 +192,26 @@ def find_failure(case: DiagnosticContext) -> Diagnosis | None:
     words, fix = _CAUSES.get(record.cause, _CAUSES["unknown"])
     collective = f" inside {record.collective}" if record.collective else ""
     sentence = words.format(
-        where=_where(record), said=clip(record.message, 300) or f"exit code {record.code}", collective=collective
+        where=_where(record),
+        said=clip(record.message, 300) or f"exit code {record.code}",
+        collective=collective,
     )
     severity: Severity = "failed" if case.status.phase is Phase.FAILED else "blocked"
     if record.cause == "config" and "Extra inputs are not permitted" in record.message:
-        fix = "the image's trainer is of another version than this kdist: build the image anew, and set spec.image"
+        fix = (
+            "the image's trainer is of another version than this kdist: build the image anew, "
+            "and set spec.image"
+        )
     if record.cause == "mismatch" and (found := re.search(r"; ([^;]+)$", record.message)):
         fix = found[1]
-    commands = [case.kdist("logs", *_rank(record), *([] if _is_there(case, record) else ["--previous"]))]
+    commands = [
+        case.kdist("logs", *_rank(record), *([] if _is_there(case, record) else ["--previous"]))
+    ]
     if severity == "failed":
-        commands += ["kdist apply JOB.yaml" + (f" -n {case.namespace}" if case.namespace else ""), case.kdist("restart")]
+        commands += [
+            "kdist apply JOB.yaml" + (f" -n {case.namespace}" if case.namespace else ""),
+            case.kdist("restart"),
+        ]
     return Diagnosis(_stable(record), sentence, severity, _evidence(record), fix, tuple(commands))
 
 
@@ -145,19 +222,27 @@ def _stable(record: ExitRecord) -> str:
 
 
 def _where(record: ExitRecord) -> str:
-    parts = [f"rank {record.rank}" if record.rank is not None else "a rank", f"on {record.node}" if record.node else ""]
+    parts = [
+        f"rank {record.rank}" if record.rank is not None else "a rank",
+        f"on {record.node}" if record.node else "",
+    ]
     parts.append(f"at step {record.step}" if record.step is not None else "")
     return " ".join(part for part in parts if part)
 
 
 def _evidence(record: ExitRecord) -> tuple[str, ...]:
-    told: tuple[str, ...] = (f"exit record: cause {record.cause}, code {record.code}" + ("" if record.whole else ", cut short"),)
+    told: tuple[str, ...] = (
+        f"exit record: cause {record.cause}, code {record.code}"
+        + ("" if record.whole else ", cut short"),
+    )
     told += tuple(record.collectives[:_SHOWN_RANKS])
     return (*told, *_traceback(record)) if record.cause in _NEED_A_TRACEBACK else told
 
 
 def _traceback(record: ExitRecord) -> tuple[str, ...]:
-    """Where it happened: the end of a traceback; of the stacks of a hang the beginning, where the most recent call stands."""
+    """Where it happened: the end of a traceback; of the stacks of a hang the beginning, where the
+    most recent call stands.
+    """
     lines = tuple(record.traceback)
     stacks = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
     return lines[stacks[0] :][:_SHOWN_LINES] if stacks else lines[-_SHOWN_LINES:]
@@ -185,14 +270,26 @@ def find_crash(case: DiagnosticContext) -> Diagnosis | None:
             or (not case.stuck and case.status.phase is not Phase.FAILED)
         ):
             continue
-        how = f"by signal {end.code - 128}" if 128 < end.code < 160 else f"with exit code {end.code}"
+        how = (
+            f"by signal {end.code - 128}" if 128 < end.code < 160 else f"with exit code {end.code}"
+        )
         lines = [line for line in end.message.splitlines() if line.strip()][-_SHOWN_LINES:]
         severity: Severity = "failed" if case.status.phase is Phase.FAILED else "blocked"
         sentence = f"the container of {pod.name} ended {how} and left no exit record"
         previous = ["--previous"] if pod.ended is None else []
-        commands = (case.kdist("logs", "--pod", pod.name, *previous), case.kubectl("describe", "pod", pod.name))
+        commands = (
+            case.kdist("logs", "--pod", pod.name, *previous),
+            case.kubectl("describe", "pod", pod.name),
+        )
         fix = "its log says why; the image must start kdist's trainer"
-        return Diagnosis("crash", sentence, severity, (f"pod/{pod.name}: {end.reason or pod.reason}", *lines), fix, commands)
+        return Diagnosis(
+            "crash",
+            sentence,
+            severity,
+            (f"pod/{pod.name}: {end.reason or pod.reason}", *lines),
+            fix,
+            commands,
+        )
     return None
 
 
@@ -201,10 +298,19 @@ _EVICTIONS = {
         "the node was short of something",
         "ask for what the pod uses: spec.resources; keep big files off the node's disk",
     ),
-    "PreemptionByScheduler": ("a pod with a higher priority took its place", "give spec.priorityClass a higher one, or wait"),
+    "PreemptionByScheduler": (
+        "a pod with a higher priority took its place",
+        "give spec.priorityClass a higher one, or wait",
+    ),
     "EvictionByEvictionAPI": ("its node is being emptied", "nothing: it starts again elsewhere"),
-    "DeletionByTaintManager": ("its node was tainted or fell silent", "nothing, if the job goes on; else see the node"),
-    "TerminationByKubelet": ("the kubelet ended it, short of something or shutting down", "see the node"),
+    "DeletionByTaintManager": (
+        "its node was tainted or fell silent",
+        "nothing, if the job goes on; else see the node",
+    ),
+    "TerminationByKubelet": (
+        "the kubelet ended it, short of something or shutting down",
+        "see the node",
+    ),
 }
 
 
@@ -219,16 +325,30 @@ def find_eviction(case: DiagnosticContext) -> Diagnosis | None:
             said = pod.message or documents.text(case.document(pod), "status", "message")
             sentence = f"{pod.name} was evicted from node {pod.node or '?'}: {why}"
             return Diagnosis(
-                "evicted", sentence, "waiting", (f"pod/{pod.name}: {reason}: {clip(said)}",), fix, (case.kdist("events"),)
+                "evicted",
+                sentence,
+                "waiting",
+                (f"pod/{pod.name}: {reason}: {clip(said)}",),
+                fix,
+                (case.kdist("events"),),
             )
     return None
 
 
 _LIMITS = {
-    "DeadlineExceeded": ("its time was up (activeDeadlineSeconds)", "raise the deadline, then apply and restart"),
+    "DeadlineExceeded": (
+        "its time was up (activeDeadlineSeconds)",
+        "raise the deadline, then apply and restart",
+    ),
     "BackoffLimitExceeded": ("its pods failed too often", "see the first failure in the logs"),
-    "PodFailurePolicy": ("a container ended with a code that another try cannot help", "see its log"),
-    "MaxFailedIndexesExceeded": ("too many of its pods failed for good", "see the first failure in the logs"),
+    "PodFailurePolicy": (
+        "a container ended with a code that another try cannot help",
+        "see its log",
+    ),
+    "MaxFailedIndexesExceeded": (
+        "too many of its pods failed for good",
+        "see the first failure in the logs",
+    ),
     "FailedJobs": ("one of its Jobs failed", "see the first failure in the logs"),
 }
 
@@ -239,6 +359,16 @@ def find_limit(case: DiagnosticContext) -> Diagnosis | None:
     if case.status.phase is not Phase.FAILED or state is None:
         return None
     words, fix = _LIMITS.get(state.reason, ("", "see the logs and the events"))
-    sentence = f"the job failed: {words or clip(state.message, 200) or state.reason or 'its workload does not say why'}"
+    sentence = (
+        "the job failed: "
+        f"{words or clip(state.message, 200) or state.reason or 'its workload does not say why'}"
+    )
     evidence = (f"{state.reason or 'Failed'}: {clip(state.message)}",)
-    return Diagnosis("failed", sentence, "failed", evidence, fix, (case.kdist("logs", "--previous"), case.kdist("events")))
+    return Diagnosis(
+        "failed",
+        sentence,
+        "failed",
+        evidence,
+        fix,
+        (case.kdist("logs", "--previous"), case.kdist("events")),
+    )

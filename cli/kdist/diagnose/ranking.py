@@ -1,7 +1,8 @@
 """The table of causes, and which of several is the one that matters.
 
-A cause stands before its consequences: a volume that cannot be mounted before the image that is slow to come, the rank that was
-killed before the peers that lost it, the pods that cannot be made before the rendezvous that waits for them.
+A cause stands before its consequences: a volume that cannot be mounted before the image that is
+slow to come, the rank that was killed before the peers that lost it, the pods that cannot be made
+before the rendezvous that waits for them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def diagnose(seen: Snapshot) -> Diagnosis:
         and case.status.reason != "NoAnswer"
         and not any(each.cause == "hang" for each in found)
     ):
-        found.insert(0, runtime.find_nothing_wrong(case))  # what limps beside a job that trains is worth a word, no more
+        # what limps beside a job that trains is worth a word, no more
+        found.insert(0, runtime.find_nothing_wrong(case))
     if not found:
         found = [runtime.find_nothing_wrong(case)]
     first, *others = found

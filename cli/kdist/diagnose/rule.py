@@ -19,9 +19,11 @@ _NAMED = 3  # pods that are named one by one
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One cause: a stable word, what it means in a sentence, what it was seen by, the way out, and what to type next.
+    """One cause: a stable word, what it means in a sentence, what it was seen by, the way out, and
+    what to type next.
 
-    `severity`: `fine` needs nothing, `waiting` may pass by itself, `blocked` needs somebody, `failed` is over.
+    `severity`: `fine` needs nothing, `waiting` may pass by itself, `blocked` needs somebody,
+    `failed` is over.
     """
 
     cause: str
@@ -42,7 +44,9 @@ Rule = Callable[["DiagnosticContext"], Diagnosis | None]
 
 
 class KubernetesEvent(NamedTuple):
-    """One of the cluster's events. `at` is unix seconds of its latest time, `times` how often it came."""
+    """One of the cluster's events. `at` is unix seconds of its latest time, `times` how often it
+    came.
+    """
 
     kind: str
     name: str
@@ -62,7 +66,8 @@ class DiagnosticContext:
     def __init__(self, seen: Snapshot) -> None:
         self.seen = seen
         self.status: JobStatus = seen.status
-        self.name, self.namespace = self.status.name, self.status.namespace
+        self.name = self.status.name
+        self.namespace = self.status.namespace
         self.pods = self.status.pods
         self.now = seen.taken
 
@@ -71,10 +76,16 @@ class DiagnosticContext:
         """All events of the job, the latest first."""
         return sorted((_read_event(each) for each in self.seen.events), key=lambda event: -event.at)
 
-    def events_of(self, kind: str, names: Iterable[str], *reasons: str) -> Iterator[KubernetesEvent]:
+    def events_of(
+        self, kind: str, names: Iterable[str], *reasons: str
+    ) -> Iterator[KubernetesEvent]:
         """Events about these objects with one of these reasons, the latest first."""
         wanted = set(names)
-        return (event for event in self.events if event.kind == kind and event.name in wanted and event.reason in reasons)
+        return (
+            event
+            for event in self.events
+            if event.kind == kind and event.name in wanted and event.reason in reasons
+        )
 
     def document(self, pod: Pod) -> Document:
         """The pod's object."""
@@ -83,12 +94,22 @@ class DiagnosticContext:
     @property
     def waiting(self) -> list[Pod]:
         """Pods that do not run yet, or not again."""
-        return [pod for pod in self.pods if not pod.over and not pod.running and not pod.lost and not pod.deleting]
+        return [
+            pod
+            for pod in self.pods
+            if not pod.over and not pod.running and not pod.lost and not pod.deleting
+        ]
 
     @property
     def stuck(self) -> bool:
         """Whether the job ought to be at work and is not."""
-        return self.status.phase in (Phase.PENDING, Phase.QUEUED, Phase.STARTING, Phase.RECOVERING, Phase.UNKNOWN)
+        return self.status.phase in (
+            Phase.PENDING,
+            Phase.QUEUED,
+            Phase.STARTING,
+            Phase.RECOVERING,
+            Phase.UNKNOWN,
+        )
 
     def ago(self, at: float | None) -> str:
         """How long ago that was, in words."""
@@ -121,7 +142,9 @@ def _read_event(document: Document) -> KubernetesEvent:
         reason=documents.text(document, "reason"),
         message=documents.text(document, "message").strip(),
         at=next((each for each in times if each is not None), 0.0),
-        times=documents.integer(document, "count") or documents.integer(document, "series", "count") or 1,
+        times=documents.integer(document, "count")
+        or documents.integer(document, "series", "count")
+        or 1,
     )
 
 

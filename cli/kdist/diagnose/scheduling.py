@@ -8,21 +8,47 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, count, name_all, name_pods
+from kdist.diagnose.rule import (
+    Diagnosis,
+    DiagnosticContext,
+    Severity,
+    clip,
+    count,
+    name_all,
+    name_pods,
+)
 from kdist.status import Pod, documents
 from kdist.status.documents import Document
 from kdist.units import number, size
 
 _UNITS = {
-    "n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
-    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,
-}  # fmt: skip
+    "n": 1e-9,
+    "u": 1e-6,
+    "m": 1e-3,
+    "": 1.0,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "E": 1e18,
+    "Ki": 2.0**10,
+    "Mi": 2.0**20,
+    "Gi": 2.0**30,
+    "Ti": 2.0**40,
+    "Pi": 2.0**50,
+    "Ei": 2.0**60,
+}
 _QUANTITY = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)(?:[eE]([+-]?[0-9]{1,2}))?([numkMGTPE]?i?)")
 
 
 def parse(text: object) -> float | None:
     """The number that a quantity stands for; None if it is none."""
-    found = _QUANTITY.fullmatch(str(text)) if isinstance(text, str | int | float) and not isinstance(text, bool) else None
+    found = (
+        _QUANTITY.fullmatch(str(text))
+        if isinstance(text, str | int | float) and not isinstance(text, bool)
+        else None
+    )
     if found is None or found[3] not in _UNITS:
         return None
     return float(found[1]) * 10.0 ** int(found[2] or 0) * _UNITS[found[3]]
@@ -30,7 +56,9 @@ def parse(text: object) -> float | None:
 
 def show(resource: str, amount: float) -> str:
     """An amount as people write it: `8 cpu`, `4.0 GiB memory`."""
-    shown = size(amount) if resource in ("memory", "ephemeral-storage") else number(round(amount, 3))
+    shown = (
+        size(amount) if resource in ("memory", "ephemeral-storage") else number(round(amount, 3))
+    )
     return f"{shown.removesuffix('.0')} {resource}"
 
 
@@ -52,7 +80,9 @@ def allocatable(node: Document, resource: str) -> float:
     return parse(documents.at(node, "status", "allocatable", resource)) or 0.0
 
 
-_OBSTACLE = re.compile(r"(\d+) (node\(s\) (?:\{[^}]*\}|[^,.{])*|Insufficient [\w./-]*\w|Too many pods)")
+_OBSTACLE = re.compile(
+    r"(\d+) (node\(s\) (?:\{[^}]*\}|[^,.{])*|Insufficient [\w./-]*\w|Too many pods)"
+)
 
 
 def _unscheduled(case: DiagnosticContext) -> list[Pod]:
@@ -77,7 +107,8 @@ def _missing_claim(case: DiagnosticContext, name: str, evidence: str) -> Diagnos
         "claim-missing",
         f"the volume claim {name} does not exist in namespace {case.namespace}",
         evidence=(evidence,),
-        fix="create it (`kdist render JOB.yaml --claims only` prints that of `checkpoints.size`), name one that exists, or let "
+        fix="create it (`kdist render JOB.yaml --claims only` prints that of "
+        "`checkpoints.size`), name one that exists, or let "
         "`kdist apply` make one with `checkpoints: {size: 10Gi}`",
         commands=(case.kubectl("get", "pvc"),),
     )
@@ -85,13 +116,27 @@ def _missing_claim(case: DiagnosticContext, name: str, evidence: str) -> Diagnos
 
 def _pending_claim(case: DiagnosticContext, name: str) -> Diagnosis | None:
     claim = case.seen.claims[name]
-    events = list(case.events_of("PersistentVolumeClaim", [name], "ProvisioningFailed", "FailedBinding", "VolumeResizeFailed"))
+    events = list(
+        case.events_of(
+            "PersistentVolumeClaim",
+            [name],
+            "ProvisioningFailed",
+            "FailedBinding",
+            "VolumeResizeFailed",
+        )
+    )
     phase = documents.text(claim, "status", "phase")
     if phase == "Lost":
         return _claim(
-            case, "claim-lost", f"the volume of claim {name} is gone", [f"pvc/{name}: Lost"], "restore it, or use another claim"
+            case,
+            "claim-lost",
+            f"the volume of claim {name} is gone",
+            [f"pvc/{name}: Lost"],
+            "restore it, or use another claim",
         )
-    waits = any("unbound immediate PersistentVolumeClaims" in pod.message for pod in _unscheduled(case))
+    waits = any(
+        "unbound immediate PersistentVolumeClaims" in pod.message for pod in _unscheduled(case)
+    )
     if phase != "Pending" or not (events or waits):
         return None
     wanted = documents.text(claim, "spec", "storageClassName")
@@ -102,19 +147,42 @@ def _pending_claim(case: DiagnosticContext, name: str) -> Diagnosis | None:
     if "not found" in said and wanted:
         sentence = f"the volume claim {name} wants the storage class {wanted}, which does not exist"
     elif "no storage class is set" in said:
-        sentence = f"the volume claim {name} names no storage class, there is no default one, and no volume fits"
+        sentence = (
+            f"the volume claim {name} names no storage class, there is no default one, and no "
+            "volume fits"
+        )
         fix = "set checkpoints.class, or have a default storage class made"
     elif "ReadWriteMany" in asked:
-        sentence = f"the volume claim {name} gets no volume; the class {wanted or 'used'} may not know ReadWriteMany"
-        fix = "choose a class that can share volumes, or checkpoints.accessMode: ReadWriteOnce for a job of one node"
+        sentence = (
+            f"the volume claim {name} gets no volume; the class {wanted or 'used'} may not "
+            "know ReadWriteMany"
+        )
+        fix = (
+            "choose a class that can share volumes, or checkpoints.accessMode: ReadWriteOnce "
+            "for a job of one node"
+        )
     else:
         sentence = f"the volume claim {name} has got no volume yet"
-    return _claim(case, "claim-pending", sentence, [str(event) for event in events[:2]] or [f"pvc/{name}: Pending"], fix)
+    return _claim(
+        case,
+        "claim-pending",
+        sentence,
+        [str(event) for event in events[:2]] or [f"pvc/{name}: Pending"],
+        fix,
+    )
 
 
-def _claim(case: DiagnosticContext, cause: str, sentence: str, evidence: Sequence[str], fix: str) -> Diagnosis:
+def _claim(
+    case: DiagnosticContext, cause: str, sentence: str, evidence: Sequence[str], fix: str
+) -> Diagnosis:
     name = sentence.split("claim ")[1].split()[0].rstrip(",")
-    return Diagnosis(cause, sentence, evidence=tuple(evidence), fix=fix, commands=(case.kubectl("describe", "pvc", name),))
+    return Diagnosis(
+        cause,
+        sentence,
+        evidence=tuple(evidence),
+        fix=fix,
+        commands=(case.kubectl("describe", "pvc", name),),
+    )
 
 
 def find_unschedulable(case: DiagnosticContext) -> Diagnosis | None:
@@ -123,15 +191,24 @@ def find_unschedulable(case: DiagnosticContext) -> Diagnosis | None:
     if not pods:
         return None
     message = next((pod.message for pod in pods if pod.message), "")
-    obstacles = [(int(number), what.strip()) for number, what in _OBSTACLE.findall(message.split("preemption:")[0])]
-    short = [what.removeprefix("Insufficient ") for _, what in obstacles if what.startswith("Insufficient ")]
+    obstacles = [
+        (int(number), what.strip())
+        for number, what in _OBSTACLE.findall(message.split("preemption:")[0])
+    ]
+    short = [
+        what.removeprefix("Insufficient ")
+        for _, what in obstacles
+        if what.startswith("Insufficient ")
+    ]
     evidence = [f"pod/{pods[0].name}: {clip(message)}"]
     if short:
         return _short_of(case, pods, short, evidence)
     return _kept_off(case, pods, obstacles, message, evidence)
 
 
-def _short_of(case: DiagnosticContext, pods: Sequence[Pod], short: Sequence[str], evidence: list[str]) -> Diagnosis:
+def _short_of(
+    case: DiagnosticContext, pods: Sequence[Pod], short: Sequence[str], evidence: list[str]
+) -> Diagnosis:
     wanted = requests(case.document(pods[0]))
     resource = next((each for each in short if not _fits_anywhere(case, each, wanted)), short[0])
     asked = show(resource, wanted[resource]) if resource in wanted else resource
@@ -139,40 +216,73 @@ def _short_of(case: DiagnosticContext, pods: Sequence[Pod], short: Sequence[str]
     evidence += [_describe_nodes(case, resource)] if case.seen.nodes else []
     who = f"{name_pods(pods)} {'find' if len(pods) > 1 else 'finds'} no node"
     if largest is not None and resource in wanted and largest < wanted[resource]:
-        offers = f"the largest node has {show(resource, largest)}" if largest else f"no node has any {resource}"
+        offers = (
+            f"the largest node has {show(resource, largest)}"
+            if largest
+            else f"no node has any {resource}"
+        )
         sentence = f"{who}: each asks for {asked}, {offers}"
         fix = f"ask for less {resource} in spec.resources, or add a larger node"
     else:
         sentence = f"{who}: each asks for {asked}, and the nodes that could give it are full"
-        fix = f"wait until something ends, ask for less {resource} in spec.resources, use fewer nodes, or add one"
-    severity: Severity = "blocked" if largest is not None and largest < wanted.get(resource, 0.0) else "waiting"
+        fix = (
+            f"wait until something ends, ask for less {resource} in spec.resources, use fewer "
+            "nodes, or add one"
+        )
+    severity: Severity = (
+        "blocked" if largest is not None and largest < wanted.get(resource, 0.0) else "waiting"
+    )
     commands = ("kubectl describe nodes", case.kubectl("describe", "pod", pods[0].name))
     return Diagnosis("unschedulable", sentence, severity, tuple(evidence), fix, commands)
 
 
 def _fits_anywhere(case: DiagnosticContext, resource: str, wanted: dict[str, float]) -> bool:
-    return any(allocatable(node, resource) >= wanted.get(resource, 0.0) for node in case.seen.nodes.values())
+    return any(
+        allocatable(node, resource) >= wanted.get(resource, 0.0)
+        for node in case.seen.nodes.values()
+    )
 
 
 def _describe_nodes(case: DiagnosticContext, resource: str) -> str:
-    have = [f"{name} {show(resource, allocatable(node, resource))}" for name, node in case.seen.nodes.items()]
-    return f"allocatable in all: {', '.join(have[:8])}" + (f" and {len(have) - 8} more nodes" if len(have) > 8 else "")
+    have = [
+        f"{name} {show(resource, allocatable(node, resource))}"
+        for name, node in case.seen.nodes.items()
+    ]
+    return f"allocatable in all: {', '.join(have[:8])}" + (
+        f" and {len(have) - 8} more nodes" if len(have) > 8 else ""
+    )
 
 
 _KEPT_OFF: tuple[tuple[str, str, str], ...] = (
     ("unreachable", "nodes are not reachable", "bring the nodes back, or add others"),
     ("not-ready", "nodes are not ready", "bring the nodes back, or add others"),
-    ("taint", "nodes have taints that the job does not tolerate", "add the taint to spec.tolerations, or use nodes without it"),
-    ("affinity/selector", "no node has the labels of spec.nodeSelector", "change spec.nodeSelector, or label nodes"),
+    (
+        "taint",
+        "nodes have taints that the job does not tolerate",
+        "add the taint to spec.tolerations, or use nodes without it",
+    ),
+    (
+        "affinity/selector",
+        "no node has the labels of spec.nodeSelector",
+        "change spec.nodeSelector, or label nodes",
+    ),
     (
         "volume node affinity",
         "the volume is on a node, or in a zone, that cannot take the pod",
         "use a volume that all nodes can mount",
     ),
-    ("available persistent volumes", "no volume fits the job's claim on any node", "have a volume made, or choose another class"),
+    (
+        "available persistent volumes",
+        "no volume fits the job's claim on any node",
+        "have a volume made, or choose another class",
+    ),
     ("unschedulable", "nodes are cordoned", "uncordon one: kubectl uncordon NODE"),
     ("Too many pods", "the nodes are full of pods", "wait, or add a node"),
-    ("free ports", "a host port of the pod is taken on every node", "take the host port out of spec.podTemplate"),
+    (
+        "free ports",
+        "a host port of the pod is taken on every node",
+        "take the host port out of spec.podTemplate",
+    ),
 )
 
 
@@ -188,10 +298,16 @@ def _kept_off(
     evidence: list[str],
 ) -> Diagnosis:
     reasons = _rank_obstacles(case, pods[0], obstacles or [(0, message)])
-    words = "; ".join(each for each, _ in reasons) or clip(message, 200) or "the scheduler does not say why"
+    words = (
+        "; ".join(each for each, _ in reasons)
+        or clip(message, 200)
+        or "the scheduler does not say why"
+    )
     if case.seen.nodes:
         taints = sorted({_taint(each) for each in _taints(case)})
-        evidence += [f"taints of the nodes: {name_all(taints)}"] if taints and "taint" in message else []
+        evidence += (
+            [f"taints of the nodes: {name_all(taints)}"] if taints and "taint" in message else []
+        )
         evidence += [f"{count(len(case.seen.nodes), 'node')}: {name_all(list(case.seen.nodes))}"]
     who = f"{name_pods(pods)} {'find' if len(pods) > 1 else 'finds'} no node"
     commands = (case.kubectl("describe", "pod", pods[0].name), "kubectl get nodes --show-labels")
@@ -199,16 +315,19 @@ def _kept_off(
         "unschedulable",
         f"{who}: {words}",
         evidence=tuple(evidence),
-        fix="; ".join(fix for _, fix in reasons) or "see what the scheduler says of the pod, and what nodes there are",
+        fix="; ".join(fix for _, fix in reasons)
+        or "see what the scheduler says of the pod, and what nodes there are",
         commands=commands,
     )
 
 
-def _rank_obstacles(case: DiagnosticContext, pod: Pod, obstacles: Sequence[tuple[int, str]]) -> list[tuple[str, str]]:
+def _rank_obstacles(
+    case: DiagnosticContext, pod: Pod, obstacles: Sequence[tuple[int, str]]
+) -> list[tuple[str, str]]:
     """Words and way out of the two that explain most.
 
-    The scheduler names one obstacle per node, taints first. A control plane's taint is in every cluster, and a selector that
-    no node at all satisfies decides whatever the taints are.
+    The scheduler names one obstacle per node, taints first. A control plane's taint is in every
+    cluster, and a selector that no node at all satisfies decides whatever the taints are.
     """
     selector = documents.mapping(case.document(pod), "spec", "nodeSelector")
     ranked: dict[str, tuple[tuple[bool, int], str, str]] = {}

@@ -2,7 +2,8 @@
 
 Which workload kinds the cluster has, and whether the operators behind them are at work.
 
-The namespace that a job goes to, and what the cluster has for it: policies, quota, queues, nodes, GPUs, storage, names.
+The namespace that a job goes to, and what the cluster has for it: policies, quota, queues, nodes,
+GPUs, storage, names.
 """
 
 from __future__ import annotations
@@ -30,18 +31,32 @@ def check_rights(cluster: Cluster) -> Iterator[Finding]:
     """Each group of commands with the verbs that it lacks."""
     served = cluster.kinds()
     groups: list[tuple[str, list[rbac.Right], str]] = [
-        (need.commands, [each for each in need.rights if _is_served(each, served)], need.without) for need in rbac.NEEDS
+        (need.commands, [each for each in need.rights if _is_served(each, served)], need.without)
+        for need in rbac.NEEDS
     ]
     verbs = list(dict.fromkeys(verb for need in rbac.NEEDS for verb in need.workload.split()))
     for name in backends.NAMES:
         kind = (backends.get(name).api_version, backends.get(name).kind)
         if kind in served:
-            groups.append((f"jobs as {kind[1]}", [rbac.Right(verb, *kind) for verb in verbs], "other kinds may do"))
+            groups.append(
+                (
+                    f"jobs as {kind[1]}",
+                    [rbac.Right(verb, *kind) for verb in verbs],
+                    "other kinds may do",
+                )
+            )
     gone = set(rbac.find_missing(cluster, [right for _, wanted, _ in groups for right in wanted]))
-    lacking = [(name, [str(each) for each in wanted if each in gone], without) for name, wanted, without in groups if wanted]
+    lacking = [
+        (name, [str(each) for each in wanted if each in gone], without)
+        for name, wanted, without in groups
+        if wanted
+    ]
     jobs = [each for each in lacking if each[0].startswith("jobs as")]
     if not any(verbs for _, verbs, _ in jobs):
-        yield ok("rights: jobs", f"every verb on {', '.join(name.removeprefix('jobs as ') for name, _, _ in jobs)}")
+        yield ok(
+            "rights: jobs",
+            f"every verb on {', '.join(name.removeprefix('jobs as ') for name, _, _ in jobs)}",
+        )
         lacking = [each for each in lacking if each not in jobs]
     for name, found, without in lacking:
         title = f"rights: {name}"
@@ -55,7 +70,9 @@ def check_rights(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _is_served(right: rbac.Right, served: set[tuple[str, str]]) -> bool:
-    """Whether the cluster has what the right is about, in whichever version; what every cluster has is not looked up."""
+    """Whether the cluster has what the right is about, in whichever version; what every cluster has
+    is not looked up.
+    """
     group = right.api_version.rpartition("/")[0]
     return (
         "." not in group
@@ -75,7 +92,11 @@ def check_kinds(cluster: Cluster) -> Iterator[Finding]:
     chosen = backends.choose(served)
     yield ok("workload kinds", f"{', '.join(found)} (`backend: auto` takes {chosen})")
     if absent:
-        yield note("workload kinds", f"not there: {', '.join(absent)}", "install their operators if your jobs name them")
+        yield note(
+            "workload kinds",
+            f"not there: {', '.join(absent)}",
+            "install their operators if your jobs name them",
+        )
 
 
 def check_operators(cluster: Cluster) -> Iterator[Finding]:
@@ -94,7 +115,9 @@ def check_operators(cluster: Cluster) -> Iterator[Finding]:
         if found is None:
             project = operators.OPERATORS[kind].project
             yield note(
-                f"operator of {kind}", "no deployment is named as it is", f"if {kind} objects stay as they are, install {project}"
+                f"operator of {kind}",
+                "no deployment is named as it is",
+                f"if {kind} objects stay as they are, install {project}",
             )
             continue
         home, name = found["metadata"]["namespace"], found["metadata"]["name"]
@@ -104,13 +127,28 @@ def check_operators(cluster: Cluster) -> Iterator[Finding]:
             yield ok(f"operator of {kind}", f"{where} is ready")
         else:
             taken = f"{where} is not ready: {kind} objects are taken and nothing happens"
-            yield missing(f"operator of {kind}", taken, f"kubectl -n {home} describe deployment {name}")
+            yield missing(
+                f"operator of {kind}", taken, f"kubectl -n {home} describe deployment {name}"
+            )
 
 
 _ENFORCE = "pod-security.kubernetes.io/enforce"
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 # Parts of the names of provisioners whose volumes many nodes can write to.
-_SHARED = ("nfs", "cephfs", "efs", "azurefile", "filestore", "lustre", "glusterfs", "weka", "beegfs", "juicefs", "gpfs", "smb")
+_SHARED = (
+    "nfs",
+    "cephfs",
+    "efs",
+    "azurefile",
+    "filestore",
+    "lustre",
+    "glusterfs",
+    "weka",
+    "beegfs",
+    "juicefs",
+    "gpfs",
+    "smb",
+)
 
 
 def check_namespace(cluster: Cluster) -> Iterator[Finding]:
@@ -119,13 +157,18 @@ def check_namespace(cluster: Cluster) -> Iterator[Finding]:
     try:
         found = cluster.get("v1", "Namespace", name)
     except ApiNotFoundError:
-        yield missing("namespace", f"there is no namespace {name}", f"kubectl create namespace {name}")
+        yield missing(
+            "namespace", f"there is no namespace {name}", f"kubectl create namespace {name}"
+        )
         return
     except ApiError as error:
         yield unknown("namespace", f"{name}: {error}")
         return
     level = (found["metadata"].get("labels") or {}).get(_ENFORCE, "")
-    yield ok("namespace", f"{name}: Pod Security {level or 'enforces nothing'}, and kdist's pods meet `restricted`")
+    yield ok(
+        "namespace",
+        f"{name}: Pod Security {level or 'enforces nothing'}, and kdist's pods meet `restricted`",
+    )
 
 
 def check_pod_is_admitted(cluster: Cluster) -> Iterator[Finding]:
@@ -138,13 +181,19 @@ def check_pod_is_admitted(cluster: Cluster) -> Iterator[Finding]:
         if error.code == Code.FORBIDDEN:
             yield unknown("pods", f"cannot be rehearsed: {error} (jobs do it for you)")
         else:
-            yield missing("pods", f"a pod as kdist makes them is refused: {error}", error.hint or "ask who runs the cluster")
+            yield missing(
+                "pods",
+                f"a pod as kdist makes them is refused: {error}",
+                error.hint or "ask who runs the cluster",
+            )
         return
     yield ok("pods", "a restricted pod is admitted (rehearsed)")
 
 
 def make_pod() -> dict[str, Any]:
-    """The pod of a small job as it is rendered, but for its account, which only a job that is sent brings along."""
+    """The pod of a small job as it is rendered, but for its account, which only a job that is sent
+    brings along.
+    """
     from kdist.render import Placement, find_pods, render
     from kdist.spec import TrainingJob
 
@@ -159,9 +208,18 @@ def make_pod() -> dict[str, Any]:
         },
     }
     job = TrainingJob.model_validate(document, by_alias=True, by_name=False)
-    pod = next(pod for each in render(job, Placement("job", "c10d", "doctor")) for pod in find_pods(each.document))
+    pod = next(
+        pod
+        for each in render(job, Placement("job", "c10d", "doctor"))
+        for pod in find_pods(each.document)
+    )
     spec = {key: value for key, value in pod["spec"].items() if key != "serviceAccountName"}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kdist-doctor", **pod["metadata"]}, "spec": spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "kdist-doctor", **pod["metadata"]},
+        "spec": spec,
+    }
 
 
 def check_quota(cluster: Cluster) -> Iterator[Finding]:
@@ -169,11 +227,21 @@ def check_quota(cluster: Cluster) -> Iterator[Finding]:
     for quota in cluster.list("v1", "ResourceQuota"):
         status = quota.get("status") or {}
         hard, used = status.get("hard") or {}, status.get("used") or {}
-        text = ", ".join(f"{key} {used.get(key, '0')} of {value}" for key, value in sorted(hard.items()))
-        full = [key for key, value in hard.items() if str(used.get(key, "0")) == str(value) and str(value) != "0"]
+        text = ", ".join(
+            f"{key} {used.get(key, '0')} of {value}" for key, value in sorted(hard.items())
+        )
+        full = [
+            key
+            for key, value in hard.items()
+            if str(used.get(key, "0")) == str(value) and str(value) != "0"
+        ]
         name = f"quota {quota['metadata']['name']}"
         if full:
-            yield note(name, f"{text}; used up: {', '.join(sorted(full))}", "end other jobs, or ask for more")
+            yield note(
+                name,
+                f"{text}; used up: {', '.join(sorted(full))}",
+                "end other jobs, or ask for more",
+            )
         else:
             yield ok(name, text)
 
@@ -192,10 +260,16 @@ def check_queues(cluster: Cluster) -> Iterator[Finding]:
         )
     for queue in queues:
         conditions = (queue.get("status") or {}).get("conditions") or []
-        active: dict[str, Any] = next((each for each in conditions if each.get("type") == "Active"), {})
+        active: dict[str, Any] = next(
+            (each for each in conditions if each.get("type") == "Active"), {}
+        )
         name = f"queue {queue['metadata']['name']}"
         if active.get("status") == "False":
-            yield note(name, f"is not active: {active.get('message', '')}", "jobs that name it wait until it is")
+            yield note(
+                name,
+                f"is not active: {active.get('message', '')}",
+                "jobs that name it wait until it is",
+            )
         else:
             yield ok(name, f"of ClusterQueue {(queue.get('spec') or {}).get('clusterQueue')}")
 
@@ -207,7 +281,11 @@ def check_nodes(cluster: Cluster) -> Iterator[Finding]:
     except ApiError as error:
         yield unknown("nodes", f"GPUs cannot be counted: {error}")
         return
-    ready = [node for node in nodes if _is_ready(node) and not (node.get("spec") or {}).get("unschedulable")]
+    ready = [
+        node
+        for node in nodes
+        if _is_ready(node) and not (node.get("spec") or {}).get("unschedulable")
+    ]
     if not ready:
         yield missing("nodes", f"none of {len(nodes)} is ready for pods", "kubectl get nodes")
         return
@@ -218,38 +296,58 @@ def check_nodes(cluster: Cluster) -> Iterator[Finding]:
             if resource.endswith("/gpu") and str(count).isdecimal() and int(count):
                 gpus[resource] = gpus.get(resource, 0) + int(count)
     if gpus:
-        yield ok("GPUs", ", ".join(f"{count} {resource}" for resource, count in sorted(gpus.items())))
+        yield ok(
+            "GPUs", ", ".join(f"{count} {resource}" for resource, count in sorted(gpus.items()))
+        )
     else:
-        yield note("GPUs", "no node offers any", "for jobs with resources.gpu, install the device plugin of your GPUs")
+        yield note(
+            "GPUs",
+            "no node offers any",
+            "for jobs with resources.gpu, install the device plugin of your GPUs",
+        )
 
 
 def check_storage(cluster: Cluster) -> Iterator[Finding]:
     """Classes that volumes for checkpoints can come from."""
     classes = cluster.list("storage.k8s.io/v1", "StorageClass")
     if not classes:
-        yield note("storage", "there is no StorageClass", "name an existing claim: checkpoints: {claim: …}")
+        yield note(
+            "storage", "there is no StorageClass", "name an existing claim: checkpoints: {claim: …}"
+        )
         return
     default = [each["metadata"]["name"] for each in classes if _is_default(each)]
     shared = [
-        each["metadata"]["name"] for each in classes if any(part in str(each.get("provisioner")).lower() for part in _SHARED)
+        each["metadata"]["name"]
+        for each in classes
+        if any(part in str(each.get("provisioner")).lower() for part in _SHARED)
     ]
     names = ", ".join(each["metadata"]["name"] for each in classes)
     if default:
         yield ok("storage", f"classes {names}; default {default[0]}")
     else:
-        yield note("storage", f"classes {names}; none is the default", "name one: checkpoints: {size: …, class: …}")
+        yield note(
+            "storage",
+            f"classes {names}; none is the default",
+            "name one: checkpoints: {size: …, class: …}",
+        )
     if shared:
         yield ok("shared storage", f"{', '.join(shared)} can be written from many nodes")
     else:
-        yield unknown("shared storage", "whether a class offers ReadWriteMany cannot be told from their provisioners",
-                      "with ReadWriteOnce, checkpoints of several nodes need strategy ddp")  # fmt: skip
+        yield unknown(
+            "shared storage",
+            "whether a class offers ReadWriteMany cannot be told from their provisioners",
+            "with ReadWriteOnce, checkpoints of several nodes need strategy ddp",
+        )
 
 
 def check_dns(cluster: Cluster) -> Iterator[Finding]:
     """The name server that pods find each other by."""
     try:
         slices = cluster.list(
-            "discovery.k8s.io/v1", "EndpointSlice", namespace="kube-system", selector="kubernetes.io/service-name=kube-dns"
+            "discovery.k8s.io/v1",
+            "EndpointSlice",
+            namespace="kube-system",
+            selector="kubernetes.io/service-name=kube-dns",
         )
     except ApiError as error:
         yield unknown("DNS", str(error))
@@ -259,7 +357,11 @@ def check_dns(cluster: Cluster) -> Iterator[Finding]:
     if ready:
         yield ok("DNS", f"kube-dns has {len(ready)} ready endpoints")
     elif slices:
-        yield missing("DNS", "kube-dns has no ready endpoint: pods do not find each other", "kubectl -n kube-system get pods")
+        yield missing(
+            "DNS",
+            "kube-dns has no ready endpoint: pods do not find each other",
+            "kubectl -n kube-system get pods",
+        )
     else:
         yield unknown("DNS", "there is no kube-dns; another name server may do its work")
 

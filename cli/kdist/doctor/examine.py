@@ -1,4 +1,6 @@
-"""Runs the checks; one that cannot be made is a finding of its own and keeps no other from being made."""
+"""Runs the checks; one that cannot be made is a finding of its own and keeps no other from being
+made.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,15 @@ OLDEST = (1, 31)
 
 
 def check_cluster(cluster: Cluster) -> Iterator[Finding]:
-    """Everything a job needs of the cluster and of the namespace, in the order of `CHECKS`, each as soon as it is known."""
+    """Everything a job needs of the cluster and of the namespace, in the order of `CHECKS`, each as
+    soon as it is known.
+    """
     try:
         version = cluster.version()
     except KdistError as error:
-        yield missing("cluster", str(error), error.hint or "see the context's server in the kubeconfig")
+        yield missing(
+            "cluster", str(error), error.hint or "see the context's server in the kubeconfig"
+        )
         return
     yield _check_version(cluster, version)
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -53,14 +59,19 @@ def check_machine() -> Iterator[Finding]:
 
 def _check_version(cluster: Cluster, version: dict[str, str]) -> Finding:
     found = str(version.get("gitVersion"))
-    digits = ["".join(filter(str.isdigit, str(version.get(part, "")))) for part in ("major", "minor")]
+    digits = [
+        "".join(filter(str.isdigit, str(version.get(part, "")))) for part in ("major", "minor")
+    ]
     number = tuple(int(each) for each in digits if each)
     detail = f"Kubernetes {found} at {cluster.server} (context {cluster.context})"
     if number < OLDEST:
         return missing(
             "cluster",
             detail,
-            f"kdist needs Kubernetes {OLDEST[0]}.{OLDEST[1]}, whose Jobs have podFailurePolicy and successPolicy",
+            (
+                f"kdist needs Kubernetes {OLDEST[0]}.{OLDEST[1]}, whose Jobs have "
+                "podFailurePolicy and successPolicy"
+            ),
         )
     return ok("cluster", detail)
 

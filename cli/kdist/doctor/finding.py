@@ -17,7 +17,9 @@ class Severity(StrEnum):
     @property
     def sign(self) -> str:
         """One character for a table."""
-        return {Severity.OK: "✓", Severity.NOTE: "!", Severity.MISSING: "✗", Severity.UNKNOWN: "?"}[self]
+        return {Severity.OK: "✓", Severity.NOTE: "!", Severity.MISSING: "✗", Severity.UNKNOWN: "?"}[
+            self
+        ]
 
 
 @dataclass(frozen=True)

@@ -25,25 +25,42 @@ def check() -> Iterator[Finding]:
     yield check_disk(Path.cwd())
     if Path("/dev/shm").is_dir():  # noqa: S108 - the machine's shared memory itself
         yield check_shared_memory(Path("/dev/shm"))  # noqa: S108
-    yield ok("processors", f"{len(_processors())} of {os.cpu_count()} may be used; {platform.system()} {platform.machine()}")
+    yield ok(
+        "processors",
+        (
+            f"{len(_processors())} of {os.cpu_count()} may be used; {platform.system()} "
+            f"{platform.machine()}"
+        ),
+    )
 
 
 def check_python(version: tuple[int, ...]) -> Finding:
     """The interpreter that kdist, and so a training of `kdist run`, runs on."""
     detail = f"{'.'.join(map(str, version))} at {sys.executable}"
     if version < OLDEST_PYTHON:
-        return missing("python", detail, f"install Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer")
+        return missing(
+            "python", detail, f"install Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer"
+        )
     return ok("python", detail)
 
 
 def check_torch(version: str | None) -> Finding:
     """The version of torch beside kdist; None if there is none."""
     if version is None:
-        return note("torch", "not installed here, which `kdist run` needs and a cluster does not", "pip install 'kdist[local]'")
+        return note(
+            "torch",
+            "not installed here, which `kdist run` needs and a cluster does not",
+            "pip install 'kdist[local]'",
+        )
     number = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdecimal())
     if number < OLDEST_TORCH:
         return missing(
-            "torch", version, f"older versions read checkpoints unsafely: install {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer"
+            "torch",
+            version,
+            (
+                "older versions read checkpoints unsafely: install "
+                f"{OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer"
+            ),
         )
     return ok("torch", version)
 
@@ -60,7 +77,9 @@ def check_disk(folder: Path) -> Finding:
 
 
 def check_shared_memory(folder: Path) -> Finding:
-    """Memory that processes of one node share; a container's 64 MB ends data loaders with a bus error."""
+    """Memory that processes of one node share; a container's 64 MB ends data loaders with a bus
+    error.
+    """
     total = shutil.disk_usage(folder).total
     detail = f"{size(total)} at {folder}"
     return (

@@ -1,6 +1,8 @@
-"""The agents of a job in the cluster: asked through the API server, all at once, each for a short time.
+"""The agents of a job in the cluster: asked through the API server, all at once, each for a short
+time.
 
-Asks the agents of a job for their `/status`: through the API server, and where that is cut off, over a forwarded port.
+Asks the agents of a job for their `/status`: through the API server, and where that is cut off,
+over a forwarded port.
 """
 
 from __future__ import annotations
@@ -29,14 +31,22 @@ WAYS = (rbac.on_pods("get", part="proxy"), rbac.on_pods("create get", part="port
 _AT_ONCE = 16
 
 
-def read(target: ClusterJob, pods: Sequence[Pod], *, metrics: bool = False, timeout: float = 5.0) -> dict[str, AgentSample]:
-    """What each running pod's agent says; pods that do not answer within `timeout` seconds are left out."""
+def read(
+    target: ClusterJob, pods: Sequence[Pod], *, metrics: bool = False, timeout: float = 5.0
+) -> dict[str, AgentSample]:
+    """What each running pod's agent says; pods that do not answer within `timeout` seconds are left
+    out.
+    """
     at_work = [pod for pod in pods if pod.running]
     if not at_work:
         return {}
     with ThreadPoolExecutor(min(_AT_ONCE, len(at_work))) as pool:
         found = list(pool.map(lambda pod: _read(target, pod, metrics, timeout), at_work))
-    return {pod.name: reading for pod, reading in zip(at_work, found, strict=True) if reading is not None}
+    return {
+        pod.name: reading
+        for pod, reading in zip(at_work, found, strict=True)
+        if reading is not None
+    }
 
 
 def explain_silence(target: ClusterJob) -> KdistError:
@@ -59,7 +69,9 @@ def _read(target: ClusterJob, pod: Pod, metrics: bool, timeout: float) -> AgentS
         document: Any = json.loads(status)
     except ValueError:
         return None
-    return AgentSample(document if isinstance(document, dict) else {}, (page or b"").decode(errors="replace"))
+    return AgentSample(
+        document if isinstance(document, dict) else {}, (page or b"").decode(errors="replace")
+    )
 
 
 def _by_proxy(target: ClusterJob, pod: Pod, path: str, timeout: float) -> bytes | None:
@@ -70,7 +82,9 @@ def _by_proxy(target: ClusterJob, pod: Pod, path: str, timeout: float) -> bytes 
 
 
 def _by_tunnel(target: ClusterJob, pod: Pod, path: str, timeout: float) -> bytes | None:
-    """Where a NetworkPolicy keeps the API server from the pod: by a forwarded port, which ends inside of it."""
+    """Where a NetworkPolicy keeps the API server from the pod: by a forwarded port, which ends
+    inside of it.
+    """
     import http.client
 
     try:
@@ -100,13 +114,18 @@ def choose_pod(target: ClusterJob, *, rank: int | None = None, pod: str = "") ->
     if not running:
         raise _no_pod(target, f"no pod of {target.name} runs", pods)
     readings = read(target, running, timeout=3.0)
-    holder = next((name for name, reading in readings.items() if (rank or 0) in reading.ranks), None)
+    holder = next(
+        (name for name, reading in readings.items() if (rank or 0) in reading.ranks), None
+    )
     if holder is None and rank is None:
         return running[0]
     if holder is None:
         there = sorted({each for reading in readings.values() for each in reading.ranks})
         shown = f"ranks there are: {_spans(there)}" if there else "no agent tells its ranks yet"
-        raise NotFoundError(f"no pod of {target.name} has rank {rank}; {shown}", next_command=target.command("status"))
+        raise NotFoundError(
+            f"no pod of {target.name} has rank {rank}; {shown}",
+            next_command=target.command("status"),
+        )
     return next(one for one in running if one.name == holder)
 
 
@@ -129,8 +148,11 @@ def _spans(numbers: Sequence[int]) -> str:
 TIMEOUT = 3.0  # seconds for one answer
 _LOST = 1.0  # seconds for an answer of a pod whose node seems to be silent
 _THREADS = 32
-_ALTOGETHER = 20.0  # seconds for all answers; where many agents are silent, those that are left over are not asked
-_FORWARDS = 4  # agents that are asked over a forwarded port, which is dearer, when the API server's proxy is cut off
+# seconds for all answers; where many agents are silent, those that are left over are not asked
+_ALTOGETHER = 20.0
+# agents that are asked over a forwarded port, which is dearer, when the API server's proxy is cut
+# off
+_FORWARDS = 4
 _LARGEST = 1 << 20
 _UNASKED: dict[str, Any] = {}
 
@@ -138,8 +160,9 @@ _UNASKED: dict[str, Any] = {}
 class Agents:
     """Remembers from one snapshot to the next which way leads to a job's agents.
 
-    `timeout` is seconds for one answer and `altogether` for all of them, `forwards` how many agents at most are asked over a
-    forwarded port. `unasked` counts those for which there was no time when they were asked last.
+    `timeout` is seconds for one answer and `altogether` for all of them, `forwards` how many agents
+    at most are asked over a forwarded port. `unasked` counts those for which there was no time when
+    they were asked last.
     """
 
     def __init__(
@@ -160,7 +183,9 @@ class Agents:
         self._forwarded: set[str] = set()
 
     def ask(self, pods: Sequence[Pod]) -> dict[str, dict[str, Any]]:
-        """The documents of those that answer, by pod. Of a pod on a node that seems to be silent an answer is the best news."""
+        """The documents of those that answer, by pod. Of a pod on a node that seems to be silent an
+        answer is the best news.
+        """
         asked = [pod.name for pod in pods if pod.running]
         lost = {pod.name for pod in pods if pod.lost}
         self.unasked = 0
@@ -168,16 +193,27 @@ class Agents:
             return {}
         end = time.monotonic() + self._altogether
         with ThreadPoolExecutor(min(_THREADS, len(asked))) as pool:
-            begun = [pool.submit(self._ask_in_time, name, end, _LOST if name in lost else self._timeout) for name in asked]
+            begun = [
+                pool.submit(self._ask_in_time, name, end, _LOST if name in lost else self._timeout)
+                for name in asked
+            ]
             answers = {name: each.result() for name, each in zip(asked, begun, strict=True)}
             self.unasked = sum(answer is _UNASKED for answer in answers.values())
-            silent = [name for name in asked if answers[name] is None and name not in self._forwarded | lost]
+            silent = [
+                name
+                for name in asked
+                if answers[name] is None and name not in self._forwarded | lost
+            ]
             chosen = silent[: self._forwards]
             for name, answer in zip(chosen, pool.map(self._ask_forwarded, chosen), strict=True):
                 if answer is not None:
                     self._forwarded.add(name)
                     answers[name] = answer
-        return {name: answer for name, answer in answers.items() if answer is not None and answer is not _UNASKED}
+        return {
+            name: answer
+            for name, answer in answers.items()
+            if answer is not None and answer is not _UNASKED
+        }
 
     def _ask_in_time(self, pod: str, end: float, timeout: float) -> dict[str, Any] | None:
         return self._ask_one(pod, timeout) if time.monotonic() < end else _UNASKED
@@ -186,7 +222,9 @@ class Agents:
         if pod in self._forwarded:
             return self._ask_forwarded(pod)
         try:
-            return _parse(self._cluster.proxy(pod, PORT, "status", namespace=self._namespace, timeout=timeout))
+            return _parse(
+                self._cluster.proxy(pod, PORT, "status", namespace=self._namespace, timeout=timeout)
+            )
         except (KdistError, OSError):
             return None
 
@@ -195,7 +233,9 @@ class Agents:
         with (
             suppress(KdistError, OSError, http.client.HTTPException),
             self._cluster.forward(pod, PORT, namespace=self._namespace) as port,
-            closing(http.client.HTTPConnection("127.0.0.1", port, timeout=self._timeout)) as connection,
+            closing(
+                http.client.HTTPConnection("127.0.0.1", port, timeout=self._timeout)
+            ) as connection,
         ):
             connection.request("GET", "/status")
             response = connection.getresponse()

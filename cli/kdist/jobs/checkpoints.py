@@ -1,13 +1,17 @@
-"""A folder's checkpoints as rows for people: which one is LATEST, which one a training would resume, and what is wrong. Pure.
+"""A folder's checkpoints as rows for people: which one is LATEST, which one a training would
+resume, and what is wrong. Pure.
 
-Looking into a run's checkpoints from outside: in a pod that runs, else in a small pod made for the purpose and removed after.
+Looking into a run's checkpoints from outside: in a pod that runs, else in a small pod made for the
+purpose and removed after.
 
-That pod is the job's own, as far as rights, image and volumes go, but it only mounts the checkpoints, read-only unless they are
-to be put aside, and starts nothing but the question.
+That pod is the job's own, as far as rights, image and volumes go, but it only mounts the
+checkpoints, read-only unless they are to be put aside, and starts nothing but the question.
 
-The weights of a job in the cluster, brought to this machine: a small pod verifies and reads them, and they come as it writes.
+The weights of a job in the cluster, brought to this machine: a small pod verifies and reads them,
+and they come as it writes.
 
-Not in a pod that trains: reading weights needs torch and some memory, and a training may have none to spare.
+Not in a pod that trains: reading weights needs torch and some memory, and a training may have none
+to spare.
 """
 
 from __future__ import annotations
@@ -44,14 +48,22 @@ def entries(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 def damaged(document: Mapping[str, Any]) -> list[str]:
     """Names of committed checkpoints that do not verify."""
-    return [str(one.get("name")) for one in entries(document) if one.get("state") == "damaged" and one.get("problem")]
+    return [
+        str(one.get("name"))
+        for one in entries(document)
+        if one.get("state") == "damaged" and one.get("problem")
+    ]
 
 
 def _row(entry: Mapping[str, Any], document: Mapping[str, Any]) -> tuple[str, ...]:
     state = str(entry.get("state"))
     problem = entry.get("problem")
     written, now = entry.get("time"), document.get("time")
-    age = seconds(max(0.0, now - written)) if isinstance(written, int | float) and isinstance(now, int | float) else "-"
+    age = (
+        seconds(max(0.0, now - written))
+        if isinstance(written, int | float) and isinstance(now, int | float)
+        else "-"
+    )
     return (
         _shown(entry.get("step")),
         str(entry.get("name")),
@@ -82,7 +94,14 @@ RIGHTS = (*rbac.on_pods("get create delete"), *rbac.on_pods("get", part="log"))
 _START_SECONDS = 180.0
 _ANSWER_SECONDS = 600
 _MOUNT = "/checkpoints"
-_KEPT = ("nodeSelector", "tolerations", "imagePullSecrets", "securityContext", "priorityClassName", "runtimeClassName")
+_KEPT = (
+    "nodeSelector",
+    "tolerations",
+    "imagePullSecrets",
+    "securityContext",
+    "priorityClassName",
+    "runtimeClassName",
+)
 
 
 def ask(target: ClusterJob, question: str, *arguments: str, tell: Tell) -> dict[str, Any]:
@@ -94,7 +113,9 @@ def ask(target: ClusterJob, question: str, *arguments: str, tell: Tell) -> dict[
     command = ["python", "-m", MODULE, question, target.checkpoints, *arguments]
     running = next((pod for pod in target.pods() if pod.running and not pod.deleting), None)
     if running is not None and question != "aside":
-        code, output = target.cluster.run(running.name, command, container=running.container, timeout=_ANSWER_SECONDS)
+        code, output = target.cluster.run(
+            running.name, command, container=running.container, timeout=_ANSWER_SECONDS
+        )
         return _read(output.decode(errors="replace"), code, running.name)
     tell("no pod of it runs: a small pod looks into its checkpoints")
     return _ask_in_a_pod(target, command, read_only=question != "aside")
@@ -104,7 +125,10 @@ def check_there_are(target: ClusterJob) -> None:
     """Raises `KdistError` for a job that keeps no checkpoints in the cluster."""
     spec = target.job.spec.checkpoints
     if spec is None or (spec.claim is None and spec.size is None):
-        raise KdistError(f"{target.name} has no checkpoints in the cluster", next_command="kdist explain spec.checkpoints")
+        raise KdistError(
+            f"{target.name} has no checkpoints in the cluster",
+            next_command="kdist explain spec.checkpoints",
+        )
 
 
 def _ask_in_a_pod(target: ClusterJob, command: Sequence[str], *, read_only: bool) -> dict[str, Any]:
@@ -124,7 +148,8 @@ def looking(
     seconds: int = _ANSWER_SECONDS,
     node: str = "",
 ) -> Iterator[str]:
-    """Name of a pod with the job's checkpoints that runs `command` for at most `seconds`; it goes with the block.
+    """Name of a pod with the job's checkpoints that runs `command` for at most `seconds`; it goes
+    with the block.
 
     It runs on `node` if one is named.
     """
@@ -159,8 +184,15 @@ def _phase(target: ClusterJob, name: str, phases: Collection[str]) -> str | None
     pod = target.cluster.get("v1", "Pod", name)
     for status in items(pod, "status", "containerStatuses"):
         reason = text(status, "state", "waiting", "reason")
-        if reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"):
-            raise KdistError(f"pod {name} cannot start: {reason}: {text(status, 'state', 'waiting', 'message')}")
+        if reason in (
+            "ErrImagePull",
+            "ImagePullBackOff",
+            "InvalidImageName",
+            "CreateContainerConfigError",
+        ):
+            raise KdistError(
+                f"pod {name} cannot start: {reason}: {text(status, 'state', 'waiting', 'message')}"
+            )
     phase = text(pod, "status", "phase")
     return phase if phase in phases else None
 
@@ -174,11 +206,17 @@ def viewer(
     read_only: bool,
     memory: str = "256Mi",
 ) -> dict[str, Any]:
-    """The pod that looks: image, rights and place of the training's pod, the checkpoints' volume, and nothing else of it."""
+    """The pod that looks: image, rights and place of the training's pod, the checkpoints' volume,
+    and nothing else of it.
+    """
     pod = next((found for one in manifests for found in pod_specs(one.document)), {})
-    trainer = next((one for one in items(pod, "containers") if one.get("name") == target.backend.container), {})
+    trainer = next(
+        (one for one in items(pod, "containers") if one.get("name") == target.backend.container), {}
+    )
     mounts = [mount for mount in items(trainer, "volumeMounts") if mount.get("mountPath") == _MOUNT]
-    volumes = [one for one in items(pod, "volumes") if mounts and one.get("name") == mounts[0].get("name")]
+    volumes = [
+        one for one in items(pod, "volumes") if mounts and one.get("name") == mounts[0].get("name")
+    ]
     for volume in volumes:
         if read_only and at(volume, "persistentVolumeClaim") is not None:
             mounts = [{**mount, "readOnly": True} for mount in mounts]
@@ -187,20 +225,28 @@ def viewer(
         "image": trainer.get("image"),
         "imagePullPolicy": trainer.get("imagePullPolicy", "IfNotPresent"),
         "command": list(command),
-        "env": [{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}, {"name": "HOME", "value": "/tmp"}],  # noqa: S108 - in the pod
+        "env": [
+            {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
+            {"name": "HOME", "value": "/tmp"},
+        ],  # noqa: S108 - in the pod
         "resources": {name: {"cpu": "200m", "memory": memory} for name in ("requests", "limits")},
         "securityContext": trainer.get("securityContext", {}),
         "volumeMounts": mounts,
     }
     spec = {key: pod[key] for key in _KEPT if key in pod}
-    if target.job.spec.service_account_name is not None:  # a volume may be mounted by its cloud identity
+    # a volume may be mounted by its cloud identity
+    if target.job.spec.service_account_name is not None:
         spec["serviceAccountName"] = target.job.spec.service_account_name
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": name,
-            "labels": {"app.kubernetes.io/managed-by": "kdist", "app.kubernetes.io/component": "viewer", PURPOSE: target.name},
+            "labels": {
+                "app.kubernetes.io/managed-by": "kdist",
+                "app.kubernetes.io/component": "viewer",
+                PURPOSE: target.name,
+            },
         },
         "spec": {
             **spec,
@@ -237,7 +283,9 @@ def _read(output: str, code: int, pod: str) -> dict[str, Any]:
         if isinstance(found, dict):
             return found
     said = output.strip().splitlines()[-1:] or [f"exit code {code}"]
-    raise KdistError(f"pod {pod} could not look into the checkpoints: {said[0][:300]}", code=Code.ERROR)
+    raise KdistError(
+        f"pod {pod} could not look into the checkpoints: {said[0][:300]}", code=Code.ERROR
+    )
 
 
 _MEMORY = "1536Mi"
@@ -277,7 +325,9 @@ def _receive(target: ClusterJob, pod: str, command: list[str], file: Path) -> di
 
 
 def _run(target: ClusterJob, pod: str, command: list[str], stream: BinaryIO) -> dict[str, Any]:
-    """Run the command, its output into `stream`, and compare what came with what it says it sent."""
+    """Run the command, its output into `stream`, and compare what came with what it says it
+    sent.
+    """
     import hashlib
 
     sha, said = hashlib.sha256(), bytearray()

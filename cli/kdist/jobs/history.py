@@ -1,4 +1,6 @@
-"""What the receipt of a run in the cluster needs: its ledger, when somebody kept it going, and how its pods came to life."""
+"""What the receipt of a run in the cluster needs: its ledger, when somebody kept it going, and how
+its pods came to life.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Life = tuple[float, float | None]
 
 @dataclass(frozen=True)
 class History:
-    """Ledger, lives and births, in the words of `report.receipt`; a birth is (created, scheduled, started, pull seconds)."""
+    """Ledger, lives and births, in the words of `report.receipt`; a birth is (created, scheduled,
+    started, pull seconds).
+    """
 
     events: Sequence[Mapping[str, Any]]
     steps: Sequence[Mapping[str, Any]]
@@ -38,13 +42,22 @@ def read(target: ClusterJob, *, tell: Tell) -> History:
     births = [_birth(pod, happened) for pod in pods]
     created = moment(target.config_map, "metadata", "creationTimestamp") or time.time()
     born = [birth[0] for birth in births]
-    return History(events, list(ledger.get("steps", ())), list(lives(events, created, _end(target), born)), births)
+    return History(
+        events,
+        list(ledger.get("steps", ())),
+        list(lives(events, created, _end(target), born)),
+        births,
+    )
 
 
-def lives(events: Sequence[Mapping[str, Any]], created: float, ended: float | None, born: Sequence[float]) -> Iterator[Life]:
-    """The times between which the job was meant to run: from its creation to its end, less what lay between stop and resume.
+def lives(
+    events: Sequence[Mapping[str, Any]], created: float, ended: float | None, born: Sequence[float]
+) -> Iterator[Life]:
+    """The times between which the job was meant to run: from its creation to its end, less what lay
+    between stop and resume.
 
-    A resume is taken to begin with the first pod that was born (`born`, unix times) after the stop, else with its generation.
+    A resume is taken to begin with the first pod that was born (`born`, unix times) after the stop,
+    else with its generation.
     """
     since, stopped = created, None
     for event in events:
@@ -62,26 +75,43 @@ def lives(events: Sequence[Mapping[str, Any]], created: float, ended: float | No
 
 
 def _end(target: ClusterJob) -> float | None:
-    """When the workload ended; None while it has not, so that the report counts up to what was heard last."""
+    """When the workload ended; None while it has not, so that the report counts up to what was
+    heard last.
+    """
     try:
         workload = target.workload()
     except NotFoundError:
         return None
-    ends = [moment(condition(workload, kind), "lastTransitionTime") for kind in ("Complete", "Completed", "Succeeded", "Failed")]
-    return next((end for end in ends if end is not None), time.time() if not target.backend.read(workload).finished else None)
+    ends = [
+        moment(condition(workload, kind), "lastTransitionTime")
+        for kind in ("Complete", "Completed", "Succeeded", "Failed")
+    ]
+    return next(
+        (end for end in ends if end is not None),
+        time.time() if not target.backend.read(workload).finished else None,
+    )
 
 
-def _birth(pod: Mapping[str, Any], happened: Sequence[Mapping[str, Any]]) -> tuple[float, float | None, float | None, float]:
+def _birth(
+    pod: Mapping[str, Any], happened: Sequence[Mapping[str, Any]]
+) -> tuple[float, float | None, float | None, float]:
     started = None
     for status in items(pod, "status", "containerStatuses"):
-        started = moment(status, "state", "running", "startedAt") or moment(status, "state", "terminated", "startedAt")
+        started = moment(status, "state", "running", "startedAt") or moment(
+            status, "state", "terminated", "startedAt"
+        )
     pulls = [
         pull_seconds(text(event, "message"))
         for event in happened
         if text(event, "involvedObject", "name") == name(pod) and text(event, "reason") == "Pulled"
     ]
     scheduled = moment(condition(pod, "PodScheduled"), "lastTransitionTime")
-    return moment(pod, "metadata", "creationTimestamp") or 0.0, scheduled, started, max(pulls, default=0.0)
+    return (
+        moment(pod, "metadata", "creationTimestamp") or 0.0,
+        scheduled,
+        started,
+        max(pulls, default=0.0),
+    )
 
 
 def pull_seconds(message: str) -> float:

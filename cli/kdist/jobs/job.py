@@ -53,8 +53,8 @@ class ClusterJob:
         return f"/checkpoints/{self.job.checkpoint_folder}"
 
     def workload(self) -> Document:
-        """The object that makes the pods. Raises `NotFoundError` where it is gone, by its TTL for instance, and
-        `ForeignError` where one of that name is somebody else's.
+        """The object that makes the pods. Raises `NotFoundError` where it is gone, by its TTL for
+        instance, and `ForeignError` where one of that name is somebody else's.
         """
         found = self.cluster.get(self.backend.api_version, self.backend.kind, self.name)
         check_owner(found, self.name, api_version=self.backend.api_version, kind=self.backend.kind)
@@ -71,7 +71,9 @@ class ClusterJob:
         return sorted(own, key=lambda pod: (pod.index or 0, pod.name))
 
     def ask(self, word: str | None, *, dry_run: bool = False) -> None:
-        """Note in the ConfigMap what the user asked for: suspended, stopped, or None, which is to run."""
+        """Note in the ConfigMap what the user asked for: suspended, stopped, or None, which is to
+        run.
+        """
         self.annotate({ASKED: word}, dry_run=dry_run)
 
     def annotate(self, annotations: Mapping[str, str | None], *, dry_run: bool = False) -> None:
@@ -82,7 +84,9 @@ class ClusterJob:
     def patch_workload(self, body: Mapping[str, Any], *, dry_run: bool = False) -> Document:
         """Change fields of the workload."""
         kind = self.backend
-        return self.cluster.change(kind.api_version, kind.kind, self.name, body, job=self.name, dry_run=dry_run)
+        return self.cluster.change(
+            kind.api_version, kind.kind, self.name, body, job=self.name, dry_run=dry_run
+        )
 
     def patch_rights(self) -> list[Right]:
         """What it takes to change the workload and what was asked for it."""
@@ -104,13 +108,16 @@ class ClusterJob:
 def find(cluster: Cluster, name: str) -> ClusterJob:
     """The job NAME of the cluster's namespace.
 
-    Raises `NotFoundError`, `ForeignError` for a ConfigMap that is somebody else's, `KdistError` for one that holds no job.
+    Raises `NotFoundError`, `ForeignError` for a ConfigMap that is somebody else's, `KdistError` for
+    one that holds no job.
     """
     try:
         config_map = cluster.get("v1", "ConfigMap", name)
     except NotFoundError as error:
         raise NotFoundError(
-            f"there is no job {name} in namespace {cluster.namespace}", next_command="kdist get -A", hint=error.hint
+            f"there is no job {name} in namespace {cluster.namespace}",
+            next_command="kdist get -A",
+            hint=error.hint,
         ) from error
     check_owner(config_map, name, api_version="v1", kind="ConfigMap")
     job = render.read_job(config_map)
@@ -129,32 +136,50 @@ def _read(document: Document, name: str) -> TrainingJob:
     try:
         return TrainingJob.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
-        reasons = "; ".join(str(each["msg"]).removeprefix("Value error, ") for each in error.errors()[:3])
+        reasons = "; ".join(
+            str(each["msg"]).removeprefix("Value error, ") for each in error.errors()[:3]
+        )
         raise KdistError(f"{name} cannot have these nodes: {reasons}") from error
 
 
 def render_anew(target: ClusterJob, *, suspended: bool = False) -> list[Manifest]:
-    """All objects of the target's job; the files of `spec.code` are those that it was sent with last."""
+    """All objects of the target's job; the files of `spec.code` are those that it was sent with
+    last.
+    """
     code = read_code(target) if target.job.spec.code is not None else None
     rendered = render.render(target.job, replace(target.placement, suspended=suspended, code=code))
     # The code that was read back is there already, and its ConfigMap is immutable.
-    return [one for one in rendered if not (one.kind == "ConfigMap" and one.name.startswith(f"{target.name}-code-"))]
+    return [
+        one
+        for one in rendered
+        if not (one.kind == "ConfigMap" and one.name.startswith(f"{target.name}-code-"))
+    ]
 
 
-def fit(target: ClusterJob, manifests: Iterable[Manifest], workload: Mapping[str, Any]) -> list[Manifest]:
-    """The same objects for a job that is at work: what its workload cannot change, and what its agents were told, stays.
+def fit(
+    target: ClusterJob, manifests: Iterable[Manifest], workload: Mapping[str, Any]
+) -> list[Manifest]:
+    """The same objects for a job that is at work: what its workload cannot change, and what its
+    agents were told, stays.
 
-    The ConfigMap with its `train.json` is the one that it has: this kdist may be of another version, and know other fields.
+    The ConfigMap with its `train.json` is the one that it has: this kdist may be of another
+    version, and know other fields.
     """
     told = f"{target.name}-train-"
-    has = {str(each["name"]) for each in _find_all(workload, "configMap") if str(each.get("name")).startswith(told)}
+    has = {
+        str(each["name"])
+        for each in _find_all(workload, "configMap")
+        if str(each.get("name")).startswith(told)
+    }
     found = []
     for one in manifests:
         document = one.document
         if is_workload(target, one):
             document = target.backend.keep(document, workload)
             if len(has) == 1:
-                document = json.loads(re.sub(rf'"{told}[0-9a-f]+"', f'"{has.copy().pop()}"', json.dumps(document)))
+                document = json.loads(
+                    re.sub(rf'"{told}[0-9a-f]+"', f'"{has.copy().pop()}"', json.dumps(document))
+                )
         elif one.kind == "ConfigMap" and one.name.startswith(told):
             continue
         found.append(Manifest(document))
@@ -162,7 +187,9 @@ def fit(target: ClusterJob, manifests: Iterable[Manifest], workload: Mapping[str
 
 
 def read_code(target: ClusterJob) -> dict[str, bytes]:
-    """The files of `spec.code` by their path, from the ConfigMap that holds them. Raises `KdistError` where it is gone."""
+    """The files of `spec.code` by their path, from the ConfigMap that holds them. Raises
+    `KdistError` where it is gone.
+    """
     try:
         return _read_files(target, json.loads(target.config_map["data"]["code.json"]))
     except (KeyError, ValueError) as error:
@@ -206,7 +233,9 @@ def is_workload(target: ClusterJob, manifest: Manifest) -> bool:
 
 
 def send(target: ClusterJob, manifests: Iterable[Manifest], *, dry_run: bool = False) -> None:
-    """Send objects by server-side apply, in their order; what the server refuses leaves no half of them behind."""
+    """Send objects by server-side apply, in their order; what the server refuses leaves no half of
+    them behind.
+    """
     known = dict(target.config_map)
     plan = deploy.Plan(target.job, target.placement, list(manifests), [], known)
     for _ in deploy.send(target.cluster, plan, dry_run=dry_run):

@@ -31,7 +31,9 @@ _WAITING_LINES = 10_000  # lines that wait for a slow reader; then the reading w
 
 @dataclass(frozen=True)
 class LogRequest:
-    """Which logs: of the pods that `choose` picks, the last `tail` lines, those of the last `since` seconds."""
+    """Which logs: of the pods that `choose` picks, the last `tail` lines, those of the last `since`
+    seconds.
+    """
 
     choose: Callable[[Pod], bool] = lambda _: True
     tail: int | None = None
@@ -39,22 +41,42 @@ class LogRequest:
     previous: bool = False
 
 
-def read(cluster: Cluster, seen: Snapshot, wanted: LogRequest, *, tell: Callable[[str], None] = lambda _: None) -> Iterator[Line]:
-    """The lines that are there now, over all pods in the order of their times. Raises `KdistError` if there is no log at all."""
+def read(
+    cluster: Cluster,
+    seen: Snapshot,
+    wanted: LogRequest,
+    *,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Iterator[Line]:
+    """The lines that are there now, over all pods in the order of their times. Raises `KdistError`
+    if there is no log at all.
+    """
     chosen = [pod for pod in seen.status.pods if wanted.choose(pod)]
-    pods = [pod for pod in chosen if (pod.before is not None if wanted.previous else has_begun(pod))]
+    pods = [
+        pod for pod in chosen if (pod.before is not None if wanted.previous else has_begun(pod))
+    ]
     if not pods:
         raise _no_logs(seen, wanted)
     if len(pods) > MOST_STREAMS:
-        tell(f"the first {MOST_STREAMS} of {len(pods)} pods are shown; choose others with --rank or --pod")
+        tell(
+            f"the first {MOST_STREAMS} of {len(pods)} pods are shown; choose others with "
+            "--rank or --pod"
+        )
     streams = [_read_one(cluster, seen.namespace, pod, wanted) for pod in pods[:MOST_STREAMS]]
     yield from heapq.merge(*streams, key=lambda line: line.stamp)
 
 
 def _no_logs(seen: Snapshot, wanted: LogRequest) -> KdistError:
     cause = diagnose(seen)
-    what = "no container of it has been started again" if wanted.previous else f"there is nothing to read yet: {cause.sentence}"
-    return NotFoundError(f"{seen.name}: {what}", next_command=cause.commands[0] if cause.commands and not wanted.previous else "")
+    what = (
+        "no container of it has been started again"
+        if wanted.previous
+        else f"there is nothing to read yet: {cause.sentence}"
+    )
+    return NotFoundError(
+        f"{seen.name}: {what}",
+        next_command=cause.commands[0] if cause.commands and not wanted.previous else "",
+    )
 
 
 def has_begun(pod: Pod) -> bool:
@@ -66,9 +88,14 @@ def _read_one(cluster: Cluster, namespace: str, pod: Pod, wanted: LogRequest) ->
     """Lines of one pod; none if it is gone meanwhile."""
     try:
         for text in cluster.logs(
-            pod.name, namespace=namespace, container=pod.container, previous=wanted.previous,
-            tail=wanted.tail, since=wanted.since, timestamps=True,
-        ):  # fmt: skip
+            pod.name,
+            namespace=namespace,
+            container=pod.container,
+            previous=wanted.previous,
+            tail=wanted.tail,
+            since=wanted.since,
+            timestamps=True,
+        ):
             if line := _line(pod, text):
                 yield line
     except NotFoundError:
@@ -76,17 +103,21 @@ def _read_one(cluster: Cluster, namespace: str, pod: Pod, wanted: LogRequest) ->
 
 
 def _line(pod: Pod, text: str) -> Line | None:
-    """The line, or None for what the kubelet says itself where a log is gone: that has no time before it."""
+    """The line, or None for what the kubelet says itself where a log is gone: that has no time
+    before it.
+    """
     stamp, _, rest = text.partition(" ")
     return Line(pod, stamp, rest) if stamp[:1].isdigit() else None
 
 
 @dataclass
 class _Reading:
-    """What has been read of one pod. `restarts` counts those of its container when the reading began.
+    """What has been read of one pod. `restarts` counts those of its container when the reading
+    began.
 
-    `last` is the stamp of the line that came last, which no later reading repeats; `whole` says that nothing more comes of this
-    container; `early` that the pod was there at the beginning, so that the limits of what is wanted hold for it.
+    `last` is the stamp of the line that came last, which no later reading repeats; `whole` says
+    that nothing more comes of this container; `early` that the pod was there at the beginning, so
+    that the limits of what is wanted hold for it.
     """
 
     restarts: int
@@ -122,12 +153,14 @@ class Follower:
         self._lines: queue.Queue[Line] = queue.Queue(_WAITING_LINES)
         self._readings: dict[str, _Reading] = {}
         self._told = ""
-        self._ended = threading.Event()  # nobody follows any more: threads that still read say nothing
+        # nobody follows any more: threads that still read say nothing
+        self._ended = threading.Event()
         self.seen: Snapshot | None = None
 
     def lines(self) -> Generator[Line, None, None]:
-        """Lines as they come. Raises `NotFoundError` if there is no such job, `KdistError` if the API server stays away, or
-        with code TIMEOUT if the job has not ended after `timeout` seconds.
+        """Lines as they come. Raises `NotFoundError` if there is no such job, `KdistError` if the
+        API server stays away, or with code TIMEOUT if the job has not ended after `timeout`
+        seconds.
         """
         try:
             yield from self._follow()
@@ -151,18 +184,25 @@ class Follower:
                 raise too_late(self.seen, "done", self._timeout or 0.0)
 
     def _read_history(self) -> Iterator[Line]:
-        """What is there at the beginning, over all pods in the order of its times; the following goes on after it."""
+        """What is there at the beginning, over all pods in the order of its times; the following
+        goes on after it.
+        """
         self.seen = seen = self._take_snapshot()
         pods = [pod for pod in seen.status.pods if self._wanted.choose(pod) and has_begun(pod)]
         if not pods:
             return
-        self._readings = {pod.name: _Reading(pod.restarts, whole=not pod.running, early=True) for pod in pods[:MOST_STREAMS]}
+        self._readings = {
+            pod.name: _Reading(pod.restarts, whole=not pod.running, early=True)
+            for pod in pods[:MOST_STREAMS]
+        }
         for line in read(self._cluster, seen, self._wanted):
             self._readings[line.pod.name].last = line.stamp
             yield line
 
     def _take_snapshot(self) -> Snapshot:
-        return fetch_snapshot(self._cluster, self._name, self._namespace, agents=self._agents, events=self._events)
+        return fetch_snapshot(
+            self._cluster, self._name, self._namespace, agents=self._agents, events=self._events
+        )
 
     def _is_quiet(self) -> bool:
         return all(reading.over for reading in self._readings.values()) and self._lines.empty()
@@ -181,7 +221,9 @@ class Follower:
                 self._take(pod)
         if not self._readings or all(reading.over for reading in self._readings.values()):
             self._say_why(seen)
-        return seen.status.phase.terminal and not any(pod.running for pod in seen.status.pods if self._wanted.choose(pod))
+        return seen.status.phase.terminal and not any(
+            pod.running for pod in seen.status.pods if self._wanted.choose(pod)
+        )
 
     def _take(self, pod: Pod) -> None:
         """Read the pod's log unless that is being done, or there is nothing new in it."""
@@ -190,21 +232,28 @@ class Follower:
         if reading is not None and (not reading.over or (reading.whole and not restarted)):
             return
         if sum(not each.over for each in self._readings.values()) >= MOST_STREAMS:
-            self._say_once(f"the logs of {MOST_STREAMS} pods are followed and no more; choose some with --rank or --pod")
+            self._say_once(
+                f"the logs of {MOST_STREAMS} pods are followed and no more; choose some "
+                "with --rank or --pod"
+            )
             return
         if reading is not None and pod.restarts > reading.restarts + 1:
             self._tell(
-                f"{pod.name} has restarted {pod.restarts - reading.restarts} times at once: of some there is no log any more"
+                f"{pod.name} has restarted {pod.restarts - reading.restarts} times at "
+                "once: of some there is no log any more"
             )
         fresh = _Reading(pod.restarts, over=False)
         if reading is not None:
             fresh.last, fresh.early = reading.last, reading.early and not restarted
         self._readings[pod.name] = fresh
         known = reading.restarts if reading is not None else 0
-        threading.Thread(target=self._read, args=(pod, fresh, known), daemon=True, name=f"log {pod.name}").start()
+        threading.Thread(
+            target=self._read, args=(pod, fresh, known), daemon=True, name=f"log {pod.name}"
+        ).start()
 
     def _read(self, pod: Pod, reading: _Reading, known: int) -> None:
-        """Put the pod's new lines into the queue, in a thread of its own: of the container that ended, then the present one.
+        """Put the pod's new lines into the queue, in a thread of its own: of the container that
+        ended, then the present one.
 
         `known` are the restarts up to which its log was read.
         """
@@ -223,10 +272,14 @@ class Follower:
             reading.over = True
 
     def _put_previous(self, pod: Pod, reading: _Reading, known: int) -> None:
-        """Put what is left of the container that ended, if the present one has been started again more than `known` times."""
+        """Put what is left of the container that ended, if the present one has been started again
+        more than `known` times.
+        """
         from kdist.cluster import ApiError
 
-        reading.restarts = read_pod(self._cluster.get("v1", "Pod", pod.name, self._namespace)).restarts
+        reading.restarts = read_pod(
+            self._cluster.get("v1", "Pod", pod.name, self._namespace)
+        ).restarts
         if reading.restarts > known:
             with suppress(ApiError):  # the node keeps the log of one container back, or of none
                 self._put(pod, reading, previous=True)
@@ -234,12 +287,19 @@ class Follower:
     def _put(self, pod: Pod, reading: _Reading, *, previous: bool = False) -> None:
         known, limited, first = reading.last, reading.early and not reading.last, not previous
         for text in self._cluster.logs(
-            pod.name, namespace=self._namespace, container=pod.container, follow=not previous, previous=previous, timestamps=True,
-            since=self._wanted.since if limited else known or None, tail=self._wanted.tail if limited else None,
-        ):  # fmt: skip
+            pod.name,
+            namespace=self._namespace,
+            container=pod.container,
+            follow=not previous,
+            previous=previous,
+            timestamps=True,
+            since=self._wanted.since if limited else known or None,
+            tail=self._wanted.tail if limited else None,
+        ):
             line = _line(pod, text)
             if line is not None and line.stamp > known:
-                if first:  # it may be of a container that was started after the last look at the pod
+                # it may be of a container that was started after the last look at the pod
+                if first:
                     first = False
                     with suppress(NotFoundError):
                         self._put_previous(pod, reading, reading.restarts)

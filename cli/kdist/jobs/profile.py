@@ -1,6 +1,8 @@
-"""A profile of a running training: asked of one agent, recorded by the ranks, fetched when they are done.
+"""A profile of a running training: asked of one agent, recorded by the ranks, fetched when they are
+done.
 
-`Ask` runs the trainer's own `python -m kdist_trainer.profiling` beside an agent: in its pod, or on this machine.
+`Ask` runs the trainer's own `python -m kdist_trainer.profiling` beside an agent: in its pod, or on
+this machine.
 """
 
 from __future__ import annotations
@@ -26,18 +28,38 @@ _TOP = 12
 
 
 def in_pods(target: ClusterJob) -> list[Ask]:
-    """The agents of a job in the cluster, that of rank 0 first. Raises `KdistError` for a job that cannot be asked."""
+    """The agents of a job in the cluster, that of rank 0 first. Raises `KdistError` for a job that
+    cannot be asked.
+    """
     if target.job.spec.train is None:
-        raise KdistError(f"{target.name} is a script: only the managed loop (spec.train) takes profiles on request")
+        raise KdistError(
+            f"{target.name} is a script: only the managed loop (spec.train) takes "
+            "profiles on request"
+        )
     first = agents.choose_pod(target)
-    others = [pod for pod in target.pods() if pod.running and not pod.deleting and pod.name != first.name]
+    others = [
+        pod for pod in target.pods() if pod.running and not pod.deleting and pod.name != first.name
+    ]
 
     def of(name: str, container: str) -> Ask:
         def ask(words: Sequence[str]) -> bytes:
-            command = ["python", "-m", MODULE, *words, "--scratch", _SCRATCH, "--root", target.checkpoints]
-            code, output = target.cluster.run(name, command, container=container, timeout=_ANSWER_SECONDS)
+            command = [
+                "python",
+                "-m",
+                MODULE,
+                *words,
+                "--scratch",
+                _SCRATCH,
+                "--root",
+                target.checkpoints,
+            ]
+            code, output = target.cluster.run(
+                name, command, container=container, timeout=_ANSWER_SECONDS
+            )
             if code != 0:
-                raise KdistError(f"pod {name}: `{' '.join(command[:4])}` ended with exit code {code}")
+                raise KdistError(
+                    f"pod {name}: `{' '.join(command[:4])}` ended with exit code {code}"
+                )
             return output
 
         return ask
@@ -45,10 +67,14 @@ def in_pods(target: ClusterJob) -> list[Ask]:
     return [of(pod.name, pod.container) for pod in (first, *others)]
 
 
-def take(asks: Sequence[Ask], folder: Path, *, steps: int, ranks: str, timeout: float, tell: Tell) -> list[Mapping[str, Any]]:
-    """Ask, wait until all ranks that are meant have recorded, and write their traces into `folder`; their summaries.
+def take(
+    asks: Sequence[Ask], folder: Path, *, steps: int, ranks: str, timeout: float, tell: Tell
+) -> list[Mapping[str, Any]]:
+    """Ask, wait until all ranks that are meant have recorded, and write their traces into `folder`;
+    their summaries.
 
-    Raises `KdistError` (TIMEOUT) where no rank begins, or some do not end, within `timeout` seconds.
+    Raises `KdistError` (TIMEOUT) where no rank begins, or some do not end, within `timeout`
+    seconds.
     """
     name = str(_read(asks[0](["ask", "--steps", str(steps), "--ranks", ranks])).get("name"))
     words = ["look", "--name", name]
@@ -68,7 +94,13 @@ def take(asks: Sequence[Ask], folder: Path, *, steps: int, ranks: str, timeout: 
     def gather() -> bool | None:
         for ask in asks:
             found = _read(ask(words)).get("ranks", {})
-            holders.update({rank: (ask, found[rank]) for rank in wanted if rank in found and rank not in holders})
+            holders.update(
+                {
+                    rank: (ask, found[rank])
+                    for rank in wanted
+                    if rank in found and rank not in holders
+                }
+            )
             if len(holders) == len(wanted):
                 return True
         return None
@@ -76,18 +108,27 @@ def take(asks: Sequence[Ask], folder: Path, *, steps: int, ranks: str, timeout: 
     wait.wait_until(gather, timeout=timeout, what="all of them to have recorded", tell=tell)
     folder.mkdir(parents=True, exist_ok=True)
     for rank, (ask, _) in holders.items():
-        (folder / f"rank-{rank}.trace.json.gz").write_bytes(ask(["send", "--name", name, "--rank", rank]))
+        (folder / f"rank-{rank}.trace.json.gz").write_bytes(
+            ask(["send", "--name", name, "--rank", rank])
+        )
     return [holders[rank][1] for rank in wanted]
 
 
 def rank_rows(summaries: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Of each rank: steps, seconds a step, and the share of the time in which a collective was under way."""
+    """Of each rank: steps, seconds a step, and the share of the time in which a collective was
+    under way.
+    """
     rows: list[tuple[str, ...]] = []
     for one in summaries:
         steps, seconds = one["last"] - one["first"] + 1, float(one["seconds"])
         share = float(one["communicationSeconds"]) / seconds if seconds else 0.0
         rows.append(
-            (str(one["rank"]), f"{one['first']}-{one['last']}", f"{seconds / max(1, steps) * 1e3:.2f} ms", f"{share:.0%}")
+            (
+                str(one["rank"]),
+                f"{one['first']}-{one['last']}",
+                f"{seconds / max(1, steps) * 1e3:.2f} ms",
+                f"{share:.0%}",
+            )
         )
     return rows
 

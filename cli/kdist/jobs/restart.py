@@ -16,15 +16,24 @@ from kdist.rbac import Right
 _GONE_SECONDS = 120.0
 
 
-def restart(target: ClusterJob, *, fresh: bool, wait: bool, timeout: float | None, tell: Tell) -> str:
+def restart(
+    target: ClusterJob, *, fresh: bool, wait: bool, timeout: float | None, tell: Tell
+) -> str:
     """Start all ranks anew; returns the sentence that says so.
 
-    A job that is over is made anew and goes on from its last checkpoint; one that had succeeded has nothing left to do, unless
-    `fresh` puts its checkpoints aside. Raises `KdistError` where pods or objects do not go in time.
+    A job that is over is made anew and goes on from its last checkpoint; one that had succeeded has
+    nothing left to do, unless `fresh` puts its checkpoints aside. Raises `KdistError` where pods or
+    objects do not go in time.
     """
     workload = _workload(target)
     state = target.backend.read(workload) if workload else None
-    anew = fresh or workload is None or state is None or state.finished is not None or target.backend.keeps_template
+    anew = (
+        fresh
+        or workload is None
+        or state is None
+        or state.finished is not None
+        or target.backend.keeps_template
+    )
     if fresh:
         target = replace(target, placement=replace(target.placement, run_id=secrets.token_hex(4)))
     manifests = job.render_anew(target) if anew else []  # first of all: it may not be possible
@@ -50,11 +59,17 @@ def restart(target: ClusterJob, *, fresh: bool, wait: bool, timeout: float | Non
     return f"{done}{suspend.await_start(target, timeout=timeout, tell=tell)}"
 
 
-def _require(target: ClusterJob, workload: Document | None, manifests: list[Manifest], *, fresh: bool) -> None:
-    """All steps or none: to end the pods, to look into the checkpoints, to make the workload anew."""
+def _require(
+    target: ClusterJob, workload: Document | None, manifests: list[Manifest], *, fresh: bool
+) -> None:
+    """All steps or none: to end the pods, to look into the checkpoints, to make the workload
+    anew.
+    """
     wanted = [*target.patch_rights(), *rbac.to_send(manifests)]
     if manifests and workload is not None:
-        wanted.append(Right("delete", target.backend.api_version, target.backend.kind, name=target.name))
+        wanted.append(
+            Right("delete", target.backend.api_version, target.backend.kind, name=target.name)
+        )
     if fresh:
         wanted += checkpoints.RIGHTS
     rbac.require(target.cluster, wanted)
@@ -68,7 +83,8 @@ def _workload(target: ClusterJob) -> Document | None:
 
 
 def _make_anew(target: ClusterJob, workload: Document | None, manifests: list[Manifest]) -> None:
-    deploy.release(target.cluster, target.name)  # or it would go with the old workload, from under the new one
+    # or it would go with the old workload, from under the new one
+    deploy.release(target.cluster, target.name)
     if workload is not None:
         backend = target.backend
         deploy.keep_runtime(target.cluster, manifests)

@@ -1,7 +1,8 @@
 """Scale: other bounds for the number of nodes, while the job runs.
 
-First the agents are told the new bounds, then the number of pods changes: so no agent takes a newcomer for a stranger or waits
-for one that will not come. Nodes that join are let in by plan, at a step that all have saved; nodes that leave save first.
+First the agents are told the new bounds, then the number of pods changes: so no agent takes a
+newcomer for a stranger or waits for one that will not come. Nodes that join are let in by plan, at
+a step that all have saved; nodes that leave save first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _TOUCH: Final = "kdist.dev/nodes"
 
 
 def read_bounds(text: str, target: ClusterJob) -> tuple[int, int]:
-    """What `--nodes` asks for, as (min, max). One number keeps an elastic job elastic: its min stays where it can.
+    """What `--nodes` asks for, as (min, max). One number keeps an elastic job elastic: its min
+    stays where it can.
 
     Raises `UsageError` for anything but N or MIN:MAX.
     """
@@ -37,12 +39,19 @@ def read_bounds(text: str, target: ClusterJob) -> tuple[int, int]:
 
 
 def scale(
-    target: ClusterJob, least: int, most: int, *, wait: bool, timeout: float | None, tell: Tell, dry_run: bool = False
+    target: ClusterJob,
+    least: int,
+    most: int,
+    *,
+    wait: bool,
+    timeout: float | None,
+    tell: Tell,
+    dry_run: bool = False,
 ) -> str:
     """Give the job these bounds; returns the sentence that says what became of it.
 
-    Raises `KdistError` for a job that is over, for a kind that cannot be scaled while it is there, and where the pods do not
-    come or go in time.
+    Raises `KdistError` for a job that is over, for a kind that cannot be scaled while it is there,
+    and where the pods do not come or go in time.
     """
     before = target.job.spec.nodes
     if (before.min, before.max) == (least, most):
@@ -50,7 +59,9 @@ def scale(
     workload = target.workload()
     state = target.backend.read(workload)
     if state.finished:
-        raise KdistError(f"{target.name} is over ({state.finished})", next_command=target.command("restart"))
+        raise KdistError(
+            f"{target.name} is over ({state.finished})", next_command=target.command("restart")
+        )
     _refuse(target)
     wanted = target.with_nodes(least, most)
     manifests = job.fit(wanted, job.render_anew(wanted, suspended=state.suspended), workload)
@@ -77,8 +88,12 @@ def scale(
 def _refuse(target: ClusterJob) -> None:
     if target.backend.scalable:
         raise KdistError(
-            f"{target.name} is a {target.backend.kind} and cannot be scaled while it is there: {target.backend.scalable}",
-            hint="change nodes in its job file; `kdist delete` keeps the checkpoints, and `kdist apply` goes on from them. "
+            (
+                f"{target.name} is a {target.backend.kind} and cannot be scaled while it is "
+                f"there: {target.backend.scalable}"
+            ),
+            hint="change nodes in its job file; `kdist delete` keeps the checkpoints, and "
+            "`kdist apply` goes on from them. "
             "backend: job can be scaled while it runs",
             next_command=target.command("delete"),
         )
@@ -90,7 +105,9 @@ def _refuse(target: ClusterJob) -> None:
 
 
 def _tell_agents(wanted: ClusterJob, pods: list[Pod], *, tell: Tell) -> None:
-    """Wait until every running agent knows the new bounds. Touching a pod makes its kubelet look at the ConfigMap at once."""
+    """Wait until every running agent knows the new bounds. Touching a pod makes its kubelet look at
+    the ConfigMap at once.
+    """
     nodes = wanted.job.spec.nodes
     running = [pod for pod in pods if pod.working]
     for pod in running:
@@ -101,10 +118,16 @@ def _tell_agents(wanted: ClusterJob, pods: list[Pod], *, tell: Tell) -> None:
         readings = agents.read(wanted, wanted.pods(), timeout=3.0).values()
         told = [reading.status.get("nodes") for reading in readings]
         known = [bounds for bounds in told if isinstance(bounds, dict)]
-        return True if all((one.get("min"), one.get("max")) == (nodes.min, nodes.max) for one in known) else None
+        return (
+            True
+            if all((one.get("min"), one.get("max")) == (nodes.min, nodes.max) for one in known)
+            else None
+        )
 
     if running:
-        what = f"the agents of {wanted.name} to know that there are {shown(nodes.min, nodes.max)} now"
+        what = (
+            f"the agents of {wanted.name} to know that there are {shown(nodes.min, nodes.max)} now"
+        )
         wait.wait_until(look, timeout=_BOUNDS_SECONDS, what=what, tell=tell)
 
 
@@ -126,7 +149,9 @@ def _await_size(wanted: ClusterJob, before: int, timeout: float | None, tell: Te
 
     limit = suspend.STARTING_SECONDS if timeout is None else timeout
     what = f"{most} nodes of {wanted.name} to train together"
-    return wait.wait_until(look, timeout=limit, what=what, tell=tell, next_command=wanted.command("why"))
+    return wait.wait_until(
+        look, timeout=limit, what=what, tell=tell, next_command=wanted.command("why")
+    )
 
 
 def _group(readings: Mapping[str, AgentSample], most: int) -> str | None:
@@ -135,7 +160,8 @@ def _group(readings: Mapping[str, AgentSample], most: int) -> str | None:
     group = [
         reading
         for reading in readings.values()
-        if _integer(reading, "generation") == newest and reading.status.get("state") in ("running", "checkpointing")
+        if _integer(reading, "generation") == newest
+        and reading.status.get("state") in ("running", "checkpointing")
     ]
     if len(group) != most or not newest:
         return None

@@ -1,9 +1,11 @@
-"""A job in a queue of Kueue: there Kueue owns the workload's `suspend`, and is asked through its own Workload object.
+"""A job in a queue of Kueue: there Kueue owns the workload's `suspend`, and is asked through its
+own Workload object.
 
-Suspend, stop and resume: pods are told to end by SIGTERM, save the step they are at, and later go on from it.
+Suspend, stop and resume: pods are told to end by SIGTERM, save the step they are at, and later go
+on from it.
 
-Suspended and stopped are the same to the cluster. They differ in what they mean: a suspended job waits to be resumed, a
-stopped one is over, as far as `kdist wait` and `kdist status` are concerned.
+Suspended and stopped are the same to the cluster. They differ in what they mean: a suspended job
+waits to be resumed, a stopped one is over, as far as `kdist wait` and `kdist status` are concerned.
 """
 
 from __future__ import annotations
@@ -29,21 +31,33 @@ def is_queued(target: ClusterJob) -> bool:
 
 
 def set_active(target: ClusterJob, *, active: bool, dry_run: bool) -> None:
-    """Let Kueue end the job's pods and keep it out, or admit it again. Raises `KdistError` where Kueue knows nothing of it."""
+    """Let Kueue end the job's pods and keep it out, or admit it again. Raises `KdistError` where
+    Kueue knows nothing of it.
+    """
     version = _version(target)
     found = _find(target, version) if version else None
     if version is None or found is None:
         raise KdistError(
-            f"{target.name} waits in queue {target.job.spec.queue}, but there is no Workload of Kueue for it",
+            (
+                f"{target.name} waits in queue {target.job.spec.queue}, but there is no "
+                "Workload of Kueue for it"
+            ),
             hint="is Kueue installed, and does the LocalQueue exist?",
             next_command=target.command("why"),
         )
-    target.cluster.patch(version, _KIND, found["metadata"]["name"], {"spec": {"active": active}}, dry_run=dry_run)
+    target.cluster.patch(
+        version, _KIND, found["metadata"]["name"], {"spec": {"active": active}}, dry_run=dry_run
+    )
 
 
 def _version(target: ClusterJob) -> str | None:
     return max(
-        (version for version, kind in target.cluster.kinds() if kind == _KIND and version.startswith(_GROUP)), default=None
+        (
+            version
+            for version, kind in target.cluster.kinds()
+            if kind == _KIND and version.startswith(_GROUP)
+        ),
+        default=None,
     )
 
 
@@ -73,13 +87,15 @@ def suspend(
 ) -> str:
     """Let the job save and end its pods; returns the sentence that says so.
 
-    Raises `KdistError` for a job that is over, for pods that do not end in time, and for a state that could not be saved.
+    Raises `KdistError` for a job that is over, for pods that do not end in time, and for a state
+    that could not be saved.
     """
     before = annotation(target.config_map, ASKED)
     state = target.state()
     if state.finished:
         raise KdistError(
-            f"{target.name} is over ({state.finished}), there is nothing to be {word}", next_command=target.command("status")
+            f"{target.name} is over ({state.finished}), there is nothing to be {word}",
+            next_command=target.command("status"),
         )
     leaving = [pod for pod in target.pods() if not pod.over]
     if state.suspended and not leaving and not is_queued(target):
@@ -96,14 +112,23 @@ def suspend(
     return describe(target, word, farewell)
 
 
-def see_off(target: ClusterJob, leaving: Iterable[Pod], *, timeout: float | None, tell: Tell) -> PodExits:
-    """Wait until these pods have saved and ended; the time they get is their grace and some more, unless `timeout` says."""
+def see_off(
+    target: ClusterJob, leaving: Iterable[Pod], *, timeout: float | None, tell: Tell
+) -> PodExits:
+    """Wait until these pods have saved and ended; the time they get is their grace and some more,
+    unless `timeout` says.
+    """
     leaving = list(leaving)
     grace = target.job.spec.grace_seconds
     if leaving:
         tell(f"waiting for {_count(leaving)} to save and end, which may take {grace} s")
     limit = grace + SPARE_SECONDS if timeout is None else timeout
-    return wait.see_off(target, leaving=[pod.name for pod in leaving], timeout=limit, what=f"{target.name} did not stop")
+    return wait.see_off(
+        target,
+        leaving=[pod.name for pod in leaving],
+        timeout=limit,
+        what=f"{target.name} did not stop",
+    )
 
 
 def describe(target: ClusterJob, word: str, farewell: PodExits) -> str:
@@ -111,7 +136,10 @@ def describe(target: ClusterJob, word: str, farewell: PodExits) -> str:
     if farewell.failures:
         pod, record = farewell.failures[0]
         raise KdistError(
-            f"{target.name} is {word}, but {pod} ended with code {record.code}: {record.message or record.cause}",
+            (
+                f"{target.name} is {word}, but {pod} ended with code {record.code}: "
+                f"{record.message or record.cause}"
+            ),
             hint="it will go on from the checkpoint before",
             next_command=target.command("checkpoints"),
         )
@@ -120,14 +148,19 @@ def describe(target: ClusterJob, word: str, farewell: PodExits) -> str:
     return f"{target.name} {word}{at}{kept}. Next: {target.command('resume')}   goes on from there"
 
 
-def resume(target: ClusterJob, *, wait: bool, timeout: float | None, tell: Tell, dry_run: bool = False) -> str:
-    """Let a suspended or stopped job go on; returns the sentence that says so, with the step it goes on from.
+def resume(
+    target: ClusterJob, *, wait: bool, timeout: float | None, tell: Tell, dry_run: bool = False
+) -> str:
+    """Let a suspended or stopped job go on; returns the sentence that says so, with the step it
+    goes on from.
 
     Raises `KdistError` for a job that is over or gone, and for one that does not start in time.
     """
     state = target.state()
     if state.finished:
-        raise KdistError(f"{target.name} is over ({state.finished})", next_command=target.command("restart"))
+        raise KdistError(
+            f"{target.name} is over ({state.finished})", next_command=target.command("restart")
+        )
     asked = annotation(target.config_map, ASKED)
     if not state.suspended and not asked:
         return f"{target.name} is not suspended"
@@ -152,7 +185,9 @@ def _hold(target: ClusterJob, *, dry_run: bool) -> None:
     if is_queued(target):
         set_active(target, active=False, dry_run=dry_run)
     else:
-        target.patch_workload(target.backend.suspend_patch(True, nodes=target.job.spec.nodes.max), dry_run=dry_run)
+        target.patch_workload(
+            target.backend.suspend_patch(True, nodes=target.job.spec.nodes.max), dry_run=dry_run
+        )
 
 
 def release(target: ClusterJob, *, dry_run: bool = False) -> None:
@@ -167,11 +202,15 @@ def release(target: ClusterJob, *, dry_run: bool = False) -> None:
                 what=f"the controller of {target.name} to take note that it has no pods",
                 tell=lambda _: None,
             )
-        target.patch_workload(target.backend.suspend_patch(False, nodes=target.job.spec.nodes.max), dry_run=dry_run)
+        target.patch_workload(
+            target.backend.suspend_patch(False, nodes=target.job.spec.nodes.max), dry_run=dry_run
+        )
 
 
 def _is_renewed(workload: Mapping[str, Any]) -> bool:
-    """Whether a StatefulSet without pods will make the next ones from its newest template, as its status says."""
+    """Whether a StatefulSet without pods will make the next ones from its newest template, as its
+    status says.
+    """
     status = workload.get("status") or {}
     seen = integer(status, "observedGeneration"), integer(workload, "metadata", "generation")
     return status.get("currentRevision") == status.get("updateRevision") and seen[0] == seen[1]

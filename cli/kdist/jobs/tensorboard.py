@@ -1,7 +1,8 @@
-"""TensorBoard for a job in the cluster: started where its event files are, and ended with whoever looks.
+"""TensorBoard for a job in the cluster: started where its event files are, and ended with whoever
+looks.
 
-In the pod of rank 0 where that has memory to spare, since no volume needs to be mounted a second time then; else, and for a job
-that is over, in a small pod made for the purpose.
+In the pod of rank 0 where that has memory to spare, since no volume needs to be mounted a second
+time then; else, and for a job that is over, in a small pod made for the purpose.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class TensorBoardSession:
 
 @contextmanager
 def show(target: ClusterJob, *, tell: Tell) -> Iterator[TensorBoardSession]:
-    """A TensorBoard on the job's event files as long as the block lasts. Raises `KdistError` where there can be none."""
+    """A TensorBoard on the job's event files as long as the block lasts. Raises `KdistError` where
+    there can be none.
+    """
     checkpoints.check_there_are(target)
     running = next((pod for pod in target.pods() if pod.running and not pod.deleting), None)
     if running is not None:
@@ -80,6 +83,11 @@ def _read_port(session: ExecSession, pod: str) -> int:
     if isinstance(said, dict) and isinstance(said.get("port"), int):
         return int(said["port"])
     if not isinstance(said, dict) or "problem" not in said:
-        raise KdistError(f"TensorBoard does not start in pod {pod}", hint="the image may be older than this kdist")
-    kind = {"memory": MemoryShortError, "empty": NotFoundError}.get(str(said.get("cause")), KdistError)
+        raise KdistError(
+            f"TensorBoard does not start in pod {pod}",
+            hint="the image may be older than this kdist",
+        )
+    kind = {"memory": MemoryShortError, "empty": NotFoundError}.get(
+        str(said.get("cause")), KdistError
+    )
     raise kind(f"pod {pod}: {str(said['problem'])[:300]}")

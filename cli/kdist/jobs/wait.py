@@ -1,6 +1,8 @@
-"""Waiting for the cluster to have done what was asked: bounded, and saying at the end what it waited for in vain.
+"""Waiting for the cluster to have done what was asked: bounded, and saying at the end what it
+waited for in vain.
 
-Waits until a job has come so far, or can no longer come there. Nothing is lost while the API server is away.
+Waits until a job has come so far, or can no longer come there. Nothing is lost while the API server
+is away.
 """
 
 from __future__ import annotations
@@ -29,9 +31,17 @@ _LOOK_AGAIN = 5.0
 
 
 def wait_until(
-    look: Callable[[], T | None], *, timeout: float, what: str, tell: Tell, hint: str = "", next_command: str = ""
+    look: Callable[[], T | None],
+    *,
+    timeout: float,
+    what: str,
+    tell: Tell,
+    hint: str = "",
+    next_command: str = "",
 ) -> T:
-    """What `look` gives once it is not None. Raises `KdistError` (TIMEOUT) after `timeout` seconds, naming `what`."""
+    """What `look` gives once it is not None. Raises `KdistError` (TIMEOUT) after `timeout` seconds,
+    naming `what`.
+    """
     began = time.monotonic()
     told = False
     while True:
@@ -40,7 +50,12 @@ def wait_until(
             return found
         waited = time.monotonic() - began
         if waited > timeout:
-            raise KdistError(f"{what}: not within {timeout:.0f} s", hint=hint, next_command=next_command, code=Code.TIMEOUT)
+            raise KdistError(
+                f"{what}: not within {timeout:.0f} s",
+                hint=hint,
+                next_command=next_command,
+                code=Code.TIMEOUT,
+            )
         if not told and waited > _TELL_AFTER:
             told = True
             tell(f"waiting: {what} …")
@@ -62,16 +77,22 @@ class PodExits:
     @property
     def step(self) -> int | None:
         """The step that was saved, as far as it was told."""
-        return max((record.step for record in self.records.values() if record.step is not None), default=None)
+        return max(
+            (record.step for record in self.records.values() if record.step is not None),
+            default=None,
+        )
 
     @property
     def failures(self) -> list[tuple[str, ExitRecord]]:
         """Pods that did not save: their agents ended by something else than the wish to stop."""
-        return [(pod, record) for pod, record in self.records.items() if record.code not in (0, 200)]
+        return [
+            (pod, record) for pod, record in self.records.items() if record.code not in (0, 200)
+        ]
 
 
 def see_off(target: ClusterJob, *, leaving: Collection[str], timeout: float, what: str) -> PodExits:
-    """Wait until the pods named in `leaving` have ended or are gone. Raises `KdistError` (TIMEOUT) after `timeout` seconds.
+    """Wait until the pods named in `leaving` have ended or are gone. Raises `KdistError` (TIMEOUT)
+    after `timeout` seconds.
 
     They are watched, because the record of a deleted pod is there for a moment only.
     """
@@ -94,7 +115,9 @@ def see_off(target: ClusterJob, *, leaving: Collection[str], timeout: float, wha
 
 
 def _watch(target: ClusterJob, left: set[str], farewell: PodExits, *, seconds: float) -> None:
-    """See pods off until all in `left` have ended, or for so long: one may have gone just before the watch began."""
+    """See pods off until all in `left` have ended, or for so long: one may have gone just before
+    the watch began.
+    """
     selector = target.backend.pod_selector(target.name)
     for change, document in target.cluster.watch("v1", "Pod", selector=selector, timeout=seconds):
         pod = read_pod(document)
@@ -115,7 +138,9 @@ def _is_done(status: JobStatus) -> bool:
 
 
 def _runs(status: JobStatus) -> bool:
-    return status.phase is Phase.SUCCEEDED or (status.phase is Phase.RUNNING and status.reason != "NoAnswer")
+    return status.phase is Phase.SUCCEEDED or (
+        status.phase is Phase.RUNNING and status.reason != "NoAnswer"
+    )
 
 
 def _has_stepped(status: JobStatus) -> bool:
@@ -155,11 +180,12 @@ def wait_for(
     tell: Callable[[str], None] = lambda _: None,
     pause: float = PAUSE,
 ) -> JobStatus | None:
-    """The status in which the job reached the goal, one of `GOALS`; None once it is gone, where that is the goal.
+    """The status in which the job reached the goal, one of `GOALS`; None once it is gone, where
+    that is the goal.
 
-    `timeout` is in seconds, None for ever; `tell` hears of every change. Raises `KdistError`: JOB_FAILED or JOB_CANCELLED if the
-    job ended otherwise, TIMEOUT with what keeps it, UNREACHABLE if the API server never answers or is away at the end;
-    `NotFoundError` if there is no such job.
+    `timeout` is in seconds, None for ever; `tell` hears of every change. Raises `KdistError`:
+    JOB_FAILED or JOB_CANCELLED if the job ended otherwise, TIMEOUT with what keeps it, UNREACHABLE
+    if the API server never answers or is away at the end; `NotFoundError` if there is no such job.
     """
     began = time.monotonic()
     deadline = None if timeout is None else began + timeout
@@ -188,7 +214,9 @@ def wait_for(
                 _raise_if_over(seen, goal)
         if deadline is not None and time.monotonic() >= deadline:
             raise too_late(seen, goal, timeout or 0.0)
-        time.sleep(min(_next_pause(pause, began), max(0.0, (deadline or float("inf")) - time.monotonic())))
+        time.sleep(
+            min(_next_pause(pause, began), max(0.0, (deadline or float("inf")) - time.monotonic()))
+        )
 
 
 def _next_pause(pause: float, began: float) -> float:
@@ -204,13 +232,17 @@ def describe_status(status: JobStatus) -> str:
     """The job's phase in a line that changes only when the job does."""
     reason = f" ({status.reason})" if status.reason and status.reason != status.phase else ""
     nodes = f", {status.nodes} nodes" if status.phase in (Phase.RUNNING, Phase.RECOVERING) else ""
-    message = f": {status.message}" if status.message and status.phase is not Phase.SUCCEEDED else ""
+    message = (
+        f": {status.message}" if status.message and status.phase is not Phase.SUCCEEDED else ""
+    )
     return f"{status.name}: {status.phase}{reason}{nodes}{message}"
 
 
 def exit_code(status: JobStatus) -> Code:
     """The exit code of a command that stays until the job is over: what came of it."""
-    return {Phase.FAILED: Code.JOB_FAILED, Phase.STOPPED: Code.JOB_CANCELLED}.get(status.phase, Code.OK)
+    return {Phase.FAILED: Code.JOB_FAILED, Phase.STOPPED: Code.JOB_CANCELLED}.get(
+        status.phase, Code.OK
+    )
 
 
 def _raise_if_over(seen: Snapshot, goal: str) -> None:
@@ -224,14 +256,21 @@ def _raise_if_over(seen: Snapshot, goal: str) -> None:
         raise KdistError(f"{status.name} {what}; it will not be {goal}", code=code)
     place = f" -n {status.namespace}" if status.namespace else ""
     raise KdistError(
-        f"{status.name} failed: {cause.sentence}", hint=cause.fix, next_command=f"kdist why {status.name}{place}", code=code
+        f"{status.name} failed: {cause.sentence}",
+        hint=cause.fix,
+        next_command=f"kdist why {status.name}{place}",
+        code=code,
     )
 
 
 def too_late(seen: Snapshot | None, goal: str, timeout: float) -> KdistError:
     """A time-out that says what the job waits for, as far as it was seen."""
     if seen is None:
-        return KdistError(f"the API server did not answer within {timeout:.0f} s", next_command="kdist doctor", code=Code.TIMEOUT)
+        return KdistError(
+            f"the API server did not answer within {timeout:.0f} s",
+            next_command="kdist doctor",
+            code=Code.TIMEOUT,
+        )
     status, cause = seen.status, diagnose(seen)
     place = f" -n {status.namespace}" if status.namespace else ""
     return KdistError(

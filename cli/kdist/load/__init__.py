@@ -1,7 +1,8 @@
 """Text to `TrainingJob`, or every problem at once with its place.
 
-The YAML read here is YAML 1.2's core schema with fewer features: one document, no tags, no merge keys `<<`, no duplicate
-keys; anchors and aliases within limits. `no`, `on`, `1:30`, `1_000` and dates are text and `012` is twelve.
+The YAML read here is YAML 1.2's core schema with fewer features: one document, no tags, no merge
+keys `<<`, no duplicate keys; anchors and aliases within limits. `no`, `on`, `1:30`, `1_000` and
+dates are text and `012` is twelve.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from kdist.spec import TrainingJob
 
 
 def load_text(text: str | bytes, *, source: str, overrides: Sequence[str] = ()) -> TrainingJob:
-    """Read a job from text. `source` names it in problems; `overrides` are `path=value` as given to `--set`.
+    """Read a job from text. `source` names it in problems; `overrides` are `path=value` as given to
+    `--set`.
 
     Raises `InvalidJobError` with every problem, sorted by place.
     """
@@ -32,13 +34,18 @@ def load_text(text: str | bytes, *, source: str, overrides: Sequence[str] = ()) 
             problems += [each for each in found if (each.line, each.column) not in told]
     if problems or job is None:
         lines = split_lines(decoded)
-        ordered = sorted(dict.fromkeys(problems), key=lambda each: (each.line == 0, each.line, each.column, each.path))
+        ordered = sorted(
+            dict.fromkeys(problems),
+            key=lambda each: (each.line == 0, each.line, each.column, each.path),
+        )
         raise InvalidJobError(source, [each.with_excerpt(lines) for each in ordered])
     return job
 
 
 def _validate(tree: YamlNode, overrides: Sequence[str]) -> tuple[TrainingJob | None, list[Problem]]:
-    """The job, or every problem of tree and overrides. A good file does not pay for the words about bad ones."""
+    """The job, or every problem of tree and overrides. A good file does not pay for the words about
+    bad ones.
+    """
     unusable: list[Problem] = []
     if overrides:
         from kdist.load.overrides import override
@@ -53,7 +60,9 @@ def _validate(tree: YamlNode, overrides: Sequence[str]) -> tuple[TrainingJob | N
 
 
 def load_file(path: str | Path, *, overrides: Sequence[str] = ()) -> TrainingJob:
-    """Read a job from a file; `-` is stdin. Raises `UsageError` if it cannot be read, else as `load_text`."""
+    """Read a job from a file; `-` is stdin. Raises `UsageError` if it cannot be read, else as
+    `load_text`.
+    """
     if str(path) == "-":
         return load_text(sys.stdin.buffer.read(MAX_BYTES + 1), source="stdin", overrides=overrides)
     try:
@@ -62,7 +71,10 @@ def load_file(path: str | Path, *, overrides: Sequence[str] = ()) -> TrainingJob
     except FileNotFoundError:
         raise UsageError(f"there is no file `{path}`", hint=_near(Path(path))) from None
     except IsADirectoryError:
-        raise UsageError(f"`{path}` is a folder, not a file", hint=f"name the file in it: {Path(path) / 'job.yaml'}") from None
+        raise UsageError(
+            f"`{path}` is a folder, not a file",
+            hint=f"name the file in it: {Path(path) / 'job.yaml'}",
+        ) from None
     except OSError as error:
         raise UsageError(f"cannot read `{path}`: {error.strerror}") from None
     return load_text(data, source=str(path), overrides=overrides)
@@ -77,4 +89,8 @@ def _near(path: Path) -> str:
     except OSError:
         return ""
     near = get_close_matches(path.name, names, n=1, cutoff=0.5)
-    return f"did you mean `{path.with_name(near[0])}`?" if near else "`kdist init` writes one to start from"
+    return (
+        f"did you mean `{path.with_name(near[0])}`?"
+        if near
+        else "`kdist init` writes one to start from"
+    )

@@ -1,8 +1,10 @@
-"""`--set path=value`: values from the command line laid over the tree of a job file, typed by the model.
+"""`--set path=value`: values from the command line laid over the tree of a job file, typed by the
+model.
 
-`spec.env[0].value` names a list's item (one past the end appends), `spec.nodeSelector["example.com/disk"]` a key with dots.
-The value is YAML (`{min: 1, max: 4}`) except where the field takes only text, which is taken as it is. `null` takes the
-field away, so that its default holds.
+`spec.env[0].value` names a list's item (one past the end appends),
+`spec.nodeSelector["example.com/disk"]` a key with dots. The value is YAML (`{min: 1, max: 4}`)
+except where the field takes only text, which is taken as it is. `null` takes the field away, so
+that its default holds.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from kdist.spec.paths import Path, near_path, parse, show
 
 
 def override(tree: YamlNode, overrides: Sequence[str]) -> tuple[YamlNode, list[Problem]]:
-    """The tree with every override laid over it in order, and the problems of those that cannot be."""
+    """The tree with every override laid over it in order, and the problems of those that cannot
+    be.
+    """
     problems: list[Problem] = []
     for option in overrides:
         source = f"--set {shown(option, 120)}"
@@ -30,14 +34,25 @@ def override(tree: YamlNode, overrides: Sequence[str]) -> tuple[YamlNode, list[P
         field = reference.find(path)
         if field is None or not path:
             near = near_path(path)
-            problems.append(Problem(source, 0, 0, show(path), "there is no such field", suggestion=near))
+            problems.append(
+                Problem(source, 0, 0, show(path), "there is no such field", suggestion=near)
+            )
             continue
         node, found = _value(value, field, source)
         problems.extend(found)
         if not found:
             changed = _put(tree, path, node, reference.root(), Mark(source, 0, 0))
             if changed is None:
-                problems.append(Problem(source, 0, 0, show(path), "the list has no such item", hint="one past its end appends"))
+                problems.append(
+                    Problem(
+                        source,
+                        0,
+                        0,
+                        show(path),
+                        "the list has no such item",
+                        hint="one past its end appends",
+                    )
+                )
             else:
                 tree = changed
     return tree, problems
@@ -59,11 +74,19 @@ def _value(text: str, field: reference.Field, source: str) -> tuple[YamlNode | N
         return YamlNode("scalar", Mark(source, 0, 0), scalar=text, text=text), []
     node, problems = read_value(text, source=source)
     if node is None and not problems:
-        problems = [Problem(source, 0, 0, field.path, "the value is empty", hint="null takes a field away")]
+        problems = [
+            Problem(source, 0, 0, field.path, "the value is empty", hint="null takes a field away")
+        ]
     return node, problems
 
 
-def _put(node: YamlNode | None, path: Path, value: YamlNode | None, field: reference.Field | None, mark: Mark) -> YamlNode | None:
+def _put(
+    node: YamlNode | None,
+    path: Path,
+    value: YamlNode | None,
+    field: reference.Field | None,
+    mark: Mark,
+) -> YamlNode | None:
     """A copy of `node` with the value at `path`; None where a list has no such item."""
     if not path:
         return value
@@ -72,10 +95,22 @@ def _put(node: YamlNode | None, path: Path, value: YamlNode | None, field: refer
         items = list(node.items) if node is not None and node.kind == "list" else []
         if head > len(items):
             return None
-        item = _put(items[head] if head < len(items) else None, rest, value, field and field.item, mark)
-        items[head : head + 1] = [] if item is None and not rest else [item] if item is not None else items[head : head + 1]
+        item = _put(
+            items[head] if head < len(items) else None, rest, value, field and field.item, mark
+        )
+        items[head : head + 1] = (
+            []
+            if item is None and not rest
+            else [item]
+            if item is not None
+            else items[head : head + 1]
+        )
         return YamlNode("list", node.mark if node is not None else mark, items=items)
-    entries = dict(node.entries) if node is not None and node.kind == "mapping" else _written_out(node, field, mark)
+    entries = (
+        dict(node.entries)
+        if node is not None and node.kind == "mapping"
+        else _written_out(node, field, mark)
+    )
     if not rest and value is None:
         entries.pop(head, None)
     else:
@@ -87,12 +122,19 @@ def _put(node: YamlNode | None, path: Path, value: YamlNode | None, field: refer
     return YamlNode("mapping", node.mark if node is not None else mark, entries=entries)
 
 
-def _written_out(node: YamlNode | None, field: reference.Field | None, mark: Mark) -> dict[str, tuple[Mark, YamlNode]]:
-    """What a section says before a field of it is set: `nodes: 2` says min and max, and so does its default."""
+def _written_out(
+    node: YamlNode | None, field: reference.Field | None, mark: Mark
+) -> dict[str, tuple[Mark, YamlNode]]:
+    """What a section says before a field of it is set: `nodes: 2` says min and max, and so does its
+    default.
+    """
     if field is None or not isinstance(field.default, dict):
         return {}
     short = node is not None and isinstance(node.scalar, int)
-    said = {name: node.scalar if node is not None and short else field.default.get(name) for name in field.children}
+    said = {
+        name: node.scalar if node is not None and short else field.default.get(name)
+        for name in field.children
+    }
     return {
         name: (mark, YamlNode("scalar", mark, scalar=said[name], text=str(said[name])))
         for name, child in field.children.items()

@@ -1,6 +1,7 @@
 """Where in the file a complaint of the model belongs.
 
-What a person is told about one field: what must stand there, what was found, and the likely way out.
+What a person is told about one field: what must stand there, what was found, and the likely way
+out.
 
 The model's complaints about a tree, each with its place, in words a person can act on.
 """
@@ -39,10 +40,11 @@ class SourceLocation(NamedTuple):
 
 
 def locate(tree: YamlNode, location: Sequence[str | int]) -> SourceLocation:
-    """The place of a location of pydantic's, whose parts are names, list positions, and marks that the file does not have.
+    """The place of a location of pydantic's, whose parts are names, list positions, and marks that
+    the file does not have.
 
-    Such marks (the branch of a union, `[key]`) are passed over, except that a last part that is a name is kept in the path:
-    it is a field that is missing.
+    Such marks (the branch of a union, `[key]`) are passed over, except that a last part that is a
+    name is kept in the path: it is a field that is missing.
     """
     node, key, path = tree, tree.mark, list[str | int]()
     for index, part in enumerate(location):
@@ -78,7 +80,9 @@ def about_missing(path: Path) -> Sentence:
 
 
 def about_unknown(path: Path) -> Sentence:
-    """A field that the model does not have: a near name beside it, the same name elsewhere, or the names there are."""
+    """A field that the model does not have: a near name beside it, the same name elsewhere, or the
+    names there are.
+    """
     section, name = reference.find(path[:-1]), str(path[-1])
     names = list(section.children) if section else []
     near = near_name(name, names)
@@ -107,8 +111,14 @@ def about_value(error: ErrorDetails, place: SourceLocation, *, of_key: bool = Fa
     if kind in ("string_too_long", "string_too_short", "string_pattern_mismatch"):
         says = f"must be {field.words}" if len(field.forms) > 1 else _of_text(kind, context)
         return Sentence(f"{says}, found {_describe_found(node)}", _repaired(field, node.text))
-    suggestion = near_name(str(node.text), field.choices) if field.choices and node.kind == "scalar" else ""
-    return Sentence(f"must be {field.words}, found {_describe_found(node)}", suggestion, "" if suggestion else _hint(node, field))
+    suggestion = (
+        near_name(str(node.text), field.choices) if field.choices and node.kind == "scalar" else ""
+    )
+    return Sentence(
+        f"must be {field.words}, found {_describe_found(node)}",
+        suggestion,
+        "" if suggestion else _hint(node, field),
+    )
 
 
 def _of_text(kind: str, context: dict[str, Any]) -> str:
@@ -122,8 +132,13 @@ def _of_text(kind: str, context: dict[str, Any]) -> str:
 def _of_length(context: dict[str, Any]) -> str:
     """Pydantic's words for a list or mapping with too many or too few entries."""
     if "max_length" in context:
-        return f"must have at most {context['max_length']} entries, found {context.get('actual_length') or 'more'}"
-    return f"must have at least {context['min_length']} entries, found {context.get('actual_length')}"
+        return (
+            f"must have at most {context['max_length']} entries, found "
+            f"{context.get('actual_length') or 'more'}"
+        )
+    return (
+        f"must have at least {context['min_length']} entries, found {context.get('actual_length')}"
+    )
 
 
 def _describe_found(node: YamlNode) -> str:
@@ -149,18 +164,23 @@ def _hint(node: YamlNode, field: reference.Field) -> str:
         return number_hint(node.text, plain=node.plain) if number else ""
     if node.scalar is None:
         return "give a value, or delete the line"
-    if isinstance(node.scalar, float) and node.scalar.is_integer() and not field.takes_text and abs(node.scalar) < 2**53:
+    if (
+        isinstance(node.scalar, float)
+        and node.scalar.is_integer()
+        and not field.takes_text
+        and abs(node.scalar) < 2**53
+    ):
         return f"write {int(node.scalar)}"
     pattern = field.forms[0].get("pattern", "")
     if field.takes_text and not field.choices and re.match(pattern, node.text):
-        return (
-            f'without quotes YAML takes it for a {"boolean" if isinstance(node.scalar, bool) else "number"}; write "{node.text}"'
-        )
+        return f'without quotes YAML takes it for a {"boolean" if isinstance(node.scalar, bool) else "number"}; write "{node.text}"'
     return ""
 
 
 def _repaired(field: reference.Field, text: str) -> str:
-    """The name or quantity that a wrong one is close to; empty if there is none that the field takes."""
+    """The name or quantity that a wrong one is close to; empty if there is none that the field
+    takes.
+    """
     pattern, longest = field.forms[0].get("pattern", ""), field.forms[0].get("maxLength", 0)
     size = _BYTES.match(text)
     plain = normalize("NFKD", text.lower()).encode("ascii", "ignore").decode()
@@ -169,9 +189,17 @@ def _repaired(field: reference.Field, text: str) -> str:
         _NO_NAME.sub("-", plain).strip("-"),
         re.sub(r"[^A-Za-z0-9]", "_", text),
     ]
-    if "/" in text or re.match(pattern, "a/b") or not re.search("[A-Za-z0-9]", text):  # references and paths are not guessed
+    # references and paths are not guessed
+    if "/" in text or re.match(pattern, "a/b") or not re.search("[A-Za-z0-9]", text):
         tries = tries[:1]
-    return next((each for each in tries if each and each != text and len(each) <= longest and re.match(pattern, each)), "")
+    return next(
+        (
+            each
+            for each in tries
+            if each and each != text and len(each) <= longest and re.match(pattern, each)
+        ),
+        "",
+    )
 
 
 _MAX_PROBLEMS = 100
@@ -195,7 +223,8 @@ def explain(tree: YamlNode, error: ValidationError) -> list[Problem]:
 
 
 def _rules_behind(tree: YamlNode, spec: dict[str, Any], first: list[_Found]) -> list[_Found]:
-    """The broken rules that pydantic does not reach while a field is wrong: ask again without what is wrong.
+    """The broken rules that pydantic does not reach while a field is wrong: ask again without what
+    is wrong.
 
     A rule judged by something wrong is not told, as it may be a consequence only.
     """
@@ -205,7 +234,9 @@ def _rules_behind(tree: YamlNode, spec: dict[str, Any], first: list[_Found]) -> 
     remove = {each.path for each in first}
     while remove:
         wrong |= remove
-        removed = [_remove(spec, path[1:]) for path in remove if path[:1] == ("spec",) and len(path) > 1]
+        removed = [
+            _remove(spec, path[1:]) for path in remove if path[:1] == ("spec",) and len(path) > 1
+        ]
         if not any(removed):
             break
         try:
@@ -213,9 +244,14 @@ def _rules_behind(tree: YamlNode, spec: dict[str, Any], first: list[_Found]) -> 
             break
         except ValidationError as error:
             details = error.errors(include_url=False)
-        remove = {("spec", *(each["loc"][:-1] if each["type"] == "missing" else each["loc"])) for each in details}
+        remove = {
+            ("spec", *(each["loc"][:-1] if each["type"] == "missing" else each["loc"]))
+            for each in details
+        }
         rules = [each for each in details if each["type"] in (RULE, "value_error")]
-        broken = [each for each in _found(tree, rules, prefix=("spec",)) if each.problem not in told]
+        broken = [
+            each for each in _found(tree, rules, prefix=("spec",)) if each.problem not in told
+        ]
         revealed += [each for each in broken if not any(_depends(each, path) for path in wrong)]
     return revealed
 
@@ -232,7 +268,9 @@ def _depends(found: _Found, wrong: Path) -> bool:
 
 
 def _remove(values: Any, path: Path) -> bool:
-    """Take a path out of plain values; of a list the whole list, so that positions stay what they are."""
+    """Take a path out of plain values; of a list the whole list, so that positions stay what they
+    are.
+    """
     for index, part in enumerate(path):
         if not isinstance(values, dict) or part not in values:
             return False
@@ -262,7 +300,9 @@ def _found(tree: YamlNode, details: Iterable[ErrorDetails], prefix: Path = ()) -
         elif each["type"] == "extra_forbidden":
             yield _Found(_problem(place.path, place.key, about_unknown(place.path)), place.path)
         elif "[key]" in location:
-            yield _Found(_problem(place.path, place.key, about_value(each, place, of_key=True)), place.path)
+            yield _Found(
+                _problem(place.path, place.key, about_value(each, place, of_key=True)), place.path
+            )
         elif place.path not in seen:
             seen.add(place.path)
             yield _Found(_problem(place.path, place.value, about_value(each, place)), place.path)
@@ -271,7 +311,11 @@ def _found(tree: YamlNode, details: Iterable[ErrorDetails], prefix: Path = ()) -
 def _named(path: Path, message: str) -> tuple[Path, ...]:
     """The fields of a section that a message names: those are what its rule looked at."""
     section = reference.find(path)
-    return tuple((*path, name) for name in (section.children if section else ()) if re.search(rf"\b{name}\b", message))
+    return tuple(
+        (*path, name)
+        for name in (section.children if section else ())
+        if re.search(rf"\b{name}\b", message)
+    )
 
 
 def _violations(tree: YamlNode, location: Path, violations: Iterable[Any]) -> Iterator[_Found]:
@@ -289,5 +333,12 @@ def _parts(dotted: str) -> Path:
 
 def _problem(path: Path, mark: Mark, sentence: Sentence) -> Problem:
     return Problem(
-        mark.source, mark.line, mark.column, show(path), sentence.message, sentence.suggestion, sentence.hint, width=mark.width
+        mark.source,
+        mark.line,
+        mark.column,
+        show(path),
+        sentence.message,
+        sentence.suggestion,
+        sentence.hint,
+        width=mark.width,
     )

@@ -2,12 +2,13 @@
 
 PyYAML's complaints about syntax in words that say what to do.
 
-Plain scalars as YAML 1.2's core schema reads them, and the traps of YAML 1.1 that people still fall into.
+Plain scalars as YAML 1.2's core schema reads them, and the traps of YAML 1.1 that people still fall
+into.
 
 YAML text to a tree of nodes that know their places, within limits on size and depth.
 
-Built from PyYAML's events rather than its composer, so that depth and size are bounded before anything recurses, keys stay
-the text that was written, and several mistakes are found in one pass.
+Built from PyYAML's events rather than its composer, so that depth and size are bounded before
+anything recurses, keys stay the text that was written, and several mistakes are found in one pass.
 """
 
 from __future__ import annotations
@@ -28,25 +29,45 @@ _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 def decode(data: str | bytes, *, source: str) -> tuple[str, list[Problem]]:
     """Text of a job file, or the one problem that makes it none."""
 
-    def refuse(message: str, *, line: int = 1, column: int = 1, hint: str = "") -> tuple[str, list[Problem]]:
+    def refuse(
+        message: str, *, line: int = 1, column: int = 1, hint: str = ""
+    ) -> tuple[str, list[Problem]]:
         return "", [Problem(source, line, column, "", message, hint=hint)]
 
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if len(raw) > MAX_BYTES:
-        return refuse("the file is larger than 1 MiB", hint="a job file describes a job; put data and code elsewhere")
-    if raw[:2] in (b"\xff\xfe", b"\xfe\xff") or (len(raw) >= 2 and 0 in raw[:2] and raw[:2] != b"\x00\x00"):
+        return refuse(
+            "the file is larger than 1 MiB",
+            hint="a job file describes a job; put data and code elsewhere",
+        )
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff") or (
+        len(raw) >= 2 and 0 in raw[:2] and raw[:2] != b"\x00\x00"
+    ):
         return refuse("the file is UTF-16, but a job file is UTF-8", hint="save it as UTF-8")
     try:
-        text = raw.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogatepass" if isinstance(data, str) else "strict")
+        text = raw.removeprefix(b"\xef\xbb\xbf").decode(
+            "utf-8", "surrogatepass" if isinstance(data, str) else "strict"
+        )
     except UnicodeDecodeError as error:
         line, column = _place(raw[: error.start].decode("utf-8", "replace"))
-        return refuse(f"byte 0x{raw[error.start]:02x} is not UTF-8", line=line, column=column, hint="save the file as UTF-8")
+        return refuse(
+            f"byte 0x{raw[error.start]:02x} is not UTF-8",
+            line=line,
+            column=column,
+            hint="save the file as UTF-8",
+        )
     found = _FORBIDDEN.search(text)
     if found:
         line, column = _place(text[: found.start()])
         code = ord(found[0])
-        what = "a NUL character: this is no text file" if code == 0 else f"the control character U+{code:04X}"
-        return refuse(f"the file holds {what}", line=line, column=column, hint="delete it" if code else "")
+        what = (
+            "a NUL character: this is no text file"
+            if code == 0
+            else f"the control character U+{code:04X}"
+        )
+        return refuse(
+            f"the file holds {what}", line=line, column=column, hint="delete it" if code else ""
+        )
     return text, []
 
 
@@ -63,7 +84,9 @@ def _place(before: str) -> tuple[int, int]:
 
 def shown(value: object, limit: int = 60) -> str:
     """A value from a file as one short line that cannot disturb a terminal."""
-    text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value)[: limit + 1])
+    text = "".join(
+        char if char.isprintable() else ascii(char)[1:-1] for char in str(value)[: limit + 1]
+    )
     return text if len(text) <= limit else text[:limit] + "…"
 
 
@@ -80,14 +103,38 @@ _WORDS = (
     ),
     ("could not find expected ':'", *_NO_KEY),
     ("found unexpected end of stream", "the quotes that open here are never closed", "close them"),
-    ("expected ',' or ']'", "the list `[` that opens here is not closed", "put `,` between its items and `]` at its end"),
-    ("expected ',' or '}'", "the mapping `{{` that opens here is not closed", "put `,` between its entries and `}}` at its end"),
-    ("expected <block end>, but found ':'", "a key is missing before `:`", "put it there, or quote the text"),
-    ("expected <block end>", "the indentation fits no line above", "lines of one section begin in the same column"),
-    ("found unknown escape character '(.)'", "`\\{0}` is no escape in double quotes", "use single quotes, or write `\\\\`"),
+    (
+        "expected ',' or ']'",
+        "the list `[` that opens here is not closed",
+        "put `,` between its items and `]` at its end",
+    ),
+    (
+        "expected ',' or '}'",
+        "the mapping `{{` that opens here is not closed",
+        "put `,` between its entries and `}}` at its end",
+    ),
+    (
+        "expected <block end>, but found ':'",
+        "a key is missing before `:`",
+        "put it there, or quote the text",
+    ),
+    (
+        "expected <block end>",
+        "the indentation fits no line above",
+        "lines of one section begin in the same column",
+    ),
+    (
+        "found unknown escape character '(.)'",
+        "`\\{0}` is no escape in double quotes",
+        "use single quotes, or write `\\\\`",
+    ),
     ("expected escape sequence", "the escape sequence is not complete", "use single quotes"),
     ("found undefined tag handle", "a tag is not allowed", "quote text that begins with `!`"),
-    ("sequence entries are not allowed", "`- ` cannot stand here", "put the list on the next lines, below its key"),
+    (
+        "sequence entries are not allowed",
+        "`- ` cannot stand here",
+        "put the list on the next lines, below its key",
+    ),
     ("block mapping|block keys", "a key cannot stand here", "put it on its own line"),
 )
 _OPENING = ("quotes that open", "that opens here")
@@ -108,7 +155,8 @@ def explain(error: yaml.MarkedYAMLError, text: str, *, source: str) -> Problem:
     line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
     lines = split_lines(text)
     above = lines[line - 2] if 1 < line <= len(lines) else ":"
-    if message.startswith("`:`") and above.strip() and ":" not in above:  # YAML took the line above for the key's beginning
+    # YAML took the line above for the key's beginning
+    if message.startswith("`:`") and above.strip() and ":" not in above:
         message, hint = _NO_KEY
         line, column = line - 1, len(above) - len(above.lstrip()) + 1
     return Problem(source, min(line, len(lines)), column, "", message, hint=hint)
@@ -129,7 +177,9 @@ Scalar = None | bool | int | float | str
 
 
 def resolve(text: str) -> Scalar:
-    """Value of a plain (unquoted) scalar. Raises `ValueError` with a sentence if no number of a job can be that."""
+    """Value of a plain (unquoted) scalar. Raises `ValueError` with a sentence if no number of a job
+    can be that.
+    """
     if text in ("", "~", "null", "Null", "NULL"):
         return None
     if text in ("true", "True", "TRUE"):
@@ -154,17 +204,24 @@ def resolve(text: str) -> Scalar:
 
 
 def number_hint(text: str, *, plain: bool) -> str:
-    """How to write the number that a text in the place of a number may have meant; empty if there is none."""
+    """How to write the number that a text in the place of a number may have meant; empty if there
+    is none.
+    """
     if _SEXAGESIMAL.match(text):
         total = 0
         for part in text.split(":"):
             total = total * 60 + int(part)
-        return f"`{text}` is text in YAML 1.2; YAML 1.1 took it for {total} in base 60: write {total}"
+        return (
+            f"`{text}` is text in YAML 1.2; YAML 1.1 took it for {total} in base 60: write {total}"
+        )
     if _UNDERSCORED.match(text):
         return f"`{text}` is text in YAML 1.2; write {text.replace('_', '')}"
     duration = _DURATION.match(text)
     if duration and len(duration[1]) < _MAX_DIGITS:
-        return f"the field counts seconds; write {int(duration[1]) * _DURATION_SECONDS[duration[2][0]]}"
+        return (
+            "the field counts seconds; write "
+            f"{int(duration[1]) * _DURATION_SECONDS[duration[2][0]]}"
+        )
     if not plain:
         try:
             number = resolve(text)
@@ -182,7 +239,9 @@ _START: Final = "`kdist init` writes one to start from"
 
 
 class Mark(NamedTuple):
-    """A place: line and column from 1, and how many columns it is wide. Line 0 is a `--set` option."""
+    """A place: line and column from 1, and how many columns it is wide. Line 0 is a `--set`
+    option.
+    """
 
     source: str
     line: int
@@ -192,7 +251,9 @@ class Mark(NamedTuple):
 
 @dataclass
 class YamlNode:
-    """A value and its place. Aliases share nodes, so a node is never changed once it is complete."""
+    """A value and its place. Aliases share nodes, so a node is never changed once it is
+    complete.
+    """
 
     kind: str  # "mapping", "list" or "scalar"
     mark: Mark
@@ -217,7 +278,9 @@ class _Stop(Exception):  # noqa: N818 - no error: it carries the problem after w
 
 
 def read(text: str, *, source: str) -> tuple[YamlNode | None, list[Problem]]:
-    """The tree of a job file and the problems of its YAML; no tree where what follows a mistake would be guesswork."""
+    """The tree of a job file and the problems of its YAML; no tree where what follows a mistake
+    would be guesswork.
+    """
     tree, problems = _parse(text, _Reader(source))
     if problems and tree is None:
         return None, problems
@@ -226,7 +289,10 @@ def read(text: str, *, source: str) -> tuple[YamlNode | None, list[Problem]]:
     if tree.kind != "mapping":
         what = "a list" if tree.kind == "list" else f"the text `{shown(tree.text, 40)}`"
         message = f"must be a mapping that begins with apiVersion and kind, found {what}"
-        return None, [*problems, Problem(source, tree.mark.line, tree.mark.column, "", message, hint=_START)]
+        return None, [
+            *problems,
+            Problem(source, tree.mark.line, tree.mark.column, "", message, hint=_START),
+        ]
     return tree, problems
 
 
@@ -259,14 +325,19 @@ class _Reader:
         self.document: YamlNode | None = None
         self.problems: list[Problem] = []
         self._open: list[YamlNode] = []
-        self._keys: list[tuple[str, Mark] | None] = []  # the key that waits for its value, per open mapping
+        # the key that waits for its value, per open mapping
+        self._keys: list[tuple[str, Mark] | None] = []
         self._names: list[str | None] = []  # the anchor of each open collection
         self._anchors: dict[str, YamlNode | None] = {}
         self._nodes = 0
 
     def take(self, event: yaml.Event) -> None:
         if isinstance(event, yaml.DocumentStartEvent) and self.document is not None:
-            raise _Stop(self._problem(event, "a second document begins here", "one job per file; move it to its own"))
+            raise _Stop(
+                self._problem(
+                    event, "a second document begins here", "one job per file; move it to its own"
+                )
+            )
         if isinstance(event, yaml.AliasEvent):
             self._add(self._alias(event), event)
         elif isinstance(event, yaml.ScalarEvent):
@@ -283,13 +354,16 @@ class _Reader:
 
     def _problem(self, event: yaml.Event, message: str, hint: str = "") -> Problem:
         mark = self._mark(event)
-        return Problem(self.source, mark.line, mark.column, "", message, hint=hint, width=mark.width)
+        return Problem(
+            self.source, mark.line, mark.column, "", message, hint=hint, width=mark.width
+        )
 
     def _mark(self, event: yaml.Event) -> Mark:
         if self._inline:
             return Mark(self.source, 0, 0)
         start, end = event.start_mark, event.end_mark
-        if start is None or end is None:  # events of a parser always have marks; those made by hand need not
+        # events of a parser always have marks; those made by hand need not
+        if start is None or end is None:
             return Mark(self.source, 1, 1)
         width = end.column - start.column if end.line == start.line else 1
         return Mark(self.source, start.line + 1, start.column + 1, max(width, 1))
@@ -298,14 +372,22 @@ class _Reader:
         if event.tag is not None:
             tag = shown(event.tag.replace("tag:yaml.org,2002:", "!!"), 40)
             self.problems.append(
-                self._problem(event, f"the tag `{tag}` is not allowed", "job files need no tags; quote text instead")
+                self._problem(
+                    event,
+                    f"the tag `{tag}` is not allowed",
+                    "job files need no tags; quote text instead",
+                )
             )
         if event.anchor is not None:
             self._anchors[event.anchor] = None
 
     def _start(self, event: yaml.CollectionStartEvent) -> None:
         if self._open and self._open[-1].kind == "mapping" and self._keys[-1] is None:
-            raise _Stop(self._problem(event, "a key must be text", "in `{…}` and `[…]` use quotes if text is meant"))
+            raise _Stop(
+                self._problem(
+                    event, "a key must be text", "in `{…}` and `[…]` use quotes if text is meant"
+                )
+            )
         if len(self._open) >= MAX_DEPTH:
             raise _Stop(self._problem(event, f"nested deeper than {MAX_DEPTH} levels"))
         self._check_properties(event)
@@ -318,7 +400,8 @@ class _Reader:
         self._check_properties(event)
         plain = event.style is None
         text = event.value
-        if _SURROGATE.search(text):  # JSON's way to write 😀 is two escapes, each half a character to YAML
+        # JSON's way to write 😀 is two escapes, each half a character to YAML
+        if _SURROGATE.search(text):
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         node = YamlNode("scalar", self._mark(event), text=text, plain=plain)
         waits_for_key = self._open and self._open[-1].kind == "mapping" and self._keys[-1] is None
@@ -336,18 +419,28 @@ class _Reader:
         if event.anchor not in self._anchors:
             raise _Stop(
                 self._problem(
-                    event, f"the alias `*{shown(event.anchor, 40)}` has no anchor `&{shown(event.anchor, 40)}` before it"
+                    event,
+                    (
+                        f"the alias `*{shown(event.anchor, 40)}` has no anchor "
+                        f"`&{shown(event.anchor, 40)}` before it"
+                    ),
                 )
             )
         node = self._anchors[event.anchor]
         if node is None:
-            raise _Stop(self._problem(event, f"the alias `*{shown(event.anchor, 40)}` lies within its own anchor"))
+            raise _Stop(
+                self._problem(
+                    event, f"the alias `*{shown(event.anchor, 40)}` lies within its own anchor"
+                )
+            )
         if len(self._open) + node.depth > MAX_DEPTH:
             raise _Stop(self._problem(event, f"nested deeper than {MAX_DEPTH} levels by aliases"))
         return node
 
     def _add(self, node: YamlNode, event: yaml.Event) -> None:
-        """Put a complete node where it belongs: into the open list, as a key, as a key's value, or as the document."""
+        """Put a complete node where it belongs: into the open list, as a key, as a key's value, or
+        as the document.
+        """
         if not self._open:
             self.document = node
             return
@@ -358,7 +451,12 @@ class _Reader:
         parent.size += node.size
         parent.depth = max(parent.depth, node.depth + 1)
         if parent.size > MAX_NODES:
-            raise _Stop(self._problem(event, f"the file holds more than {MAX_NODES} values, counting what aliases repeat"))
+            raise _Stop(
+                self._problem(
+                    event,
+                    f"the file holds more than {MAX_NODES} values, counting what aliases repeat",
+                )
+            )
         waiting = self._keys[-1]
         if waiting is None:
             parent.items.append(node)
@@ -367,8 +465,21 @@ class _Reader:
         key, mark = waiting
         if key in parent.entries:
             first = parent.entries[key][0]
-            message = f"the key `{shown(key)}` is already given at line {first.line}, column {first.column}"
-            self.problems.append(Problem(self.source, mark.line, mark.column, "", message, hint="keep one", width=mark.width))
+            message = (
+                f"the key `{shown(key)}` is already given at line {first.line}, column "
+                f"{first.column}"
+            )
+            self.problems.append(
+                Problem(
+                    self.source,
+                    mark.line,
+                    mark.column,
+                    "",
+                    message,
+                    hint="keep one",
+                    width=mark.width,
+                )
+            )
             return
         parent.entries[key] = (mark, node)
 
@@ -377,7 +488,9 @@ class _Reader:
             raise _Stop(self._problem(event, "a key must be text"))
         mark = self._mark(event)
         if node.plain and node.text == "<<":
-            hint = "it belongs to YAML 1.1; write the fields out, or use an alias for a whole section"
+            hint = (
+                "it belongs to YAML 1.1; write the fields out, or use an alias for a whole section"
+            )
             self.problems.append(self._problem(event, "the merge key `<<` is not supported", hint))
         elif not node.text:
             self.problems.append(self._problem(event, "a key is empty"))

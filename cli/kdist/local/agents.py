@@ -1,6 +1,7 @@
 """The agents of a run on this machine, asked from outside: which are at work, and what they answer.
 
-Asks each agent for its `/status`, in a thread of its own, so that a slow answer delays neither the view nor the training.
+Asks each agent for its `/status`, in a thread of its own, so that a slow answer delays neither the
+view nor the training.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _MOST_BYTES = 4 << 20
 
 
 def find_run(name: str) -> Path | None:
-    """The run folder that NAME means: a job of `.kdist` (or `$KDIST_HOME`), or a path to one; None if there is none.
+    """The run folder that NAME means: a job of `.kdist` (or `$KDIST_HOME`), or a path to one; None
+    if there is none.
 
     A path to a folder of checkpoints will do too.
     """
@@ -62,7 +64,10 @@ def read(root: Path, *, metrics: bool = False) -> dict[str, AgentSample]:
         page = ask_agents(port, "/metrics") if metrics else b""
         with contextlib.suppress(ValueError):
             document = json.loads(status)
-            found[node] = AgentSample(document if isinstance(document, dict) else {}, (page or b"").decode(errors="replace"))
+            found[node] = AgentSample(
+                document if isinstance(document, dict) else {},
+                (page or b"").decode(errors="replace"),
+            )
     return found
 
 
@@ -94,7 +99,9 @@ TIMEOUT = 1.0  # seconds for one answer
 
 @dataclass(frozen=True)
 class StatusReply:
-    """The last status that an agent gave. `asked_at` and `answered_at` are monotonic seconds; the latter is None before any."""
+    """The last status that an agent gave. `asked_at` and `answered_at` are monotonic seconds; the
+    latter is None before any.
+    """
 
     status: Mapping[str, Any]
     asked_at: float
@@ -106,7 +113,9 @@ class StatusReply:
 
 
 class StatusPoller:
-    """Keeps the newest answer of every agent. `scratch` names each node's folder, where `agent.json` tells the port."""
+    """Keeps the newest answer of every agent. `scratch` names each node's folder, where
+    `agent.json` tells the port.
+    """
 
     def __init__(self, scratch: Mapping[str, Path], *, every: float = 0.5) -> None:
         self._scratch = dict(scratch)
@@ -114,7 +123,8 @@ class StatusPoller:
         self._answers: dict[str, StatusReply] = {}
         self._over = threading.Event()
         self._threads = [
-            threading.Thread(target=self._ask_on, args=(node,), daemon=True, name=f"status {node}") for node in scratch
+            threading.Thread(target=self._ask_on, args=(node,), daemon=True, name=f"status {node}")
+            for node in scratch
         ]
 
     def start(self) -> None:
@@ -136,7 +146,9 @@ class StatusPoller:
             previous = self._answers.get(node) or StatusReply({}, now, None)
             note = run_dir.read_json(self._scratch[node] / "agent.json")
             status = ask(note.get("port")) if note else None
-            self._answers[node] = previous if status is None else StatusReply(status, now, time.monotonic())
+            self._answers[node] = (
+                previous if status is None else StatusReply(status, now, time.monotonic())
+            )
 
 
 def ask(port: object) -> dict[str, Any] | None:

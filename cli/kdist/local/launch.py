@@ -1,4 +1,5 @@
-"""How the agents of a job are started on this machine: command line, environment, folders and devices of each.
+"""How the agents of a job are started on this machine: command line, environment, folders and
+devices of each.
 
 torch is never imported here; whether it is there is asked of the import system.
 """
@@ -28,7 +29,12 @@ def check_torch() -> None:
 
 
 def plan_agents(
-    job: TrainingJob, folder: RunFolder, *, base: Path, environment: Mapping[str, str], devices: Sequence[str] | None
+    job: TrainingJob,
+    folder: RunFolder,
+    *,
+    base: Path,
+    environment: Mapping[str, str],
+    devices: Sequence[str] | None,
 ) -> list[AgentCommand]:
     """One command for each node of the job.
 
@@ -42,7 +48,12 @@ def plan_agents(
     Raises `UsageError` for data, code or secrets that are not here; all of them at once.
     """
     problems: list[str] = []
-    shared = ["--checkpoints", str(folder.checkpoints), *_code(job, base, problems), *_data(job, base, problems)]
+    shared = [
+        "--checkpoints",
+        str(folder.checkpoints),
+        *_code(job, base, problems),
+        *_data(job, base, problems),
+    ]
     variables = {**environment, **_variables(job, environment, problems), "PYTHONUNBUFFERED": "1"}
     if problems:
         raise UsageError("; ".join(problems))
@@ -51,8 +62,25 @@ def plan_agents(
     for index in range(count):
         node = f"node-{index}"
         scratch = str(folder.node(node))
-        argv = [sys.executable, "-m", "kdist_trainer", "--config", str(folder.root / "train.json"), "--run-id", folder.run_id]
-        argv += ["--node", node, "--scratch", scratch, "--rendezvous", f"file:{folder.store}", "--port", "0"]
+        argv = [
+            sys.executable,
+            "-m",
+            "kdist_trainer",
+            "--config",
+            str(folder.root / "train.json"),
+            "--run-id",
+            folder.run_id,
+        ]
+        argv += [
+            "--node",
+            node,
+            "--scratch",
+            scratch,
+            "--rendezvous",
+            f"file:{folder.store}",
+            "--port",
+            "0",
+        ]
         argv += ["--lifeline", str(folder.lifeline), *shared]
         mine = {**variables, supervisor.MARK: scratch, **_share(devices, index, count)}
         commands.append(AgentCommand(node, argv, mine, base, folder.log(node)))
@@ -60,7 +88,9 @@ def plan_agents(
 
 
 def checkpoint_folder(job: TrainingJob, base: Path) -> Path | None:
-    """The job's own folder of checkpoints on this machine, or None where it keeps them in a cluster's claim or nowhere."""
+    """The job's own folder of checkpoints on this machine, or None where it keeps them in a
+    cluster's claim or nowhere.
+    """
     checkpoints = job.spec.checkpoints
     return resolve(base, checkpoints.path) if checkpoints and checkpoints.path else None
 
@@ -70,16 +100,22 @@ def script_of(job: TrainingJob, base: Path) -> str | None:
     script = job.spec.script
     if script is None or script.path is None:
         return None if script is None else f"-m {script.module}"
-    return str(resolve(base if job.spec.code is None else resolve(base, job.spec.code), script.path))
+    return str(
+        resolve(base if job.spec.code is None else resolve(base, job.spec.code), script.path)
+    )
 
 
 def resolve(base: Path, path: str) -> Path:
-    """A path of the job file as a path of this machine: relative to `base`, `~` is the caller's home."""
+    """A path of the job file as a path of this machine: relative to `base`, `~` is the caller's
+    home.
+    """
     return (base / Path(path).expanduser()).absolute()
 
 
 def list_devices(environment: Mapping[str, str]) -> list[str]:
-    """GPUs of this machine that the caller lets us use, as CUDA_VISIBLE_DEVICES names them; none is an empty list."""
+    """GPUs of this machine that the caller lets us use, as CUDA_VISIBLE_DEVICES names them; none is
+    an empty list.
+    """
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [device.strip() for device in chosen.split(",") if device.strip()]
@@ -88,7 +124,9 @@ def list_devices(environment: Mapping[str, str]) -> list[str]:
 
 
 def _share(devices: Sequence[str] | None, index: int, count: int) -> dict[str, str]:
-    """A node's own GPUs: NCCL refuses one GPU in two ranks, so they are dealt out. With fewer GPUs than nodes all use the CPU."""
+    """A node's own GPUs: NCCL refuses one GPU in two ranks, so they are dealt out. With fewer GPUs
+    than nodes all use the CPU.
+    """
     if devices is None or count == 1:
         return {}
     each = len(devices) // count
@@ -109,7 +147,8 @@ def _data(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:
     for index, data in enumerate(job.spec.data):
         if data.path is None:
             problems.append(
-                f"spec.data[{index}] is in the claim {data.claim} of a cluster; add the path of the same data on this machine"
+                f"spec.data[{index}] is in the claim {data.claim} of a cluster; add the "
+                "path of the same data on this machine"
             )
             continue
         path = resolve(base, data.path)
@@ -119,12 +158,17 @@ def _data(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:
     return arguments
 
 
-def _variables(job: TrainingJob, environment: Mapping[str, str], problems: list[str]) -> dict[str, str]:
+def _variables(
+    job: TrainingJob, environment: Mapping[str, str], problems: list[str]
+) -> dict[str, str]:
     found = {}
     for variable in job.spec.env:
         if variable.secret is None:
             found[variable.name] = variable.value or ""
         elif variable.name not in environment:
             where = f"key {variable.secret.key} of the Secret {variable.secret.name}"
-            problems.append(f"{variable.name} is a secret ({where} on a cluster): set it in the environment of kdist run")
+            problems.append(
+                f"{variable.name} is a secret ({where} on a cluster): set it in the "
+                "environment of kdist run"
+            )
     return found

@@ -1,4 +1,6 @@
-"""What is known of a running job at this moment, gathered from its events and from the agents' answers; drawn by `view`."""
+"""What is known of a running job at this moment, gathered from its events and from the agents'
+answers; drawn by `view`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ QUIET = 1.0  # seconds of a job that says nothing, after which it says what it w
 _RETRYABLE = 128  # exit codes of agents from here on are no end of the job
 _HISTORY = 240
 _PACE = 60
-_JOINT = ("resumed", "started-fresh", "first-step", "progress")  # said by rank 0 of what all ranks do
+# said by rank 0 of what all ranks do
+_JOINT = ("resumed", "started-fresh", "first-step", "progress")
 
 _PHASES = {
     "agent-started": "starting",
@@ -50,12 +53,16 @@ class NodeProgress:
     @property
     def ranks(self) -> list[Mapping[str, Any]]:
         found = self.answer.status.get("ranks") if self.answer else None
-        return [rank for rank in found if isinstance(rank, Mapping)] if isinstance(found, list) else []
+        return (
+            [rank for rank in found if isinstance(rank, Mapping)] if isinstance(found, list) else []
+        )
 
 
 @dataclass
 class Progress:
-    """The job as a whole. Steps count from 1; times are monotonic seconds of `clock`, except `saved_at`, which is unix time."""
+    """The job as a whole. Steps count from 1; times are monotonic seconds of `clock`, except
+    `saved_at`, which is unix time.
+    """
 
     job: str
     nodes: dict[str, NodeProgress]
@@ -74,7 +81,8 @@ class Progress:
     saved_step: int | None = None
     saved_at: float | None = None
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
-    pace: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_PACE))  # (time, step) of the last moves
+    # (time, step) of the last moves
+    pace: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_PACE))
     bars: dict[str, Entry] = field(default_factory=dict)  # newest state of each rank's progress bar
     rewound: bool = False  # a new group may begin at an earlier step
     moved_at: float = field(init=False)
@@ -85,8 +93,10 @@ class Progress:
 
     def observe(self, name: str, event: Mapping[str, Any]) -> None:
         """Take in one event of the node `name`."""
-        node, kind = self.nodes.get(name) or NodeProgress(name), event["event"]  # kdist itself speaks too and is no node
-        if kind != "failed" or (_integer(event.get("code")) or 0) < _RETRYABLE:  # else what follows says what becomes of it
+        # kdist itself speaks too and is no node
+        node, kind = self.nodes.get(name) or NodeProgress(name), event["event"]
+        # else what follows says what becomes of it
+        if kind != "failed" or (_integer(event.get("code")) or 0) < _RETRYABLE:
             node.phase = _PHASES.get(kind, node.phase)
         self.rewound |= kind in ("group-formed", "resumed")
         if kind in _JOINT:
@@ -112,7 +122,9 @@ class Progress:
             self._take_step(event)
 
     def observe_print(self, entry: Entry) -> None:
-        """Take in what a rank printed: a state of its progress bar, or a line, which ends the bar."""
+        """Take in what a rank printed: a state of its progress bar, or a line, which ends the
+        bar.
+        """
         speaker, _ = entry.speaker
         if entry.is_state:
             self.bars[speaker] = entry
@@ -128,10 +140,19 @@ class Progress:
         if status.get("generation") == self.generation or not self.generation:
             self._take_step({**status, "target": status.get("target_steps")})
             answers = [each.answer.status for each in self.nodes.values() if each.answer]
-            rates = [rate for one in answers if (rate := _number(one.get("samples_per_second"))) is not None]
+            rates = [
+                rate
+                for one in answers
+                if (rate := _number(one.get("samples_per_second"))) is not None
+            ]
             self.rate = sum(rates) if rates else self.rate  # each agent speaks of its own ranks
-        if _number(status.get("last_checkpoint_step")) and _number(status.get("last_checkpoint_time")):
-            self.saved_step, self.saved_at = int(status["last_checkpoint_step"]), float(status["last_checkpoint_time"])
+        if _number(status.get("last_checkpoint_step")) and _number(
+            status.get("last_checkpoint_time")
+        ):
+            self.saved_step, self.saved_at = (
+                int(status["last_checkpoint_step"]),
+                float(status["last_checkpoint_time"]),
+            )
 
     def _take_step(self, seen: Mapping[str, Any]) -> None:
         step, loss = _integer(seen.get("step")), _number(seen.get("loss"))
@@ -156,7 +177,9 @@ class Progress:
         return (self.target - last) * (until - since) / (last - first) if last > first else None
 
     def waiting_for(self) -> str | None:
-        """What a job that has not moved for a second waits for, in one sentence; None while it moves."""
+        """What a job that has not moved for a second waits for, in one sentence; None while it
+        moves.
+        """
         quiet = self.clock() - self.moved_at
         if quiet < QUIET:
             return None
@@ -184,7 +207,9 @@ class Progress:
         doing = {str(rank.get("phase")) for node in self.nodes.values() for rank in node.ranks}
         if "evaluate" in doing:
             return "the ranks evaluate the model"
-        return f"no step for {quiet:.0f} s; the ranks are in: {', '.join(sorted(doing)) or 'unknown'}"
+        return (
+            f"no step for {quiet:.0f} s; the ranks are in: {', '.join(sorted(doing)) or 'unknown'}"
+        )
 
 
 def _number(value: object) -> float | None:

@@ -1,9 +1,11 @@
-"""The run folder `.kdist/<job>/`: what one job has on this machine, kept between invocations of `kdist run`.
+"""The run folder `.kdist/<job>/`: what one job has on this machine, kept between invocations of
+`kdist run`.
 
-run.json          the run's id and its invocations        node-<i>/   scratch of each agent, and its `log`
-train.json        what the agents are told                checkpoints/ unless the job names a folder of its own
-rendezvous-<n>/   the n-th invocation's store             report.json  the end report
-lock              held by the one `kdist run` at work     lifeline     its end of file ends every agent
+run.json          the run's id and its invocations        node-<i>/   scratch of each agent, and its
+`log` train.json        what the agents are told                checkpoints/ unless the job names a
+folder of its own rendezvous-<n>/   the n-th invocation's store             report.json  the end
+report lock              held by the one `kdist run` at work     lifeline     its end of file ends
+every agent
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def write_json(path: Path, document: object) -> None:
     """Replace `path` in one move, so that a reader never sees half of it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        draft.write_text(
+            json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         draft.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -66,7 +70,14 @@ class RunFolder:
         self.number = len(self.run["invocations"]) + 1
 
     @classmethod
-    def open(cls, name: str, *, fresh: bool = False, checkpoints: Path | None = None, script: str | None = None) -> RunFolder:
+    def open(
+        cls,
+        name: str,
+        *,
+        fresh: bool = False,
+        checkpoints: Path | None = None,
+        script: str | None = None,
+    ) -> RunFolder:
         """Lock the folder of the job `name` and begin the next invocation.
 
         Args:
@@ -75,8 +86,8 @@ class RunFolder:
             checkpoints: the job's own folder of checkpoints, or None for the one in the run folder.
             script: the script that is to run, an absolute path or `-m MODULE`; None for a managed training.
 
-        Raises `KdistError` if another `kdist run` is at work there, if the run is another script's, or if the folder cannot be
-        used.
+        Raises `KdistError` if another `kdist run` is at work there, if the run is another script's,
+        or if the folder cannot be used.
         """
         root = home() / name
         try:
@@ -95,15 +106,22 @@ class RunFolder:
         return folder
 
     def _belong_to(self, script: str) -> None:
-        """Note whose run it is; raises `KdistError` where it is another script's. Both may have been moved together."""
+        """Note whose run it is; raises `KdistError` where it is another script's. Both may have
+        been moved together.
+        """
         own = os.path.relpath(script, self.root) if Path(script).is_absolute() else script
         known = self.run.setdefault("script", own)
         if known != own:
             self.close()
             other = known if known.startswith("-m ") else os.path.normpath(self.root / known)
             raise KdistError(
-                f"the run in {self.root} is that of another script, {other}: this one would go on from its state",
-                hint="--fresh puts that run aside; a job file with its own metadata.name keeps both",
+                (
+                    f"the run in {self.root} is that of another script, {other}: this one "
+                    "would go on from its state"
+                ),
+                hint=(
+                    "--fresh puts that run aside; a job file with its own metadata.name keeps both"
+                ),
             )
 
     @property
@@ -125,7 +143,9 @@ class RunFolder:
 
     @property
     def store(self) -> Path:
-        """File of the rendezvous of the invocation that `open` was for, whether it has begun or not."""
+        """File of the rendezvous of the invocation that `open` was for, whether it has begun or
+        not.
+        """
         return self.root / f"rendezvous-{self.number}" / "store"
 
     def node(self, name: str) -> Path:
@@ -139,14 +159,17 @@ class RunFolder:
         return self.node(name) / "log"
 
     def begin(self, train_json: str | None = None) -> None:
-        """Note the new invocation, and what its agents are told; what only an earlier one needed goes.
+        """Note the new invocation, and what its agents are told; what only an earlier one needed
+        goes.
 
         Raises `KdistError` where the disk does not take it.
         """
         try:
             self._begin(train_json)
         except OSError as error:
-            raise KdistError(f"the run folder {self.root} cannot be written: {error.strerror}") from error
+            raise KdistError(
+                f"the run folder {self.root} cannot be written: {error.strerror}"
+            ) from error
 
     def _begin(self, train_json: str | None) -> None:
         self.run["invocations"].append({"started": time.time(), "ended": None, "outcome": None})
@@ -162,7 +185,9 @@ class RunFolder:
             (self.root / "train.json").write_text(train_json, encoding="utf-8")
 
     def end(self, outcome: str) -> None:
-        """Note how the invocation ended. Raises `OSError` where the disk does not take it; it is noted in memory all the same."""
+        """Note how the invocation ended. Raises `OSError` where the disk does not take it; it is
+        noted in memory all the same.
+        """
         self.run["invocations"][-1] |= {"ended": time.time(), "outcome": outcome}
         write_json(self.root / "run.json", self.run)
 
@@ -185,14 +210,18 @@ def _lock(root: Path) -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() < patient_until:  # somebody who only asks whether a run is at work holds it for a moment
+            # somebody who only asks whether a run is at work holds it for a moment
+            if time.monotonic() < patient_until:
                 os.close(lock)
                 time.sleep(_GLANCE_SECONDS / 20)
                 continue
             owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
             os.close(lock)
             hint = "stop it first (Ctrl-C there), or give this job another metadata.name"
-            raise KdistError(f"another kdist run{f' (pid {owner})' if owner else ''} is at work in {root}", hint=hint) from None
+            raise KdistError(
+                f"another kdist run{f' (pid {owner})' if owner else ''} is at work in {root}",
+                hint=hint,
+            ) from None
         if path.exists() and os.path.samestat(os.fstat(lock), path.stat()):
             break
         os.close(lock)  # put aside by another one's --fresh between the two calls
@@ -224,6 +253,13 @@ def _put_aside(root: Path) -> list[Path]:
 
 
 def _free_name(folder: Path, stamp: str) -> Path:
-    taken = {path.name for path in folder.parent.iterdir() if re.match(re.escape(f"{folder.name}.{stamp}"), path.name)}
-    names = (f"{folder.name}.{stamp}{suffix}" for suffix in ("", *(f"-{number}" for number in range(1, len(taken) + 2))))
+    taken = {
+        path.name
+        for path in folder.parent.iterdir()
+        if re.match(re.escape(f"{folder.name}.{stamp}"), path.name)
+    }
+    names = (
+        f"{folder.name}.{stamp}{suffix}"
+        for suffix in ("", *(f"-{number}" for number in range(1, len(taken) + 2)))
+    )
     return folder.with_name(next(name for name in names if name not in taken))

@@ -1,4 +1,5 @@
-"""One invocation of a job on this machine: agents kept going, logs followed, signals obeyed, until all is over.
+"""One invocation of a job on this machine: agents kept going, logs followed, signals obeyed, until
+all is over.
 
 Runs a whole job on this machine: folder, agents, session, and at the end the report.
 """
@@ -27,13 +28,16 @@ from kdist.local.supervisor import AgentCommand, Interrupts, Outcome, ParentDeat
 from kdist.report.ledger import build_report, read_ledger
 from kdist.spec import Exit, TrainingJob, judge_done
 
-TICK = 0.25  # seconds between two looks at logs and agents; a signal or the end of an agent shortens it
+# seconds between two looks at logs and agents; a signal or the end of an agent shortens it
+TICK = 0.25
 FRAME = 0.5  # seconds between two drawings of the view: it shares the machine with the training
 _WAITING_AGAIN = 30.0  # seconds after which a line off the terminal says the same once more
 
 
 class Display(Protocol):
-    """Where the session shows itself: a live view, or plain lines. It never waits for whoever looks at it."""
+    """Where the session shows itself: a live view, or plain lines. It never waits for whoever looks
+    at it.
+    """
 
     def show(self, entry: Entry) -> None:
         """One line that stays."""
@@ -57,13 +61,18 @@ class RunSession:
     _tails: dict[str, LogTail] = field(init=False)
     _waiting: tuple[str, float] = field(init=False, default=("", 0.0))
     _drawn_at: float = field(init=False, default=-FRAME)
-    _blind: bool = field(init=False, default=False)  # the screen has gone: a closed terminal, a pipe that nobody reads
+    # the screen has gone: a closed terminal, a pipe that nobody reads
+    _blind: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self._tails = {command.node: LogTail(command.node, command.log) for command in self.commands}
+        self._tails = {
+            command.node: LogTail(command.node, command.log) for command in self.commands
+        }
 
     def run(self) -> Outcome:
-        """Start the agents and see them to their end. Raises `OSError` when they cannot be started."""
+        """Start the agents and see them to their end. Raises `OSError` when they cannot be
+        started.
+        """
         with Interrupts() as interrupts:
             try:
                 self.poller.start()
@@ -71,7 +80,9 @@ class RunSession:
                 while self.kubelet.poll():
                     self._obey(interrupts.received)
                     self._look()
-                    interrupts.wait(0 if any(tail.behind for tail in self._tails.values()) else TICK)
+                    interrupts.wait(
+                        0 if any(tail.behind for tail in self._tails.values()) else TICK
+                    )
                 self._look(last=True)
             finally:
                 self.poller.close()
@@ -80,7 +91,9 @@ class RunSession:
         return self.kubelet.outcome
 
     def tell(self, node: str, event: str, /, **fields: object) -> None:
-        """Take an event of kdist's own, in the form of the trainer's. What a node said before its agent ended comes first."""
+        """Take an event of kdist's own, in the form of the trainer's. What a node said before its
+        agent ended comes first.
+        """
         if event in ("agent-ended", "agent-restarting"):
             for entry in self._tails[node].read(last=True):
                 self._take(entry)
@@ -92,15 +105,22 @@ class RunSession:
             number = received.pop(0)
             if self.stopped_by is None:
                 self.stopped_by = number
-                self.tell("kdist", "stopping", reason=f"{number.name}; once more ends it now, without saving")
+                self.tell(
+                    "kdist",
+                    "stopping",
+                    reason=f"{number.name}; once more ends it now, without saving",
+                )
                 self.kubelet.stop()
             else:
-                self.tell("kdist", "killing", message=f"{number.name} again: ends now, without saving")
+                self.tell(
+                    "kdist", "killing", message=f"{number.name} again: ends now, without saving"
+                )
                 self.kubelet.kill()
 
     def _look(self, *, last: bool = False) -> None:
         read = [entry for tail in self._tails.values() for entry in _dated(tail.read(last=last))]
-        for _, entry in sorted(read, key=lambda dated: dated[0]):  # so that a cause is told before what follows from it elsewhere
+        # so that a cause is told before what follows from it elsewhere
+        for _, entry in sorted(read, key=lambda dated: dated[0]):
             self._take(entry)
         for node, answer in self.poller.answers().items():
             self.progress.observe_answer(node, answer)
@@ -142,7 +162,9 @@ class RunSession:
 
 
 def _dated(entries: Iterable[Entry]) -> Iterator[tuple[str, Entry]]:
-    """Each entry with its time, as text that sorts; what is printed counts with the event before it."""
+    """Each entry with its time, as text that sorts; what is printed counts with the event before
+    it.
+    """
     time = ""
     for entry in entries:
         time = str((entry.event or {}).get("time", time))
@@ -155,7 +177,9 @@ REPORT_VERSION = "cli.kdist.dev/v1"
 
 @dataclass(frozen=True)
 class RunEnded:
-    """How an invocation ended. `already` is true if the run had been done before and nothing was started."""
+    """How an invocation ended. `already` is true if the run had been done before and nothing was
+    started.
+    """
 
     outcome: Outcome
     report: Mapping[str, Any]
@@ -168,7 +192,9 @@ class RunEnded:
         return self.outcome.kind == "stopped" and self.outcome.code == Exit.STORAGE
 
 
-def run_job(job: TrainingJob, train_json: str, *, base: Path, fresh: bool, screen: Display, lines_only: bool) -> RunEnded:
+def run_job(
+    job: TrainingJob, train_json: str, *, base: Path, fresh: bool, screen: Display, lines_only: bool
+) -> RunEnded:
     """Run the job until it is done, has failed or was stopped.
 
     Args:
@@ -186,10 +212,14 @@ def run_job(job: TrainingJob, train_json: str, *, base: Path, fresh: bool, scree
     try:
         done = folder.done()
         if done is not None and _is_over(job, done, train_json):
-            return RunEnded(Outcome("done", 0), _report(job, folder, Outcome("done", 0)), already=True)
+            return RunEnded(
+                Outcome("done", 0), _report(job, folder, Outcome("done", 0)), already=True
+            )
         devices = list_devices(os.environ)
         environment = dict(os.environ) if lines_only else {**os.environ, _LIVE_VIEW: "1"}
-        commands = plan_agents(job, folder, base=base, environment=environment, devices=devices or None)
+        commands = plan_agents(
+            job, folder, base=base, environment=environment, devices=devices or None
+        )
         folder.begin(train_json)
         outcome = Outcome("killed", 0)
         stopped_by = None
@@ -198,9 +228,15 @@ def run_job(job: TrainingJob, train_json: str, *, base: Path, fresh: bool, scree
         lifeline = ParentDeathPipe(folder.lifeline)
         try:
             spawner = Spawner(folder, commands[0])
-            session = _make_session(job, folder, spawner.serve(commands), lifeline, screen, lines_only)
+            session = _make_session(
+                job, folder, spawner.serve(commands), lifeline, screen, lines_only
+            )
             which = f"{job.metadata.name}, run {folder.run_id}, invocation {folder.invocation}"
-            session.tell("kdist", "run-started", message=f"{which}: {len(commands)} agents, all of it in {folder.root}")
+            session.tell(
+                "kdist",
+                "run-started",
+                message=f"{which}: {len(commands)} agents, all of it in {folder.root}",
+            )
             for moved in folder.moved:
                 session.tell("kdist", "moved-aside", message=f"the old run is in {moved}")
             outcome = session.run()
@@ -215,8 +251,12 @@ def run_job(job: TrainingJob, train_json: str, *, base: Path, fresh: bool, scree
         folder.close()
 
 
-def _note_end(job: TrainingJob, folder: RunFolder, outcome: Outcome, session: RunSession | None) -> dict[str, Any]:
-    """Leave the end report in the run folder; a disk that refuses it changes nothing about how the job ended."""
+def _note_end(
+    job: TrainingJob, folder: RunFolder, outcome: Outcome, session: RunSession | None
+) -> dict[str, Any]:
+    """Leave the end report in the run folder; a disk that refuses it changes nothing about how the
+    job ended.
+    """
     try:
         folder.end(outcome.kind)
         report = _report(job, folder, outcome)
@@ -232,12 +272,18 @@ def _note_end(job: TrainingJob, folder: RunFolder, outcome: Outcome, session: Ru
 def _is_over(job: TrainingJob, done: Mapping[str, Any], train_json: str) -> bool:
     """Whether what was done is what the job asks for; False where its end was moved further away.
 
-    Raises `KdistError` where the job was edited in any other way: the old report would not be about it.
+    Raises `KdistError` where the job was edited in any other way: the old report would not be about
+    it.
     """
     finished = judge_done(done, json.loads(train_json))
     if finished.problem is not None:
-        hint = "--fresh trains it anew and keeps the old run aside; more epochs or steps go on from its last checkpoint"
-        raise KdistError(f"{job.metadata.name}: {finished.problem}", hint=hint, code=Code.JOB_FAILED)
+        hint = (
+            "--fresh trains it anew and keeps the old run aside; more epochs or steps go on "
+            "from its last checkpoint"
+        )
+        raise KdistError(
+            f"{job.metadata.name}: {finished.problem}", hint=hint, code=Code.JOB_FAILED
+        )
     return finished.is_over
 
 
@@ -258,9 +304,14 @@ def _make_session(
 
     session = RunSession(
         commands=commands,
-        # The job's own budget is counted by the agents; this one is for agents that die before they can count.
-        kubelet=Supervisor(commands, grace_seconds=spec.grace_seconds, backstop=spec.max_restarts + 5, tell=tell),
-        progress=Progress(job.metadata.name, nodes, needed=spec.nodes.min, managed=spec.train is not None),
+        # The job's own budget is counted by the agents; this one is for agents that die before they
+        # can count.
+        kubelet=Supervisor(
+            commands, grace_seconds=spec.grace_seconds, backstop=spec.max_restarts + 5, tell=tell
+        ),
+        progress=Progress(
+            job.metadata.name, nodes, needed=spec.nodes.min, managed=spec.train is not None
+        ),
         lifeline=lifeline,
         poller=StatusPoller({node: folder.node(node) for node in nodes}),
         narrator=EventFilter(lines_only=lines_only),
@@ -295,9 +346,13 @@ def _report(job: TrainingJob, folder: RunFolder, outcome: Outcome) -> dict[str, 
 
 
 def _failure(folder: RunFolder, outcome: Outcome) -> dict[str, Any] | None:
-    """The exit record of the agent that decided, with the log to read on in; None if the job did not fail."""
+    """The exit record of the agent that decided, with the log to read on in; None if the job did
+    not fail.
+    """
     if outcome.kind != "failed" or outcome.node is None:
         return None
     log = folder.log(outcome.node)
-    record = folders.read_json(folder.root / outcome.node / "exit.json") or {"message": last_words(log)}
+    record = folders.read_json(folder.root / outcome.node / "exit.json") or {
+        "message": last_words(log)
+    }
     return {**record, "agent": outcome.node, "log": str(log)}

@@ -34,7 +34,8 @@ class Spawner:
         self._asking, serving = socket.socketpair(type=socket.SOCK_DGRAM)
         with serving:
             environment = dict(command.environment)
-            environment.pop(supervisor.MARK, None)  # by which the end of one agent would end this too
+            # by which the end of one agent would end this too
+            environment.pop(supervisor.MARK, None)
             argv = [
                 command.argv[0],
                 "-m",

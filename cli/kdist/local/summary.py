@@ -1,6 +1,8 @@
-"""When the agents of a run on this machine had started: each says in its log that it begins to look for the others.
+"""When the agents of a run on this machine had started: each says in its log that it begins to look
+for the others.
 
-The end of a run in words: the report as rows of a table, and the one sentence to know after it. Pure.
+The end of a run in words: the report as rows of a table, and the one sentence to know after it.
+Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ Life = tuple[float, float | None]
 
 
 def starts(root: Path, lives: Sequence[Life]) -> Iterator[tuple[float, float]]:
-    """For each life of the run, and each node in it: when the life began, and when the node's agent was up; unix times."""
+    """For each life of the run, and each node in it: when the life began, and when the node's agent
+    was up; unix times.
+    """
     for log in sorted(root.glob("node-*/log")):
         said = list(_words(log))
         for began, ended in lives:
@@ -66,20 +70,33 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     if report["goodput"] is not None and report["productiveSeconds"]:
         yield (
             "goodput",
-            f"{report['goodput']:.1%} ({seconds(report['productiveSeconds'])} of {seconds(report['elapsedSeconds'])})",
+            (
+                f"{report['goodput']:.1%} ({seconds(report['productiveSeconds'])} of "
+                f"{seconds(report['elapsedSeconds'])})"
+            ),
         )
     if checkpoints["committed"]:
-        waited = f"the training waited {seconds(checkpoints['visibleSeconds'])} of {seconds(checkpoints['seconds'])}"
-        yield "checkpoints", f"{checkpoints['committed']}, last {size(checkpoints['bytes'])}; {waited}"
+        waited = (
+            f"the training waited {seconds(checkpoints['visibleSeconds'])} of "
+            f"{seconds(checkpoints['seconds'])}"
+        )
+        yield (
+            "checkpoints",
+            f"{checkpoints['committed']}, last {size(checkpoints['bytes'])}; {waited}",
+        )
     if checkpoints["fellBack"]:
         yield "damaged checkpoints", f"{checkpoints['fellBack']}, passed over"
     if report["loss"] is not None:
         yield "final loss", number(report["loss"])
     for name, value in report["metrics"].items():
-        yield f"test {name}", f"{value:.2%}" if name == "accuracy" and isinstance(value, float) else number(value)
+        yield (
+            f"test {name}",
+            f"{value:.2%}" if name == "accuracy" and isinstance(value, float) else number(value),
+        )
     yield (
         "wall time",
-        seconds(report["wallSeconds"]) + (f" (invocation {report['invocation']})" if report["invocation"] > 1 else ""),
+        seconds(report["wallSeconds"])
+        + (f" (invocation {report['invocation']})" if report["invocation"] > 1 else ""),
     )
     yield "folder", str(report["folder"])
 
@@ -90,7 +107,10 @@ def conclude(ended: RunEnded, again: str) -> str | KdistError:
     saved = report["steps"]["committed"]
     kept = f"step {saved:,} is saved" if saved else "nothing was saved yet"
     if ended.already:
-        return f"{report['job']} is done already. Next: kdist run --fresh {again}   trains it anew and keeps this run aside"
+        return (
+            f"{report['job']} is done already. Next: kdist run --fresh {again}   trains it "
+            "anew and keeps this run aside"
+        )
     if kind == "done":
         return f"{report['job']} is done."
     if kind == "failed":
@@ -118,10 +138,27 @@ def _failed(ended: RunEnded, again: str) -> KdistError:
     )
     cause = failure.get("cause") or f"exit code {ended.outcome.code}"
     own = failure.get("place")
-    place = [own] if own else [line.strip() for line in failure.get("traceback") or () if line.strip().startswith('File "')]
+    place = (
+        [own]
+        if own
+        else [
+            line.strip()
+            for line in failure.get("traceback") or ()
+            if line.strip().startswith('File "')
+        ]
+    )
     return KdistError(
-        f"{ended.report['job']} failed ({cause}), {where}: {failure.get('message') or 'see its log'}",
-        hint="; ".join([*(failure.get("collectives") or ())[:8], *place[-1:], f"everything it said is in {failure.get('log')}"]),
+        (
+            f"{ended.report['job']} failed ({cause}), {where}: "
+            f"{failure.get('message') or 'see its log'}"
+        ),
+        hint="; ".join(
+            [
+                *(failure.get("collectives") or ())[:8],
+                *place[-1:],
+                f"everything it said is in {failure.get('log')}",
+            ]
+        ),
         next_command=f"kdist run {again}",
         code=Code.JOB_FAILED,
     )

@@ -1,18 +1,24 @@
-"""Signals as things to look at between two rounds of a loop: what somebody asked for, and that a child has ended.
+"""Signals as things to look at between two rounds of a loop: what somebody asked for, and that a
+child has ended.
 
-The owner's end of the lifeline: a FIFO whose end of file tells every agent that `kdist run` has died, however it died.
+The owner's end of the lifeline: a FIFO whose end of file tells every agent that `kdist run` has
+died, however it died.
 
 The agents hold the other end (`kdist_trainer.liveness.watch`).
 
-What an agent's ranks have started and what outlives them all: found by the environment that it inherited, and killed.
+What an agent's ranks have started and what outlives them all: found by the environment that it
+inherited, and killed.
 
-An agent ends what is below it while it lives, and its ranks do so when it has gone. A daemon that a rank had started, in a
-session of its own and without a parent, is nobody's then: its environment still says which agent it comes from.
+An agent ends what is below it while it lives, and its ranks do so when it has gone. A daemon that a
+rank had started, in a session of its own and without a parent, is nobody's then: its environment
+still says which agent it comes from.
 
-What a kubelet does for pods, done for agents as processes: start them, start them again by the exit table, stop them in order.
+What a kubelet does for pods, done for agents as processes: start them, start them again by the exit
+table, stop them in order.
 
-An agent that ends with 0 is finished. With a code below 128 the job has failed and the other agents are stopped. From 128 on, or
-killed by a signal, it is started again after a pause that doubles from 0.5 s to 10 s; progress of the training sets it back.
+An agent that ends with 0 is finished. With a code below 128 the job has failed and the other agents
+are stopped. From 128 on, or killed by a signal, it is started again after a pause that doubles from
+0.5 s to 10 s; progress of the training sets it back.
 """
 
 from __future__ import annotations
@@ -33,7 +39,9 @@ REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """While the `with` block lasts, signals are counted instead of ending the process. For the main thread only."""
+    """While the `with` block lasts, signals are counted instead of ending the process. For the main
+    thread only.
+    """
 
     def __init__(self) -> None:
         self.received: list[signal.Signals] = []
@@ -52,7 +60,12 @@ class Interrupts:
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -70,7 +83,9 @@ class Interrupts:
 
 
 def _only_wake(number: int, frame: FrameType | None) -> None:
-    """SIGCHLD needs a handler to reach the wake-up file; whoever waits for the child learns the rest."""
+    """SIGCHLD needs a handler to reach the wake-up file; whoever waits for the child learns the
+    rest.
+    """
 
 
 class ParentDeathPipe:
@@ -80,7 +95,8 @@ class ParentDeathPipe:
         """Make the FIFO anew. Raises `OSError`."""
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
-        # For reading as well, because a FIFO without a reader cannot be opened for writing alone; nobody ever writes into it.
+        # For reading as well, because a FIFO without a reader cannot be opened for writing alone;
+        # nobody ever writes into it.
         self._end: int | None = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def close(self) -> None:
@@ -91,13 +107,17 @@ class ParentDeathPipe:
 
 
 MARK = "KDIST_SCRATCH"
-"""The variable that tells an agent, and whatever comes from it, from all others: its scratch folder."""
+"""The variable that tells an agent, and whatever comes from it, from all others: its scratch
+folder.
+"""
 
 _LOOK_SECONDS = 0.01
 
 
 def find(scratch: str) -> list[int]:
-    """Pids of the processes that come from the agent with this scratch folder; none where the system does not show them."""
+    """Pids of the processes that come from the agent with this scratch folder; none where the
+    system does not show them.
+    """
     mark = f"{MARK}={scratch}".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -108,7 +128,9 @@ def find(scratch: str) -> list[int]:
 
 
 def kill(scratch: str, *, seconds: float = 2.0) -> None:
-    """Kill them until there are none, for so many seconds at most. Call it when the agent has ended."""
+    """Kill them until there are none, for so many seconds at most. Call it when the agent has
+    ended.
+    """
     deadline = time.monotonic() + seconds
     while (found := find(scratch)) and time.monotonic() < deadline:
         for pid in found:
@@ -119,7 +141,8 @@ def kill(scratch: str, *, seconds: float = 2.0) -> None:
 
 FIRST_PAUSE = 0.5  # seconds before an agent is started again
 LONGEST_PAUSE = 10.0
-SETTLE_SECONDS = 3.0  # that the other agents have to learn by themselves why the job failed, before they are told to stop
+# that the other agents have to learn by themselves why the job failed, before they are told to stop
+SETTLE_SECONDS = 3.0
 KILL_SECONDS = 2.0  # after SIGKILL, in which the kernel takes a process away
 
 Kind = Literal["done", "failed", "stopped", "killed"]
@@ -133,7 +156,8 @@ class Tell(Protocol):
 
 @dataclass(frozen=True)
 class AgentCommand:
-    """How to start one agent: argv, whole environment, working directory, and the file that takes what it prints.
+    """How to start one agent: argv, whole environment, working directory, and the file that takes
+    what it prints.
 
     `descriptors` are those that it inherits.
     """
@@ -148,7 +172,9 @@ class AgentCommand:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it ended. `code` is the trainer's exit code that decided, `node` whose it was; a signal's number is negative."""
+    """How it ended. `code` is the trainer's exit code that decided, `node` whose it was; a signal's
+    number is negative.
+    """
 
     kind: Kind
     code: int
@@ -178,14 +204,16 @@ class _Agent:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # so Ctrl-C reaches kdist alone, which asks the agents to save first
+                # so Ctrl-C reaches kdist alone, which asks the agents to save first
+                start_new_session=True,
                 pass_fds=self.command.descriptors,
             )
         return self.process.pid
 
     def send(self, number: signal.Signals) -> None:
         if self.process:
-            # SIGKILL for whatever is in its group; a request to stop for the agent alone, which passes it on in its own way
+            # SIGKILL for whatever is in its group; a request to stop for the agent alone, which
+            # passes it on in its own way
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 (os.killpg if number == signal.SIGKILL else os.kill)(self.process.pid, number)
 

@@ -1,8 +1,10 @@
-"""The trainer's own look at a folder of checkpoints on this machine, by a process: the command line never imports the trainer.
+"""The trainer's own look at a folder of checkpoints on this machine, by a process: the command line
+never imports the trainer.
 
 The agents of a run on this machine, as those who can be asked for a profile.
 
-TensorBoard for a run on this machine: a process of the trainer's that ends with the one that asks for it.
+TensorBoard for a run on this machine: a process of the trainer's that ends with the one that asks
+for it.
 """
 
 from __future__ import annotations
@@ -21,14 +23,20 @@ from kdist.local import agents, run_dir
 
 
 def checkpoints_of(root: Path) -> Path:
-    """Where the run in this run folder keeps its checkpoints; a folder that is no run folder is taken for the checkpoints."""
+    """Where the run in this run folder keeps its checkpoints; a folder that is no run folder is
+    taken for the checkpoints.
+    """
     run = run_dir.read_json(root / "run.json")
     return Path(str(run["checkpoints"])) if run and run.get("checkpoints") else root
 
 
 def look(checkpoints: Path, question: str, *arguments: str) -> dict[str, Any]:
-    """The answer of `python -m kdist_trainer.checkpoint`. Raises `KdistError` when the disk does not answer."""
-    return _ask(checkpoints, question, arguments, refused=f"the checkpoints in {checkpoints} cannot be read")
+    """The answer of `python -m kdist_trainer.checkpoint`. Raises `KdistError` when the disk does
+    not answer.
+    """
+    return _ask(
+        checkpoints, question, arguments, refused=f"the checkpoints in {checkpoints} cannot be read"
+    )
 
 
 def export(checkpoints: Path, file: Path, *arguments: str) -> dict[str, Any]:
@@ -37,8 +45,17 @@ def export(checkpoints: Path, file: Path, *arguments: str) -> dict[str, Any]:
     return _ask(checkpoints, "export", (*arguments, "--out", str(file)), refused=refused)
 
 
-def _ask(checkpoints: Path, question: str, arguments: Sequence[str], *, refused: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "kdist_trainer.checkpoint", question, str(checkpoints), *arguments]
+def _ask(
+    checkpoints: Path, question: str, arguments: Sequence[str], *, refused: str
+) -> dict[str, Any]:
+    command = [
+        sys.executable,
+        "-m",
+        "kdist_trainer.checkpoint",
+        question,
+        str(checkpoints),
+        *arguments,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         document: Any = json.loads(done.stdout)
@@ -46,7 +63,11 @@ def _ask(checkpoints: Path, question: str, arguments: Sequence[str], *, refused:
         document = None
     if not isinstance(document, dict):
         said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        hint = "pip install 'kdist[local]' brings torch" if "No module named 'torch'" in said[0] else ""
+        hint = (
+            "pip install 'kdist[local]' brings torch"
+            if "No module named 'torch'" in said[0]
+            else ""
+        )
         raise KdistError(f"{refused}: {said[0]}", hint=hint)
     return document
 
@@ -61,10 +82,21 @@ def of_run(root: Path) -> list[Ask]:
 
 def _beside(scratch: Path, checkpoints: Path) -> Ask:
     def ask(words: Sequence[str]) -> bytes:
-        command = [sys.executable, "-m", MODULE, *words, "--scratch", str(scratch), "--root", str(checkpoints)]
+        command = [
+            sys.executable,
+            "-m",
+            MODULE,
+            *words,
+            "--scratch",
+            str(scratch),
+            "--root",
+            str(checkpoints),
+        ]
         done = subprocess.run(command, capture_output=True, check=False)
         if done.returncode != 0:
-            said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+            said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [
+                f"exit code {done.returncode}"
+            ]
             raise KdistError(f"the profile of {scratch.parent}: {said[0]}")
         return done.stdout
 
@@ -76,14 +108,17 @@ _FOLDER = "tensorboard"
 
 
 def show(root: Path, port: int, *, tell: Callable[[int], object]) -> None:
-    """Show the event files of the run in `root` at this port, 0 for a free one, which `tell` hears; returns when it ends.
+    """Show the event files of the run in `root` at this port, 0 for a free one, which `tell` hears;
+    returns when it ends.
 
     Raises `KdistError` where there is nothing to show, or nothing to show it with.
     """
     events = checkpoints_of(root) / _FOLDER
     command = [sys.executable, "-m", _MODULE, str(events), "--port", str(port)]
     # Its standard input is a pipe whose other end goes when this process goes, however that may be.
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             tell(_read_port(process, events))
             process.wait()

@@ -1,4 +1,6 @@
-"""A `TrainingJob` becomes Kubernetes objects. Pure: the same job gives the same bytes; no clock, network or randomness."""
+"""A `TrainingJob` becomes Kubernetes objects. Pure: the same job gives the same bytes; no clock,
+network or randomness.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ __all__ = [
 
 
 def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifest]:
-    """All objects of the job, in the order of sending; without a placement only what a run on this machine reads.
+    """All objects of the job, in the order of sending; without a placement only what a run on this
+    machine reads.
 
     Raises `KdistError` with all that a cluster would need and the job does not say.
     """
@@ -48,7 +51,13 @@ def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifes
     values["pod"] = Fragment("pod", read_pod(job, values))
     for part in backend.parts:
         values[part] = Fragment(part, read_template(f"_{part}.yaml.j2", values)[0])
-    names = ["configmap.yaml.j2", "account.yaml.j2", "storage.yaml.j2", "network.yaml.j2", backend.template]
+    names = [
+        "configmap.yaml.j2",
+        "account.yaml.j2",
+        "storage.yaml.j2",
+        "network.yaml.j2",
+        backend.template,
+    ]
     found = manifest.sort(each for name in names for each in render_template(name, values))
     for each in found:
         annotations = each.document["metadata"].setdefault("annotations", {})
@@ -57,11 +66,16 @@ def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifes
 
 
 def warn(job: TrainingJob, placement: Placement) -> list[str]:
-    """What this cluster's kind cannot give the job, and what the job's own pod template makes unsafe; one sentence each."""
+    """What this cluster's kind cannot give the job, and what the job's own pod template makes
+    unsafe; one sentence each.
+    """
     found = backends.get(placement.backend).warnings(job, placement.rendezvous)
     if job.spec.pod_template:
         pod = next(pod for each in render(job, placement) for pod in find_pods(each.document))
-        found += [f"Pod Security `restricted` refuses what podTemplate makes of the pods: {each}" for each in violations(pod)]
+        found += [
+            f"Pod Security `restricted` refuses what podTemplate makes of the pods: {each}"
+            for each in violations(pod)
+        ]
     return found
 
 
@@ -80,7 +94,9 @@ def find_pods(document: Any) -> Iterator[dict[str, Any]]:
 
 
 def read_train_json(manifests: Iterable[Manifest]) -> str:
-    """Text of `train.json` as the rendered ConfigMap carries it. Raises `KdistError` if no object does."""
+    """Text of `train.json` as the rendered ConfigMap carries it. Raises `KdistError` if no object
+    does.
+    """
     for each in manifests:
         if each.kind == "ConfigMap" and "train.json" in each.document.get("data", {}):
             return str(each.document["data"]["train.json"])
@@ -88,10 +104,14 @@ def read_train_json(manifests: Iterable[Manifest]) -> str:
 
 
 def read_job(config_map: Mapping[str, Any]) -> TrainingJob:
-    """The job that a cluster's ConfigMap describes. Raises `KdistError` if it is not one of kdist's, or of another version."""
+    """The job that a cluster's ConfigMap describes. Raises `KdistError` if it is not one of
+    kdist's, or of another version.
+    """
     name = (config_map.get("metadata") or {}).get("name", "")
     try:
-        return TrainingJob.model_validate(json.loads((config_map.get("data") or {})["job.json"]), by_alias=True, by_name=False)
+        return TrainingJob.model_validate(
+            json.loads((config_map.get("data") or {})["job.json"]), by_alias=True, by_name=False
+        )
     except (KeyError, ValueError) as error:
         raise KdistError(
             f"ConfigMap {name} does not hold a job that this kdist understands",

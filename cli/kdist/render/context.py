@@ -1,8 +1,11 @@
-"""Quantities as the API server writes them back, so that sending a job again changes nothing: `0.2` is `200m`.
+"""Quantities as the API server writes them back, so that sending a job again changes nothing: `0.2`
+is `200m`.
 
-The files of `spec.code` as the content of a ConfigMap, and the list of paths that restores their folders in a volume.
+The files of `spec.code` as the content of a ConfigMap, and the list of paths that restores their
+folders in a volume.
 
-What templates are given: the job as its file writes it, the names and labels of its objects, what was decided elsewhere.
+What templates are given: the job as its file writes it, the names and labels of its objects, what
+was decided elsewhere.
 
 The pod template that all kinds share, with the job's own overlay laid over it last.
 """
@@ -48,7 +51,9 @@ def storage(text: str) -> str:
 
 
 def rewrite(document: dict[str, Any]) -> dict[str, Any]:
-    """The job file's document with its quantities in that form; the rest is shared with the original."""
+    """The job file's document with its quantities in that form; the rest is shared with the
+    original.
+    """
     spec = dict(document["spec"])
     wanted = spec["resources"]
     spec["resources"] = {**wanted, "cpu": cpu(wanted["cpu"]), "memory": storage(wanted["memory"])}
@@ -63,7 +68,8 @@ _LARGEST_SHOWN: Final = 3
 
 
 def pack(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """Values for templates: `digest`, `data` (text), `binary` (base64) and `items` (key, path), always in the same order.
+    """Values for templates: `digest`, `data` (text), `binary` (base64) and `items` (key, path),
+    always in the same order.
 
     Raises `KdistError` where they are too big for a ConfigMap, with the files to blame.
     """
@@ -89,7 +95,10 @@ def _check_size(files: Mapping[str, bytes]) -> None:
         largest = sorted(files, key=lambda path: (-len(files[path]), path))[:_LARGEST_SHOWN]
         named = ", ".join(f"{path} ({len(files[path]) / 1024:.0f} KiB)" for path in largest)
         raise KdistError(
-            f"spec.code holds {total / 1024:.0f} KiB, and a ConfigMap holds at most {LIMIT // 1024} KiB: {named}",
+            (
+                f"spec.code holds {total / 1024:.0f} KiB, and a ConfigMap holds at most "
+                f"{LIMIT // 1024} KiB: {named}"
+            ),
             hint="put data and weights on a claim (spec.data), large code into the image",
         )
 
@@ -102,7 +111,9 @@ QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 
 
 def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
-    """The values that every template may use. Without a placement only those of the ConfigMap of a local run."""
+    """The values that every template may use. Without a placement only those of the ConfigMap of a
+    local run.
+    """
     document = job.model_dump(mode="json", by_alias=True)
     values: dict[str, Any] = {
         "name": TracedValue(job.metadata.name, "metadata.name"),
@@ -135,7 +146,9 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "host": f"{backend.first_host(job.metadata.name)}:{RENDEZVOUS_PORT}",
         "metrics_port": METRICS_PORT,
         "selector": {"kdist.dev/job": spread(job.metadata.name, "metadata.name")},
-        "workload_labels": {QUEUE_LABEL: TracedValue(job.spec.queue, "spec.queue")} if job.spec.queue else {},
+        "workload_labels": {QUEUE_LABEL: TracedValue(job.spec.queue, "spec.queue")}
+        if job.spec.queue
+        else {},
         "workload_annotations": {},
         "run_id": placement.run_id,
         "guarded": min(job.spec.nodes.min, job.spec.nodes.max - 1),
@@ -143,7 +156,9 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
 
 
 def digest_version(job: TrainingJob, code: str) -> str:
-    """What tells one version of what the job's pods run from another, with code of that digest; the same at any size."""
+    """What tells one version of what the job's pods run from another, with code of that digest; the
+    same at any size.
+    """
     spec = job.model_dump(mode="json", by_alias=True)["spec"]
     told = {name: value for name, value in spec.items() if name not in _NOT_THE_PODS}
     return sha256(_write({**told, "code": code}).encode()).hexdigest()[:10]
@@ -154,7 +169,9 @@ def _write(document: dict[str, Any]) -> str:
 
 
 def _metadata(job: TrainingJob) -> Callable[..., dict[str, Any]]:
-    """A function for templates: the metadata of an object of that name, with more labels and annotations if it needs any."""
+    """A function for templates: the metadata of an object of that name, with more labels and
+    annotations if it needs any.
+    """
     own = {
         "app.kubernetes.io/name": "kdist",
         "app.kubernetes.io/instance": TracedValue(job.metadata.name, "metadata.name"),
@@ -166,7 +183,10 @@ def _metadata(job: TrainingJob) -> Callable[..., dict[str, Any]]:
     annotations = spread(job.metadata.annotations, "metadata.annotations")
 
     def metadata(
-        suffix: str = "", *, extra_labels: dict[str, Any] | None = None, extra_annotations: dict[str, Any] | None = None
+        suffix: str = "",
+        *,
+        extra_labels: dict[str, Any] | None = None,
+        extra_annotations: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         name = TracedValue(job.metadata.name + suffix, "metadata.name")
         found: dict[str, Any] = {"name": name}
@@ -194,15 +214,25 @@ def _field(document: dict[str, Any]) -> Callable[[str], Any]:
 
 def _notes(job: TrainingJob) -> Iterator[str]:
     """What somebody who comes upon the object in a cluster should know."""
-    yield f"The training job {job.metadata.name}, rendered by kdist from its job.yaml; change it there and send it again."
-    yield "train.json is read by every agent and every rank of the job: the same bytes everywhere, every default written out."
+    yield (
+        f"The training job {job.metadata.name}, rendered by kdist from its job.yaml; change "
+        "it there and send it again."
+    )
+    yield (
+        "train.json is read by every agent and every rank of the job: the same bytes "
+        "everywhere, every default written out."
+    )
 
 
 def check(job: TrainingJob, placement: Placement) -> None:
     """Raises `KdistError` with everything that pods need and the job does not say."""
     problems = list(_missing(job, placement))
     if problems:
-        hint = "`--set spec.image=REGISTRY/NAME:TAG` gives it for once" if job.spec.image is None else ""
+        hint = (
+            "`--set spec.image=REGISTRY/NAME:TAG` gives it for once"
+            if job.spec.image is None
+            else ""
+        )
         raise KdistError("; ".join(problems), hint=hint, next_command="kdist explain spec")
 
 
@@ -211,22 +241,35 @@ def _missing(job: TrainingJob, placement: Placement) -> Iterator[str]:
         yield "spec.image is missing: pods need the image of the trainer"
     for index, data in enumerate(job.spec.data):
         if data.claim is None:
-            yield f"spec.data[{index}] is at {data.path} of your own machine; add the claim that holds it on the cluster"
+            yield (
+                f"spec.data[{index}] is at {data.path} of your own machine; add the claim "
+                "that holds it on the cluster"
+            )
     if job.spec.code is not None and placement.code is None:
         yield f"spec.code: the files of {job.spec.code} were not read"
 
 
-# The root of the image is read-only, and what is printed shall be seen at once; a job may say otherwise.
+# The root of the image is read-only, and what is printed shall be seen at once; a job may say
+# otherwise.
 _DEFAULT_VARIABLES: Final = {"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}  # noqa: S108 - an emptyDir of the pod
 
 
 def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The pod template as a document with marked leaves. Raises `KdistError` if the overlay breaks what kdist needs."""
+    """The pod template as a document with marked leaves. Raises `KdistError` if the overlay breaks
+    what kdist needs.
+    """
     taken = {toleration.key for toleration in job.spec.tolerations}
-    lost = [key for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable") if key not in taken]
+    lost = [
+        key
+        for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+        if key not in taken
+    ]
     more = {
         "lost_node_taints": lost,
-        "tolerations": [toleration.model_dump(by_alias=True, exclude_none=True) for toleration in job.spec.tolerations],
+        "tolerations": [
+            toleration.model_dump(by_alias=True, exclude_none=True)
+            for toleration in job.spec.tolerations
+        ],
         "mounts": list(_mounts(job)),
         "variables": list(_variables(job)),
         "default_variables": [
@@ -242,13 +285,18 @@ def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def literal(text: str) -> str:
-    """`text` so that Kubernetes hands it to the container as it is, where it would otherwise replace `$(NAME)`."""
+    """`text` so that Kubernetes hands it to the container as it is, where it would otherwise
+    replace `$(NAME)`.
+    """
     return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
 
 def _mounts(job: TrainingJob) -> Iterator[dict[str, Any]]:
     for data in job.spec.data:
-        claim, path = TracedValue(data.claim, "spec.data"), TracedValue(data.mount_path, "spec.data")
+        claim, path = (
+            TracedValue(data.claim, "spec.data"),
+            TracedValue(data.mount_path, "spec.data"),
+        )
         yield {"claim": claim, "path": path, "argument": literal(data.mount_path)}
 
 
@@ -260,7 +308,9 @@ def _variables(job: TrainingJob) -> Iterator[dict[str, Any]]:
 
 def _resources(field: Callable[[str], Any], gpus: int) -> dict[str, Any]:
     found = {name: field(f"spec.resources.{name}") for name in ("cpu", "memory")}
-    return found | ({"nvidia.com/gpu": TracedValue(str(gpus), "spec.resources.gpu")} if gpus else {})
+    return found | (
+        {"nvidia.com/gpu": TracedValue(str(gpus), "spec.resources.gpu")} if gpus else {}
+    )
 
 
 def _pull_policy(image: str) -> str:

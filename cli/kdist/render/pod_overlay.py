@@ -1,7 +1,9 @@
-"""`spec.podTemplate`, laid over the rendered pod template last: Kubernetes' strategic merge, and a guard over what kdist needs.
+"""`spec.podTemplate`, laid over the rendered pod template last: Kubernetes' strategic merge, and a
+guard over what kdist needs.
 
-Mappings are merged, null takes a field away, lists of named things are merged by their names and all other lists replaced. The
-training's container is called `trainer` here whatever the workload kind calls it.
+Mappings are merged, null takes a field away, lists of named things are merged by their names and
+all other lists replaced. The training's container is called `trainer` here whatever the workload
+kind calls it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ _OWN_VOLUMES: Final = ("config", "token", "checkpoints", "code")
 
 
 def lay(pod: dict[str, Any], overlay: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
-    """The pod template with the overlay merged into it. Raises `KdistError` with everything it must not change, or cannot."""
+    """The pod template with the overlay merged into it. Raises `KdistError` with everything it must
+    not change, or cannot.
+    """
     if not overlay:
         return pod
     strange = [key for key in overlay if key not in ("metadata", "spec")]
@@ -48,14 +52,28 @@ def lay(pod: dict[str, Any], overlay: Mapping[str, Any], backend: Backend) -> di
     if directives := list(_find_directives(overlay, _SOURCE)):
         raise KdistError(
             f"podTemplate knows no directives of a strategic merge patch: {', '.join(directives)}",
-            hint="null takes a field away; lists of named things are merged by their names, all other lists are replaced",
+            hint=(
+                "null takes a field away; lists of named things are merged by their names, "
+                "all other lists are replaced"
+            ),
         )
     merged = _merge(pod, _with_container_name(overlay, backend), ())
-    before, after = dict(_contract(pod, backend.container)), dict(_contract(merged, backend.container))
-    broken = [f"{_SOURCE} must not change {what}" for what, value in before.items() if after.get(what) != value]
+    before, after = (
+        dict(_contract(pod, backend.container)),
+        dict(_contract(merged, backend.container)),
+    )
+    broken = [
+        f"{_SOURCE} must not change {what}"
+        for what, value in before.items()
+        if after.get(what) != value
+    ]
     if broken:
         raise KdistError(
-            "; ".join(broken), hint="kdist needs these as they are; `kdist render --annotate` shows where they come from"
+            "; ".join(broken),
+            hint=(
+                "kdist needs these as they are; `kdist render --annotate` shows where they "
+                "come from"
+            ),
         )
     found: dict[str, Any] = merged
     return found
@@ -78,7 +96,9 @@ def _with_container_name(overlay: Mapping[str, Any], backend: Backend) -> dict[s
     if not isinstance(spec, Mapping) or not isinstance(containers, list):
         return dict(overlay)
     renamed = [
-        {**each, "name": backend.container} if isinstance(each, Mapping) and each.get("name") == TRAINER else each
+        {**each, "name": backend.container}
+        if isinstance(each, Mapping) and each.get("name") == TRAINER
+        else each
         for each in containers
     ]
     return {**overlay, "spec": {**spec, "containers": renamed}}
@@ -107,17 +127,31 @@ def _merge_named(old: list[Any], new: list[Any], path: tuple[str, ...]) -> list[
     for item in new:
         name = item.get(key) if isinstance(item, Mapping) else None
         if name is None:
-            raise KdistError(f"each item of {_SOURCE}.{'.'.join(path)} needs its {key}, by which it is merged")
-        place = next((index for index, each in enumerate(merged) if _value(each.get(key)) == name), None)
+            raise KdistError(
+                f"each item of {_SOURCE}.{'.'.join(path)} needs its {key}, by which it is merged"
+            )
+        place = next(
+            (index for index, each in enumerate(merged) if _value(each.get(key)) == name), None
+        )
         if place is None:
-            merged.append(spread({part: value for part, value in item.items() if value is not None}, _SOURCE))
+            merged.append(
+                spread({part: value for part, value in item.items() if value is not None}, _SOURCE)
+            )
         else:
-            merged[place] = _merge(merged[place], {part: value for part, value in item.items() if part != key}, path)
+            merged[place] = _merge(
+                merged[place], {part: value for part, value in item.items() if part != key}, path
+            )
     return merged
 
 
 def _kind(value: Any) -> str:
-    return "a mapping" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else "a value"
+    return (
+        "a mapping"
+        if isinstance(value, Mapping)
+        else "a list"
+        if isinstance(value, list)
+        else "a value"
+    )
 
 
 def _value(marked: Any) -> Any:
@@ -129,16 +163,25 @@ def _contract(pod: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
     metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
     for kind in ("labels", "annotations"):
         for key, value in (metadata.get(kind) or {}).items():
-            if not isinstance(value, TracedValue) or value.source == "metadata.name" or key.startswith("kdist.dev/"):
+            if (
+                not isinstance(value, TracedValue)
+                or value.source == "metadata.name"
+                or key.startswith("kdist.dev/")
+            ):
                 yield f"metadata.{kind}.{key}", value
     for field, reason in _OWN_FIELDS.items():
         yield f"spec.{field}, which {reason}", spec.get(field)
     for volume in spec.get("volumes") or ():
         if volume["name"] in _OWN_VOLUMES:
             yield f"the volume {volume['name']}", volume
-    container: Mapping[str, Any] = next((each for each in spec.get("containers") or () if each["name"] == name), {})
+    container: Mapping[str, Any] = next(
+        (each for each in spec.get("containers") or () if each["name"] == name), {}
+    )
     yield "the container's args: change the job's own fields instead", container.get("args")
-    yield "terminationMessagePath, where the exit record is left", container.get("terminationMessagePath")
+    yield (
+        "terminationMessagePath, where the exit record is left",
+        container.get("terminationMessagePath"),
+    )
     for variable in container.get("env") or ():
         if str(_value(variable["name"])).startswith("KDIST_"):
             yield f"the variable {_value(variable['name'])}", variable

@@ -1,6 +1,8 @@
-"""The rules of the Pod Security Standard "restricted" as of Kubernetes 1.37, checked without a cluster.
+"""The rules of the Pod Security Standard "restricted" as of Kubernetes 1.37, checked without a
+cluster.
 
-The rendered pod keeps all of them; `spec.podTemplate` may not, and then a namespace that enforces them refuses every pod.
+The rendered pod keeps all of them; `spec.podTemplate` may not, and then a namespace that enforces
+them refuses every pod.
 """
 
 from __future__ import annotations
@@ -9,7 +11,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 _VOLUMES: Final = frozenset(
-    {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected", "secret"}
+    {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "image",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
 )
 _SYSCTLS: Final = frozenset(
     {
@@ -29,17 +41,26 @@ _SYSCTLS: Final = frozenset(
         "net.ipv4.tcp_wmem",
     }
 )
-_SELINUX: Final = frozenset({"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"})
+_SELINUX: Final = frozenset(
+    {"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
+)
 _APPARMOR: Final = "container.apparmor.security.beta.kubernetes.io/"
 
 
 def violations(template: Mapping[str, Any]) -> list[str]:
-    """What the pod template does that "restricted" forbids, or leaves out that it demands; one sentence each."""
+    """What the pod template does that "restricted" forbids, or leaves out that it demands; one
+    sentence each.
+    """
     spec, metadata = template.get("spec") or {}, template.get("metadata") or {}
     found = [*_pod(spec), *_annotations(metadata.get("annotations") or {})]
     pod_context = spec.get("securityContext") or {}
-    # Kubernetes refuses these fields in a pod for Windows, so "restricted" does not ask for them there.
-    rules = (_container,) if (spec.get("os") or {}).get("name") == "windows" else (_container, _confinement)
+    # Kubernetes refuses these fields in a pod for Windows, so "restricted" does not ask for them
+    # there.
+    rules = (
+        (_container,)
+        if (spec.get("os") or {}).get("name") == "windows"
+        else (_container, _confinement)
+    )
     for kind in ("initContainers", "containers", "ephemeralContainers"):
         for container in spec.get(kind) or ():
             where = f"container {container.get('name')}"
@@ -63,7 +84,9 @@ def _pod(spec: Mapping[str, Any]) -> Iterator[str]:
 
 def _annotations(annotations: Mapping[str, Any]) -> Iterator[str]:
     for key, value in annotations.items():
-        if key.startswith(_APPARMOR) and not (value in ("", "runtime/default") or str(value).startswith("localhost/")):
+        if key.startswith(_APPARMOR) and not (
+            value in ("", "runtime/default") or str(value).startswith("localhost/")
+        ):
             yield f"the AppArmor profile {value} is not allowed"
 
 
@@ -71,9 +94,15 @@ def _context(context: Mapping[str, Any]) -> Iterator[str]:
     """What holds for the security context of a pod as for that of a container."""
     if context.get("runAsUser") == 0:
         yield "runAsUser must not be 0"
-    if (context.get("seccompProfile") or {}).get("type", "RuntimeDefault") not in ("RuntimeDefault", "Localhost"):
+    if (context.get("seccompProfile") or {}).get("type", "RuntimeDefault") not in (
+        "RuntimeDefault",
+        "Localhost",
+    ):
         yield "seccompProfile must be RuntimeDefault or Localhost"
-    if (context.get("appArmorProfile") or {}).get("type", "RuntimeDefault") not in ("RuntimeDefault", "Localhost"):
+    if (context.get("appArmorProfile") or {}).get("type", "RuntimeDefault") not in (
+        "RuntimeDefault",
+        "Localhost",
+    ):
         yield "appArmorProfile must be RuntimeDefault or Localhost"
     selinux = context.get("seLinuxOptions") or {}
     if selinux.get("type", "") not in _SELINUX or selinux.get("user") or selinux.get("role"):

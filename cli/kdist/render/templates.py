@@ -1,9 +1,11 @@
-"""Templates to objects: how a value is written, and how what was written is read back with its origin.
+"""Templates to objects: how a value is written, and how what was written is read back with its
+origin.
 
-Templates in `manifests/` write every value as JSON (`as_json`, Jinja's `finalize`), which is also YAML, so that no value can add
-a key, a line or an object; what comes out is parsed back, and only then is it an object. A template may use nothing undefined.
-A value that a template takes with `field("spec.image")` or marks with `| of("spec.image")` travels as the YAML tag `!from`, so
-that each leaf of the parsed document knows which field of job.yaml it comes from.
+Templates in `manifests/` write every value as JSON (`as_json`, Jinja's `finalize`), which is also
+YAML, so that no value can add a key, a line or an object; what comes out is parsed back, and only
+then is it an object. A template may use nothing undefined. A value that a template takes with
+`field("spec.image")` or marks with `| of("spec.image")` travels as the YAML tag `!from`, so that
+each leaf of the parsed document knows which field of job.yaml it comes from.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class TracedValue:
 
 @dataclass(frozen=True)
 class Fragment:
-    """A document that was read from another template, to be put in whole where a template names it; read only once so."""
+    """A document that was read from another template, to be put in whole where a template names it;
+    read only once so.
+    """
 
     name: str
     document: Any = None
@@ -44,17 +48,24 @@ class Fragment:
 def as_json(value: object) -> str:
     """`value` as JSON that every YAML reader understands in the same way; Jinja's `finalize`.
 
-    Raises `ValueError` for what JSON cannot say (NaN, infinity), `TypeError` for other kinds of objects, and
-    `jinja2.UndefinedError` for a name that the template has not been given.
+    Raises `ValueError` for what JSON cannot say (NaN, infinity), `TypeError` for other kinds of
+    objects, and `jinja2.UndefinedError` for a name that the template has not been given.
     """
     if isinstance(value, jinja2.Undefined):
         return str(value)  # StrictUndefined raises here
     if isinstance(value, TracedValue):
-        return f"!from {{{as_json('source')}: {as_json(value.source)}, {as_json('value')}: {as_json(value.value)}}}"
+        return (
+            f"!from {{{as_json('source')}: {as_json(value.source)}, {as_json('value')}: "
+            f"{as_json(value.value)}}}"
+        )
     if isinstance(value, Fragment):
         return f"!part {as_json(value.name)}"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{as_json(str(key))}: {as_json(item)}" for key, item in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{as_json(str(key))}: {as_json(item)}" for key, item in value.items())
+            + "}"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(as_json(item) for item in value) + "]"
     text = to_json(value)
@@ -64,7 +75,9 @@ def as_json(value: object) -> str:
 
 
 def spread(value: Any, source: str) -> Any:
-    """`value` with every leaf marked as coming from `source`, so that mappings and lists stay what they are."""
+    """`value` with every leaf marked as coming from `source`, so that mappings and lists stay what
+    they are.
+    """
     if isinstance(value, Mapping):
         return {key: spread(item, source) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -91,7 +104,11 @@ def _fill(value: Any, parts: Mapping[str, Any]) -> Any:
 
 
 class _Loader(_BASE_LOADER):  # type: ignore[misc]
-    yaml_constructors = {**_BASE_LOADER.yaml_constructors, "!from": _construct, "!part": _construct_part}  # noqa: RUF012 - PyYAML's way to know tags
+    yaml_constructors = {
+        **_BASE_LOADER.yaml_constructors,
+        "!from": _construct,
+        "!part": _construct_part,
+    }  # noqa: RUF012 - PyYAML's way to know tags
 
 
 @cache
@@ -105,13 +122,16 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - the output is YAML; as_json is what keeps values in their place
     )
-    environment.globals.clear()  # Jinja brings a function `namespace`, which must not stand in for a value that is missing
+    # Jinja brings a function `namespace`, which must not stand in for a value that is missing
+    environment.globals.clear()
     environment.filters = {"of": TracedValue}
     return environment
 
 
 def read_template(name: str, values: Mapping[str, Any]) -> list[Any]:
-    """The documents that the template `name` describes, leaves marked. Raises `KdistError` where it cannot be rendered."""
+    """The documents that the template `name` describes, leaves marked. Raises `KdistError` where it
+    cannot be rendered.
+    """
     try:
         text = _environment().get_template(name).render(values)
         documents = [each for each in yaml.load_all(text, Loader=_Loader) if each is not None]
@@ -122,7 +142,9 @@ def read_template(name: str, values: Mapping[str, Any]) -> list[Any]:
 
 
 def render_template(name: str, values: Mapping[str, Any]) -> list[Manifest]:
-    """The objects that the template `name` describes. Raises `KdistError` where it gives anything but whole objects."""
+    """The objects that the template `name` describes. Raises `KdistError` where it gives anything
+    but whole objects.
+    """
     documents = read_template(name, values)
     try:
         return [to_manifest(document) for document in documents]
@@ -131,12 +153,16 @@ def render_template(name: str, values: Mapping[str, Any]) -> list[Manifest]:
 
 
 def to_manifest(marked: Any) -> Manifest:
-    """The object of a marked document, with the origin of each leaf beside it. Raises `ValueError` if it is no whole object."""
+    """The object of a marked document, with the origin of each leaf beside it. Raises `ValueError`
+    if it is no whole object.
+    """
     sources: dict[tuple[str | int, ...], str] = {}
     return Manifest(_plain(marked, (), sources), sources)
 
 
-def _plain(value: Any, path: tuple[str | int, ...], sources: dict[tuple[str | int, ...], str]) -> Any:
+def _plain(
+    value: Any, path: tuple[str | int, ...], sources: dict[tuple[str | int, ...], str]
+) -> Any:
     if isinstance(value, TracedValue):
         sources[path] = value.source
         return value.value

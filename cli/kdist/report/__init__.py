@@ -1,1 +1,3 @@
-"""What a run's life came to: computed from the ledger beside its checkpoints, and shown as a receipt. Pure."""
+"""What a run's life came to: computed from the ledger beside its checkpoints, and shown as a
+receipt. Pure.
+"""

@@ -1,7 +1,9 @@
-"""The goodput receipt: where the time of a run went, as a whole and by attempt. Pure: the ledger's records in, one document out.
+"""The goodput receipt: where the time of a run went, as a whole and by attempt. Pure: the ledger's
+records in, one document out.
 
-An attempt is one generation: a group of ranks from its rendezvous to its end. All its time is put into categories, and so is the
-time before it. What pods can tell of their start (queue, image pull) is known only while they are there.
+An attempt is one generation: a group of ranks from its rendezvous to its end. All its time is put
+into categories, and so is the time before it. What pods can tell of their start (queue, image pull)
+is known only while they are there.
 """
 
 from __future__ import annotations
@@ -13,12 +15,28 @@ from itertools import pairwise
 from math import inf
 from typing import Any
 
-from kdist.report.ledger import Generation, Record, build_report, clean, last_signs, read_generations
+from kdist.report.ledger import (
+    Generation,
+    Record,
+    build_report,
+    clean,
+    last_signs,
+    read_generations,
+)
 
 CATEGORIES = (
-    "queue", "imagePull", "rendezvous", "start", "productive", "allReduceWait", "checkpoint", "lost", "down",
-    "unobserved", "other",
-)  # fmt: skip
+    "queue",
+    "imagePull",
+    "rendezvous",
+    "start",
+    "productive",
+    "allReduceWait",
+    "checkpoint",
+    "lost",
+    "down",
+    "unobserved",
+    "other",
+)
 _MOST_POINTS = 600
 
 
@@ -34,7 +52,9 @@ class PodStartup:
 
 @dataclass
 class Attempt:
-    """One generation and the time before it. `seconds` are by category, `spans` say when: (category, from, to)."""
+    """One generation and the time before it. `seconds` are by category, `spans` say when:
+    (category, from, to).
+    """
 
     generation: Generation
     began: float
@@ -107,24 +127,41 @@ def _attempts(
         yield attempt
 
 
-def _end_of(one: Generation, events: Sequence[Record], after: float, lives: Sequence[tuple[float, float | None]]) -> float:
+def _end_of(
+    one: Generation,
+    events: Sequence[Record],
+    after: float,
+    lives: Sequence[tuple[float, float | None]],
+) -> float:
     """When the group ended: by its failure, its word, or with the last that was heard of it."""
     if one.failure and "time" in one.failure:
         return max(one.began, min(float(one.failure["time"]), after))
     heard = [event["time"] for event in events if one.began <= event.get("time", -inf) < after]
-    said = [event["time"] for event in events if event.get("event") in ("done", "stopped") and event.get("time") in heard]
+    said = [
+        event["time"]
+        for event in events
+        if event.get("event") in ("done", "stopped") and event.get("time") in heard
+    ]
     if said:
         return float(max(said))
-    closed = next((ended for began, ended in reversed(lives) if ended is not None and began <= one.began), None)
+    closed = next(
+        (ended for began, ended in reversed(lives) if ended is not None and began <= one.began),
+        None,
+    )
     signs = [] if closed is not None and closed > one.began else last_signs([one], events)
     end = after if after < inf else max([*heard, closed or 0.0, one.began, *signs])
     return max(one.began, end)
 
 
 def _fill_gap(
-    attempt: Attempt, before: Attempt | None, lives: Sequence[tuple[float, float | None]], births: Sequence[PodStartup]
+    attempt: Attempt,
+    before: Attempt | None,
+    lives: Sequence[tuple[float, float | None]],
+    births: Sequence[PodStartup],
 ) -> None:
-    """Put the time between the attempt before (or the birth of this life) and this one into categories."""
+    """Put the time between the attempt before (or the birth of this life) and this one into
+    categories.
+    """
     life = max((began for began, _ in lives if began <= attempt.began), default=attempt.began)
     since = max(life, before.ended) if before else life
     if before and before.ended >= life and attempt.generation.reason == "failure":
@@ -137,18 +174,35 @@ def _fill_gap(
     marks = [since, scheduled, pulled, started, attempt.began]
     for index in range(1, len(marks)):
         marks[index] = min(max(marks[index], marks[index - 1]), attempt.began)
-    for category, (left, right) in zip(("queue", "imagePull", "start", "rendezvous"), pairwise(marks), strict=True):
+    for category, (left, right) in zip(
+        ("queue", "imagePull", "start", "rendezvous"), pairwise(marks), strict=True
+    ):
         attempt.add(category, left, right)
 
 
-def _fill(attempt: Attempt, events: Sequence[Record], waits: Mapping[int, float], limit: float) -> None:
-    """Put the attempt's own time into categories: start, steps (kept or lost), checkpoints, and what is left."""
+def _fill(
+    attempt: Attempt, events: Sequence[Record], waits: Mapping[int, float], limit: float
+) -> None:
+    """Put the attempt's own time into categories: start, steps (kept or lost), checkpoints, and
+    what is left.
+    """
     one = attempt.generation
-    inside = [event for event in events if attempt.began <= event.get("time", -inf) <= attempt.ended]
-    first = next((e["time"] for e in inside if e.get("event") == "first_step" and e.get("generation") == one.number), None)
+    inside = [
+        event for event in events if attempt.began <= event.get("time", -inf) <= attempt.ended
+    ]
+    first = next(
+        (
+            e["time"]
+            for e in inside
+            if e.get("event") == "first_step" and e.get("generation") == one.number
+        ),
+        None,
+    )
     total = sum(one.productive.values())
     wait = min(sum(seconds for step, seconds in waits.items() if step <= limit), one.kept(limit))
-    saving = sum(event.get("visible_seconds", 0.0) for event in inside if event.get("event") == "commit")
+    saving = sum(
+        event.get("visible_seconds", 0.0) for event in inside if event.get("event") == "commit"
+    )
     length = attempt.ended - attempt.began
     start = length if first is None and not total else 0.0
     if first is not None:
@@ -190,7 +244,11 @@ def _curve(steps: Sequence[Record]) -> Iterator[list[float]]:
             continue
     points = [[float(step), loss] for step, loss in sorted(last.items()) if abs(loss) < inf]
     share = max(1, -(-len(points) // _MOST_POINTS))
-    yield from (point for index, point in enumerate(points) if index % share == 0 or index == len(points) - 1)
+    yield from (
+        point
+        for index, point in enumerate(points)
+        if index % share == 0 or index == len(points) - 1
+    )
 
 
 def _document(attempt: Attempt) -> dict[str, Any]:
@@ -206,7 +264,15 @@ def _document(attempt: Attempt) -> dict[str, Any]:
         "keptSteps": attempt.kept,
         "lostSteps": attempt.lost,
         "endedBy": failure.get("cause"),
-        "failure": {name: failure.get(name) for name in ("rank", "node", "step", "message")} if failure else None,
-        "secondsByCategory": {name: round(attempt.seconds[name], 3) for name in CATEGORIES if attempt.seconds.get(name)},
-        "spans": [[category, round(since, 3), round(until, 3)] for category, since, until in attempt.spans],
+        "failure": {name: failure.get(name) for name in ("rank", "node", "step", "message")}
+        if failure
+        else None,
+        "secondsByCategory": {
+            name: round(attempt.seconds[name], 3)
+            for name in CATEGORIES
+            if attempt.seconds.get(name)
+        },
+        "spans": [
+            [category, round(since, 3), round(until, 3)] for category, since, until in attempt.spans
+        ],
     }

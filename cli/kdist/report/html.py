@@ -1,6 +1,8 @@
-"""How a page of ours looks, in light and dark: what the pages of receipts and benches have in common.
+"""How a page of ours looks, in light and dark: what the pages of receipts and benches have in
+common.
 
-Drawings of a run as SVG text, to stand inside an HTML page: the loss over the steps, and where the time went. Pure.
+Drawings of a run as SVG text, to stand inside an HTML page: the loss over the steps, and where the
+time went. Pure.
 
 The receipt as one HTML page that needs nothing else: no script, no font, no address. Pure.
 """
@@ -39,7 +41,9 @@ Point = Sequence[float]
 
 
 def loss(points: Sequence[Point], marks: Sequence[float]) -> str:
-    """The loss over the steps, logarithmic where it spans more than a decade; `marks` are steps at which an attempt began."""
+    """The loss over the steps, logarithmic where it spans more than a decade; `marks` are steps at
+    which an attempt began.
+    """
     if len(points) < 2:
         return "<p>Too few steps were noted to draw a loss.</p>"
     values = [value for _, value in points]
@@ -54,9 +58,14 @@ def loss(points: Sequence[Point], marks: Sequence[float]) -> str:
     def y(value: float) -> float:
         return _TOP + (high - value) / ((high - low) or 1) * (LOSS_HEIGHT - _TOP - _BOTTOM)
 
-    line = " ".join(f"{x(step):.1f},{y(value):.1f}" for (step, _), value in zip(points, scale, strict=True))
+    line = " ".join(
+        f"{x(step):.1f},{y(value):.1f}" for (step, _), value in zip(points, scale, strict=True)
+    )
     parts = [*_grid(low, high, log, y), *_ticks(first, last, x)]
-    parts += [f'<line class="mark" x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{_TOP}" y2="{LOSS_HEIGHT - _BOTTOM}"/>' for at in marks]
+    parts += [
+        f'<line class="mark" x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{_TOP}" y2="{LOSS_HEIGHT - _BOTTOM}"/>'
+        for at in marks
+    ]
     parts.append(f'<polyline class="loss" points="{line}"/>')
     return _svg(LOSS_HEIGHT, "loss over steps", parts)
 
@@ -75,10 +84,16 @@ def _ticks(first: float, last: float, x: Any) -> Iterator[str]:
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """Logarithms of round numbers between two logarithms: 1, 2 and 5 of each decade, or 1 alone where there are many."""
+    """Logarithms of round numbers between two logarithms: 1, 2 and 5 of each decade, or 1 alone
+    where there are many.
+    """
     powers = range(math.floor(low), math.ceil(high) + 1)
     every = max(1, len(powers) // 6)
-    found = [power + math.log10(factor) for power in powers[::every] for factor in ((1, 2, 5) if len(powers) < 5 else (1,))]
+    found = [
+        power + math.log10(factor)
+        for power in powers[::every]
+        for factor in ((1, 2, 5) if len(powers) < 5 else (1,))
+    ]
     return [value for value in found if low <= value <= high]
 
 
@@ -96,11 +111,17 @@ def _clock(length: float) -> list[float]:
     """Round durations up to a length in seconds."""
     sizes = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)
     apart = next((size for size in sizes if length / size <= 8), None)
-    return _round(0.0, length, most=8) if apart is None or length < 4 else [float(at) for at in range(0, int(length) + 1, apart)]
+    return (
+        _round(0.0, length, most=8)
+        if apart is None or length < 4
+        else [float(at) for at in range(0, int(length) + 1, apart)]
+    )
 
 
 def timeline(attempts: Sequence[Mapping[str, Any]]) -> str:
-    """One row per attempt over the wall time, each stretch in its category's colour, with its words on hover."""
+    """One row per attempt over the wall time, each stretch in its category's colour, with its words
+    on hover.
+    """
     spans = [span for one in attempts for span in one["spans"]]
     if not spans:
         return "<p>Nothing was noted of this run yet.</p>"
@@ -125,7 +146,9 @@ def timeline(attempts: Sequence[Mapping[str, Any]]) -> str:
     height = _TOP + len(attempts) * ROW_HEIGHT + _BOTTOM
     for at in _clock(ended - began):
         shown = seconds(at) if at else "0"
-        parts.append(f'<text class="tick" x="{x(began + at):.1f}" y="{height - 12}" text-anchor="middle">{shown}</text>')
+        parts.append(
+            f'<text class="tick" x="{x(began + at):.1f}" y="{height - 12}" text-anchor="middle">{shown}</text>'
+        )
     return _svg(height, "wall time of each attempt by category", parts)
 
 
@@ -150,10 +173,18 @@ def _svg(height: float, title: str, parts: Sequence[str]) -> str:
 
 
 COLORS = {
-    "queue": "#8d99ae", "imagePull": "#6c8ebf", "rendezvous": "#b39ddb", "start": "#64b5f6", "productive": "#2e9e5b",
-    "allReduceWait": "#f2b134", "checkpoint": "#26a69a", "lost": "#e4572e", "down": "#a4161a",
-    "unobserved": "#dedede", "other": "#bdbdbd",
-}  # fmt: skip
+    "queue": "#8d99ae",
+    "imagePull": "#6c8ebf",
+    "rendezvous": "#b39ddb",
+    "start": "#64b5f6",
+    "productive": "#2e9e5b",
+    "allReduceWait": "#f2b134",
+    "checkpoint": "#26a69a",
+    "lost": "#e4572e",
+    "down": "#a4161a",
+    "unobserved": "#dedede",
+    "other": "#bdbdbd",
+}
 
 _STYLE = """
 .goodput { font-size: 44px; font-weight: 650; letter-spacing: -1px; margin: 12px 0 0; }
@@ -168,18 +199,28 @@ def draw(report: Mapping[str, Any]) -> str:
     name, goodput = escape(str(report.get("job", "run"))), report.get("goodput")
     shown = f"{goodput:.1%}" if goodput is not None else "-"
     whole = escape(seconds(report["elapsedSeconds"]))
-    colours = "\n".join(f"rect.{category} {{ fill: {colour}; }}" for category, colour in COLORS.items())
+    colours = "\n".join(
+        f"rect.{category} {{ fill: {colour}; }}" for category, colour in COLORS.items()
+    )
     marks = [float(one["fromStep"]) for one in report["attempts"][1:]]
-    failures = [(str(one["generation"]), _why(one)) for one in report["attempts"] if one.get("failure")]
+    failures = [
+        (str(one["generation"]), _why(one)) for one in report["attempts"] if one.get("failure")
+    ]
     sections = [
         f"<h1>{name}</h1><p class=soft>{escape(text.course(report))}</p>",
         f"<p class=goodput>{shown}</p>",
-        f"<p class=soft>goodput: the share of {whole} that went into steps that count, waiting for peers included</p>",
+        (
+            f"<p class=soft>goodput: the share of {whole} that went into steps that count, "
+            "waiting for peers included</p>"
+        ),
         share_bar(report["secondsByCategory"]),
-        "<h2>Where the time went</h2>" + _table(("category", "time", "share"), text.totals(report), swatches=True),
+        "<h2>Where the time went</h2>"
+        + _table(("category", "time", "share"), text.totals(report), swatches=True),
         "<h2>Loss, and where an attempt began</h2>" + loss(report["lossCurve"], marks),
-        "<h2>Wall time, one row per attempt; what its steps went into is summed up</h2>" + timeline(report["attempts"]),
-        "<h2>Attempts</h2>" + _table([cell.lower() for cell in text.ATTEMPTS], text.attempts(report)),
+        "<h2>Wall time, one row per attempt; what its steps went into is summed up</h2>"
+        + timeline(report["attempts"]),
+        "<h2>Attempts</h2>"
+        + _table([cell.lower() for cell in text.ATTEMPTS], text.attempts(report)),
     ]
     if failures:
         sections.append("<h2>What ended them</h2>" + _table(("attempt", "failure"), failures))
@@ -192,7 +233,11 @@ def draw(report: Mapping[str, Any]) -> str:
 
 def _why(one: Mapping[str, Any]) -> str:
     failure = one["failure"]
-    where = ", ".join(f"{name} {failure[name]}" for name in ("rank", "node", "step") if failure.get(name) is not None)
+    where = ", ".join(
+        f"{name} {failure[name]}"
+        for name in ("rank", "node", "step")
+        if failure.get(name) is not None
+    )
     return f"{one['endedBy']} ({where}): {failure.get('message') or ''}"
 
 

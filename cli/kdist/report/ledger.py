@@ -1,6 +1,8 @@
-"""The end report of a run, computed from the ledger beside its checkpoints. Pure: records in, one document out.
+"""The end report of a run, computed from the ledger beside its checkpoints. Pure: records in, one
+document out.
 
-Lines of the ledger may be torn, missing or out of place after a crash; the report is then about what is left.
+Lines of the ledger may be torn, missing or out of place after a crash; the report is then about
+what is left.
 """
 
 from __future__ import annotations
@@ -18,8 +20,12 @@ Record = Mapping[str, Any]
 
 
 def read_ledger(checkpoints: Path) -> tuple[list[Record], list[Record]]:
-    """(events, steps) of the run whose checkpoints are in the folder, as far as they can be read."""
-    return _read(checkpoints / "ledger" / "events.jsonl"), _read(checkpoints / "ledger" / "steps.jsonl")
+    """(events, steps) of the run whose checkpoints are in the folder, as far as they can be
+    read.
+    """
+    return _read(checkpoints / "ledger" / "events.jsonl"), _read(
+        checkpoints / "ledger" / "steps.jsonl"
+    )
 
 
 def _read(path: Path) -> list[Record]:
@@ -49,8 +55,12 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 def clean(record: Record) -> Record:
-    """The fields that the report uses, where they are of their kind: what comes after may trust them."""
-    found = {name: record[name] for name, kind in _KINDS.items() if isinstance(record.get(name), kind)}
+    """The fields that the report uses, where they are of their kind: what comes after may trust
+    them.
+    """
+    found = {
+        name: record[name] for name, kind in _KINDS.items() if isinstance(record.get(name), kind)
+    }
     return {
         name: value
         for name, value in found.items()
@@ -60,7 +70,9 @@ def clean(record: Record) -> Record:
 
 @dataclass(frozen=True)
 class Generation:
-    """One group of ranks in the life of a run: `began` in unix time, `reached` is its last step, `productive` seconds by step."""
+    """One group of ranks in the life of a run: `began` in unix time, `reached` is its last step,
+    `productive` seconds by step.
+    """
 
     number: int
     reason: str
@@ -72,7 +84,9 @@ class Generation:
     observed: bool = True
     """Whether its ranks tell their steps; a script's own are not known."""
     previous_failure: Record | None = None
-    """The failure that ended the generation before; nothing else is known of that one if its agent was killed early."""
+    """The failure that ended the generation before; nothing else is known of that one if its agent
+    was killed early.
+    """
 
     def kept(self, limit: float) -> float:
         """Seconds of the steps up to `limit`, the ones that no later generation did again."""
@@ -84,7 +98,9 @@ def read_generations(events: Sequence[Record], steps: Sequence[Record]) -> list[
     by_generation: dict[int, dict[int, float]] = {}
     for line in steps:
         if "generation" in line and "step" in line:
-            by_generation.setdefault(line["generation"], {})[line["step"]] = line.get("seconds", 0.0)
+            by_generation.setdefault(line["generation"], {})[line["step"]] = line.get(
+                "seconds", 0.0
+            )
     failures: dict[int, Record] = {}
     for event in _named(events, "failure"):
         known = failures.get(event.get("generation", 0))
@@ -99,7 +115,17 @@ def read_generations(events: Sequence[Record], steps: Sequence[Record]) -> list[
         reason, began = event.get("reason", "start"), event.get("time", 0.0)
         observed = event.get("entrypoint") != "script" or bool(done)
         generations.append(
-            Generation(number, reason, began, from_step, reached, done, failure, observed, failures.get(number - 1))
+            Generation(
+                number,
+                reason,
+                began,
+                from_step,
+                reached,
+                done,
+                failure,
+                observed,
+                failures.get(number - 1),
+            )
         )
     return generations
 
@@ -109,9 +135,13 @@ def _named(events: Iterable[Record], name: str) -> Iterator[Record]:
 
 
 def build_report(
-    events: Sequence[Record], steps: Sequence[Record], *, invocations: Sequence[tuple[float, float | None]]
+    events: Sequence[Record],
+    steps: Sequence[Record],
+    *,
+    invocations: Sequence[tuple[float, float | None]],
 ) -> dict[str, Any]:
-    """The part of the end report that the ledger tells; None stands for what nobody told, as the steps of a script.
+    """The part of the end report that the ledger tells; None stands for what nobody told, as the
+    steps of a script.
 
     Args:
         events: lines of events.jsonl, in their order.
@@ -122,8 +152,11 @@ def build_report(
     generations = read_generations(events, steps)
     ends = [*(later.from_step for later in generations[1:]), inf][: len(generations)]
     for index in range(len(ends) - 2, -1, -1):
-        ends[index] = min(ends[index], ends[index + 1])  # an even later generation may have gone further back
-    productive = sum(generation.kept(limit) for generation, limit in zip(generations, ends, strict=True))
+        # an even later generation may have gone further back
+        ends[index] = min(ends[index], ends[index + 1])
+    productive = sum(
+        generation.kept(limit) for generation, limit in zip(generations, ends, strict=True)
+    )
     known = all(generation.observed for generation in generations)
     elapsed = _elapsed([*_times(events), *last_signs(generations, events)], invocations)
     commits = list(_named(events, "commit"))
@@ -136,15 +169,27 @@ def build_report(
         "goodput": round(min(productive / elapsed, 1.0), 4) if elapsed > 0 and known else None,
         "checkpoints": _sum_checkpoints(commits, events),
         "loss": _last_loss(steps),
-        "metrics": dict(next((event["metrics"] for event in reversed([*_named(events, "done")]) if event.get("metrics")), {})),
+        "metrics": dict(
+            next(
+                (
+                    event["metrics"]
+                    for event in reversed([*_named(events, "done")])
+                    if event.get("metrics")
+                ),
+                {},
+            )
+        ),
     }
 
 
-def _count_steps(generations: Sequence[Generation], commits: Sequence[Record], steps: Sequence[Record]) -> dict[str, Any]:
+def _count_steps(
+    generations: Sequence[Generation], commits: Sequence[Record], steps: Sequence[Record]
+) -> dict[str, Any]:
     lost = sum(max(0, before.reached - after.from_step) for before, after in pairwise(generations))
     known = all(generation.observed for generation in generations)
     reached = generations[-1].reached if generations else 0
-    samples = steps[-1]["last"] + 1 if steps and "last" in steps[-1] else None  # positions count from 0
+    # positions count from 0
+    samples = steps[-1]["last"] + 1 if steps and "last" in steps[-1] else None
     return {
         "reached": reached if known else reached or None,
         "committed": max((commit.get("step", 0) for commit in commits), default=0),
@@ -159,11 +204,18 @@ def _count_restarts(generations: Sequence[Generation]) -> dict[str, Any]:
         if generation.reason == "failure":
             causes[(generation.previous_failure or {}).get("cause", "unknown")] += 1
     joins = sum(generation.reason == "join" for generation in generations)
-    return {"total": sum(causes.values()), "byCause": dict(causes.most_common()), "joins": joins, "generations": len(generations)}
+    return {
+        "total": sum(causes.values()),
+        "byCause": dict(causes.most_common()),
+        "joins": joins,
+        "generations": len(generations),
+    }
 
 
 def _recoveries(generations: Sequence[Generation], events: Sequence[Record]) -> Iterator[float]:
-    """Seconds from each failure to the first step after it. Failures on the way to that step are part of the same recovery."""
+    """Seconds from each failure to the first step after it. Failures on the way to that step are
+    part of the same recovery.
+    """
     waiting: float | None = None
     for after in generations:
         if after.reason == "failure" and waiting is None:
@@ -171,7 +223,9 @@ def _recoveries(generations: Sequence[Generation], events: Sequence[Record]) -> 
         elif after.reason != "failure":
             waiting = None
         first = [
-            event["time"] for event in _named(events, "first_step") if event.get("generation") == after.number and "time" in event
+            event["time"]
+            for event in _named(events, "first_step")
+            if event.get("generation") == after.number and "time" in event
         ]
         if first and waiting is not None:
             yield max(0.0, first[0] - waiting)
@@ -179,8 +233,14 @@ def _recoveries(generations: Sequence[Generation], events: Sequence[Record]) -> 
 
 
 def last_signs(generations: Iterable[Generation], events: Sequence[Record]) -> Iterator[float]:
-    """When, at the earliest, each generation ended its last step: of these only the first has a time of its own."""
-    firsts = {event.get("generation"): event["time"] for event in _named(events, "first_step") if "time" in event}
+    """When, at the earliest, each generation ended its last step: of these only the first has a
+    time of its own.
+    """
+    firsts = {
+        event.get("generation"): event["time"]
+        for event in _named(events, "first_step")
+        if "time" in event
+    }
     for one in generations:
         if one.number in firsts:
             yield firsts[one.number] + sum(list(one.productive.values())[1:])
@@ -191,7 +251,9 @@ def _times(events: Iterable[Record]) -> Iterator[float]:
 
 
 def _elapsed(times: Sequence[float], invocations: Sequence[tuple[float, float | None]]) -> float:
-    """Seconds in which some `kdist run` was at work; one that was killed ended with the last sign of it."""
+    """Seconds in which some `kdist run` was at work; one that was killed ended with the last sign
+    of it.
+    """
     total = 0.0
     for index, (began, ended) in enumerate(invocations):
         next_began = invocations[index + 1][0] if index + 1 < len(invocations) else inf

@@ -21,7 +21,10 @@ LABELS = {
     "other": "other",
 }
 ATTEMPTS = ("ATTEMPT", "WHY", "FROM", "STEPS", "KEPT", "LOST", "TIME", "GOODPUT", "ENDED BY")
-GOODPUT = "goodput is productive + all-reduce wait (any waiting for peers): the time of the steps that count"
+GOODPUT = (
+    "goodput is productive + all-reduce wait (any waiting for peers): the time of the steps "
+    "that count"
+)
 _LONGEST = 60
 
 Report = Mapping[str, Any]
@@ -72,13 +75,20 @@ def _end(one: Mapping[str, Any]) -> str:
     said = next(iter(str(failure.get("message") or "").splitlines()), "")
     if said and len(said) <= _LONGEST:
         return f"{one['endedBy']}: {said}"
-    return f"{one['endedBy']} (rank {failure['rank']})" if failure.get("rank") is not None else str(one["endedBy"])
+    return (
+        f"{one['endedBy']} (rank {failure['rank']})"
+        if failure.get("rank") is not None
+        else str(one["endedBy"])
+    )
 
 
 def headline(report: Report) -> str:
     """The run in one line."""
     goodput = report.get("goodput")
-    return f"{f'goodput {goodput:.1%}' if goodput is not None else 'goodput unknown'} · {course(report)}"
+    return (
+        f"{f'goodput {goodput:.1%}' if goodput is not None else 'goodput unknown'} · "
+        f"{course(report)}"
+    )
 
 
 def course(report: Report) -> str:

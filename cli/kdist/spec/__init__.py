@@ -1,4 +1,5 @@
-"""`TrainingJob`: what a job.yaml may say. The schema, `kdist explain`, `kdist init` and the documentation are made from it.
+"""`TrainingJob`: what a job.yaml may say. The schema, `kdist explain`, `kdist init` and the
+documentation are made from it.
 
 This room is the only bridge to the trainer: others take `TrainConfig` and `Exit` from here.
 """

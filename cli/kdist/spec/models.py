@@ -1,13 +1,16 @@
-"""The kinds of text that a job.yaml holds: names, labels, quantities, paths; each with its pattern and its sentence.
+"""The kinds of text that a job.yaml holds: names, labels, quantities, paths; each with its pattern
+and its sentence.
 
-A pattern stays in the JSON Schema, so editors check it too; `SAYS` is what a person is told instead of the pattern.
+A pattern stays in the JSON Schema, so editors check it too; `SAYS` is what a person is told instead
+of the pattern.
 
 The small sections of a job.yaml: data, checkpoints, environment, resources, tolerations.
 
 The whole of a job.yaml: `TrainingJob`, its metadata and its spec.
 
-Field rules: camelCase in the file, snake_case in Python; a description opens with the field's name; seconds are integers
-with the unit in the name; enums stand where a boolean might grow; every list is bounded.
+Field rules: camelCase in the file, snake_case in Python; a description opens with the field's name;
+seconds are integers with the unit in the name; enums stand where a boolean might grow; every list
+is bounded.
 """
 
 from __future__ import annotations
@@ -17,8 +20,26 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
-from kdist.spec.validators import RUN, Violation, check, check_job, check_mount, check_variable, refuse
-from kdist_trainer.config import QUANTITY, ConfigModel, Nodes, PositiveSeconds, Preflight, Script, Seconds, TrainConfig, Training
+from kdist.spec.validators import (
+    RUN,
+    Violation,
+    check,
+    check_job,
+    check_mount,
+    check_variable,
+    refuse,
+)
+from kdist_trainer.config import (
+    QUANTITY,
+    ConfigModel,
+    Nodes,
+    PositiveSeconds,
+    Preflight,
+    Script,
+    Seconds,
+    TrainConfig,
+    Training,
+)
 
 _JOB_NAME: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
@@ -35,11 +56,21 @@ _ONE_LINE: Final = r"^[^\x00-\x1f\x7f]+$"
 _NO_NUL: Final = r"^[^\x00]*$"
 
 SAYS: Final[dict[str, str]] = {
-    _JOB_NAME: "must be lower-case letters, digits and `-`, beginning with a letter and ending with a letter or digit",
-    _LABEL: "must be lower-case letters, digits and `-`, beginning and ending with a letter or digit",
-    _SUBDOMAIN: "must be lower-case letters, digits, `-` and `.`, beginning and ending with a letter or digit",
+    _JOB_NAME: (
+        "must be lower-case letters, digits and `-`, beginning with a letter and ending with "
+        "a letter or digit"
+    ),
+    _LABEL: (
+        "must be lower-case letters, digits and `-`, beginning and ending with a letter or digit"
+    ),
+    _SUBDOMAIN: (
+        "must be lower-case letters, digits, `-` and `.`, beginning and ending with a letter "
+        "or digit"
+    ),
     _LABEL_KEY: "must be a label key such as `disk` or `example.com/disk`",
-    _LABEL_VALUE: "must be letters, digits, `-`, `_` and `.`, beginning and ending with a letter or digit",
+    _LABEL_VALUE: (
+        "must be letters, digits, `-`, `_` and `.`, beginning and ending with a letter or digit"
+    ),
     _ENV_NAME: "must be letters, digits and `_`, not beginning with a digit",
     _DATA_KEY: "must be letters, digits, `-`, `_` and `.`",
     _IMAGE: "must be an image reference such as `registry.example.com/team/trainer:1.0`",
@@ -78,19 +109,27 @@ def _text_of_cores(value: Any) -> Any:
 class Resources(ConfigModel):
     """What each pod asks for, as requests and as limits."""
 
-    cpu: Annotated[CpuText, BeforeValidator(_text_of_cores, json_schema_input_type=CoreCount | CpuText)] = Field(
-        "1", description="cpu cores of each pod: a number, or millicores such as 500m."
+    cpu: Annotated[
+        CpuText, BeforeValidator(_text_of_cores, json_schema_input_type=CoreCount | CpuText)
+    ] = Field("1", description="cpu cores of each pod: a number, or millicores such as 500m.")
+    memory: Storage = Field(
+        "4Gi", description="memory of each pod, with a unit such as Gi; shared memory counts too."
     )
-    memory: Storage = Field("4Gi", description="memory of each pod, with a unit such as Gi; shared memory counts too.")
     gpu: int = Field(0, ge=0, le=1024, description="gpu: GPUs of each pod.")
 
 
 class Data(ConfigModel):
     """One data set that every rank can read."""
 
-    claim: ObjectName | None = Field(None, description="claim: PersistentVolumeClaim that holds the data on a cluster.")
-    path: FolderPath | None = Field(None, description="path of the same data on this machine, for `kdist run`.")
-    mount_path: MountPath = Field(description="mountPath where the training finds the data on a cluster.")
+    claim: ObjectName | None = Field(
+        None, description="claim: PersistentVolumeClaim that holds the data on a cluster."
+    )
+    path: FolderPath | None = Field(
+        None, description="path of the same data on this machine, for `kdist run`."
+    )
+    mount_path: MountPath = Field(
+        description="mountPath where the training finds the data on a cluster."
+    )
 
     @model_validator(mode="after")
     def _somewhere(self) -> Data:
@@ -99,20 +138,33 @@ class Data(ConfigModel):
 
     def _violations(self) -> Iterator[Violation]:
         if self.claim is None and self.path is None:
-            yield Violation("needs a claim (on a cluster), a path (on this machine), or both", "", ("claim", "path"))
+            yield Violation(
+                "needs a claim (on a cluster), a path (on this machine), or both",
+                "",
+                ("claim", "path"),
+            )
         yield from check_mount(self.mount_path)
 
 
 class Checkpoints(ConfigModel):
-    """Where the training's state is kept: in a claim that exists, a claim to be made, or a folder of this machine."""
+    """Where the training's state is kept: in a claim that exists, a claim to be made, or a folder
+    of this machine.
+    """
 
     claim: ObjectName | None = Field(None, description="claim: PersistentVolumeClaim that exists.")
-    size: Storage | None = Field(None, description="size of a PersistentVolumeClaim that is made for the job.")
-    class_: ObjectName | None = Field(None, alias="class", description="class of storage of the claim that is made.")
-    access_mode: Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"] | None = Field(
-        None, description="accessMode of the claim that is made; with size the default is ReadWriteMany."
+    size: Storage | None = Field(
+        None, description="size of a PersistentVolumeClaim that is made for the job."
     )
-    path: FolderPath | None = Field(None, description="path of a folder on this machine, for `kdist run`.")
+    class_: ObjectName | None = Field(
+        None, alias="class", description="class of storage of the claim that is made."
+    )
+    access_mode: Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"] | None = Field(
+        None,
+        description="accessMode of the claim that is made; with size the default is ReadWriteMany.",
+    )
+    path: FolderPath | None = Field(
+        None, description="path of a folder on this machine, for `kdist run`."
+    )
 
     @model_validator(mode="after")
     def _one_form(self) -> Checkpoints:
@@ -128,7 +180,11 @@ class Checkpoints(ConfigModel):
         if self.size is None:
             for value, name in ((self.class_, "class"), (self.access_mode, "accessMode")):
                 if value is not None:
-                    yield Violation("belongs to a claim that is made for the job: it needs size", name, ("size", name))
+                    yield Violation(
+                        "belongs to a claim that is made for the job: it needs size",
+                        name,
+                        ("size", name),
+                    )
 
 
 class SecretKey(ConfigModel):
@@ -144,7 +200,11 @@ class EnvVar(ConfigModel):
     name: EnvName = Field(description="name of the variable.")
     value: EnvValue | None = Field(None, description="value as text; quote numbers.")
     secret: SecretKey | None = Field(
-        None, description="secret that holds the value on a cluster; `kdist run` takes it from its own environment."
+        None,
+        description=(
+            "secret that holds the value on a cluster; `kdist run` takes it from its own "
+            "environment."
+        ),
     )
 
     @model_validator(mode="after")
@@ -161,13 +221,19 @@ class EnvVar(ConfigModel):
 class Toleration(ConfigModel):
     """A taint of nodes that the pods accept, as in a pod's `tolerations`."""
 
-    key: LabelKey | None = Field(None, description="key of the taint; without it every taint is accepted.")
-    operator: Literal["Equal", "Exists"] = Field("Equal", description="operator: Equal compares the value, Exists does not.")
+    key: LabelKey | None = Field(
+        None, description="key of the taint; without it every taint is accepted."
+    )
+    operator: Literal["Equal", "Exists"] = Field(
+        "Equal", description="operator: Equal compares the value, Exists does not."
+    )
     value: LabelValue | None = Field(None, description="value of the taint, for Equal.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         None, description="effect of the taint; without it every effect is accepted."
     )
-    toleration_seconds: Seconds | None = Field(None, description="tolerationSeconds before a NoExecute taint evicts the pod.")
+    toleration_seconds: Seconds | None = Field(
+        None, description="tolerationSeconds before a NoExecute taint evicts the pod."
+    )
 
     @model_validator(mode="after")
     def _sensible(self) -> Toleration:
@@ -178,7 +244,9 @@ class Toleration(ConfigModel):
         if self.key is None and self.operator != "Exists":
             yield Violation("must be Exists where no key is given", "operator", ("key", "operator"))
         if self.operator == "Exists" and self.value is not None:
-            yield Violation("cannot be compared by the operator Exists", "value", ("operator", "value"))
+            yield Violation(
+                "cannot be compared by the operator Exists", "value", ("operator", "value")
+            )
 
 
 API_VERSION: Final = "kdist.dev/v1alpha1"
@@ -197,8 +265,12 @@ class Metadata(ConfigModel):
     """What the job is called, and where it lives."""
 
     name: JobName = Field(description="name of the job; its objects are named after it.")
-    namespace: Label | None = Field(None, description="namespace of the cluster; without it the one of the kubeconfig.")
-    labels: dict[LabelKey, LabelValue] = Field({}, max_length=64, description="labels put on every object of the job.")
+    namespace: Label | None = Field(
+        None, description="namespace of the cluster; without it the one of the kubeconfig."
+    )
+    labels: dict[LabelKey, LabelValue] = Field(
+        {}, max_length=64, description="labels put on every object of the job."
+    )
     annotations: dict[LabelKey, Annotated[str, Field(max_length=65_536)]] = Field(
         {}, max_length=64, description="annotations put on every object of the job."
     )
@@ -208,55 +280,112 @@ class Spec(ConfigModel):
     """What the job runs, and on what. Exactly one of train and script is given."""
 
     backend: Literal["auto", "job", "statefulset", "pytorchjob", "jobset", "trainjob"] = Field(
-        "auto", description="backend: the workload kind on a cluster; job is an Indexed Job, auto asks the cluster."
+        "auto",
+        description=(
+            "backend: the workload kind on a cluster; job is an Indexed Job, auto asks the cluster."
+        ),
     )
-    image: ImageReference | None = Field(None, description="image of the pods; `kdist run` needs none.")
-    nodes: Annotated[Nodes, BeforeValidator(_nodes_from_number, json_schema_input_type=NodeCount | Nodes)] = Field(
-        Nodes(min=1, max=1), description="nodes of the job: a number, or {min, max} for an elastic job."
+    image: ImageReference | None = Field(
+        None, description="image of the pods; `kdist run` needs none."
+    )
+    nodes: Annotated[
+        Nodes, BeforeValidator(_nodes_from_number, json_schema_input_type=NodeCount | Nodes)
+    ] = Field(
+        Nodes(min=1, max=1),
+        description="nodes of the job: a number, or {min, max} for an elastic job.",
     )
     procs_per_node: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         "auto", description="procsPerNode: ranks on each node; auto is one per GPU, else 1."
     )
-    threads_per_rank: int = Field(1, ge=1, le=1024, description="threadsPerRank: CPU threads of each rank.")
-    resources: Resources = Field(Resources(), description="resources of each pod; `kdist run` does not limit any.")
+    threads_per_rank: int = Field(
+        1, ge=1, le=1024, description="threadsPerRank: CPU threads of each rank."
+    )
+    resources: Resources = Field(
+        Resources(), description="resources of each pod; `kdist run` does not limit any."
+    )
     code: FolderPath | None = Field(
         None,
-        description="code: a folder with your modules or script, relative to the job file; without it they are in the image.",
+        description=(
+            "code: a folder with your modules or script, relative to the job file; without it "
+            "they are in the image."
+        ),
     )
     data: list[Data] = Field([], max_length=64, description="data sets that every rank can read.")
     checkpoints: Checkpoints | None = Field(
-        None, description="checkpoints: where state is kept; without it a lost pod loses all (`kdist run` keeps a folder)."
+        None,
+        description=(
+            "checkpoints: where state is kept; without it a lost pod loses all (`kdist run` "
+            "keeps a folder)."
+        ),
     )
-    env: list[EnvVar] = Field([], max_length=256, description="env: variables of the training's environment.")
+    env: list[EnvVar] = Field(
+        [], max_length=256, description="env: variables of the training's environment."
+    )
     max_restarts: int = Field(
-        10, ge=0, le=100_000, description="maxRestarts without progress before the job gives up; progress refills it."
+        10,
+        ge=0,
+        le=100_000,
+        description="maxRestarts without progress before the job gives up; progress refills it.",
     )
     queue: Label | None = Field(None, description="queue: Kueue's LocalQueue that admits the job.")
     rendezvous: Literal["auto", "file", "kubernetes", "c10d"] = Field(
-        "auto", description="rendezvous: how nodes find each other; auto is file here, kubernetes on a cluster, else c10d."
+        "auto",
+        description=(
+            "rendezvous: how nodes find each other; auto is file here, kubernetes on a "
+            "cluster, else c10d."
+        ),
     )
-    node_selector: dict[LabelKey, LabelValue] = Field({}, max_length=64, description="nodeSelector: labels a node must have.")
-    tolerations: list[Toleration] = Field([], max_length=64, description="tolerations: taints of nodes that the pods accept.")
-    image_pull_secrets: list[ObjectName] = Field([], max_length=16, description="imagePullSecrets: names of registry Secrets.")
+    node_selector: dict[LabelKey, LabelValue] = Field(
+        {}, max_length=64, description="nodeSelector: labels a node must have."
+    )
+    tolerations: list[Toleration] = Field(
+        [], max_length=64, description="tolerations: taints of nodes that the pods accept."
+    )
+    image_pull_secrets: list[ObjectName] = Field(
+        [], max_length=16, description="imagePullSecrets: names of registry Secrets."
+    )
     priority_class: ObjectName | None = Field(None, description="priorityClass of the pods.")
     service_account_name: ObjectName | None = Field(
         None,
-        description="serviceAccountName: an account that is there, for cloud identities; without it one that may do nothing.",
+        description=(
+            "serviceAccountName: an account that is there, for cloud identities; without it "
+            "one that may do nothing."
+        ),
     )
-    grace_seconds: PositiveSeconds = Field(60, description="graceSeconds from the request to stop to the end by force.")
-    ttl_seconds: Seconds = Field(86_400, description="ttlSeconds that the objects of an ended job stay.")
-    rendezvous_timeout_seconds: PositiveSeconds = Field(600, description="rendezvousTimeoutSeconds to wait for enough nodes.")
-    join_window_seconds: Seconds = Field(10, description="joinWindowSeconds in which joining nodes are let in together.")
-    collective_timeout_seconds: PositiveSeconds = Field(300, description="collectiveTimeoutSeconds a collective may take.")
-    hang_timeout_seconds: PositiveSeconds = Field(300, description="hangTimeoutSeconds without progress before a rank is killed.")
+    grace_seconds: PositiveSeconds = Field(
+        60, description="graceSeconds from the request to stop to the end by force."
+    )
+    ttl_seconds: Seconds = Field(
+        86_400, description="ttlSeconds that the objects of an ended job stay."
+    )
+    rendezvous_timeout_seconds: PositiveSeconds = Field(
+        600, description="rendezvousTimeoutSeconds to wait for enough nodes."
+    )
+    join_window_seconds: Seconds = Field(
+        10, description="joinWindowSeconds in which joining nodes are let in together."
+    )
+    collective_timeout_seconds: PositiveSeconds = Field(
+        300, description="collectiveTimeoutSeconds a collective may take."
+    )
+    hang_timeout_seconds: PositiveSeconds = Field(
+        300, description="hangTimeoutSeconds without progress before a rank is killed."
+    )
     metrics_linger_seconds: Seconds = Field(
-        30, description="metricsLingerSeconds at most that a scraped agent whose work is over waits for a last scrape."
+        30,
+        description=(
+            "metricsLingerSeconds at most that a scraped agent whose work is over waits for a "
+            "last scrape."
+        ),
     )
     pod_template: dict[str, JsonValue] = Field(
         {}, max_length=64, description="podTemplate: an overlay for the pod template, merged last."
     )
     preflight: Preflight | None = Field(
-        None, description="preflight: what is measured between the ranks before they train; too slow a group ends the job."
+        None,
+        description=(
+            "preflight: what is measured between the ranks before they train; too slow a "
+            "group ends the job."
+        ),
     )
     train: Training | None = Field(None, description="train: the managed loop.")
     script: Script | None = Field(None, description="script: a torchrun script as it is.")
@@ -270,7 +399,9 @@ class Spec(ConfigModel):
 class TrainingJob(ConfigModel):
     """A distributed PyTorch training: one file that runs on this machine and on any Kubernetes."""
 
-    api_version: Literal["kdist.dev/v1alpha1"] = Field(description="apiVersion of this file: kdist.dev/v1alpha1.")
+    api_version: Literal["kdist.dev/v1alpha1"] = Field(
+        description="apiVersion of this file: kdist.dev/v1alpha1."
+    )
     kind: Literal["TrainingJob"] = Field(description="kind of this file: TrainingJob.")
     metadata: Metadata = Field(description="metadata: name and namespace.")
     spec: Spec = Field(description="spec: what the job runs, and on what.")
@@ -287,12 +418,20 @@ class TrainingJob(ConfigModel):
 
     @property
     def checkpoint_folder(self) -> str:
-        """Name of its folder of checkpoints on a cluster: a run that has a name begins with none of another run's."""
+        """Name of its folder of checkpoints on a cluster: a run that has a name begins with none of
+        another run's.
+        """
         return self.metadata.name if self.run is None else f"{self.metadata.name}@{self.run}"
 
     def to_train_config(self) -> TrainConfig:
-        """What the trainer is told (`train.json`): the part of the job that does not depend on where it runs."""
-        shared = {name: getattr(self.spec, name) for name in TrainConfig.model_fields if name in Spec.model_fields}
+        """What the trainer is told (`train.json`): the part of the job that does not depend on
+        where it runs.
+        """
+        shared = {
+            name: getattr(self.spec, name)
+            for name in TrainConfig.model_fields
+            if name in Spec.model_fields
+        }
         return TrainConfig(name=self.metadata.name, **shared)
 
     def to_document(self) -> dict[str, Any]:

@@ -9,12 +9,16 @@ from typing import TypeAlias
 from kdist.spec import reference
 
 Path: TypeAlias = tuple[str | int, ...]
-_PART = re.compile(r"""\.?(?:(?P<name>[^.\[\]"'=\s]+)|\[(?P<index>[0-9]{1,6})\]|\[(?P<quote>["'])(?P<key>[^"']+)(?P=quote)\])""")
+_PART = re.compile(
+    r"""\.?(?:(?P<name>[^.\[\]"'=\s]+)|\[(?P<index>[0-9]{1,6})\]|\[(?P<quote>["'])(?P<key>[^"']+)(?P=quote)\])"""
+)
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
 
 
 def show(path: Sequence[str | int]) -> str:
-    """`("spec", "env", 0, "name")` → `spec.env[0].name`; keys that are no plain word stand in brackets."""
+    """`("spec", "env", 0, "name")` → `spec.env[0].name`; keys that are no plain word stand in
+    brackets.
+    """
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -46,13 +50,19 @@ def near_name(word: str, names: Iterable[str]) -> str:
 
     by_letters = {_letters(name): name for name in names}
     letters = _letters(word[:64])
-    begun = [name for known, name in by_letters.items() if min(len(known), len(letters)) >= 3 and _begins(letters, known)]
+    begun = [
+        name
+        for known, name in by_letters.items()
+        if min(len(known), len(letters)) >= 3 and _begins(letters, known)
+    ]
     near = get_close_matches(letters, by_letters, n=1, cutoff=0.7)
     return by_letters[near[0]] if near else begun[0] if len(begun) == 1 else ""
 
 
 def near_path(path: Sequence[str | int]) -> str:
-    """The whole path that a wrong one is close to: a near name in its section, else the same name elsewhere."""
+    """The whole path that a wrong one is close to: a near name in its section, else the same name
+    elsewhere.
+    """
     good: list[str | int] = []
     for index, part in enumerate(path):
         field = reference.find(good)
@@ -75,7 +85,9 @@ def near_path(path: Sequence[str | int]) -> str:
 
 def elsewhere(name: str) -> str:
     """The only field of that name in the whole file; empty if there is none or several."""
-    found = [field.path for field in reference.root().walk() if _letters(field.name) == _letters(name)]
+    found = [
+        field.path for field in reference.root().walk() if _letters(field.name) == _letters(name)
+    ]
     return found[0] if len(found) == 1 else ""
 
 

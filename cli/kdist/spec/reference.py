@@ -1,9 +1,11 @@
-"""The fields of job.yaml as data: the JSON Schema, and each field's type in words, default, limits and sentence.
+"""The fields of job.yaml as data: the JSON Schema, and each field's type in words, default, limits
+and sentence.
 
-Everything that tells a person about fields (`kdist explain`, `kdist init`, the documentation, the problems of a file) reads
-them here, so it cannot say anything else than the model does.
+Everything that tells a person about fields (`kdist explain`, `kdist init`, the documentation, the
+problems of a file) reads them here, so it cannot say anything else than the model does.
 
-The manual of job.yaml's fields: as text for `kdist explain`, as a Markdown table for the documentation, as plain values.
+The manual of job.yaml's fields: as text for `kdist explain`, as a Markdown table for the
+documentation, as plain values.
 """
 
 from __future__ import annotations
@@ -25,12 +27,18 @@ def schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of job.yaml. Shared: do not change it."""
     document = TrainingJob.model_json_schema(by_alias=True)
     _tidy(document)
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, "title": "TrainingJob of kdist"}
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": SCHEMA_ID,
+        "title": "TrainingJob of kdist",
+    }
     return head | document
 
 
 def _tidy(node: Any) -> None:
-    """Drop pydantic's generated titles, which only repeat names, and close the mappings whose keys follow a pattern."""
+    """Drop pydantic's generated titles, which only repeat names, and close the mappings whose keys
+    follow a pattern.
+    """
     if isinstance(node, dict):
         if isinstance(node.get("title"), str):
             del node["title"]
@@ -44,7 +52,9 @@ def _tidy(node: Any) -> None:
 
 
 class Field:
-    """One field with its references resolved. `path` is dotted, with `[]` for a list's items: `spec.env[].name`."""
+    """One field with its references resolved. `path` is dotted, with `[]` for a list's items:
+    `spec.env[].name`.
+    """
 
     def __init__(self, path: str, node: dict[str, Any], *, required: bool) -> None:
         self.path = path
@@ -65,7 +75,9 @@ class Field:
 
     @property
     def default(self) -> Any:
-        """The default as it would be written in the file; None where leaving it out means something no value can say."""
+        """The default as it would be written in the file; None where leaving it out means something
+        no value can say.
+        """
         return self._node.get("default")
 
     @property
@@ -95,9 +107,15 @@ class Field:
 
     @cached_property
     def children(self) -> dict[str, Field]:
-        """The fields of a section, in the order of the model; empty for values, lists and free mappings."""
+        """The fields of a section, in the order of the model; empty for values, lists and free
+        mappings.
+        """
         return {
-            name: Field(f"{self.path}.{name}" if self.path else name, node, required=name in form.get("required", []))
+            name: Field(
+                f"{self.path}.{name}" if self.path else name,
+                node,
+                required=name in form.get("required", []),
+            )
             for form in self.forms
             for name, node in form.get("properties", {}).items()
         }
@@ -118,8 +136,13 @@ class Field:
             return Field(f"{self.path}.*", {}, required=False)
         for form in self.forms:
             if form.get("type") == "object" and "properties" not in form:
-                free = next(iter(form.get("patternProperties", {}).values()), form.get("additionalProperties", {}))
-                return Field(f"{self.path}.*", free if isinstance(free, dict) else {}, required=False)
+                free = next(
+                    iter(form.get("patternProperties", {}).values()),
+                    form.get("additionalProperties", {}),
+                )
+                return Field(
+                    f"{self.path}.*", free if isinstance(free, dict) else {}, required=False
+                )
         return None
 
     def walk(self) -> Iterator[Field]:
@@ -148,13 +171,19 @@ def find(path: Sequence[str | int]) -> Field | None:
 
 
 def look_up(dotted: str) -> Field | None:
-    """The field that a person names: `spec.env[].name`, `spec.env[0].name` and `spec.env.name` are the same."""
+    """The field that a person names: `spec.env[].name`, `spec.env[0].name` and `spec.env.name` are
+    the same.
+    """
     field: Field | None = root()
-    for part in re.sub(r"\[[0-9]*\]", "", dotted.strip(".")).split(".") if dotted.strip(".") else ():
+    for part in (
+        re.sub(r"\[[0-9]*\]", "", dotted.strip(".")).split(".") if dotted.strip(".") else ()
+    ):
         if field is None:
             return None
         inner = field.item
-        field = field.children.get(part) or (inner.children.get(part) if inner is not None else None)
+        field = field.children.get(part) or (
+            inner.children.get(part) if inner is not None else None
+        )
     return field
 
 
@@ -177,7 +206,9 @@ def describe_fields(form: dict[str, Any]) -> str:
         says = SAYS.get(form.get("pattern", ""), "")
         return says.removeprefix("must be ") if says.startswith("must be ") else "text"
     if kind == "array":
-        return f"a list of {len(form['prefixItems'])} numbers" if "prefixItems" in form else "a list"
+        return (
+            f"a list of {len(form['prefixItems'])} numbers" if "prefixItems" in form else "a list"
+        )
     if kind == "boolean":
         return "true or false"
     if kind == "object":
@@ -191,7 +222,12 @@ def _limits(form: dict[str, Any]) -> str:
     high, below = form.get("maximum"), form.get("exclusiveMaximum")
     if low is not None and high is not None:
         return f" from {_number(low)} to {_number(high)}"
-    parts = [(" greater than", above), (" at least", low), (" at most", high), (" less than", below)]
+    parts = [
+        (" greater than", above),
+        (" at least", low),
+        (" at most", high),
+        (" less than", below),
+    ]
     return " and".join(f"{word} {_number(limit)}" for word, limit in parts if limit is not None)
 
 
@@ -216,7 +252,9 @@ _WIDTH = 100
 
 
 def describe(field: Field, *, recursive: bool = False) -> str:
-    """A field as `kdist explain` shows it: what it is, its limits, its default, and the fields below it."""
+    """A field as `kdist explain` shows it: what it is, its limits, its default, and the fields
+    below it.
+    """
     lines = [f"FIELD:    {field.path or 'the whole file'}", *_wrapped("TYPE:     ", _type(field))]
     lines += _wrapped("DEFAULT:  ", default_words(field))
     if field.sentence:
@@ -227,7 +265,12 @@ def describe(field: Field, *, recursive: bool = False) -> str:
         lines += ["", "FIELDS:"]
         for name, child in below:
             lines.append(f"  {name:<{width}}  <{_short(child)}>{_marks(child)}")
-            lines += wrap(child.sentence, _WIDTH, initial_indent=" " * (width + 4), subsequent_indent=" " * (width + 4))
+            lines += wrap(
+                child.sentence,
+                _WIDTH,
+                initial_indent=" " * (width + 4),
+                subsequent_indent=" " * (width + 4),
+            )
     return "\n".join(lines)
 
 
@@ -253,7 +296,9 @@ def document(field: Field, *, recursive: bool = False) -> dict[str, Any]:
     if field.children or field.item is not None:
         inner = field.children or (field.item.children if field.item else {})
         value["fields"] = [
-            document(child, recursive=True) if recursive else {"path": child.path, "description": child.sentence}
+            document(child, recursive=True)
+            if recursive
+            else {"path": child.path, "description": child.sentence}
             for child in inner.values()
         ]
     return value
@@ -263,7 +308,11 @@ def default_words(field: Field) -> str:
     """The default as it would be written; `required` and `none` where there is no such thing."""
     if field.required:
         return "required"
-    return "none" if field.default is None else json.dumps(_without_none(field.default), ensure_ascii=False)
+    return (
+        "none"
+        if field.default is None
+        else json.dumps(_without_none(field.default), ensure_ascii=False)
+    )
 
 
 def _without_none(value: Any) -> Any:
@@ -281,14 +330,27 @@ def _type(field: Field) -> str:
 
 def _short(field: Field) -> str:
     """The kind of value in one or two words."""
-    kinds = dict.fromkeys(str(form.get("type", "choice" if "const" in form or "enum" in form else "any")) for form in field.forms)
+    kinds = dict.fromkeys(
+        str(form.get("type", "choice" if "const" in form or "enum" in form else "any"))
+        for form in field.forms
+    )
     names = {"integer": "int", "string": "text", "object": "mapping", "array": "list"}
-    return " or ".join(field.choices if field.choices and len(kinds) == 1 else [names.get(kind, kind) for kind in kinds])
+    return " or ".join(
+        field.choices
+        if field.choices and len(kinds) == 1
+        else [names.get(kind, kind) for kind in kinds]
+    )
 
 
 def _marks(field: Field) -> str:
     words = default_words(field)
-    return " required" if words == "required" else "" if words == "none" or len(words) > 40 else f" default {words}"
+    return (
+        " required"
+        if words == "required"
+        else ""
+        if words == "none" or len(words) > 40
+        else f" default {words}"
+    )
 
 
 def _below(field: Field, *, recursive: bool) -> Iterator[tuple[str, Field]]:
@@ -301,9 +363,15 @@ def _below(field: Field, *, recursive: bool) -> Iterator[tuple[str, Field]]:
 
 
 def _opening(field: Field) -> str:
-    """The sentence as it stands alone: without its own `name:`, and with a capital unless it opens with a camelCase name."""
+    """The sentence as it stands alone: without its own `name:`, and with a capital unless it opens
+    with a camelCase name.
+    """
     text = field.sentence.removeprefix(f"{field.name}: ")
-    return text if text.startswith(field.name) and not field.name.islower() else text[:1].upper() + text[1:]
+    return (
+        text
+        if text.startswith(field.name) and not field.name.islower()
+        else text[:1].upper() + text[1:]
+    )
 
 
 def _wrapped(head: str, text: str) -> list[str]:

@@ -1,4 +1,6 @@
-"""The job files that `kdist init` writes: a few fields with values, each under its sentence from the model."""
+"""The job files that `kdist init` writes: a few fields with values, each under its sentence from
+the model.
+"""
 
 from __future__ import annotations
 
@@ -75,11 +77,16 @@ TEMPLATES: Final[dict[str, dict[str, Any]]] = {
 
 
 def write(template: str, *, schema: str = reference.SCHEMA_ID) -> str:
-    """Text of a job file. `schema` is what editors check it by. Raises `KeyError` for a template that is not there."""
+    """Text of a job file. `schema` is what editors check it by. Raises `KeyError` for a template
+    that is not there.
+    """
     head = [
         f"# yaml-language-server: $schema={schema}",
         "#",
-        "# A training job. `kdist validate` checks this file, `kdist run` trains on this machine, and",
+        (
+            "# A training job. `kdist validate` checks this file, `kdist run` trains on this "
+            "machine, and"
+        ),
         "# `kdist explain spec` shows all the fields that are not here, with their defaults.",
         "# A line that begins with `#` and no space is a field to take when you need it.",
     ]
@@ -93,7 +100,12 @@ def _section(values: dict[str, Any], section: reference.Field, depth: int) -> li
         field = section.children[name]
         mark, plain = ("#", value.value) if isinstance(value, _Later) else ("", value)
         if depth:
-            lines += wrap(field.sentence, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+            lines += wrap(
+                field.sentence,
+                _WIDTH,
+                initial_indent=f"{indent}# ",
+                subsequent_indent=f"{indent}# ",
+            )
         if isinstance(plain, dict) and not mark and (depth == 0 or name == "train"):
             lines += [f"{indent}{name}:", *_section(plain, field, depth + 1)]
         else:
@@ -107,6 +119,10 @@ def _flow(value: Any) -> str:
         return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_flow(inner) for inner in value) + "]"
-    if isinstance(value, str) and value.replace("-", "a").replace(".", "a").replace("/", "a").isalnum() and value[0].isalpha():
+    if (
+        isinstance(value, str)
+        and value.replace("-", "a").replace(".", "a").replace("/", "a").isalnum()
+        and value[0].isalpha()
+    ):
         return value
     return json.dumps(value)

@@ -1,7 +1,7 @@
 """The rules that tie several fields of a job together.
 
-Every rule names the fields it looked at, so that a problem points at a line, and is not told at all when one of these
-fields is itself wrong.
+Every rule names the fields it looked at, so that a problem points at a line, and is not told at all
+when one of these fields is itself wrong.
 """
 
 from __future__ import annotations
@@ -35,10 +35,14 @@ class Violation(NamedTuple):
 
 
 def refuse(violations: Iterable[Violation]) -> None:
-    """Raise one error that carries every violation, if there is any. Raises `PydanticCustomError`."""
+    """Raise one error that carries every violation, if there is any. Raises
+    `PydanticCustomError`.
+    """
     found = [tuple(violation) for violation in violations]
     if found:
-        raise PydanticCustomError(RULE, "{text}", {"text": "; ".join(str(each[0]) for each in found), "violations": found})
+        raise PydanticCustomError(
+            RULE, "{text}", {"text": "; ".join(str(each[0]) for each in found), "violations": found}
+        )
 
 
 def check(spec: Spec) -> Iterator[Violation]:
@@ -57,11 +61,16 @@ def check(spec: Spec) -> Iterator[Violation]:
 
 # What namespaces have of their own: an account, and in `default` the API server's Service.
 _TAKEN_NAMES = ("default", "kubernetes")
-# How objects are called that a job, or the controller of its kind, makes beside those of its own name.
-_DERIVED_NAME = re.compile(r"-(rendezvous|checkpoints|(code|train)-[0-9a-f]{10}|node-\d+|worker-\d+|master-\d+)$")
+# How objects are called that a job, or the controller of its kind, makes beside those of its own
+# name.
+_DERIVED_NAME = re.compile(
+    r"-(rendezvous|checkpoints|(code|train)-[0-9a-f]{10}|node-\d+|worker-\d+|master-\d+)$"
+)
 _LONGEST_POD_NAME = 63
 RUN = "kdist.dev/run"
-"""Annotation of a job that names its run where `kdist render` makes the objects: another value begins another run."""
+"""Annotation of a job that names its run where `kdist render` makes the objects: another value
+begins another run.
+"""
 
 
 def check_job(job: TrainingJob) -> Iterator[Violation]:
@@ -69,22 +78,44 @@ def check_job(job: TrainingJob) -> Iterator[Violation]:
     name, nodes = job.metadata.name, job.spec.nodes.max
     judged = ("metadata.name",)
     if name in _TAKEN_NAMES:
-        yield Violation(f"must not be `{name}`: a namespace has an object of that name already", "metadata.name", judged)
+        yield Violation(
+            f"must not be `{name}`: a namespace has an object of that name already",
+            "metadata.name",
+            judged,
+        )
     if found := _DERIVED_NAME.search(name):
         owner = name[: found.start()]
-        message = f"must not end with `{found[0]}`: a job `{owner}` would make an object of the same name"
+        message = (
+            f"must not end with `{found[0]}`: a job `{owner}` would make an object of the same name"
+        )
         yield Violation(message, "metadata.name", judged)
     most = _LONGEST_POD_NAME - len(f"-node-0-{nodes - 1}-abcde")
     if len(name) > most:
-        message = f"must be at most {most} characters with {nodes} nodes, as pods of a JobSet are called NAME-node-0-INDEX-XXXXX"
-        yield Violation(f"{message}, found {len(name)}", "metadata.name", (*judged, "spec.nodes.max"))
+        message = (
+            f"must be at most {most} characters with {nodes} nodes, as pods of a JobSet are "
+            "called NAME-node-0-INDEX-XXXXX"
+        )
+        yield Violation(
+            f"{message}, found {len(name)}", "metadata.name", (*judged, "spec.nodes.max")
+        )
     run = job.metadata.annotations.get(RUN)
     if run is not None and not re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", run):
-        message = f"{RUN} must be up to 63 letters, digits, `-`, `_` and `.`, beginning and ending with a letter or digit"
+        message = (
+            f"{RUN} must be up to 63 letters, digits, `-`, `_` and `.`, beginning and ending "
+            "with a letter or digit"
+        )
         yield Violation(message, "metadata.annotations", ("metadata.annotations",))
 
 
-_OWN_FOLDERS = ("/checkpoints", "/code", "/etc/kdist", "/run/kdist", "/tmp", "/dev/shm", "/var/run/secrets/kdist")  # noqa: S108
+_OWN_FOLDERS = (
+    "/checkpoints",
+    "/code",
+    "/etc/kdist",
+    "/run/kdist",
+    "/tmp",
+    "/dev/shm",
+    "/var/run/secrets/kdist",
+)  # noqa: S108
 
 
 def _own_mounts(spec: Spec) -> Iterator[Violation]:
@@ -92,24 +123,42 @@ def _own_mounts(spec: Spec) -> Iterator[Violation]:
     pod = spec.pod_template.get("spec")
     containers = pod.get("containers") if isinstance(pod, dict) else None
     for container in containers if isinstance(containers, list) else ():
-        mounts = container.get("volumeMounts") if isinstance(container, dict) and container.get("name") == "trainer" else None
+        mounts = (
+            container.get("volumeMounts")
+            if isinstance(container, dict) and container.get("name") == "trainer"
+            else None
+        )
         for mount in mounts if isinstance(mounts, list) else ():
             path = mount.get("mountPath") if isinstance(mount, dict) and "name" in mount else None
             if isinstance(path, str) and path.rstrip("/") in _OWN_FOLDERS:
-                yield Violation(f"must not mount {path}, where kdist itself mounts a volume", "podTemplate", ("podTemplate",))
+                yield Violation(
+                    f"must not mount {path}, where kdist itself mounts a volume",
+                    "podTemplate",
+                    ("podTemplate",),
+                )
 
 
 def _one_kind(spec: Spec) -> Iterator[Violation]:
     if spec.train is not None and spec.script is not None:
-        yield Violation("train and script exclude each other; keep one", "script", ("script", "train"))
+        yield Violation(
+            "train and script exclude each other; keep one", "script", ("script", "train")
+        )
     if spec.train is None and spec.script is None:
-        yield Violation("needs train (the managed loop) or script (a torchrun script)", "", ("train", "script"))
+        yield Violation(
+            "needs train (the managed loop) or script (a torchrun script)", "", ("train", "script")
+        )
     if spec.preflight is not None and spec.script is not None:
-        yield Violation("belongs to train: a script opens its own group of ranks", "preflight", ("preflight", "script"))
+        yield Violation(
+            "belongs to train: a script opens its own group of ranks",
+            "preflight",
+            ("preflight", "script"),
+        )
 
 
 def _shards(spec: Spec) -> Iterator[Violation]:
-    """A batch is dealt to shards and the shards to ranks, so none may be left empty at the largest world size."""
+    """A batch is dealt to shards and the shards to ranks, so none may be left empty at the largest
+    world size.
+    """
     train = spec.train
     if train is None:
         return
@@ -126,7 +175,10 @@ def _shards(spec: Spec) -> Iterator[Violation]:
         )
     if train.virtual_shards is not None and train.global_batch < train.virtual_shards:
         yield Violation(
-            f"must be at least {train.virtual_shards}, a sample for each virtual shard, found {train.global_batch}",
+            (
+                f"must be at least {train.virtual_shards}, a sample for each virtual shard, "
+                f"found {train.global_batch}"
+            ),
             "train.globalBatch",
             ("train.globalBatch", "train.virtualShards"),
         )
@@ -141,82 +193,137 @@ def _shards(spec: Spec) -> Iterator[Violation]:
 def _devices(spec: Spec) -> Iterator[Violation]:
     gpus, procs = spec.resources.gpu, spec.procs_per_node
     if gpus and procs != "auto" and procs > gpus:
-        message = f"must be at most {gpus}, the GPUs of a node, as NCCL takes one rank per GPU, found {procs}"
+        message = (
+            f"must be at most {gpus}, the GPUs of a node, as NCCL takes one rank per GPU, "
+            f"found {procs}"
+        )
         yield Violation(message, "procsPerNode", ("procsPerNode", "resources.gpu"))
 
 
 def _one_process(spec: Spec) -> Iterator[Violation]:
-    """`data_parallel` is one process with all GPUs: nobody would average the gradients of several."""
+    """`data_parallel` is one process with all GPUs: nobody would average the gradients of
+    several.
+    """
     if spec.train is None or spec.train.strategy != "data_parallel":
         return
     if spec.nodes.max > 1:
-        message = f"must be 1 with strategy data_parallel, which is one process; ddp takes several nodes, found {spec.nodes.max}"
+        message = (
+            "must be 1 with strategy data_parallel, which is one process; ddp takes several "
+            f"nodes, found {spec.nodes.max}"
+        )
         yield Violation(message, "nodes.max", ("nodes.max", "train.strategy"))
     if spec.procs_per_node not in ("auto", 1):
-        message = f"must be 1 with strategy data_parallel, which is one process, found {spec.procs_per_node}"
+        message = (
+            "must be 1 with strategy data_parallel, which is one process, found "
+            f"{spec.procs_per_node}"
+        )
         yield Violation(message, "procsPerNode", ("procsPerNode", "train.strategy"))
 
 
 def _copies(spec: Spec) -> Iterator[Violation]:
-    """Every size that the job may have must be a whole number of copies of the model, each within a node or of whole nodes."""
+    """Every size that the job may have must be a whole number of copies of the model, each within a
+    node or of whole nodes.
+    """
     train = spec.train
     if train is None or (train.strategy not in MODEL_PARALLEL and train.model_parallel is None):
         return
     ways, strategy = train.model_parallel, train.strategy
     asked = ("train.modelParallel", "train.strategy")
     if strategy not in MODEL_PARALLEL:
-        message = f"must be left out with strategy {strategy}, which has no ranks that share a copy of the model"
+        message = (
+            f"must be left out with strategy {strategy}, which has no ranks that share a copy "
+            "of the model"
+        )
         yield Violation(message, "train.modelParallel", asked)
         return
     if ways is None:
-        message = f"needs modelParallel beside {strategy}: how many ranks share one copy of the model"
+        message = (
+            f"needs modelParallel beside {strategy}: how many ranks share one copy of the model"
+        )
         yield Violation(message, "train.strategy", asked)
         return
     per_node = (spec.resources.gpu or 1) if spec.procs_per_node == "auto" else spec.procs_per_node
-    fields, nodes = ("train.modelParallel", "procsPerNode", "resources.gpu", "nodes.min", "nodes.max"), spec.nodes
+    fields, nodes = (
+        ("train.modelParallel", "procsPerNode", "resources.gpu", "nodes.min", "nodes.max"),
+        spec.nodes,
+    )
     if per_node % ways == 0:
         return  # so any number of nodes will do
     if ways % per_node:
-        message = f"must be a multiple of modelParallel, {ways}, so that a copy of the model lies within a node, found {per_node}"
-        yield Violation(message, "procsPerNode" if spec.procs_per_node != "auto" else "train.modelParallel", fields)
+        message = (
+            f"must be a multiple of modelParallel, {ways}, so that a copy of the model lies "
+            f"within a node, found {per_node}"
+        )
+        yield Violation(
+            message,
+            "procsPerNode" if spec.procs_per_node != "auto" else "train.modelParallel",
+            fields,
+        )
     elif nodes.min != nodes.max:
         message = (
-            f"must be one number: a copy of the model takes {ways // per_node} nodes (modelParallel {ways}, procsPerNode "
-            f"{per_node}), and not every size between is a multiple; procsPerNode: {ways} keeps the job elastic"
+            f"must be one number: a copy of the model takes {ways // per_node} nodes "
+            f"(modelParallel {ways}, procsPerNode "
+            f"{per_node}), and not every size between is a multiple; procsPerNode: {ways} "
+            "keeps the job elastic"
         )
         yield Violation(message, "nodes", (*fields, "nodes"))
     elif nodes.max * per_node % ways:
         share = ways // per_node
-        message = f"must be a multiple of {share}, the nodes that share one copy of the model, found {nodes.max}"
+        message = (
+            f"must be a multiple of {share}, the nodes that share one copy of the model, "
+            f"found {nodes.max}"
+        )
         yield Violation(message, "nodes", (*fields, "nodes"))
 
 
 def _plan(spec: Spec) -> Iterator[Violation]:
-    """A shipped workload must know how to split its model; another one is asked when the job starts."""
+    """A shipped workload must know how to split its model; another one is asked when the job
+    starts.
+    """
     train = spec.train
     if train is None or train.strategy != "tensor" or train.workload not in SHIPPED_WORKLOADS:
         return
     judged = ("train.strategy", "train.workload", "train.modelParallel")
     if train.workload not in TENSOR_WORKLOADS:
-        message = f"must not be tensor: {train.workload} has no plan of how ranks split its model; use fsdp"
+        message = (
+            f"must not be tensor: {train.workload} has no plan of how ranks split its model; "
+            "use fsdp"
+        )
         yield Violation(message, "train.strategy", judged)
         return
     heads = train.options.get("heads", GPT_HEADS)
     if train.model_parallel is not None and isinstance(heads, int) and heads % train.model_parallel:
-        message = f"must divide the {heads} heads of gpt's attention (options.heads), found {train.model_parallel}"
+        message = (
+            f"must divide the {heads} heads of gpt's attention (options.heads), found "
+            f"{train.model_parallel}"
+        )
         yield Violation(message, "train.modelParallel", (*judged, "train.options"))
 
 
 def _stages(spec: Spec) -> Iterator[Violation]:
-    """A shipped workload's model must have a part with weights for each stage; another one is asked when the job starts."""
+    """A shipped workload's model must have a part with weights for each stage; another one is asked
+    when the job starts.
+    """
     train = spec.train
-    if train is None or train.strategy != "pipeline" or train.workload not in SHIPPED_WORKLOADS or not train.model_parallel:
+    if (
+        train is None
+        or train.strategy != "pipeline"
+        or train.workload not in SHIPPED_WORKLOADS
+        or not train.model_parallel
+    ):
         return
     layers = train.options.get("layers", 2)
     parts = 4 if train.workload == "digits" else layers + 2 if isinstance(layers, int) else None
     if parts is not None and train.model_parallel > parts:
-        message = f"must be at most {parts}, the parts of {train.workload}'s model, found {train.model_parallel}"
-        yield Violation(message, "train.modelParallel", ("train.modelParallel", "train.strategy", "train.options"))
+        message = (
+            f"must be at most {parts}, the parts of {train.workload}'s model, found "
+            f"{train.model_parallel}"
+        )
+        yield Violation(
+            message,
+            "train.modelParallel",
+            ("train.modelParallel", "train.strategy", "train.options"),
+        )
 
 
 def _unique(spec: Spec) -> Iterator[Violation]:
@@ -225,14 +332,20 @@ def _unique(spec: Spec) -> Iterator[Violation]:
     for index, variable in enumerate(spec.env):
         field = f"env.{index}.name"
         if variable.name in names:
-            yield Violation(f"`{variable.name}` is already given at spec.env[{names[variable.name]}]", field, (field,))
+            yield Violation(
+                f"`{variable.name}` is already given at spec.env[{names[variable.name]}]",
+                field,
+                (field,),
+            )
         names.setdefault(variable.name, index)
     paths: dict[str, int] = {}
     for index, data in enumerate(spec.data):
         field, path = f"data.{index}.mountPath", data.mount_path
         for other, first in paths.items():
             if f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/"):
-                yield Violation(f"`{path}` overlaps `{other}` of spec.data[{first}]", field, (field,))
+                yield Violation(
+                    f"`{path}` overlaps `{other}` of spec.data[{first}]", field, (field,)
+                )
         paths.setdefault(path, index)
 
 
@@ -253,8 +366,17 @@ def _workload(spec: Spec) -> Iterator[Violation]:
     )
 
 
-# What torch's elastic agent and kdist tell the ranks; a job that sets them would break its own rendezvous.
-_RESERVED_RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT")
+# What torch's elastic agent and kdist tell the ranks; a job that sets them would break its own
+# rendezvous.
+_RESERVED_RANKS = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 _RESERVED_SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
 _RESERVED_PREFIXES = ("KDIST_", "TORCHELASTIC_")
 
@@ -266,7 +388,21 @@ def check_variable(name: str) -> Iterator[Violation]:
 
 
 # Folders of the image itself, and those that kdist mounts.
-_SYSTEM_FOLDERS = ("bin", "boot", "dev", "etc", "kdist", "lib", "lib64", "proc", "run", "sbin", "sys", "tmp", "usr")
+_SYSTEM_FOLDERS = (
+    "bin",
+    "boot",
+    "dev",
+    "etc",
+    "kdist",
+    "lib",
+    "lib64",
+    "proc",
+    "run",
+    "sbin",
+    "sys",
+    "tmp",
+    "usr",
+)
 _KDISTS_FOLDERS = ("checkpoints", "code")
 
 
@@ -276,6 +412,10 @@ def check_mount(path: str) -> Iterator[Violation]:
     if {"..", ".", ""} & set(parts):
         yield Violation("must not hold `.`, `..` or `//`", "mountPath", ("mountPath",))
     elif parts[0] in _SYSTEM_FOLDERS:
-        yield Violation(f"must not lie in /{parts[0]}, which belongs to the system", "mountPath", ("mountPath",))
+        yield Violation(
+            f"must not lie in /{parts[0]}, which belongs to the system", "mountPath", ("mountPath",)
+        )
     elif parts[0] in _KDISTS_FOLDERS or path.startswith("/var/run"):
-        yield Violation("must not lie where kdist itself mounts a volume", "mountPath", ("mountPath",))
+        yield Violation(
+            "must not lie where kdist itself mounts a volume", "mountPath", ("mountPath",)
+        )

@@ -1,4 +1,6 @@
-"""An agent's `/status` document, taken as what it is: words from a pod, which may be old, foreign or broken."""
+"""An agent's `/status` document, taken as what it is: words from a pod, which may be old, foreign
+or broken.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ OVER = ("succeeded", "failed")
 
 @dataclass(frozen=True)
 class RankStatus:
-    """One rank as its agent sees it. Seconds are means or smoothed times of a step; `silence` is since its last sign of life.
+    """One rank as its agent sees it. Seconds are means or smoothed times of a step; `silence` is
+    since its last sign of life.
 
     `collective` is the one that it is in, such as `all_reduce(float32[1024]) #17`; empty in none.
     """
@@ -110,13 +113,23 @@ def _ranks(pod: str, document: object) -> list[RankStatus]:
 
 
 def read_all(documents: Mapping[str, object], *, run_id: str) -> dict[str, AgentStatus]:
-    """The reports of this run by pod; what another run's agent says is left out, where both say which run they are of."""
+    """The reports of this run by pod; what another run's agent says is left out, where both say
+    which run they are of.
+    """
     read = {pod: AgentStatus.read(pod, document) for pod, document in documents.items()}
-    return {pod: report for pod, report in read.items() if report and (not run_id or report.run_id in ("", run_id))}
+    return {
+        pod: report
+        for pod, report in read.items()
+        if report and (not run_id or report.run_id in ("", run_id))
+    }
 
 
 def latest(reports: Mapping[str, AgentStatus]) -> list[AgentStatus]:
-    """The reports of the newest generation, the one with rank 0 first: an agent that was cut off still shows an old one."""
+    """The reports of the newest generation, the one with rank 0 first: an agent that was cut off
+    still shows an old one.
+    """
     newest = max((report.generation for report in reports.values()), default=0)
     current = [report for report in reports.values() if report.generation == newest]
-    return sorted(current, key=lambda report: min((rank.rank for rank in report.ranks), default=1 << 30))
+    return sorted(
+        current, key=lambda report: min((rank.rank for rank in report.ranks), default=1 << 30)
+    )

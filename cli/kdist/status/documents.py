@@ -1,4 +1,6 @@
-"""Reading of documents that others wrote: whatever is missing or of another kind reads as nothing, and nothing raises."""
+"""Reading of documents that others wrote: whatever is missing or of another kind reads as nothing,
+and nothing raises.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from typing import Any
 Document = Mapping[str, Any]
 
 _NOTHING: Document = {}
-_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+_WORDS = {
+    "nan": math.nan,
+    "inf": math.inf,
+    "-inf": -math.inf,
+    "Infinity": math.inf,
+    "-Infinity": -math.inf,
+    "NaN": math.nan,
+}
 
 
 def at(document: object, *path: str) -> Any:
@@ -31,7 +40,11 @@ def mapping(document: object, *path: str) -> Document:
 def items(document: object, *path: str) -> list[Document]:
     """The objects in the list at the path."""
     found = at(document, *path)
-    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list | tuple) else []
+    return (
+        [item for item in found if isinstance(item, Mapping)]
+        if isinstance(found, list | tuple)
+        else []
+    )
 
 
 def text(document: object, *path: str) -> str:
@@ -86,4 +99,7 @@ def annotation(document: object, key: str) -> str:
 
 def condition(document: object, kind: str) -> Document:
     """The condition of that type in an object's status; an empty one where there is none."""
-    return next((each for each in items(document, "status", "conditions") if text(each, "type") == kind), _NOTHING)
+    return next(
+        (each for each in items(document, "status", "conditions") if text(each, "type") == kind),
+        _NOTHING,
+    )

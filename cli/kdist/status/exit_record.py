@@ -1,6 +1,8 @@
-"""The exit record that an agent leaves in its container's termination message, as far as it can be read.
+"""The exit record that an agent leaves in its container's termination message, as far as it can be
+read.
 
-Kubernetes cuts the message at 4096 bytes, and a container that died without a word has the end of its log there, or nothing.
+Kubernetes cuts the message at 4096 bytes, and a container that died without a word has the end of
+its log there, or nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +60,11 @@ class ExitRecord:
 
     def to_document(self) -> dict[str, Any]:
         """The record as plain values."""
-        return {**asdict(self), "traceback": list(self.traceback), "collectives": list(self.collectives)}
+        return {
+            **asdict(self),
+            "traceback": list(self.traceback),
+            "collectives": list(self.collectives),
+        }
 
     def to_text(self) -> str:
         """The record as JSON, for an annotation."""
@@ -66,7 +72,9 @@ class ExitRecord:
 
     @classmethod
     def parse(cls, text: object) -> ExitRecord | None:
-        """Read a termination message, an annotation, or the end of a log; None if it holds no record."""
+        """Read a termination message, an annotation, or the end of a log; None if it holds no
+        record.
+        """
         if not isinstance(text, str):
             return None
         text = text[:_LONGEST]
@@ -76,7 +84,11 @@ class ExitRecord:
     def read(cls, document: object, *, whole: bool = True) -> ExitRecord | None:
         """The record that a JSON object holds; None if it lacks a code."""
         code = documents.integer(document, "code")
-        if code is None or not 0 <= code <= 255 or not (documents.at(document, "cause") or documents.at(document, "outcome")):
+        if (
+            code is None
+            or not 0 <= code <= 255
+            or not (documents.at(document, "cause") or documents.at(document, "outcome"))
+        ):
             return None
         return cls(
             code=code,
@@ -115,7 +127,12 @@ def _from_log(text: str) -> ExitRecord | None:
         event = _loads(line[start:]) if start >= 0 else None
         if documents.text(event, "event") == "failed":
             return ExitRecord.read(
-                {**documents.mapping(event), "time": documents.moment(event, "time"), "outcome": "failed"}, whole=False
+                {
+                    **documents.mapping(event),
+                    "time": documents.moment(event, "time"),
+                    "outcome": "failed",
+                },
+                whole=False,
             )
     return None
 
@@ -132,6 +149,7 @@ def _from_pieces(text: str) -> ExitRecord | None:
         try:
             found[key], _ = decoder.raw_decode(text, place.end())
         except (ValueError, RecursionError):
-            if text[place.end() : place.end() + 1] == '"':  # this one was cut: its beginning still says something
+            # this one was cut: its beginning still says something
+            if text[place.end() : place.end() + 1] == '"':
                 found[key] = text[place.end() + 1 :].replace("\\n", "\n").rstrip("\\")
     return ExitRecord.read(found, whole=False)

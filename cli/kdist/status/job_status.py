@@ -2,7 +2,8 @@
 
 What a job is doing, whatever kind of workload it runs as.
 
-Which phase a job is in, decided from the strongest evidence down: the workload's end, requests of the user, agents, pods.
+Which phase a job is in, decided from the strongest evidence down: the workload's end, requests of
+the user, agents, pods.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class Nodes:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A job at one moment. What nobody knows is None; times are unix seconds, `throughput` is in samples per second."""
+    """A job at one moment. What nobody knows is None; times are unix seconds, `throughput` is in
+    samples per second.
+    """
 
     name: str
     namespace: str
@@ -131,9 +134,11 @@ _STARTING_SECONDS = 90.0  # an agent that loads torch from a slow disk answers n
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that the decision looks at. `asked` is what the user asked for last, `queue` the queue that admits the job.
+    """All that the decision looks at. `asked` is what the user asked for last, `queue` the queue
+    that admits the job.
 
-    `ttl` is after how many seconds the cluster deletes a workload that has ended; None where it never does.
+    `ttl` is after how many seconds the cluster deletes a workload that has ended; None where it
+    never does.
     """
 
     state: WorkloadState | None
@@ -157,7 +162,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A phase, a word for the reason, and a sentence; the latter two are empty where there is nothing to add."""
+    """A phase, a word for the reason, and a sentence; the latter two are empty where there is
+    nothing to add.
+    """
 
     phase: Phase
     reason: str = ""
@@ -180,8 +187,12 @@ def _decide_end(seen: Evidence) -> Verdict | None:
         if seen.asked == "stopped" or _all_stopped(seen):
             return Verdict(Phase.STOPPED, "Stopped", "stopped on request, its state is saved")
         if record and record.permanent:
-            return Verdict(Phase.FAILED, record.cause or state.reason, record.message or state.message)
-        return Verdict(Phase.FAILED, state.reason or (record.cause if record else ""), state.message)
+            return Verdict(
+                Phase.FAILED, record.cause or state.reason, record.message or state.message
+            )
+        return Verdict(
+            Phase.FAILED, state.reason or (record.cause if record else ""), state.message
+        )
     parked = [report for report in seen.reports.values() if report.parked]
     failed = [report for report in parked if report.state == "failed"]
     if failed:
@@ -211,26 +222,40 @@ def _decide_rest(seen: Evidence) -> Verdict | None:
         return None
     if seen.alive:
         what = "Stopping" if seen.asked == "stopped" else "Suspending"
-        return Verdict(Phase.RUNNING if seen.working else Phase.SUSPENDED, what, "its pods save and end")
+        return Verdict(
+            Phase.RUNNING if seen.working else Phase.SUSPENDED, what, "its pods save and end"
+        )
     if seen.asked == "stopped":
         return Verdict(Phase.STOPPED, "Stopped", "stopped on request, its state is saved")
     if seen.asked == "suspended":
         return Verdict(Phase.SUSPENDED, "Suspended", "suspended on request")
     if seen.queue:
-        return Verdict(Phase.QUEUED, seen.state.reason or "Queued", seen.state.message or f"waits in the queue {seen.queue}")
-    return Verdict(Phase.SUSPENDED, "Suspended", seen.state.message) if seen.state.suspended else None
+        return Verdict(
+            Phase.QUEUED,
+            seen.state.reason or "Queued",
+            seen.state.message or f"waits in the queue {seen.queue}",
+        )
+    return (
+        Verdict(Phase.SUSPENDED, "Suspended", seen.state.message) if seen.state.suspended else None
+    )
 
 
 def _decide_work(seen: Evidence) -> Verdict:
     """The job is at work, or on its way to it."""
     working = seen.working
-    reports = latest({pod.name: seen.reports[pod.name] for pod in working if pod.name in seen.reports})
+    reports = latest(
+        {pod.name: seen.reports[pod.name] for pod in working if pod.name in seen.reports}
+    )
     if any(report.state in WORKING for report in reports):
         return _running(seen, len(working))
     if any(report.state == "hung" for report in reports):
         return Verdict(Phase.RECOVERING, "Hang", "ranks stood still and are stopped")
     if any(report.state == "restarting" for report in reports):
-        return Verdict(Phase.RECOVERING, "Restarting", "the ranks of a failed group are stopped, then a new group forms")
+        return Verdict(
+            Phase.RECOVERING,
+            "Restarting",
+            "the ranks of a failed group are stopped, then a new group forms",
+        )
     again = _has_history(seen)
     if any(report.state in MEETING for report in reports):
         return _meeting(reports, seen.nodes, again=again)
@@ -245,25 +270,36 @@ def _decide_work(seen: Evidence) -> Verdict:
 
 def _running(seen: Evidence, working: int) -> Verdict:
     if any(pod.lost for pod in seen.pods):
-        return Verdict(Phase.RUNNING, "NodeLost", f"goes on with {working} nodes: one is not heard of")
+        return Verdict(
+            Phase.RUNNING, "NodeLost", f"goes on with {working} nodes: one is not heard of"
+        )
     if working < seen.nodes.max:
-        return Verdict(Phase.RUNNING, "Smaller", f"{working} of at most {seen.nodes.max} nodes are there")
+        return Verdict(
+            Phase.RUNNING, "Smaller", f"{working} of at most {seen.nodes.max} nodes are there"
+        )
     return Verdict(Phase.RUNNING)
 
 
 def _has_history(seen: Evidence) -> bool:
     """Whether the job has been at work before."""
-    if any(report.generation > 1 or report.restarts or report.step or report.checkpoint_step for report in seen.reports.values()):
+    if any(
+        report.generation > 1 or report.restarts or report.step or report.checkpoint_step
+        for report in seen.reports.values()
+    ):
         return True
     failed = bool(seen.state and seen.state.failed)
-    return failed or any(pod.restarts or pod.ended or pod.before or (pod.lost and pod.started) for pod in seen.pods)
+    return failed or any(
+        pod.restarts or pod.ended or pod.before or (pod.lost and pod.started) for pod in seen.pods
+    )
 
 
 def _meeting(reports: Sequence[AgentStatus], nodes: Nodes, *, again: bool) -> Verdict:
     meeting = sum(report.state == "rendezvous" for report in reports)
     phase = Phase.RECOVERING if again else Phase.STARTING
     if meeting:
-        return Verdict(phase, "Rendezvous", f"{meeting} of {nodes.max} nodes are there, {nodes.min} needed")
+        return Verdict(
+            phase, "Rendezvous", f"{meeting} of {nodes.max} nodes are there, {nodes.min} needed"
+        )
     return Verdict(phase, "Initializing", "the ranks start and load the workload")
 
 
@@ -271,19 +307,31 @@ def _silent(seen: Evidence, working: Sequence[Pod], *, again: bool) -> Verdict:
     """Containers run and nobody answers: still loading, or out of reach."""
     ages = [seen.now - pod.started for pod in working if pod.started is not None]
     if not ages or max(ages) < _STARTING_SECONDS:
-        return Verdict(Phase.RECOVERING if again else Phase.STARTING, "Loading", "the agents load torch")
+        return Verdict(
+            Phase.RECOVERING if again else Phase.STARTING, "Loading", "the agents load torch"
+        )
     if len(working) < seen.nodes.min:
         waits = f"{len(working)} of {seen.nodes.min} needed nodes run"
         return Verdict(Phase.RECOVERING if again else Phase.PENDING, "TooFewNodes", waits)
-    return Verdict(Phase.RUNNING, "NoAnswer", "its pods run, but their agents do not answer from here")
+    return Verdict(
+        Phase.RUNNING, "NoAnswer", "its pods run, but their agents do not answer from here"
+    )
 
 
 def _not_running(seen: Evidence, *, again: bool) -> Verdict:
     alive = seen.alive
     if not alive:
         message = "its pods are not made yet"
-        return Verdict(Phase.RECOVERING if again else Phase.PENDING, (seen.state and seen.state.reason) or "NoPods", message)
+        return Verdict(
+            Phase.RECOVERING if again else Phase.PENDING,
+            (seen.state and seen.state.reason) or "NoPods",
+            message,
+        )
     worst = next((pod for pod in alive if pod.troubled), alive[0])
     if again:
         return Verdict(Phase.RECOVERING, worst.state, worst.message)
-    return Verdict(Phase.STARTING if worst.scheduled and not worst.troubled else Phase.PENDING, worst.state, worst.message)
+    return Verdict(
+        Phase.STARTING if worst.scheduled and not worst.troubled else Phase.PENDING,
+        worst.state,
+        worst.message,
+    )

@@ -1,4 +1,6 @@
-"""One pod of a job: where it is, what its training container does or how it ended, in kubectl's words."""
+"""One pod of a job: where it is, what its training container does or how it ended, in kubectl's
+words.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from kdist.status import documents
 from kdist.status.documents import Document
 from kdist.status.exit_record import ExitRecord
 
-_CONTAINERS = ("trainer", "pytorch", "node")  # what the kinds of workloads call the training's container
+# what the kinds of workloads call the training's container
+_CONTAINERS = ("trainer", "pytorch", "node")
 _INDEX_LABELS = (
     "batch.kubernetes.io/job-completion-index",
     "apps.kubernetes.io/pod-index",
@@ -22,7 +25,9 @@ _INDEX_IN_NAME = re.compile(r"-(\d+)(-[a-z0-9]{5})?$")
 
 @dataclass(frozen=True)
 class ContainerTermination:
-    """How a container ended. `reason` is Kubernetes' word (Error, OOMKilled, Completed), `at` unix seconds."""
+    """How a container ended. `reason` is Kubernetes' word (Error, OOMKilled, Completed), `at` unix
+    seconds.
+    """
 
     code: int
     reason: str = ""
@@ -35,8 +40,9 @@ class ContainerTermination:
 class Pod:
     """One pod. `state` is what kubectl shows as its status; times are unix seconds.
 
-    `ended` is set while the container is not running again, `before` tells of the container before this one.
-    `lost` means that the pod's node has not been heard of, so that nothing said of the pod is news.
+    `ended` is set while the container is not running again, `before` tells of the container before
+    this one. `lost` means that the pod's node has not been heard of, so that nothing said of the
+    pod is news.
     """
 
     name: str
@@ -82,14 +88,22 @@ class Pod:
 def read_pod(document: Document, *, lost_nodes: Collection[str] = (), answers: bool = False) -> Pod:
     """The pod in its object. `lost_nodes` names nodes that are known not to answer.
 
-    A pod that `answers` itself is not lost, whatever the control plane says: after an outage of its own it believes for a
-    while that all nodes are silent.
+    A pod that `answers` itself is not lost, whatever the control plane says: after an outage of its
+    own it believes for a while that all nodes are silent.
     """
     container = container_of(document)
     status = next(
-        (each for each in documents.items(document, "status", "containerStatuses") if each.get("name") == container), {}
+        (
+            each
+            for each in documents.items(document, "status", "containerStatuses")
+            if each.get("name") == container
+        ),
+        {},
     )
-    node, phase = documents.text(document, "spec", "nodeName"), documents.text(document, "status", "phase")
+    node, phase = (
+        documents.text(document, "spec", "nodeName"),
+        documents.text(document, "status", "phase"),
+    )
     running = phase == "Running" and bool(documents.mapping(status, "state", "running"))
     deleting = bool(documents.text(document, "metadata", "deletionTimestamp"))
     silent = not answers and (node in lost_nodes or _is_abandoned(document))
@@ -120,8 +134,12 @@ def read_pod(document: Document, *, lost_nodes: Collection[str] = (), answers: b
 
 def container_of(document: Document) -> str:
     """Name of the container that trains: kinds of workloads want it under different names."""
-    names = [documents.text(each, "name") for each in documents.items(document, "spec", "containers")]
-    return next((name for name in _CONTAINERS if name in names), names[0] if names else _CONTAINERS[0])
+    names = [
+        documents.text(each, "name") for each in documents.items(document, "spec", "containers")
+    ]
+    return next(
+        (name for name in _CONTAINERS if name in names), names[0] if names else _CONTAINERS[0]
+    )
 
 
 def _read_index(document: Document) -> int | None:
@@ -133,12 +151,17 @@ def _read_index(document: Document) -> int | None:
 
 
 def _is_abandoned(document: Document) -> bool:
-    """Whether the control plane took readiness away from a pod whose own containers were ready: its node is silent."""
+    """Whether the control plane took readiness away from a pod whose own containers were ready: its
+    node is silent.
+    """
     if documents.text(document, "status", "reason") == "NodeLost":
         return True
     if documents.items(document, "spec", "readinessGates"):
         return False
-    ready, inside = documents.condition(document, "Ready"), documents.condition(document, "ContainersReady")
+    ready, inside = (
+        documents.condition(document, "Ready"),
+        documents.condition(document, "ContainersReady"),
+    )
     return documents.text(ready, "status") == "False" and documents.text(inside, "status") == "True"
 
 
@@ -157,7 +180,9 @@ def _read_end(terminated: object) -> ContainerTermination | None:
 
 
 def _read_trouble(document: Document, status: Document) -> tuple[str, str]:
-    """Why the pod does not run: reason and message of the container, of an init container, of scheduling, or of the pod."""
+    """Why the pod does not run: reason and message of the container, of an init container, of
+    scheduling, or of the pod.
+    """
     for each in (status, *documents.items(document, "status", "initContainerStatuses")):
         waiting = documents.mapping(each, "state", "waiting")
         if documents.text(waiting, "reason") not in _ON_ITS_WAY:
@@ -170,10 +195,14 @@ def _read_trouble(document: Document, status: Document) -> tuple[str, str]:
         return documents.text(disrupted, "reason"), documents.text(disrupted, "message")
     if reason := documents.text(document, "status", "reason"):
         return reason, documents.text(document, "status", "message")
-    return documents.text(status, "state", "waiting", "reason"), documents.text(status, "state", "waiting", "message")
+    return documents.text(status, "state", "waiting", "reason"), documents.text(
+        status, "state", "waiting", "message"
+    )
 
 
-def _name_state(phase: str, reason: str, ended: ContainerTermination | None, *, deleting: bool, lost: bool) -> str:
+def _name_state(
+    phase: str, reason: str, ended: ContainerTermination | None, *, deleting: bool, lost: bool
+) -> str:
     if lost:
         return "NodeLost"
     if phase == "Succeeded":

@@ -1,6 +1,8 @@
-"""Reads a job's status from its objects. Pure: documents in, a `JobStatus` out; broken documents tell less and never raise.
+"""Reads a job's status from its objects. Pure: documents in, a `JobStatus` out; broken documents
+tell less and never raise.
 
-All that was seen of one job at one moment: its documents as they came, and the status that follows from them.
+All that was seen of one job at one moment: its documents as they came, and the status that follows
+from them.
 """
 
 from __future__ import annotations
@@ -59,15 +61,25 @@ def read_status(
     place = namespace or documents.text(config_map, "metadata", "namespace")
     run_id = documents.annotation(config_map, RUN_ID).replace(f"$({NAMESPACE_VARIABLE})", place)
     answering = {pod for pod, document in reports.items() if document}
-    read_each = (read_pod(pod, lost_nodes=lost_nodes, answers=documents.name(pod) in answering) for pod in pods)
+    read_each = (
+        read_pod(pod, lost_nodes=lost_nodes, answers=documents.name(pod) in answering)
+        for pod in pods
+    )
     seen = sorted(read_each, key=_order)
-    known = read_all({pod.name: reports[pod.name] for pod in seen if pod.name in reports and not pod.over}, run_id=run_id)
+    known = read_all(
+        {pod.name: reports[pod.name] for pod in seen if pod.name in reports and not pod.over},
+        run_id=run_id,
+    )
     current = latest(known)
     nodes = _read_nodes(config_map, seen)
     record = _find_record(workload, seen, current)
     spec = documents.mapping(read_job(config_map), "spec")
     queue = documents.label(workload, _QUEUE_LABEL) or documents.text(spec, "queue")
-    ttl = None if documents.annotation(config_map, BACKEND) == "statefulset" else documents.integer(spec, "ttlSeconds")
+    ttl = (
+        None
+        if documents.annotation(config_map, BACKEND) == "statefulset"
+        else documents.integer(spec, "ttlSeconds")
+    )
     asked = documents.annotation(config_map, ASKED)
     verdict = decide(Evidence(state, seen, known, nodes, asked, queue, record, now, ttl))
     created = documents.moment(workload, "metadata", "creationTimestamp") or documents.moment(
@@ -112,20 +124,32 @@ def _order(pod: Pod) -> tuple[int, float, str]:
 def _read_nodes(config_map: Document, pods: Sequence[Pod]) -> Nodes:
     """Wanted numbers from the job; of pods that share an index only one is a node."""
     wanted = documents.mapping(read_job(config_map), "spec", "nodes")
-    ready = {pod.name if pod.index is None else pod.index for pod in pods if pod.working and not pod.deleting}
+    ready = {
+        pod.name if pod.index is None else pod.index
+        for pod in pods
+        if pod.working and not pod.deleting
+    }
     least, most = documents.integer(wanted, "min"), documents.integer(wanted, "max")
     most = most or least or max(1, len(ready))
     return Nodes(ready=len(ready), min=least or most, max=most)
 
 
 def _read_training(current: Sequence[AgentStatus], record: ExitRecord | None) -> dict[str, Any]:
-    """Numbers of the training: from the agents of the newest group; the step of one that ended from its record."""
-    ranks = sorted((rank for report in current for rank in report.ranks), key=lambda rank: rank.rank)
+    """Numbers of the training: from the agents of the newest group; the step of one that ended from
+    its record.
+    """
+    ranks = sorted(
+        (rank for report in current for rank in report.ranks), key=lambda rank: rank.rank
+    )
     steps = [report.step for report in current if report.step is not None]
     paces = [report.samples_per_second for report in current]
     shown = [rank.all_reduce_seconds for rank in ranks if rank.all_reduce_seconds is not None]
     saved = max(
-        ((report.checkpoint_step, report.checkpoint_time) for report in current if report.checkpoint_step is not None),
+        (
+            (report.checkpoint_step, report.checkpoint_time)
+            for report in current
+            if report.checkpoint_step is not None
+        ),
         key=lambda one: one[0],
         default=(None, None),
     )
@@ -136,12 +160,15 @@ def _read_training(current: Sequence[AgentStatus], record: ExitRecord | None) ->
         "target_steps": _first(report.target_steps for report in current),
         "loss": _first(report.loss for report in current),
         "learning_rate": _first(report.learning_rate for report in current),
-        "throughput": sum(rates) if (rates := [each for each in paces if each is not None]) else None,
+        "throughput": sum(rates)
+        if (rates := [each for each in paces if each is not None])
+        else None,
         "restarts_left": _first(report.restarts_left for report in current),
         "lost_steps": max((report.lost_steps for report in current), default=0),
         "last_checkpoint_step": saved[0],
         "last_checkpoint_time": saved[1],
-        "all_reduce_seconds": min(shown) if shown else None,  # the shortest is the transfer, what is longer is waiting
+        # the shortest is the transfer, what is longer is waiting
+        "all_reduce_seconds": min(shown) if shown else None,
         "ranks": tuple(ranks),
     }
 
@@ -152,15 +179,27 @@ def _first(values: Iterable[_T | None]) -> _T | None:
 
 
 def _count_restarts(reports: Iterable[AgentStatus], pods: Sequence[Pod]) -> int:
-    """Restarts of the group as an agent counted them, or of containers and pods where no agent was there to count."""
-    latest = {pod.index: pod for pod in pods if pod.index is not None}  # they are in the order of their making
+    """Restarts of the group as an agent counted them, or of containers and pods where no agent was
+    there to count.
+    """
+    # they are in the order of their making
+    latest = {pod.index: pod for pod in pods if pod.index is not None}
     replaced = sum(pod.index is not None and latest[pod.index] is not pod for pod in pods)
-    return max([sum(pod.restarts for pod in pods) + replaced, *(report.restarts for report in reports)])
+    return max(
+        [sum(pod.restarts for pod in pods) + replaced, *(report.restarts for report in reports)]
+    )
 
 
-def _find_record(workload: Document | None, pods: Sequence[Pod], current: Sequence[AgentStatus]) -> ExitRecord | None:
-    """The record that tells most: of what ended the job, then of what ended a node, last of peers that only followed."""
-    told = [ExitRecord.parse(documents.annotation(workload, OUTCOME)), *(report.exit for report in current)]
+def _find_record(
+    workload: Document | None, pods: Sequence[Pod], current: Sequence[AgentStatus]
+) -> ExitRecord | None:
+    """The record that tells most: of what ended the job, then of what ended a node, last of peers
+    that only followed.
+    """
+    told = [
+        ExitRecord.parse(documents.annotation(workload, OUTCOME)),
+        *(report.exit for report in current),
+    ]
     found = [record for record in (*told, *(pod.record for pod in pods)) if record is not None]
     return min(found, key=_rank_record, default=None)
 
@@ -174,9 +213,10 @@ def _rank_record(record: ExitRecord) -> tuple[int, float]:
 class Snapshot:
     """Documents of a job. What does not exist, or may not be seen, is empty; `taken` is unix time.
 
-    `reports` are the agents' `/status` documents by pod, `nodes` those that matter, `claims` the volume claims that waiting pods
-    name (an empty document for one that does not exist), `admission` what the queue says of the job, `deployments` those of
-    all namespaces, if nobody makes pods. `unasked` counts agents that there was no time to ask.
+    `reports` are the agents' `/status` documents by pod, `nodes` those that matter, `claims` the
+    volume claims that waiting pods name (an empty document for one that does not exist),
+    `admission` what the queue says of the job, `deployments` those of all namespaces, if nobody
+    makes pods. `unasked` counts agents that there was no time to ask.
     """
 
     name: str
@@ -207,7 +247,11 @@ class Snapshot:
     @property
     def gap(self) -> str:
         """What this snapshot does not know because there are too many pods; empty if nothing."""
-        return f"there was no time to ask {self.unasked} of the {len(self.pods)} pods" if self.unasked else ""
+        return (
+            f"there was no time to ask {self.unasked} of the {len(self.pods)} pods"
+            if self.unasked
+            else ""
+        )
 
     @cached_property
     def lost_nodes(self) -> list[str]:

@@ -1,4 +1,6 @@
-"""Draws a job on a cluster as a live view, in the form of `kdist run`'s. rich is imported here, when something is drawn."""
+"""Draws a job on a cluster as a live view, in the form of `kdist run`'s. rich is imported here,
+when something is drawn.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,11 @@ class View:
         if not status.target_steps or len(self._moves) < 2 or now - self._moves[-1][0] > 30:
             return None
         (since, first), (until, last) = self._moves[0], self._moves[-1]
-        return (status.target_steps - last) * (until - since) / (last - first) if last > first else None
+        return (
+            (status.target_steps - last) * (until - since) / (last - first)
+            if last > first
+            else None
+        )
 
     def _bar(self, now: float, status: JobStatus) -> RenderableType:
         row = Table.grid(padding=(0, 1))
@@ -74,7 +80,9 @@ class View:
         row.add_row(
             Text(status.name, style="bold"),
             Text(str(status.phase), style=_COLOURS.get(status.phase, "")),
-            ProgressBar(total=target or 1, completed=min(step, target) if target else 0, width=_WIDTH),
+            ProgressBar(
+                total=target or 1, completed=min(step, target) if target else 0, width=_WIDTH
+            ),
             Text(f"step {step:,}" + (f"/{target:,}  {step / target:.0%}" if target else "")),
             Text("" if left is None else f"{seconds(left)} left", style="cyan"),
         )
@@ -97,7 +105,11 @@ def _sparkline(values: list[float]) -> str:
     if not values:
         return ""
     share = max(1, -(-len(values) // _WIDTH))
-    means = [sum(part) / len(part) for at in range(0, len(values), share) if (part := values[at : at + share])]
+    means = [
+        sum(part) / len(part)
+        for at in range(0, len(values), share)
+        if (part := values[at : at + share])
+    ]
     low, high = min(means), max(means)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)
@@ -105,7 +117,10 @@ def _sparkline(values: list[float]) -> str:
 
 def _health(now: float, status: JobStatus, gap: str) -> RenderableType:
     left = f" ({status.restarts_left} left)" if status.restarts_left is not None else ""
-    parts = [f"{status.nodes} nodes", *([f"{status.world_size} ranks"] if status.world_size else [])]
+    parts = [
+        f"{status.nodes} nodes",
+        *([f"{status.world_size} ranks"] if status.world_size else []),
+    ]
     parts += [f"generation {status.generation}"] if status.generation else []
     parts.append(f"{status.restarts} restart{'' if status.restarts == 1 else 's'}{left}")
     saved = status_table.describe_checkpoint(status, now=now)
@@ -122,7 +137,9 @@ def _ranks(status: JobStatus) -> RenderableType:
     for row in rows[:_MOST_ROWS]:
         drawn.add_row(*row)
     if len(rows) > _MOST_ROWS:
-        drawn.add_row("…", f"{len(rows) - _MOST_ROWS} more", *[""] * (len(status_table.RANK_HEADER) - 2))
+        drawn.add_row(
+            "…", f"{len(rows) - _MOST_ROWS} more", *[""] * (len(status_table.RANK_HEADER) - 2)
+        )
     return drawn
 
 

@@ -1,4 +1,6 @@
-"""Draws a `Progress` as the live view: pure, from what is known to rich's renderables. rich is imported here and nowhere else."""
+"""Draws a `Progress` as the live view: pure, from what is known to rich's renderables. rich is
+imported here and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def draw(progress: Progress, *, hint: str = "") -> RenderableType:
 
 
 def draw_entry(entry: Entry) -> RenderableType:
-    """One line that scrolls above the view: an event in its level's colour, or what a rank printed with its own colours."""
+    """One line that scrolls above the view: an event in its level's colour, or what a rank printed
+    with its own colours.
+    """
     if entry.event is None:
         return _draw_print(entry)
     level = str(entry.event.get("level"))
@@ -48,11 +52,16 @@ def _draw_print(entry: Entry) -> Text:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The values as a row of bars, the newest on the right, at most `width` wide; each bar is the mean of its share."""
+    """The values as a row of bars, the newest on the right, at most `width` wide; each bar is the
+    mean of its share.
+    """
     if not values or width < 1:
         return ""
     share = max(1, -(-len(values) // width))
-    means = [sum(values[at : at + share]) / len(values[at : at + share]) for at in range(0, len(values), share)]
+    means = [
+        sum(values[at : at + share]) / len(values[at : at + share])
+        for at in range(0, len(values), share)
+    ]
     low, high = min(means), max(means)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)
@@ -64,11 +73,14 @@ def _bar(progress: Progress) -> RenderableType:
     left = progress.seconds_left()
     row.add_row(
         Text(progress.job, style="bold"),
-        ProgressBar(total=target or 1, completed=min(progress.step, target) if target else 0, width=40),
+        ProgressBar(
+            total=target or 1, completed=min(progress.step, target) if target else 0, width=40
+        ),
         Text(
             ""
             if not (progress.managed or progress.step)
-            else f"step {progress.step:,}" + (f"/{target:,}  {progress.step / target:.0%}" if target else "")
+            else f"step {progress.step:,}"
+            + (f"/{target:,}  {progress.step / target:.0%}" if target else "")
         ),
         Text("" if left is None else f"{seconds(left)} left", style="cyan"),
         Text(f"{seconds(max(0.0, progress.clock() - progress.began))} so far", style="dim"),
@@ -89,13 +101,20 @@ def _numbers(progress: Progress) -> RenderableType:
 
 
 def _health(progress: Progress) -> RenderableType:
-    parts = [f"{progress.world} ranks" if progress.world != 1 else "1 rank"] if progress.world else []
+    parts = (
+        [f"{progress.world} ranks" if progress.world != 1 else "1 rank"] if progress.world else []
+    )
     parts += [f"generation {progress.generation}"] if progress.generation else []
     left = f" ({progress.budget - progress.restarts} left)" if progress.budget is not None else ""
-    parts.append(f"{progress.restarts} restarts{left}" if progress.restarts != 1 else f"1 restart{left}")
+    parts.append(
+        f"{progress.restarts} restarts{left}" if progress.restarts != 1 else f"1 restart{left}"
+    )
     if progress.saved_step is not None and progress.saved_at is not None:
         age = time.time() - progress.saved_at
-        parts.append(f"last checkpoint step {progress.saved_step:,}, {f'{seconds(age)} ago' if age >= 1 else 'just now'}")
+        parts.append(
+            f"last checkpoint step {progress.saved_step:,}, "
+            f"{f'{seconds(age)} ago' if age >= 1 else 'just now'}"
+        )
     else:
         parts.append("no checkpoint yet")
     return Text(" · ".join(parts), style="dim")
@@ -115,12 +134,28 @@ def _ranks(progress: Progress) -> RenderableType:
 
 def _rows(node: NodeProgress, now: float) -> Iterator[tuple[RenderableType, ...]]:
     silent = node.answer.silence(now) if node.answer else 0.0
-    old = bool(node.answer) and silent > SLOW and node.phase not in ("ended", "done", "killed", "starting", "agent restarts")
+    old = (
+        bool(node.answer)
+        and silent > SLOW
+        and node.phase not in ("ended", "done", "killed", "starting", "agent restarts")
+    )
     state = f"no answer for {silent:.0f} s" if old else node.phase
-    shade = "red" if node.phase in ("failed", "killed", "agent restarts") else "yellow" if old else ""
-    running = node.ranks if node.phase not in ("ended", "killed", "agent restarts", "starting") else []
+    shade = (
+        "red" if node.phase in ("failed", "killed", "agent restarts") else "yellow" if old else ""
+    )
+    running = (
+        node.ranks if node.phase not in ("ended", "killed", "agent restarts", "starting") else []
+    )
     if not running:
-        yield Text(node.name), Text("-"), Text(state, style=shade), Text("-"), Text("-"), Text("-"), Text("-")
+        yield (
+            Text(node.name),
+            Text("-"),
+            Text(state, style=shade),
+            Text("-"),
+            Text("-"),
+            Text("-"),
+            Text("-"),
+        )
     for rank in running:
         yield (
             Text(node.name),

@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from kdist.status import JobStatus, Phase, Pod, RankStatus
 from kdist.units import number, seconds
 
-RANK_HEADER = ("RANK", "POD", "STATUS", "STEP", "STEP TIME", "BUSY", "ALL-REDUCE", "RESTARTS", "NODE")
+RANK_HEADER = (
+    "RANK",
+    "POD",
+    "STATUS",
+    "STEP",
+    "STEP TIME",
+    "BUSY",
+    "ALL-REDUCE",
+    "RESTARTS",
+    "NODE",
+)
 
 
 def rows(status: JobStatus) -> list[tuple[str, str]]:
@@ -17,7 +27,11 @@ def rows(status: JobStatus) -> list[tuple[str, str]]:
 
 
 def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
-    yield "phase", f"{status.phase}" + (f" ({status.reason})" if status.reason and status.reason != status.phase else "")
+    yield (
+        "phase",
+        f"{status.phase}"
+        + (f" ({status.reason})" if status.reason and status.reason != status.phase else ""),
+    )
     if status.message:
         yield "message", " ".join(status.message.split())[:300]
     least = f", at least {status.nodes.min}" if status.nodes.min != status.nodes.max else ""
@@ -25,7 +39,11 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
     if status.world_size:
         yield "ranks", f"{status.world_size}, generation {status.generation}"
     if status.step is not None:
-        of = f"/{status.target_steps:,} ({status.step / status.target_steps:.0%})" if status.target_steps else ""
+        of = (
+            f"/{status.target_steps:,} ({status.step / status.target_steps:.0%})"
+            if status.target_steps
+            else ""
+        )
         yield "step", f"{status.step:,}{of}"
     if status.loss is not None:
         yield "loss", number(status.loss)
@@ -42,7 +60,13 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
     if status.queue:
         yield "queue", status.queue
     if status.exit_record is not None and status.phase.terminal:
-        yield "exit record", f"{status.exit_record.cause or status.exit_record.outcome}, code {status.exit_record.code}"
+        yield (
+            "exit record",
+            (
+                f"{status.exit_record.cause or status.exit_record.outcome}, code "
+                f"{status.exit_record.code}"
+            ),
+        )
     yield "backend", status.backend or "?"
     yield "namespace", status.namespace
     if status.age is not None:
@@ -54,7 +78,11 @@ def describe_checkpoint(status: JobStatus, *, now: float | None = None) -> str:
     if status.last_checkpoint_step is None:
         return ""
     when = status.last_checkpoint_time
-    ago = "" if when is None else f", {seconds(max(0.0, (time.time() if now is None else now) - when))} ago"
+    ago = (
+        ""
+        if when is None
+        else f", {seconds(max(0.0, (time.time() if now is None else now) - when))} ago"
+    )
     return f"step {status.last_checkpoint_step:,}{ago}"
 
 

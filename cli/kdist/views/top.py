@@ -10,14 +10,28 @@ from kdist.agent_metrics import AgentSample, RankBreakdown
 from kdist.units import number, seconds
 
 HEADER = (
-    "RANK", "POD", "STATE", "STEP", "STEP TIME", "BUSY", "DATA", "FORWARD", "BACKWARD", "COLLECTIVES", "WAIT", "OPTIMIZER",
-    "CHECKPOINT", "",
-)  # fmt: skip
+    "RANK",
+    "POD",
+    "STATE",
+    "STEP",
+    "STEP TIME",
+    "BUSY",
+    "DATA",
+    "FORWARD",
+    "BACKWARD",
+    "COLLECTIVES",
+    "WAIT",
+    "OPTIMIZER",
+    "CHECKPOINT",
+    "",
+)
 _MOST_ROWS = 64
 
 
 def cells(row: RankBreakdown) -> tuple[str, ...]:
-    """One rank. COLLECTIVES is the time with one under way, WAIT the part of it that nothing hides."""
+    """One rank. COLLECTIVES is the time with one under way, WAIT the part of it that nothing
+    hides.
+    """
     part = row.phases
     return (
         str(row.rank),
@@ -37,7 +51,9 @@ def cells(row: RankBreakdown) -> tuple[str, ...]:
     )
 
 
-def choose(rows: Sequence[RankBreakdown], most: int = _MOST_ROWS) -> tuple[list[RankBreakdown], int]:
+def choose(
+    rows: Sequence[RankBreakdown], most: int = _MOST_ROWS
+) -> tuple[list[RankBreakdown], int]:
     """The rows to show, and how many are left out: of very many, the slow ones and the first."""
     if len(rows) <= most:
         return list(rows), 0
@@ -55,26 +71,47 @@ def headline(name: str, now: Mapping[str, AgentSample]) -> str:
         parts.append(f"loss {number(loss)}")
     if (rate := agent_metrics.samples_per_second(now)) is not None:
         parts.append(f"{number(round(rate))} samples/s")
-    world, generation = agent_metrics.first(now, "world_size"), agent_metrics.first(now, "generation")
+    world, generation = (
+        agent_metrics.first(now, "world_size"),
+        agent_metrics.first(now, "generation"),
+    )
     parts.append(f"{_count(world)} ranks, generation {_count(generation)}")
     saved = agent_metrics.first(now, "last_checkpoint_step")
     parts.append(f"checkpoint {_count(saved)}" if saved is not None else "no checkpoint yet")
     return " · ".join(parts)
 
 
-def to_document(name: str, now: Mapping[str, AgentSample], rows: Sequence[RankBreakdown]) -> dict[str, Any]:
+def to_document(
+    name: str, now: Mapping[str, AgentSample], rows: Sequence[RankBreakdown]
+) -> dict[str, Any]:
     """The grid for programs."""
-    names = ("step", "target_steps", "loss", "samples_per_second", "world_size", "generation", "last_checkpoint_step")
+    names = (
+        "step",
+        "target_steps",
+        "loss",
+        "samples_per_second",
+        "world_size",
+        "generation",
+        "last_checkpoint_step",
+    )
     facts = {_camel(each): agent_metrics.first(now, each) for each in names} | {
         "samplesPerSecond": agent_metrics.samples_per_second(now)
     }
-    return {"apiVersion": "cli.kdist.dev/v1", "kind": "Top", "job": name, **facts, "ranks": [row.to_document() for row in rows]}
+    return {
+        "apiVersion": "cli.kdist.dev/v1",
+        "kind": "Top",
+        "job": name,
+        **facts,
+        "ranks": [row.to_document() for row in rows],
+    }
 
 
 def _mark(row: RankBreakdown) -> str:
     if row.slow:
         return "SLOW"
-    return f"silent for {seconds(row.silence)}" if row.silence is not None and row.silence > 10 else ""
+    return (
+        f"silent for {seconds(row.silence)}" if row.silence is not None and row.silence > 10 else ""
+    )
 
 
 def _time(value: float | None) -> str:

@@ -1,4 +1,6 @@
-"""An image classifier: handwritten digits of 8 x 8 points (scikit-learn's bundled data), all classes equally often."""
+"""An image classifier: handwritten digits of 8 x 8 points (scikit-learn's bundled data), all
+classes equally often.
+"""
 
 from typing import Any
 
@@ -26,7 +28,10 @@ class Images(Workload):
 
     def dataset(self, split: Split) -> TensorDataset:
         digits = load_digits()
-        images, labels = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, torch.tensor(digits.target)
+        images, labels = (
+            torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16,
+            torch.tensor(digits.target),
+        )
         for_test = torch.arange(len(labels)) % 5 == 0
         chosen = for_test if split == "test" else ~for_test
         return TensorDataset(images[chosen], labels[chosen])

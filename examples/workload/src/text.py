@@ -1,4 +1,6 @@
-"""A language model on a stream of files: the next character of Python's own library, read from front to back."""
+"""A language model on a stream of files: the next character of Python's own library, read from
+front to back.
+"""
 
 import string
 from collections.abc import Iterator
@@ -23,10 +25,16 @@ class Library(Stream):
         self.folder = folder
 
     def files(self) -> list[str]:
-        return sorted(path.name for path in self.folder.glob("*.py") if path.stat().st_size > BLOCK and path.name != TEST)
+        return sorted(
+            path.name
+            for path in self.folder.glob("*.py")
+            if path.stat().st_size > BLOCK and path.name != TEST
+        )
 
     def read(self, file: str) -> Iterator[Tensor]:
-        text = torch.frombuffer(bytearray((self.folder / file).read_bytes()), dtype=torch.uint8).long()
+        text = torch.frombuffer(
+            bytearray((self.folder / file).read_bytes()), dtype=torch.uint8
+        ).long()
         yield from text.unfold(0, BLOCK + 1, BLOCK)
 
 
@@ -55,4 +63,6 @@ class Text(Workload):
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         scores = model(batch[:, :-1])
-        return functional.cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum"), batch.shape[0] * BLOCK
+        return functional.cross_entropy(
+            scores.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum"
+        ), batch.shape[0] * BLOCK

@@ -1,4 +1,6 @@
-"""A workload of one's own: which of three growers a wine comes from, told by 13 measurements (scikit-learn's bundled data)."""
+"""A workload of one's own: which of three growers a wine comes from, told by 13 measurements
+(scikit-learn's bundled data).
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Workload kinds beside their templates: which is chosen, how it is steered, what its status says, what is warned of."""
+"""Workload kinds beside their templates: which is chosen, how it is steered, what its status says,
+what is warned of.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_there_is_a_backend_for_every_name_that_a_job_may_use() -> None:
         ({("jobset.x-k8s.io/v1alpha2", "JobSet")}, ELASTIC, "job"),
     ],
 )
-def test_auto_takes_a_jobset_where_there_is_one_unless_the_job_may_be_scaled(kinds: Any, nodes: Any, chosen: str) -> None:
+def test_auto_takes_a_jobset_where_there_is_one_unless_the_job_may_be_scaled(
+    kinds: Any, nodes: Any, chosen: str
+) -> None:
     assert choose(kinds, make(nodes=nodes)) == chosen
 
 
@@ -64,7 +68,12 @@ def test_a_kind_can_be_scaled_or_says_why_not(name: str) -> None:
 
 
 def condition(kind: str, **more: str) -> dict[str, Any]:
-    return {"conditions": [{"type": "Suspended", "status": "False"}, {"type": kind, "status": "True", **more}]}
+    return {
+        "conditions": [
+            {"type": "Suspended", "status": "False"},
+            {"type": kind, "status": "True", **more},
+        ]
+    }
 
 
 ENDS = {
@@ -81,14 +90,20 @@ def test_the_end_of_a_workload_is_read_from_its_conditions(name: str) -> None:
     good, bad = ENDS[name]
     assert read({"status": condition(good)}).finished == "succeeded"
     state = read({"status": condition(bad, reason="PodFailurePolicy", message="exit code 70")})
-    assert (state.finished, state.reason, state.message) == ("failed", "PodFailurePolicy", "exit code 70")
+    assert (state.finished, state.reason, state.message) == (
+        "failed",
+        "PodFailurePolicy",
+        "exit code 70",
+    )
     assert read({"status": {"conditions": [{"type": bad, "status": "False"}]}}).finished is None
 
 
 @KINDS
 def test_a_workload_without_a_status_says_nothing(name: str) -> None:
     assert backends.get(name).read({}) == WorkloadState()
-    assert backends.get(name).read({"spec": None, "status": None, "metadata": None}) == WorkloadState()
+    assert (
+        backends.get(name).read({"spec": None, "status": None, "metadata": None}) == WorkloadState()
+    )
 
 
 @KINDS
@@ -100,27 +115,38 @@ def test_the_patch_that_suspends_is_what_reads_as_suspended(name: str) -> None:
 
 def test_the_pods_of_a_job_are_counted() -> None:
     status = {"active": 2, "ready": 1, "succeeded": 3, "failed": 4}
-    assert backends.get("job").read({"status": status}) == WorkloadState(active=2, ready=1, succeeded=3, failed=4)
+    assert backends.get("job").read({"status": status}) == WorkloadState(
+        active=2, ready=1, succeeded=3, failed=4
+    )
     counts = {"replicaStatuses": {"Worker": {"active": 2, "succeeded": 3, "failed": 4}}}
-    assert backends.get("pytorchjob").read({"status": counts}) == WorkloadState(active=2, succeeded=3, failed=4)
+    assert backends.get("pytorchjob").read({"status": counts}) == WorkloadState(
+        active=2, succeeded=3, failed=4
+    )
     pods = {"replicas": 2, "readyReplicas": 1}
     assert backends.get("statefulset").read({"status": pods}) == WorkloadState(active=2, ready=1)
 
 
 @pytest.mark.parametrize(("code", "finished"), [(0, "succeeded"), (70, "failed")])
-def test_a_statefulset_has_ended_when_somebody_wrote_its_outcome_down_and_took_its_pods(code: int, finished: str) -> None:
+def test_a_statefulset_has_ended_when_somebody_wrote_its_outcome_down_and_took_its_pods(
+    code: int, finished: str
+) -> None:
     backend = backends.get("statefulset")
     record = ExitRecord(code=code, cause="user_code", message="boom").to_text()
     workload = {"metadata": {"annotations": {OUTCOME: record}}, "spec": {"replicas": 0}}
     state = backend.read(workload)
     assert (state.finished, state.suspended, state.message) == (finished, False, "boom")
-    assert backend.suspend_patch(False, nodes=3) == {"metadata": {"annotations": {OUTCOME: None}}, "spec": {"replicas": 3}}
+    assert backend.suspend_patch(False, nodes=3) == {
+        "metadata": {"annotations": {OUTCOME: None}},
+        "spec": {"replicas": 3},
+    }
 
 
 def find(name: str, part: str, rendezvous: str = "", **spec: Any) -> list[str]:
     return [
         each
-        for each in backends.get(name).warnings(make(**{"nodes": ELASTIC, "checkpoints": CLAIM, **spec}), rendezvous)
+        for each in backends.get(name).warnings(
+            make(**{"nodes": ELASTIC, "checkpoints": CLAIM, **spec}), rendezvous
+        )
         if part in each
     ]
 
@@ -132,7 +158,13 @@ def test_a_job_that_asks_for_nothing_special_is_warned_of_nothing(name: str) -> 
 
 @KINDS
 def test_every_warning_names_a_reason_and_another_way(name: str) -> None:
-    for spec in ({}, {"nodes": 2}, {"checkpoints": None}, {"queue": "q"}, {"checkpoints": {"path": "x"}}):
+    for spec in (
+        {},
+        {"nodes": 2},
+        {"checkpoints": None},
+        {"queue": "q"},
+        {"checkpoints": {"path": "x"}},
+    ):
         for warning in find(name, "", "c10d", **spec):
             assert ";" in warning, warning
 
@@ -142,7 +174,9 @@ def test_what_is_lost_with_a_pod_or_a_node_is_said(name: str) -> None:
     assert find(name, "a lost pod loses all", checkpoints=None)
     assert find(name, "a lost pod loses all", checkpoints={"path": "here"})
     assert find(name, "ReadWriteMany", checkpoints={"size": "1Gi", "accessMode": "ReadWriteOnce"})
-    assert not find(name, "ReadWriteMany", checkpoints={"size": "1Gi", "accessMode": "ReadWriteOnce"}, nodes=1)
+    assert not find(
+        name, "ReadWriteMany", checkpoints={"size": "1Gi", "accessMode": "ReadWriteOnce"}, nodes=1
+    )
     assert find(name, "losing it restarts all pods", "c10d")
 
 
@@ -151,7 +185,9 @@ def test_a_job_whose_pods_nothing_admits_together_is_told_of_queues(name: str) -
     assert find(name, "spec.queue (Kueue) admits a job whole", nodes=2)
     assert not find(name, "admits a job whole", nodes={"min": 1, "max": 2})
     assert not find(name, "admits a job whole", nodes=2, queue="q")
-    assert not find(name, "admits a job whole", nodes=2, podTemplate={"spec": {"schedulerName": "volcano"}})
+    assert not find(
+        name, "admits a job whole", nodes=2, podTemplate={"spec": {"schedulerName": "volcano"}}
+    )
 
 
 @KINDS
@@ -170,5 +206,7 @@ def test_what_a_kind_alone_cannot_do_is_said() -> None:
 
 @KINDS
 def test_how_slowly_lost_pods_come_back_is_said_where_the_others_wait_for_them(name: str) -> None:
-    assert bool(find(name, "after 10 s, twice as long with each further loss, at most 10 min", nodes=2)) is (name == "job")
+    assert bool(
+        find(name, "after 10 s, twice as long with each further loss, at most 10 min", nodes=2)
+    ) is (name == "job")
     assert not find(name, "after 10 s"), "an elastic job goes on with the others"

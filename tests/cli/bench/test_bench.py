@@ -1,4 +1,6 @@
-"""`kdist bench` from outside: sizes, the job that it is, what it prints, and a bench on this machine."""
+"""`kdist bench` from outside: sizes, the job that it is, what it prints, and a bench on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,29 @@ from kdist.errors import UsageError
 from tests.cli.conftest import Kdist
 from tests.cli.running import PATIENCE
 
-WANTED = BenchSpec(collective="all_reduce", min=1024, max=4096, factor=4, rounds=20, warmup=5, seconds=5.0, slow=2.0)
+WANTED = BenchSpec(
+    collective="all_reduce",
+    min=1024,
+    max=4096,
+    factor=4,
+    rounds=20,
+    warmup=5,
+    seconds=5.0,
+    slow=2.0,
+)
 
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("8", 8), ("1K", 1024), ("1KiB", 1024), ("2kb", 2048), ("64MiB", 64 << 20), ("1Gi", 1 << 30), ("128M", 128 << 20)],
+    [
+        ("8", 8),
+        ("1K", 1024),
+        ("1KiB", 1024),
+        ("2kb", 2048),
+        ("64MiB", 64 << 20),
+        ("1Gi", 1 << 30),
+        ("128M", 128 << 20),
+    ],
 )
 def test_sizes_are_read_as_nccl_tests_and_people_write_them(text: str, nbytes: int) -> None:
     assert read_size(text) == nbytes
@@ -56,8 +75,17 @@ def test_a_bench_of_a_job_takes_its_machines_and_nothing_of_its_training() -> No
     )
     job = make_job(WANTED, load.load_text(text, source="job.yaml"), overrides=["spec.nodes=3"])
     assert (job.metadata.namespace, job.spec.nodes.max, job.spec.procs_per_node) == ("ml", 3, 2)
-    assert (job.spec.resources.gpu, job.spec.node_selector, job.spec.image) == (2, {"zone": "a"}, "registry/trainer:1")
-    assert (job.spec.train, job.spec.checkpoints, job.spec.data, job.spec.code) == (None, None, [], None)
+    assert (job.spec.resources.gpu, job.spec.node_selector, job.spec.image) == (
+        2,
+        {"zone": "a"},
+        "registry/trainer:1",
+    )
+    assert (job.spec.train, job.spec.checkpoints, job.spec.data, job.spec.code) == (
+        None,
+        None,
+        [],
+        None,
+    )
     assert job.spec.script is not None
     assert job.spec.script.command[:3] == ("-m", "kdist_trainer.bench", "all_reduce")
     assert job.metadata.name.endswith("-bench-all-reduce")
@@ -82,11 +110,31 @@ def told(slow: bool) -> Result:
         event("bench-row", size=4096, algbw=2.05e7, busbw=2.73e7, wrong=2, **row),
         event("bench-row", size="many"),
         '{"time": "broken", "event": "bench-row"',
-        *(event("bench-pairs", rank=r, node=f"node-{r}", size=1 << 20, seconds=[None if o == r else 1e-3 for o in range(3)])
-          for r in range(3)),
-        *([event("bench-slow", ranks=[0, 2], nodes=["node-0", "<b>node-2"], seconds=9e-3, ratio=9.0)] if slow else []),
+        *(
+            event(
+                "bench-pairs",
+                rank=r,
+                node=f"node-{r}",
+                size=1 << 20,
+                seconds=[None if o == r else 1e-3 for o in range(3)],
+            )
+            for r in range(3)
+        ),
+        *(
+            [
+                event(
+                    "bench-slow",
+                    ranks=[0, 2],
+                    nodes=["node-0", "<b>node-2"],
+                    seconds=9e-3,
+                    ratio=9.0,
+                )
+            ]
+            if slow
+            else []
+        ),
         event("bench-done", wrong=2),
-    ]  # fmt: skip
+    ]
     return read_events(lines)
 
 
@@ -95,8 +143,21 @@ def test_what_ranks_have_logged_becomes_a_table_with_the_slow_pair_named() -> No
     assert result.done
     assert result.wrong == 2
     assert [len(cells) for cells in result.table()] == [len(COLUMNS)] * 2
-    assert next(result.table()) == ("1.0 KiB", "20", "200 µs", "150 µs", "300 µs", "1.25 ms", "5.12 MB/s", "6.83 MB/s", "0")
-    assert result.headline() == "all_reduce among 3 ranks on 3 nodes (cpu, gloo): bus bandwidth up to 27.3 MB/s"
+    assert next(result.table()) == (
+        "1.0 KiB",
+        "20",
+        "200 µs",
+        "150 µs",
+        "300 µs",
+        "1.25 ms",
+        "5.12 MB/s",
+        "6.83 MB/s",
+        "0",
+    )
+    assert (
+        result.headline()
+        == "all_reduce among 3 ranks on 3 nodes (cpu, gloo): bus bandwidth up to 27.3 MB/s"
+    )
     assert "the pair rank 0 (node-0) and rank 2" in result.verdict()
     assert "9.0 times the median of the others" in result.verdict()
     assert "no pair of ranks is slower" in told(slow=False).verdict()
@@ -113,7 +174,10 @@ def test_the_page_stands_for_itself_and_holds_no_foreign_markup() -> None:
     assert text.count('<rect class="slow"') == 2
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(8.14e-5, "81.4 µs"), (9.999e-4, "1 ms"), (1.25e-3, "1.25 ms"), (2.071, "2.07 s")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(8.14e-5, "81.4 µs"), (9.999e-4, "1 ms"), (1.25e-3, "1.25 ms"), (2.071, "2.07 s")],
+)
 def test_times_have_three_digits(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
@@ -132,8 +196,25 @@ def test_usage_that_means_nothing_is_refused_before_anything_starts(kdist: Kdist
 
 
 @pytest.mark.processes
-def test_a_bench_on_this_machine_checks_every_result_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    words = ["bench", "all_reduce", "--nodes", "2", "--procs", "1", "-b", "1K", "-e", "64K", "--rounds", "5", "-o", "json"]
+def test_a_bench_on_this_machine_checks_every_result_and_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    words = [
+        "bench",
+        "all_reduce",
+        "--nodes",
+        "2",
+        "--procs",
+        "1",
+        "-b",
+        "1K",
+        "-e",
+        "64K",
+        "--rounds",
+        "5",
+        "-o",
+        "json",
+    ]
     told = subprocess.run(
         [sys.executable, "-m", "kdist", *words],
         check=False,
@@ -145,13 +226,19 @@ def test_a_bench_on_this_machine_checks_every_result_and_leaves_nothing_behind(t
     )
     assert told.returncode == 0, told.stderr
     result = json.loads(told.stdout)
-    assert (result["collective"], result["ranks"], result["nodes"]) == ("all_reduce", 2, ["node-0", "node-1"])
+    assert (result["collective"], result["ranks"], result["nodes"]) == (
+        "all_reduce",
+        2,
+        ["node-0", "node-1"],
+    )
     assert [row["sizeBytes"] for row in result["rows"]] == [1024, 4096, 16384, 65536]
     for row in result["rows"]:
         assert row["wrong"] == 0
         assert row["rounds"] == 5
         assert (
-            row["busbwBytesPerSecond"] == row["algbwBytesPerSecond"] == pytest.approx(row["sizeBytes"] / row["seconds"]["mean"])
+            row["busbwBytesPerSecond"]
+            == row["algbwBytesPerSecond"]
+            == pytest.approx(row["sizeBytes"] / row["seconds"]["mean"])
         )
     assert "64 KiB: bus bandwidth" in told.stderr
     assert not list((tmp_path / "runs").iterdir())

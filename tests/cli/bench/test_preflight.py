@@ -1,4 +1,6 @@
-"""`spec.preflight` in a job: refused where it means nothing, and the end of a job whose ranks are too slow for it."""
+"""`spec.preflight` in a job: refused where it means nothing, and the end of a job whose ranks are
+too slow for it.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,22 @@ from tests.cli.conftest import Kdist
 from tests.cli.running import Start, write_job
 
 
-def test_a_preflight_of_a_script_and_a_bandwidth_without_a_unit_are_refused(kdist: Kdist, job_file: Path) -> None:
+def test_a_preflight_of_a_script_and_a_bandwidth_without_a_unit_are_refused(
+    kdist: Kdist, job_file: Path
+) -> None:
     demand = "spec.preflight.allReduce.minBusBandwidth"
     assert kdist("validate", str(job_file), "--set", f"{demand}=10G").exit_code == 0
     refused = kdist("validate", str(job_file), "--set", f"{demand}=fast")
     assert refused.exit_code == 2
-    assert "must be a whole number with a unit such as `64Mi` or `10G`" in refused.stderr + refused.stdout
-    job_file.write_text(job_file.read_text().replace("train:", "script: {path: train.py}\n  #").split("    workload")[0])
+    assert (
+        "must be a whole number with a unit such as `64Mi` or `10G`"
+        in refused.stderr + refused.stdout
+    )
+    job_file.write_text(
+        job_file.read_text()
+        .replace("train:", "script: {path: train.py}\n  #")
+        .split("    workload")[0]
+    )
     refused = kdist("validate", str(job_file), "--set", f"{demand}=10G")
     assert refused.exit_code == 2
     assert "belongs to train" in refused.stderr + refused.stdout
@@ -28,7 +39,12 @@ def test_a_job_that_demands_more_than_there_is_ends_before_its_first_step_and_sa
     start: Start, tmp_path: Path
 ) -> None:
     job = write_job(tmp_path)
-    demand = ["--set", "spec.preflight.allReduce.minBusBandwidth=900T", "--set", "spec.preflight.allReduce.size=64k"]
+    demand = [
+        "--set",
+        "spec.preflight.allReduce.minBusBandwidth=900T",
+        "--set",
+        "spec.preflight.allReduce.size=64k",
+    ]
     run = start(job, *demand, "-o", "json")
     report = json.loads(run.wait(10))
     failure = report["failure"]

@@ -1,4 +1,6 @@
-"""A small real HTTP server in the place of an API server: it answers what a test says, and remembers what it was asked."""
+"""A small real HTTP server in the place of an API server: it answers what a test says, and
+remembers what it was asked.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Asked:
 
 @dataclass
 class Reply:
-    """What to answer: a document, or `lines` that are sent one by one; with `cut` the connection ends before its answer does."""
+    """What to answer: a document, or `lines` that are sent one by one; with `cut` the connection
+    ends before its answer does.
+    """
 
     status: int = 200
     document: Any = field(default_factory=dict)
@@ -46,7 +50,13 @@ Answer = Callable[[Asked], Reply]
 
 def refusal(status: int, message: str, reason: str = "", **details: Any) -> Reply:
     """A `Status` as the API server sends it."""
-    document = {"kind": "Status", "status": "Failure", "message": message, "reason": reason, "code": status}
+    document = {
+        "kind": "Status",
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        "code": status,
+    }
     return Reply(status, {**document, **({"details": details} if details else {})})
 
 
@@ -67,7 +77,14 @@ class Handler(BaseHTTPRequestHandler):
         size = int(self.headers.get("content-length") or 0)
         body = json.loads(self.rfile.read(size)) if size else None
         headers = {name: ", ".join(self.headers.get_all(name) or ()) for name in self.headers}
-        asked = Asked(self.command, unquote(parts.path), dict(parse_qsl(parts.query)), body, headers, self._shown())
+        asked = Asked(
+            self.command,
+            unquote(parts.path),
+            dict(parse_qsl(parts.query)),
+            body,
+            headers,
+            self._shown(),
+        )
         api: Api = self.server.api  # type: ignore[attr-defined]  # `Api` puts itself there
         api.asked.append(asked)
         with suppress(ConnectionError):  # who watched has gone
@@ -109,7 +126,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print what goes wrong in a test, except that a client left: it prints to the stderr that the test reads."""
+        """Print what goes wrong in a test, except that a client left: it prints to the stderr that
+        the test reads.
+        """
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -120,7 +139,14 @@ class Api:
     With `clients`, a file of certificates, it asks its clients for one of these.
     """
 
-    def __init__(self, answer: Answer, *, port: int = 0, certificate: Path | None = None, clients: Path | None = None) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        *,
+        port: int = 0,
+        certificate: Path | None = None,
+        clients: Path | None = None,
+    ) -> None:
         self.answer = answer
         self.asked: list[Asked] = []
         self.connections: list[socket.socket] = []
@@ -135,7 +161,9 @@ class Api:
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self.port = self._server.server_port
         self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -149,7 +177,11 @@ class Api:
 
 
 def write_kubeconfig(
-    file: Path, url: str, *, user: Mapping[str, Any] | None = None, cluster: Mapping[str, Any] | None = None
+    file: Path,
+    url: str,
+    *,
+    user: Mapping[str, Any] | None = None,
+    cluster: Mapping[str, Any] | None = None,
 ) -> None:
     """A kubeconfig with one context, `test`, whose namespace is `ml`."""
     document = {

@@ -1,4 +1,6 @@
-"""What the tests of the connection may ask for: a server that answers as told, and a connection to it."""
+"""What the tests of the connection may ask for: a server that answers as told, and a connection to
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every command that meets a cluster, what kubectl is asked for the same, and which roles may do it."""
+"""Every command that meets a cluster, what kubectl is asked for the same, and which roles may do
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ ROLES = ("chart-view", "chart-edit", "builtin-view", "builtin-edit")
 EVERYBODY, EDIT = frozenset(ROLES), frozenset({"chart-edit", "builtin-edit"})
 LIVE = EVERYBODY - {"builtin-view"}  # it lacks pods/proxy and pods/portforward
 # Commands that ask no cluster for anything.
-ELSEWHERE = {"init", "validate", "explain", "schema", "run", "render", "dashboards", "completion", "version"}
+ELSEWHERE = {
+    "init",
+    "validate",
+    "explain",
+    "schema",
+    "run",
+    "render",
+    "dashboards",
+    "completion",
+    "version",
+}
 
 DRY = "--dry-run=server"
 GET = "get pods,configmaps,jobs.batch"
@@ -20,14 +32,20 @@ SEND = f"apply --server-side --force-conflicts -f objects.json {DRY}"
 ROLE = f"create role meeting --verb=get --resource=configmaps {DRY}"
 DELETE = f"delete -f objects.json --wait=false {DRY}"
 EXEC = "exec p -c trainer -- true"
-LOOK = (f"run viewer --image=registry.example.com/trainer:1 {DRY}", f"delete pod p --wait=false {DRY}", "logs p -c trainer")
+LOOK = (
+    f"run viewer --image=registry.example.com/trainer:1 {DRY}",
+    f"delete pod p --wait=false {DRY}",
+    "logs p -c trainer",
+)
 ASK = ("get --raw /api/v1/namespaces/ml/pods/p:9401/proxy/status", "port-forward p :9401")
 
 
 class Verb(NamedTuple):
-    """A command line of kdist; kubectl's for the same, of which all (`either`: one) must be allowed; who may.
+    """A command line of kdist; kubectl's for the same, of which all (`either`: one) must be
+    allowed; who may.
 
-    `waits` for pods to start, which nobody does where there are no nodes. `pods` says whether one runs.
+    `waits` for pods to start, which nobody does where there are no nodes. `pods` says whether one
+    runs.
     """
 
     words: str
@@ -66,7 +84,9 @@ VERBS = (
     Verb("diff job.yaml --set spec.nodes.max=3", (SEND,), EDIT),
     Verb("apply job.yaml --set spec.nodes.max=3", (SEND,), EDIT),
     Verb("apply other.yaml", (SEND,), EDIT),
-    Verb("apply other.yaml --set spec.rendezvous=kubernetes", (SEND, ROLE), frozenset({"chart-edit"})),
+    Verb(
+        "apply other.yaml --set spec.rendezvous=kubernetes", (SEND, ROLE), frozenset({"chart-edit"})
+    ),
     Verb("bench all_reduce -f other.yaml --cluster", (SEND, DELETE), EDIT, waits=True),
     Verb("scale digits --nodes 3 --no-wait", (SEND, f"annotate pod p a=b {DRY}"), EDIT, pods=False),
     Verb("scale digits --nodes 3 --no-wait", (SEND, f"annotate pod p a=b {DRY}"), EDIT, waits=True),
@@ -74,10 +94,15 @@ VERBS = (
     Verb("stop digits --no-wait", (MARK, SUSPEND), EDIT),
     Verb("resume stopped --no-wait", (MARK, SUSPEND), EDIT),
     Verb("restart digits --no-wait", (MARK, SUSPEND), EDIT, pods=False),
-    Verb("restart digits --fresh --yes --no-wait", (MARK, SUSPEND, SEND, DELETE, *LOOK), EDIT, waits=True),
+    Verb(
+        "restart digits --fresh --yes --no-wait",
+        (MARK, SUSPEND, SEND, DELETE, *LOOK),
+        EDIT,
+        waits=True,
+    ),
     Verb("delete digits --purge --no-wait", (DELETE,), EDIT, pods=False),
     Verb("delete digits --grace-period 1 --no-wait", (DELETE, *LOOK[1:2]), EDIT),
-)  # fmt: skip
+)
 
 
 def rules(role: str, aggregated: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -85,5 +110,10 @@ def rules(role: str, aggregated: dict[str, list[dict[str, Any]]]) -> list[dict[s
     origin, _, who = role.partition("-")
     parts = ["view", "edit"] if who == "edit" else ["view"]
     if origin == "chart":
-        return [rule for part in parts for many in (False, True) for rule in rbac.rules(part, workloads=many)]  # type: ignore[arg-type]  # they are view and edit
+        return [
+            rule
+            for part in parts
+            for many in (False, True)
+            for rule in rbac.rules(part, workloads=many)
+        ]  # type: ignore[arg-type]  # they are view and edit
     return [rule for part in parts for rule in aggregated[part]]

@@ -1,4 +1,6 @@
-"""Objects in the memory of a test's server: enough of the Kubernetes API to send jobs, look at them and take them away."""
+"""Objects in the memory of a test's server: enough of the Kubernetes API to send jobs, look at them
+and take them away.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ KINDS = {
 
 
 class Store:
-    """Answers an `Api` with objects by their path. `may` says what reviews of rights answer but for those
-    in `may_not` (`patch pods`), `deaf` how often Trainer has
-    yet to refuse a TrainJob because it has not heard of its runtime.
+    """Answers an `Api` with objects by their path. `may` says what reviews of rights answer but for
+    those in `may_not` (`patch pods`), `deaf` how often Trainer has yet to refuse a TrainJob because
+    it has not heard of its runtime.
     """
 
     def __init__(self, *, may: bool = True) -> None:
@@ -36,7 +38,9 @@ class Store:
             return Reply(document={"items": _groups() if asked.path == "/apis" else []})
         if asked.path.endswith("selfsubjectaccessreviews"):
             asked_for = asked.body["spec"]["resourceAttributes"]
-            return Reply(201, {"status": {"allowed": self.may and _name(asked_for) not in self.may_not}})
+            return Reply(
+                201, {"status": {"allowed": self.may and _name(asked_for) not in self.may_not}}
+            )
         if asked.path.endswith("selfsubjectrulesreviews"):
             return Reply(201, {"status": {"resourceRules": []}})
         if asked.path.endswith("selfsubjectreviews"):
@@ -44,7 +48,9 @@ class Store:
         if "watch" in asked.query:
             time.sleep(0.1)
             return Reply(lines=[])
-        return {"GET": self._get, "POST": self._post, "PATCH": self._patch, "DELETE": self._delete}[asked.method](asked)
+        return {"GET": self._get, "POST": self._post, "PATCH": self._patch, "DELETE": self._delete}[
+            asked.method
+        ](asked)
 
     def put(self, path: str, document: dict[str, Any]) -> None:
         """Place an object, as a controller would."""
@@ -55,11 +61,24 @@ class Store:
     def _get(self, asked: Asked) -> Reply:
         if asked.path in self.objects:
             return Reply(document=self.objects[asked.path])
-        if asked.path.rsplit("/", 2)[-2] == "ml":  # a resource stands right behind the namespace, a name does not
-            wanted = dict(part.partition("=")[::2] for part in asked.query.get("labelSelector", "").split(",") if "=" in part)
-            inside = [each for path, each in self.objects.items() if path.rpartition("/")[0] == asked.path]
-            found = [each for each in inside if wanted.items() <= (each["metadata"].get("labels") or {}).items()]
-            return Reply(document={"metadata": {"resourceVersion": str(self._version)}, "items": found})
+        # a resource stands right behind the namespace, a name does not
+        if asked.path.rsplit("/", 2)[-2] == "ml":
+            wanted = dict(
+                part.partition("=")[::2]
+                for part in asked.query.get("labelSelector", "").split(",")
+                if "=" in part
+            )
+            inside = [
+                each for path, each in self.objects.items() if path.rpartition("/")[0] == asked.path
+            ]
+            found = [
+                each
+                for each in inside
+                if wanted.items() <= (each["metadata"].get("labels") or {}).items()
+            ]
+            return Reply(
+                document={"metadata": {"resourceVersion": str(self._version)}, "items": found}
+            )
         name = asked.path.rpartition("/")[2]
         return refusal(404, f'"{name}" not found', "NotFound", name=name)
 
@@ -71,13 +90,17 @@ class Store:
             what = 'cannot create resource "pods" in API group "" in the namespace "ml"'
             return refusal(403, f'pods is forbidden: User "jane" {what}', "Forbidden")
         if self.insecure:
-            return refusal(403, f'pods "{name}" is forbidden: violates {self.insecure}', "Forbidden")
+            return refusal(
+                403, f'pods "{name}" is forbidden: violates {self.insecure}', "Forbidden"
+            )
         return Reply(201, asked.body)
 
     def _patch(self, asked: Asked) -> Reply:
         if "/trainjobs/" in asked.path and self.deaf:
             self.deaf -= 1
-            return refusal(403, 'TrainingRuntime "digits" not found: it must be created first', "Forbidden")
+            return refusal(
+                403, 'TrainingRuntime "digits" not found: it must be created first', "Forbidden"
+            )
         before = self.objects.get(asked.path)
         if before is not None and (refused := _refuse_race(asked.body["metadata"], before)):
             return refused
@@ -89,7 +112,8 @@ class Store:
                 self.put(asked.path, merged)
             return Reply(200, merged)
         kept = {} if before is None else {"uid": before["metadata"].get("uid", asked.path)}
-        if before is not None and "ownerReferences" in before["metadata"]:  # which a merge patch gave it
+        # which a merge patch gave it
+        if before is not None and "ownerReferences" in before["metadata"]:
             kept["ownerReferences"] = before["metadata"]["ownerReferences"]
         kept["managedFields"] = [{"manager": asked.query["fieldManager"], "operation": "Apply"}]
         body = {**asked.body, "metadata": {**asked.body["metadata"], "uid": asked.path, **kept}}
@@ -101,14 +125,21 @@ class Store:
 
     def _delete(self, asked: Asked) -> Reply:
         if asked.body.get("dryRun"):
-            return Reply() if asked.path in self.objects else refusal(404, "not found", "NotFound", name=asked.path)
+            return (
+                Reply()
+                if asked.path in self.objects
+                else refusal(404, "not found", "NotFound", name=asked.path)
+            )
         runtime = self.objects.get(asked.path.replace("/trainjobs/", "/trainingruntimes/"), {})
         owned = "/trainjobs/" in asked.path and runtime.get("metadata", {}).get("ownerReferences")
-        if owned and asked.body["propagationPolicy"] == "Foreground":  # it goes first, and the webhooks keep a TrainJob without
+        # it goes first, and the webhooks keep a TrainJob without
+        if owned and asked.body["propagationPolicy"] == "Foreground":
             del self.objects[asked.path.replace("/trainjobs/", "/trainingruntimes/")]
             return Reply()
         before = self.objects.get(asked.path)
-        if before is not None and (refused := _refuse_race(asked.body.get("preconditions") or {}, before)):
+        if before is not None and (
+            refused := _refuse_race(asked.body.get("preconditions") or {}, before)
+        ):
             return refused
         if self.objects.pop(asked.path, None) is None:
             return refusal(404, "not found", "NotFound", name=asked.path)
@@ -117,8 +148,14 @@ class Store:
 
 
 def _refuse_race(expected: dict[str, Any], found: dict[str, Any]) -> Reply | None:
-    """A refusal where a change was meant for another object than the one that is there, or for another state of it."""
-    same = all(expected.get(key, value) == value for key, value in found["metadata"].items() if key in ("uid", "resourceVersion"))
+    """A refusal where a change was meant for another object than the one that is there, or for
+    another state of it.
+    """
+    same = all(
+        expected.get(key, value) == value
+        for key, value in found["metadata"].items()
+        if key in ("uid", "resourceVersion")
+    )
     return None if same else refusal(409, "the object has been modified", "Conflict")
 
 
@@ -148,5 +185,7 @@ def _groups() -> list[dict[str, Any]]:
     for version, kinds in KINDS.items():
         group, _, number = version.partition("/")
         resources = [{"responseKind": {"kind": kind}} for kind in kinds]
-        found.append({"metadata": {"name": group}, "versions": [{"version": number, "resources": resources}]})
+        found.append(
+            {"metadata": {"name": group}, "versions": [{"version": number, "resources": resources}]}
+        )
     return found

@@ -1,4 +1,6 @@
-"""Credentials that a plugin gives: asked for again before they end and when the server refuses them, and what a failure says."""
+"""Credentials that a plugin gives: asked for again before they end and when the server refuses
+them, and what a failure says.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +36,36 @@ User = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> User:
-    """`plugin(source, **fields)` is a user of a kubeconfig whose credentials come from a program, as clouds have it."""
+    """`plugin(source, **fields)` is a user of a kubeconfig whose credentials come from a program,
+    as clouds have it.
+    """
 
     def make(source: str, env: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
         file = tmp_path / "credentials"
         file.write_text(f"#!{sys.executable}\n{source}\n")
         file.chmod(file.stat().st_mode | stat.S_IXUSR)
         variables = [{"name": name, "value": value} for name, value in (env or {}).items()]
-        return {"exec": {"apiVersion": VERSION, "command": str(file), "interactiveMode": "Never", "env": variables, **fields}}
+        return {
+            "exec": {
+                "apiVersion": VERSION,
+                "command": str(file),
+                "interactiveMode": "Never",
+                "env": variables,
+                **fields,
+            }
+        }
 
     return make
 
 
-def test_a_token_is_asked_for_again_before_it_ends(plugin: User, tmp_path: Path, serve: Serve, connect: Connect) -> None:
+def test_a_token_is_asked_for_again_before_it_ends(
+    plugin: User, tmp_path: Path, serve: Serve, connect: Connect
+) -> None:
     soon = (datetime.now(UTC) + timedelta(seconds=5)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    env = {"COUNT": str(tmp_path / "count"), "STATUS": json.dumps({"token": "number-N", "expirationTimestamp": soon})}
+    env = {
+        "COUNT": str(tmp_path / "count"),
+        "STATUS": json.dumps({"token": "number-N", "expirationTimestamp": soon}),
+    }
     api = serve(lambda _: Reply())
     found = connect(api.url, user=plugin(COUNTING, env))
     found.version()
@@ -58,7 +75,9 @@ def test_a_token_is_asked_for_again_before_it_ends(plugin: User, tmp_path: Path,
     assert all(each.startswith("Bearer number-") for each in tokens)
 
 
-def test_a_token_is_kept_while_it_is_good(plugin: User, tmp_path: Path, serve: Serve, connect: Connect) -> None:
+def test_a_token_is_kept_while_it_is_good(
+    plugin: User, tmp_path: Path, serve: Serve, connect: Connect
+) -> None:
     env = {"COUNT": str(tmp_path / "count"), "STATUS": json.dumps({"token": "number-N"})}
     api = serve(lambda _: Reply())
     found = connect(api.url, user=plugin(COUNTING, env))
@@ -71,7 +90,13 @@ def test_a_token_that_the_server_refuses_is_asked_for_again_once(
     plugin: User, tmp_path: Path, serve: Serve, connect: Connect
 ) -> None:
     env = {"COUNT": str(tmp_path / "count"), "STATUS": json.dumps({"token": "number-N"})}
-    api = serve(lambda asked: Reply() if asked.headers["authorization"] == "Bearer number-2" else refusal(401, "Unauthorized"))
+    api = serve(
+        lambda asked: (
+            Reply()
+            if asked.headers["authorization"] == "Bearer number-2"
+            else refusal(401, "Unauthorized")
+        )
+    )
     connect(api.url, user=plugin(COUNTING, env)).version()
     api.answer = lambda _: refusal(401, "Unauthorized")
     with pytest.raises(KdistError, match="does not know who you are"):
@@ -80,9 +105,17 @@ def test_a_token_that_the_server_refuses_is_asked_for_again_once(
 
 def test_a_certificate_that_has_ended_is_exchanged(plugin: User, tmp_path: Path) -> None:
     past = "2020-01-01T00:00:00Z"
-    status = {"clientCertificateData": "certificate", "clientKeyData": "key", "expirationTimestamp": past}
+    status = {
+        "clientCertificateData": "certificate",
+        "clientKeyData": "key",
+        "expirationTimestamp": past,
+    }
     file, count = tmp_path / "kubeconfig", tmp_path / "count"
-    write_kubeconfig(file, "https://127.0.0.1:1", user=plugin(COUNTING, {"COUNT": str(count), "STATUS": json.dumps(status)}))
+    write_kubeconfig(
+        file,
+        "https://127.0.0.1:1",
+        user=plugin(COUNTING, {"COUNT": str(count), "STATUS": json.dumps(status)}),
+    )
     source = kubeconfig.load(file=str(file)).credentials
     assert (source.get().certificate, source.get().key) == ("certificate", "key")
     assert count.read_text() == "2"
@@ -105,26 +138,49 @@ def test_connections_show_the_certificate_that_the_plugin_gave_last(
     plugin: User, tmp_path: Path, serve: Serve, connect: Connect, program: Callable[[str], str]
 ) -> None:
     for name in ("server", "1", "2", "3"):
-        words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", f"/CN={name}"]
+        words = [
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-subj",
+            f"/CN={name}",
+        ]
         words += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key", "-out", "crt"]
         subprocess.run([program("openssl"), *words], capture_output=True, check=True, cwd=tmp_path)
-        (tmp_path / f"{name}.pem").write_bytes((tmp_path / "key").read_bytes() + (tmp_path / "crt").read_bytes())
+        (tmp_path / f"{name}.pem").write_bytes(
+            (tmp_path / "key").read_bytes() + (tmp_path / "crt").read_bytes()
+        )
     every = tmp_path / "every"
     every.write_bytes(b"".join((tmp_path / f"{name}.pem").read_bytes() for name in ("1", "2", "3")))
     api = serve(lambda _: Reply(), certificate=tmp_path / "server.pem", clients=every)
     user = plugin(SHOWING, {"FOLDER": str(tmp_path)})
-    found = connect(api.url, user=user, cluster={"certificate-authority": str(tmp_path / "server.pem")})
+    found = connect(
+        api.url, user=user, cluster={"certificate-authority": str(tmp_path / "server.pem")}
+    )
     found.version()
     found.version()
     assert [each.shown for each in api.asked] == ["2", "3"]
 
 
-def test_a_plugin_that_fails_is_told_with_its_command_its_words_and_where_to_get_it(plugin: User, connect: Connect) -> None:
+def test_a_plugin_that_fails_is_told_with_its_command_its_words_and_where_to_get_it(
+    plugin: User, connect: Connect
+) -> None:
     source = "import sys; sys.exit('your login has expired, run: cloud login')"
     with pytest.raises(KdistError, match="your login has expired, run: cloud login") as raised:
-        connect("http://127.0.0.1:1", user=plugin(source, args=["token", "--cluster=a"], installHint="get it from cloud.example"))
+        connect(
+            "http://127.0.0.1:1",
+            user=plugin(
+                source, args=["token", "--cluster=a"], installHint="get it from cloud.example"
+            ),
+        )
     assert raised.value.code == Code.UNREACHABLE
-    assert "credentials token --cluster=a` of the kubeconfig: it ended with code 1" in str(raised.value)
+    assert "credentials token --cluster=a` of the kubeconfig: it ended with code 1" in str(
+        raised.value
+    )
     assert raised.value.hint == "get it from cloud.example"
 
 
@@ -132,35 +188,58 @@ def test_a_plugin_that_fails_is_told_with_its_command_its_words_and_where_to_get
     ("source", "why"),
     [
         ("print('hello')", "it does not answer with an ExecCredential"),
-        ('print(\'{"apiVersion": "client.authentication.k8s.io/v1", "status": {}}\')', "neither a token nor a certificate"),
+        (
+            'print(\'{"apiVersion": "client.authentication.k8s.io/v1", "status": {}}\')',
+            "neither a token nor a certificate",
+        ),
         ('print(\'{"apiVersion": "v0", "status": {"token": "a"}}\')', "it answers in v0, not in"),
         ('print(\'{"status": {"token": "a", "expirationTimestamp": "soon"}}\')', "ExecCredential"),
         ("", "it does not answer with an ExecCredential"),
     ],
 )
-def test_so_is_one_whose_answer_cannot_be_used(source: str, why: str, plugin: User, connect: Connect) -> None:
+def test_so_is_one_whose_answer_cannot_be_used(
+    source: str, why: str, plugin: User, connect: Connect
+) -> None:
     with pytest.raises(KdistError, match="of the kubeconfig: ") as raised:
         connect("http://127.0.0.1:1", user=plugin(source))
     assert why in str(raised.value)
 
 
 def test_so_is_one_that_is_not_there(plugin: User, connect: Connect) -> None:
-    with pytest.raises(KdistError, match="`no-such-login` of the kubeconfig: it cannot be started: No such file") as raised:
-        connect("http://127.0.0.1:1", user=plugin("", command="no-such-login", installHint="brew install it"))
+    with pytest.raises(
+        KdistError, match="`no-such-login` of the kubeconfig: it cannot be started: No such file"
+    ) as raised:
+        connect(
+            "http://127.0.0.1:1",
+            user=plugin("", command="no-such-login", installHint="brew install it"),
+        )
     assert raised.value.hint == "brew install it"
 
 
-def test_a_plugin_that_needs_a_terminal_is_not_run_without_one(plugin: User, connect: Connect) -> None:
+def test_a_plugin_that_needs_a_terminal_is_not_run_without_one(
+    plugin: User, connect: Connect
+) -> None:
     with pytest.raises(KdistError, match="it needs a terminal"):
         connect("http://127.0.0.1:1", user=plugin("", interactiveMode="Always"))
 
 
-def test_a_plugin_is_told_of_the_cluster_where_it_asks(plugin: User, tmp_path: Path, serve: Serve, connect: Connect) -> None:
+def test_a_plugin_is_told_of_the_cluster_where_it_asks(
+    plugin: User, tmp_path: Path, serve: Serve, connect: Connect
+) -> None:
     told = tmp_path / "told"
-    source = f"import os; open({str(told)!r}, 'w').write(os.environ['KUBERNETES_EXEC_INFO']); {COUNTING}"
+    source = (
+        f"import os; open({str(told)!r}, 'w').write(os.environ['KUBERNETES_EXEC_INFO']); {COUNTING}"
+    )
     env = {"COUNT": str(tmp_path / "count"), "STATUS": json.dumps({"token": "a"})}
     extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "here"}}
     api = serve(lambda _: Reply())
-    connect(api.url, user=plugin(source, env, provideClusterInfo=True), cluster={"extensions": [extension]}).version()
+    connect(
+        api.url,
+        user=plugin(source, env, provideClusterInfo=True),
+        cluster={"extensions": [extension]},
+    ).version()
     spec = json.loads(told.read_text())["spec"]
-    assert spec == {"interactive": False, "cluster": {"server": api.url, "config": {"audience": "here"}}}
+    assert spec == {
+        "interactive": False,
+        "cluster": {"server": api.url, "config": {"audience": "here"}},
+    }

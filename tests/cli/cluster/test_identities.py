@@ -1,6 +1,8 @@
-"""Identities on a real API server: who may not do all of a command does none of it, and `--as` means what kubectl means by it.
+"""Identities on a real API server: who may not do all of a command does none of it, and `--as`
+means what kubectl means by it.
 
-The server runs alone, without controllers: what is asked and what is changed is seen to the last object.
+The server runs alone, without controllers: what is asked and what is changed is seen to the last
+object.
 """
 
 from __future__ import annotations
@@ -33,8 +35,11 @@ from tests.trainer.rendezvous.control_plane import BINARIES, ControlPlane
 pytestmark = pytest.mark.e2e  # where the API server is built
 
 NAMESPACE = "ml"
-# CI goes through view and edit of the chart or of the cluster, drawn by the commit or by KDIST_SEED: each takes a minute.
-DRAWN = random.Random(os.environ.get("KDIST_SEED") or read_commit(Path(__file__).parent)).choice((ROLES[:2], ROLES[2:]))
+# CI goes through view and edit of the chart or of the cluster, drawn by the commit or by
+# KDIST_SEED: each takes a minute.
+DRAWN = random.Random(os.environ.get("KDIST_SEED") or read_commit(Path(__file__).parent)).choice(
+    (ROLES[:2], ROLES[2:])
+)
 REVIEW = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
 SENTENCE = re.compile(
     r"Error: (nothing was changed: )?you are `[\w-]+`, who may not [\w/. ,]+ in namespace ml\n"
@@ -43,8 +48,18 @@ SENTENCE = re.compile(
     r"Next: kdist doctor -n ml\n"
 )
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
-KINDS = [("v1", "Pod"), ("batch/v1", "Job"), ("v1", "ConfigMap"), ("v1", "Service"), ("v1", "ServiceAccount")]
-KINDS += [("v1", "PersistentVolumeClaim"), ("networking.k8s.io/v1", "NetworkPolicy"), ("policy/v1", "PodDisruptionBudget")]
+KINDS = [
+    ("v1", "Pod"),
+    ("batch/v1", "Job"),
+    ("v1", "ConfigMap"),
+    ("v1", "Service"),
+    ("v1", "ServiceAccount"),
+]
+KINDS += [
+    ("v1", "PersistentVolumeClaim"),
+    ("networking.k8s.io/v1", "NetworkPolicy"),
+    ("policy/v1", "PodDisruptionBudget"),
+]
 KINDS += [(rbac.RBAC, "Role"), (rbac.RBAC, "RoleBinding")]
 
 
@@ -53,11 +68,16 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """The server, with a user for each role by the role's name."""
     with ControlPlane(tmp_path_factory.mktemp("plane")) as plane:
         own = {
-            part: plane.request("GET", f"{RBAC}/clusterroles/system:aggregate-to-{part}")["rules"] for part in ("view", "edit")
+            part: plane.request("GET", f"{RBAC}/clusterroles/system:aggregate-to-{part}")["rules"]
+            for part in ("view", "edit")
         }
         for role in ROLES:
             place = f"{RBAC}/namespaces/{NAMESPACE}"
-            plane.request("POST", f"{place}/roles", {"metadata": {"name": role}, "rules": roles.rules(role, own)})
+            plane.request(
+                "POST",
+                f"{place}/roles",
+                {"metadata": {"name": role}, "rules": roles.rules(role, own)},
+            )
             plane.request("POST", f"{place}/rolebindings", binding(role, "User", "Role", role))
         yield plane
 
@@ -68,9 +88,15 @@ def folder(plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name in ("digits", "other", "stopped"):
         document = yaml.safe_load(JOB)
         document["metadata"]["name"] = name
-        document["spec"] |= {"image": "registry.example.com/trainer:1", "backend": "job", "rendezvous": "c10d"}
+        document["spec"] |= {
+            "image": "registry.example.com/trainer:1",
+            "backend": "job",
+            "rendezvous": "c10d",
+        }
         document["spec"] |= {"nodes": {"min": 1, "max": 2}, "checkpoints": {"size": "1Gi"}}
-        (tmp_path / ("job.yaml" if name == "digits" else f"{name}.yaml")).write_text(yaml.safe_dump(document))
+        (tmp_path / ("job.yaml" if name == "digits" else f"{name}.yaml")).write_text(
+            yaml.safe_dump(document)
+        )
     log_in(plane, tmp_path, {"token": "admin-token"})
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
@@ -82,12 +108,25 @@ def folder(plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def place_pod(plane: ControlPlane) -> None:
     """A pod of the job that runs, as far as anybody can see."""
     job = plane.request("GET", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/digits")
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "digits", "uid": job["metadata"]["uid"]}
+    owner = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "name": "digits",
+        "uid": job["metadata"]["uid"],
+    }
     labels = {"kdist.dev/job": "digits", "batch.kubernetes.io/job-completion-index": "0"}
     container = {"name": "trainer", "image": "registry.example.com/trainer:1"}
-    spec = {"serviceAccountName": "digits", "automountServiceAccountToken": False, "containers": [container]}
+    spec = {
+        "serviceAccountName": "digits",
+        "automountServiceAccountToken": False,
+        "containers": [container],
+    }
     pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
-    pod = plane.request("POST", pods, {"metadata": {"name": "p", "labels": labels, "ownerReferences": [owner]}, "spec": spec})
+    pod = plane.request(
+        "POST",
+        pods,
+        {"metadata": {"name": "p", "labels": labels, "ownerReferences": [owner]}, "spec": spec},
+    )
     state = {"name": "trainer", "image": "a", "imageID": "a", "ready": True, "restartCount": 0}
     state["state"] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
     body = {**pod, "status": {"phase": "Running", "containerStatuses": [state]}}
@@ -96,13 +135,20 @@ def place_pod(plane: ControlPlane) -> None:
 
 def objects(admin: cluster.Cluster) -> dict[str, Any]:
     """Every object that a job has, as it is."""
-    return {f"{kind}/{each['metadata']['name']}": each for version, kind in KINDS for each in admin.list(version, kind)}
+    return {
+        f"{kind}/{each['metadata']['name']}": each
+        for version, kind in KINDS
+        for each in admin.list(version, kind)
+    }
 
 
 def clear(admin: cluster.Cluster) -> None:
     for title in objects(admin):
         kind, _, name = title.partition("/")
-        if name not in (*ROLES, "team", "digits-rendezvous", "kube-root-ca.crt") or kind not in ("Role", "RoleBinding"):
+        if name not in (*ROLES, "team", "digits-rendezvous", "kube-root-ca.crt") or kind not in (
+            "Role",
+            "RoleBinding",
+        ):
             version = next(version for version, each in KINDS if each == kind)
             admin.patch(version, kind, name, {"metadata": {"finalizers": None}})
             admin.delete(version, kind, name, grace=0)
@@ -132,7 +178,10 @@ def prepare(admin: cluster.Cluster, plane: ControlPlane, verb: Verb, kdist: Kdis
         place_pod(plane)
 
 
-@pytest.mark.parametrize("role", [role if role in DRAWN else pytest.param(role, marks=pytest.mark.wide) for role in ROLES])
+@pytest.mark.parametrize(
+    "role",
+    [role if role in DRAWN else pytest.param(role, marks=pytest.mark.wide) for role in ROLES],
+)
 def test_each_command_is_refused_where_kubectl_is_and_then_says_which_right_is_missing_and_changes_nothing(
     role: str, plane: ControlPlane, folder: Path, kdist: Kdist
 ) -> None:
@@ -145,12 +194,17 @@ def test_each_command_is_refused_where_kubectl_is_and_then_says_which_right_is_m
         assert allowed == (role in verb.roles), verb
         if allowed and verb.waits:
             continue
-        if objects(admin) != before or (verb.pods, verb.stopped) != (VERBS[index - 1].pods, VERBS[index - 1].stopped):
+        if objects(admin) != before or (verb.pods, verb.stopped) != (
+            VERBS[index - 1].pods,
+            VERBS[index - 1].stopped,
+        ):
             prepare(admin, plane, verb, kdist)
             before = objects(admin)
         command, *words = verb.words.split()
         result = kdist(command, "-n", NAMESPACE, "--as", role, "--timeout", "1", *words)
-        assert (result.exit_code == Code.FORBIDDEN) == (not allowed), f"{verb.words}: {result.stderr}"
+        assert (result.exit_code == Code.FORBIDDEN) == (not allowed), (
+            f"{verb.words}: {result.stderr}"
+        )
         if not allowed:
             assert SENTENCE.search(result.stderr), f"{verb.words}: {result.stderr}"
             assert objects(admin) == before, verb.words
@@ -163,17 +217,32 @@ def test_every_command_that_meets_a_cluster_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("role", [*ROLES, "nobody"])
-def test_whoever_acts_as_another_may_do_what_kubectl_says_they_may(role: str, plane: ControlPlane, folder: Path) -> None:
+def test_whoever_acts_as_another_may_do_what_kubectl_says_they_may(
+    role: str, plane: ControlPlane, folder: Path
+) -> None:
     assert plane.port
     wanted = list(dict.fromkeys([right for need in rbac.NEEDS for right in need.rights]))
     wanted += rbac.workload_rights("get list watch create patch delete")
     items = []
     for each in wanted:
-        asked = {"namespace": NAMESPACE, "verb": each.verb, "group": resources.group(each.api_version)}
+        asked = {
+            "namespace": NAMESPACE,
+            "verb": each.verb,
+            "group": resources.group(each.api_version),
+        }
         asked |= {"resource": resources.plural(each.kind), "subresource": each.subresource}
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
         items.append({**review, "spec": {"resourceAttributes": asked}})
-    words = [str(BINARIES / "kubectl"), "--as", role, "create", "-f", "-", "-o", r'jsonpath={.status.allowed}{"\n"}']
+    words = [
+        str(BINARIES / "kubectl"),
+        "--as",
+        role,
+        "create",
+        "-f",
+        "-",
+        "-o",
+        r'jsonpath={.status.allowed}{"\n"}',
+    ]
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
     done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -186,7 +255,9 @@ def test_whoever_acts_as_another_may_do_what_kubectl_says_they_may(role: str, pl
         assert not missing
 
 
-def test_whom_a_kubeconfig_says_to_act_as_is_who_kubectl_and_kdist_are(plane: ControlPlane, folder: Path, kdist: Kdist) -> None:
+def test_whom_a_kubeconfig_says_to_act_as_is_who_kubectl_and_kdist_are(
+    plane: ControlPlane, folder: Path, kdist: Kdist
+) -> None:
     place = f"{RBAC}/namespaces/{NAMESPACE}/rolebindings"
     plane.request("POST", place, binding("team", "Group", "Role", "chart-view"))
     acting = {"as": "anna", "as-groups": ["team"], "as-user-extra": {"project": ["llm", "vision"]}}
@@ -201,7 +272,9 @@ def test_whom_a_kubeconfig_says_to_act_as_is_who_kubectl_and_kdist_are(plane: Co
 
     rule = {"apiGroups": [""], "resources": ["users", "groups"], "verbs": ["impersonate"]}
     plane.request("POST", f"{RBAC}/clusterroles", {"metadata": {"name": "acting"}, "rules": [rule]})
-    plane.request("POST", f"{RBAC}/clusterrolebindings", binding("pod", "User", "ClusterRole", "acting"))
+    plane.request(
+        "POST", f"{RBAC}/clusterrolebindings", binding("pod", "User", "ClusterRole", "acting")
+    )
     log_in(plane, folder, {"token": "pod-token", **acting})
     assert 'User "pod" cannot impersonate' in kubectl("get", "pods").stderr
     refused = kdist("get")
@@ -216,13 +289,19 @@ def binding(name: str, subject: str, kind: str, role: str) -> dict[str, Any]:
     """A binding by the name of whom it binds."""
     group = "rbac.authorization.k8s.io"
     subjects = [{"apiGroup": group, "kind": subject, "name": name}]
-    return {"metadata": {"name": name}, "roleRef": {"apiGroup": group, "kind": kind, "name": role}, "subjects": subjects}
+    return {
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": group, "kind": kind, "name": role},
+        "subjects": subjects,
+    }
 
 
 def log_in(plane: ControlPlane, folder: Path, user: dict[str, Any]) -> None:
     """Write the kubeconfig of this user."""
     authority = {"certificate-authority": str(plane.folder / "certificates" / "apiserver.crt")}
-    write_kubeconfig(folder / "config", f"https://127.0.0.1:{plane.port}", user=user, cluster=authority)
+    write_kubeconfig(
+        folder / "config", f"https://127.0.0.1:{plane.port}", user=user, cluster=authority
+    )
 
 
 def kubectl(*words: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,6 @@
-"""Whom kdist talks to, and as whom: contexts, files, impersonation, and what of a kubeconfig cannot be honoured."""
+"""Whom kdist talks to, and as whom: contexts, files, impersonation, and what of a kubeconfig cannot
+be honoured.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +36,32 @@ def test_the_token_of_the_kubeconfig_is_sent(serve: Serve, connect: Connect) -> 
     assert (found.namespace, found.context, found.server) == ("ml", "test", api.url)
 
 
-AS = {"as": "anna", "as-uid": "7", "as-groups": ["ml", "lab 2"], "as-user-extra": {"acme.com/Project": ["a", "b"]}}
+AS = {
+    "as": "anna",
+    "as-uid": "7",
+    "as-groups": ["ml", "lab 2"],
+    "as-user-extra": {"acme.com/Project": ["a", "b"]},
+}
 
 
-def test_who_the_kubeconfig_says_to_act_as_is_said_with_every_request(serve: Serve, connect: Connect) -> None:
+def test_who_the_kubeconfig_says_to_act_as_is_said_with_every_request(
+    serve: Serve, connect: Connect
+) -> None:
     api = serve(lambda _: Reply())
     connect(api.url, user={"token": "secret", **AS}).version()
     sent = api.asked[0].headers
-    assert (sent["authorization"], sent["impersonate-user"], sent["impersonate-uid"]) == ("Bearer secret", "anna", "7")
+    assert (sent["authorization"], sent["impersonate-user"], sent["impersonate-uid"]) == (
+        "Bearer secret",
+        "anna",
+        "7",
+    )
     assert sent["impersonate-group"] == "ml, lab 2"
     assert sent["impersonate-extra-acme.com%2Fproject"] == "a, b"
 
 
-def test_so_it_is_when_a_command_is_run_in_a_pod_or_a_port_is_forwarded(serve: Serve, connect: Connect) -> None:
+def test_so_it_is_when_a_command_is_run_in_a_pod_or_a_port_is_forwarded(
+    serve: Serve, connect: Connect
+) -> None:
     api = serve(lambda _: refusal(403, "not you"))
     found = connect(api.url, user={"token": "secret", **AS})
     with pytest.raises(KdistError, match="not you"):
@@ -75,8 +90,13 @@ def test_who_the_command_line_says_to_act_as_overrules_the_kubeconfig(
     api = serve(lambda _: Reply())
     write_kubeconfig(tmp_path / "elsewhere", api.url, user={"token": "secret", **AS})
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    cluster.connect(file=str(tmp_path / "elsewhere"), impersonation=Impersonation("bert", ("ops",))).version()
-    assert (api.asked[0].headers["impersonate-user"], api.asked[0].headers["impersonate-group"]) == ("bert", "ops")
+    cluster.connect(
+        file=str(tmp_path / "elsewhere"), impersonation=Impersonation("bert", ("ops",))
+    ).version()
+    assert (
+        api.asked[0].headers["impersonate-user"],
+        api.asked[0].headers["impersonate-group"],
+    ) == ("bert", "ops")
 
 
 def test_a_name_in_another_script_arrives_as_it_is_written(serve: Serve, connect: Connect) -> None:
@@ -98,7 +118,11 @@ def test_nobody_acts_as_a_group_alone_or_as_a_name_with_a_line_break(connect: Co
         ({"token": "a", "a-field-of-tomorrow": 1}, {}, "user u has `a-field-of-tomorrow`"),
         ({}, {"a-field-of-tomorrow": 1}, "cluster c has `a-field-of-tomorrow`"),
         ({"auth-provider": {"name": "azure"}}, {}, "auth-provider `azure`"),
-        ({}, {"proxy-url": "socks5://127.0.0.1:1080"}, "the proxy socks5://127.0.0.1:1080 of the kubeconfig"),
+        (
+            {},
+            {"proxy-url": "socks5://127.0.0.1:1080"},
+            "the proxy socks5://127.0.0.1:1080 of the kubeconfig",
+        ),
         ({}, {"server": "10.0.0.1:6443"}, "no address with https://"),
         ({"token": 7}, {}, "`token` is 7 and no text"),
         ({"client-certificate-data": "%%%"}, {}, "the kubeconfig cannot be used"),
@@ -116,7 +140,9 @@ def test_what_cannot_be_honoured_is_refused_by_its_name(
     assert raised.value.code == Code.UNREACHABLE
 
 
-def test_a_token_in_a_file_is_read_each_time_and_comes_first(tmp_path: Path, serve: Serve, connect: Connect) -> None:
+def test_a_token_in_a_file_is_read_each_time_and_comes_first(
+    tmp_path: Path, serve: Serve, connect: Connect
+) -> None:
     api = serve(lambda _: Reply())
     found = None
     for word in ("one", "two"):
@@ -129,20 +155,31 @@ def test_a_token_in_a_file_is_read_each_time_and_comes_first(tmp_path: Path, ser
 def test_a_user_with_a_password_says_both(serve: Serve, connect: Connect) -> None:
     api = serve(lambda _: Reply())
     connect(api.url, user={"username": "anna", "password": "x:y"}).version()
-    assert base64.b64decode(api.asked[0].headers["authorization"].removeprefix("Basic ")) == b"anna:x:y"
+    assert (
+        base64.b64decode(api.asked[0].headers["authorization"].removeprefix("Basic "))
+        == b"anna:x:y"
+    )
 
 
 def test_requests_go_through_the_proxy_of_the_kubeconfig(serve: Serve, connect: Connect) -> None:
     proxy = serve(lambda _: Reply(document={"gitVersion": "by the proxy"}))
-    found = connect("http://cluster.example:6443", cluster={"proxy-url": proxy.url.replace("//", "//me:word@")})
+    found = connect(
+        "http://cluster.example:6443", cluster={"proxy-url": proxy.url.replace("//", "//me:word@")}
+    )
     assert found.version() == {"gitVersion": "by the proxy"}
-    assert base64.b64decode(proxy.asked[0].headers["proxy-authorization"].removeprefix("Basic ")) == b"me:word"
+    assert (
+        base64.b64decode(proxy.asked[0].headers["proxy-authorization"].removeprefix("Basic "))
+        == b"me:word"
+    )
 
 
 def test_the_proxy_of_the_environment_is_not_for_this_machine_nor_for_no_proxy(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proxy, api = serve(lambda _: Reply(document={"gitVersion": "by the proxy"})), serve(lambda _: Reply())
+    proxy, api = (
+        serve(lambda _: Reply(document={"gitVersion": "by the proxy"})),
+        serve(lambda _: Reply()),
+    )
     monkeypatch.setenv("HTTP_PROXY", proxy.url)
     assert connect("http://cluster.example:6443").version() == {"gitVersion": "by the proxy"}
     assert connect(api.url).version() == {}
@@ -161,8 +198,25 @@ def _access(connect: Connect, url: str) -> Access:
 def test_the_name_of_the_server_may_be_another_than_its_address(
     tmp_path: Path, serve: Serve, connect: Connect, program: Callable[[str], str]
 ) -> None:
-    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=a"]
-    words += ["-addext", "subjectAltName=DNS:cluster.example", "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "crt")]
+    words = [
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-subj",
+        "/CN=a",
+    ]
+    words += [
+        "-addext",
+        "subjectAltName=DNS:cluster.example",
+        "-keyout",
+        str(tmp_path / "key"),
+        "-out",
+        str(tmp_path / "crt"),
+    ]
     subprocess.run([program("openssl"), *words], capture_output=True, check=True)
     both = tmp_path / "both.pem"
     both.write_bytes((tmp_path / "key").read_bytes() + (tmp_path / "crt").read_bytes())
@@ -177,7 +231,9 @@ def test_the_name_of_the_server_may_be_another_than_its_address(
         found.exec("pod", ["true"])
 
 
-def test_an_answer_that_is_silent_ends_with_the_request_timeout(tmp_path: Path, serve: Serve) -> None:
+def test_an_answer_that_is_silent_ends_with_the_request_timeout(
+    tmp_path: Path, serve: Serve
+) -> None:
     import threading
 
     held = threading.Event()
@@ -193,7 +249,9 @@ def test_an_answer_that_is_silent_ends_with_the_request_timeout(tmp_path: Path, 
     held.set()
 
 
-def test_a_context_that_does_not_exist_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_that_does_not_exist_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_kubeconfig(tmp_path / "config", "http://127.0.0.1:1")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     with pytest.raises(KdistError, match="it has no context `prod`; it has test") as raised:
@@ -201,7 +259,9 @@ def test_a_context_that_does_not_exist_is_named(tmp_path: Path, monkeypatch: pyt
     assert raised.value.code == Code.UNREACHABLE
 
 
-def test_without_a_kubeconfig_the_way_to_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_kubeconfig_the_way_to_one_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(KdistError, match="there is no kubeconfig at") as raised:
         cluster.connect()
@@ -209,9 +269,18 @@ def test_without_a_kubeconfig_the_way_to_one_is_told(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a: [", "just words", "apiVersion: v1\nkind: Config\n", "current-context: x\ncontexts: 7\n"]
+    "text",
+    [
+        "",
+        "a: [",
+        "just words",
+        "apiVersion: v1\nkind: Config\n",
+        "current-context: x\ncontexts: 7\n",
+    ],
 )
-def test_a_broken_kubeconfig_is_an_error_and_no_traceback(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_kubeconfig_is_an_error_and_no_traceback(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "config"
     file.write_text(text)
     monkeypatch.setenv("KUBECONFIG", str(file))
@@ -222,8 +291,12 @@ def test_a_broken_kubeconfig_is_an_error_and_no_traceback(text: str, tmp_path: P
 
 def test_several_files_are_one_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_kubeconfig(tmp_path / "one", "http://127.0.0.1:1")
-    (tmp_path / "two").write_text("contexts: [{name: other, context: {cluster: c, user: u, namespace: elsewhere}}]\n")
-    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'one'}:{tmp_path / 'two'}:{tmp_path / 'missing'}")
+    (tmp_path / "two").write_text(
+        "contexts: [{name: other, context: {cluster: c, user: u, namespace: elsewhere}}]\n"
+    )
+    monkeypatch.setenv(
+        "KUBECONFIG", f"{tmp_path / 'one'}:{tmp_path / 'two'}:{tmp_path / 'missing'}"
+    )
     assert cluster.connect("other").namespace == "elsewhere"
     assert cluster.connect().namespace == "ml"
     assert cluster.connect(namespace="mine").namespace == "mine"
@@ -236,10 +309,17 @@ def test_certificates_may_be_in_it_or_in_files_beside_it(tmp_path: Path) -> None
     beside = {"client-certificate": "a.pem", "client-key": str(tmp_path / "a.pem")}
     inside = {f"{name}-data": base64.b64encode(pem.encode()).decode() for name in beside}
     for user in (beside, inside):
-        write_kubeconfig(file, "https://127.0.0.1:1", user=user, cluster={"certificate-authority": "a.pem"})
+        write_kubeconfig(
+            file, "https://127.0.0.1:1", user=user, cluster={"certificate-authority": "a.pem"}
+        )
         found = kubeconfig.load(file=str(file))
         credential = found.credentials.get()
-        assert (credential.certificate, credential.key, found.authority, credential.authorization) == (pem, pem, pem, "")
+        assert (
+            credential.certificate,
+            credential.key,
+            found.authority,
+            credential.authorization,
+        ) == (pem, pem, pem, "")
 
 
 ASK = """
@@ -251,7 +331,9 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"kubernetes", "
 """
 
 
-def test_a_request_imports_no_heavy_library(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_imports_no_heavy_library(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     api: Api = serve(lambda _: Reply())
     write_kubeconfig(tmp_path / "config", api.url)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))

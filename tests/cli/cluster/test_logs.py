@@ -23,8 +23,14 @@ class Kubelet:
     def __call__(self, asked: Asked) -> Reply:
         if not asked.path.endswith("/log"):
             over = bool(self.asked) and self.asked[-1].get("sinceTime", "") >= LINES[-2].split()[0]
-            state = self._ended_as if over else {"name": "trainer", "containerID": "c1", "state": {"running": {}}}
-            return Reply(document={"metadata": {"name": "a"}, "status": {"containerStatuses": [state]}})
+            state = (
+                self._ended_as
+                if over
+                else {"name": "trainer", "containerID": "c1", "state": {"running": {}}}
+            )
+            return Reply(
+                document={"metadata": {"name": "a"}, "status": {"containerStatuses": [state]}}
+            )
         self.asked.append(dict(asked.query))
         since = asked.query.get("sinceTime", "")
         left = [line for line in LINES if line.split()[0] >= since]
@@ -39,7 +45,9 @@ class Kubelet:
     ],
     ids=["it ended", "another took its place"],
 )
-def test_a_cut_log_goes_on_with_the_next_line(ended_as: dict[str, Any], serve: Serve, connect: Connect) -> None:
+def test_a_cut_log_goes_on_with_the_next_line(
+    ended_as: dict[str, Any], serve: Serve, connect: Connect
+) -> None:
     kubelet = Kubelet(ended_as=ended_as)
     found = list(connect(serve(kubelet).url).logs("a", follow=True))
     assert found == [f"line {second}" for second in range(6)]
@@ -48,9 +56,16 @@ def test_a_cut_log_goes_on_with_the_next_line(ended_as: dict[str, Any], serve: S
 
 def test_stamps_are_shown_where_they_are_asked_for(serve: Serve, connect: Connect) -> None:
     api = serve(lambda _: Reply(lines=LINES))
-    assert list(connect(api.url).logs("a", timestamps=True, tail=6, previous=True, since=90)) == LINES
+    assert (
+        list(connect(api.url).logs("a", timestamps=True, tail=6, previous=True, since=90)) == LINES
+    )
     query = api.asked[-1].query
-    assert (query["tailLines"], query["previous"], query["sinceSeconds"], query["container"]) == ("6", "true", "90", "trainer")
+    assert (query["tailLines"], query["previous"], query["sinceSeconds"], query["container"]) == (
+        "6",
+        "true",
+        "90",
+        "trainer",
+    )
     list(connect(api.url).logs("a", since="2026-01-01T00:00:00Z"))
     assert api.asked[-1].query["sinceTime"] == "2026-01-01T00:00:00Z"
 
@@ -60,10 +75,18 @@ def test_equal_stamps_are_two_lines(serve: Serve, connect: Connect) -> None:
     assert list(connect(api.url).logs("a")) == ["line 0", "line 0"]
 
 
-def test_a_container_that_has_not_begun_and_a_pod_that_is_gone_are_told_apart(serve: Serve, connect: Connect) -> None:
-    waiting = refusal(400, 'container "trainer" in pod "a" is waiting to start: ContainerCreating', "BadRequest")
+def test_a_container_that_has_not_begun_and_a_pod_that_is_gone_are_told_apart(
+    serve: Serve, connect: Connect
+) -> None:
+    waiting = refusal(
+        400, 'container "trainer" in pod "a" is waiting to start: ContainerCreating', "BadRequest"
+    )
     with pytest.raises(ApiError, match="waiting to start: ContainerCreating") as raised:
         list(connect(serve(lambda _: waiting).url).logs("a"))
     assert raised.value.status == 400
     with pytest.raises(ApiNotFoundError):
-        list(connect(serve(lambda _: refusal(404, 'pods "a" not found', "NotFound", name="a")).url).logs("a"))
+        list(
+            connect(
+                serve(lambda _: refusal(404, 'pods "a" not found', "NotFound", name="a")).url
+            ).logs("a")
+        )

@@ -27,20 +27,28 @@ def test_a_kind_has_the_plural_that_the_api_machinery_gives_it(kind: str, plural
 
 
 def test_a_path_holds_namespace_name_and_part_where_there_are_any() -> None:
-    assert resources.path("v1", "Pod", namespace="ml", name="a", subresource="log") == "/api/v1/namespaces/ml/pods/a/log"
+    assert (
+        resources.path("v1", "Pod", namespace="ml", name="a", subresource="log")
+        == "/api/v1/namespaces/ml/pods/a/log"
+    )
     assert resources.path("batch/v1", "Job") == "/apis/batch/v1/jobs"
     assert resources.path("v1", "Node", namespace="ml", name="n") == "/api/v1/nodes/n"
     assert (
-        resources.path("v1", "Pod", namespace="ml", name="../../secrets/x") == "/api/v1/namespaces/ml/pods/..%2F..%2Fsecrets%2Fx"
+        resources.path("v1", "Pod", namespace="ml", name="../../secrets/x")
+        == "/api/v1/namespaces/ml/pods/..%2F..%2Fsecrets%2Fx"
     )
 
 
-def test_kinds_are_read_from_the_answer_for_all_groups_at_once(serve: Serve, connect: Connect) -> None:
+def test_kinds_are_read_from_the_answer_for_all_groups_at_once(
+    serve: Serve, connect: Connect
+) -> None:
     def answer(asked: Asked) -> Reply:
         if asked.path == "/api":
             versions = [{"version": "v1", "resources": [{"responseKind": {"kind": "Pod"}}]}]
             return Reply(document={"items": [{"metadata": {}, "versions": versions}]})
-        versions = [{"version": "v1", "resources": [{"responseKind": {"kind": "Job"}}, {"resource": "odd"}]}]
+        versions = [
+            {"version": "v1", "resources": [{"responseKind": {"kind": "Job"}}, {"resource": "odd"}]}
+        ]
         return Reply(document={"items": [{"metadata": {"name": "batch"}, "versions": versions}]})
 
     api = serve(answer)
@@ -51,9 +59,13 @@ def test_kinds_are_read_from_the_answer_for_all_groups_at_once(serve: Serve, con
 def test_an_older_server_is_asked_group_by_group(serve: Serve, connect: Connect) -> None:
     documents = {
         "/api": {"kind": "APIVersions", "versions": ["v1"]},
-        "/api/v1": {"resources": [{"name": "pods", "kind": "Pod"}, {"name": "pods/log", "kind": "Pod"}]},
+        "/api/v1": {
+            "resources": [{"name": "pods", "kind": "Pod"}, {"name": "pods/log", "kind": "Pod"}]
+        },
         "/apis": {"kind": "APIGroupList", "groups": [{"versions": [{"groupVersion": "batch/v1"}]}]},
-        "/apis/batch/v1": {"resources": [{"name": "jobs", "kind": "Job"}, {"name": "jobs/status", "kind": "Job"}]},
+        "/apis/batch/v1": {
+            "resources": [{"name": "jobs", "kind": "Job"}, {"name": "jobs/status", "kind": "Job"}]
+        },
     }
     api = serve(lambda asked: Reply(document=documents[asked.path]))
     assert connect(api.url).kinds() == {("v1", "Pod"), ("batch/v1", "Job")}

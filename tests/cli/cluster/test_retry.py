@@ -1,4 +1,6 @@
-"""An API server that is away, busy or half there: tried again, told of once, and in the end said plainly."""
+"""An API server that is away, busy or half there: tried again, told of once, and in the end said
+plainly.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_a_server_that_is_busy_or_broken_is_asked_again_and_told_of_once(
     assert told[0].endswith("trying again for 5 s")
 
 
-def test_the_pause_that_the_server_asks_for_is_kept(serve: Serve, connect: Connect, told: list[str]) -> None:
+def test_the_pause_that_the_server_asks_for_is_kept(
+    serve: Serve, connect: Connect, told: list[str]
+) -> None:
     api = serve(in_turn(Reply(429, headers={"Retry-After": "9"}), Reply(document=POD)))
     with pytest.raises(KdistError, match="get pods/a") as raised:
         connect(api.url, patience=2).get("v1", "Pod", "a")
@@ -53,7 +57,10 @@ def test_a_server_that_comes_back_answers_all_threads_and_the_outage_is_told_onc
     cluster = connect(first.url, patience=20)
     first.close()
     found: list[object] = []
-    threads = [threading.Thread(target=lambda: found.append(cluster.get("v1", "Pod", "a"))) for _ in range(6)]
+    threads = [
+        threading.Thread(target=lambda: found.append(cluster.get("v1", "Pod", "a")))
+        for _ in range(6)
+    ]
     for thread in threads:
         thread.start()
     while not told:
@@ -100,7 +107,9 @@ def test_a_server_that_begins_anew_is_asked_again_until_it_knows_its_roles(
 def test_a_server_that_stays_away_is_an_error_with_the_code_for_it(connect: Connect) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with pytest.raises(KdistError, match=f"127.0.0.1:{port} does not answer: connection refused") as raised:
+    with pytest.raises(
+        KdistError, match=f"127.0.0.1:{port} does not answer: connection refused"
+    ) as raised:
         connect(f"http://127.0.0.1:{port}", patience=0.1).get("v1", "Pod", "a")
     assert raised.value.code == Code.UNREACHABLE
     assert "context test" in raised.value.hint
@@ -112,23 +121,37 @@ def test_a_name_that_nobody_knows_is_said_plainly(connect: Connect) -> None:
     assert "HTTPConnection" not in str(raised.value)
 
 
-def test_a_webhook_that_is_away_is_waited_for_and_named(serve: Serve, connect: Connect, told: list[str]) -> None:
-    away = refusal(500, 'Internal error occurred: failed calling webhook "mjob.kb.io": connection refused', "InternalError")
+def test_a_webhook_that_is_away_is_waited_for_and_named(
+    serve: Serve, connect: Connect, told: list[str]
+) -> None:
+    away = refusal(
+        500,
+        'Internal error occurred: failed calling webhook "mjob.kb.io": connection refused',
+        "InternalError",
+    )
     api = serve(in_turn(away, Reply(document=POD)))
     assert connect(api.url).create(POD) == POD
     assert "webhook" in told[0]
     assert "mjob.kb.io" in told[0]
 
 
-def test_a_pod_that_does_not_answer_is_no_outage(serve: Serve, connect: Connect, told: list[str]) -> None:
-    api = serve(in_turn(refusal(503, "error trying to reach service: connection refused", "ServiceUnavailable")))
+def test_a_pod_that_does_not_answer_is_no_outage(
+    serve: Serve, connect: Connect, told: list[str]
+) -> None:
+    api = serve(
+        in_turn(
+            refusal(503, "error trying to reach service: connection refused", "ServiceUnavailable")
+        )
+    )
     with pytest.raises(KdistError, match="connection refused"):
         connect(api.url).proxy("a", 9401, "/status")
     assert [each.path for each in api.asked] == ["/api/v1/namespaces/ml/pods/a:9401/proxy/status"]
     assert told == []
 
 
-def test_an_answer_from_something_else_than_an_api_server_is_called_so(serve: Serve, connect: Connect) -> None:
+def test_an_answer_from_something_else_than_an_api_server_is_called_so(
+    serve: Serve, connect: Connect
+) -> None:
     api = serve(lambda _: Reply(document="<html>log in</html>"))
     with pytest.raises(KdistError, match="not as an API server does"):
         connect(api.url).version()
@@ -136,7 +159,9 @@ def test_an_answer_from_something_else_than_an_api_server_is_called_so(serve: Se
 
 @pytest.fixture
 def closing() -> Iterator[int]:
-    """Port of a balancer that has nobody behind it: it takes connections and closes them in the handshake."""
+    """Port of a balancer that has nobody behind it: it takes connections and closes them in the
+    handshake.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(5)
 
@@ -153,7 +178,9 @@ def closing() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_an_end_of_file_in_the_handshake_is_an_outage(closing: int, connect: Connect, told: list[str]) -> None:
+def test_an_end_of_file_in_the_handshake_is_an_outage(
+    closing: int, connect: Connect, told: list[str]
+) -> None:
     with pytest.raises(KdistError, match="does not answer") as raised:
         connect(f"https://127.0.0.1:{closing}", patience=1).version()
     assert raised.value.code == Code.UNREACHABLE
@@ -165,11 +192,25 @@ def test_a_wrong_certificate_is_no_outage(
     tmp_path: Path, serve: Serve, connect: Connect, told: list[str], program: Callable[[str], str]
 ) -> None:
     file = tmp_path / "server.pem"
-    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=127.0.0.1"]
-    made = subprocess.run([program("openssl"), *words, "-keyout", "-", "-out", "-"], capture_output=True, check=True)
+    words = [
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-subj",
+        "/CN=127.0.0.1",
+    ]
+    made = subprocess.run(
+        [program("openssl"), *words, "-keyout", "-", "-out", "-"], capture_output=True, check=True
+    )
     file.write_bytes(made.stdout)
     api = serve(in_turn(Reply(document=POD)), certificate=file)
-    with pytest.raises(KdistError, match=r"certificate of .* is not the one that the kubeconfig expects") as raised:
+    with pytest.raises(
+        KdistError, match=r"certificate of .* is not the one that the kubeconfig expects"
+    ) as raised:
         connect(api.url).version()
     assert raised.value.code == Code.UNREACHABLE
     assert told == []
@@ -181,11 +222,18 @@ def test_a_wrong_certificate_is_no_outage(
     ("message", "says"),
     [
         (
-            "failed to create manager for existing fields: failed to convert new object (ml/digits; batch/v1, Kind=Job) to smd "
+            "failed to create manager for existing fields: failed to convert new object "
+            "(ml/digits; batch/v1, Kind=Job) to smd "
             'typed: .spec.template.spec.containers[name="trainer"].volumeMounts: duplicate entries for key [mountPath="/data"]',
             'spec.template.spec.containers[name="trainer"].volumeMounts has two entries with mountPath "/data"',
         ),
-        ("failed to create typed patch object (ml/digits; batch/v1, Kind=Job): .spec.x: field not declared in schema", ".spec.x"),
+        (
+            (
+                "failed to create typed patch object (ml/digits; batch/v1, Kind=Job): "
+                ".spec.x: field not declared in schema"
+            ),
+            ".spec.x",
+        ),
     ],
 )
 def test_an_answer_of_500_about_the_object_itself_is_believed_at_once(
@@ -210,7 +258,9 @@ def test_an_answer_of_500_that_names_nothing_that_is_away_is_tried_again_briefly
     assert connect(away.url, patience=60).get("v1", "Pod", "a") == POD
 
 
-def test_a_request_that_began_before_the_first_answer_is_as_patient_as_later_ones(told: list[str]) -> None:
+def test_a_request_that_began_before_the_first_answer_is_as_patient_as_later_ones(
+    told: list[str],
+) -> None:
     patience = RetryPolicy(0.0, told.append, until=math.inf)
     early = Attempts(patience)
     assert not early.pause("the server does not answer"), "nobody knows whether there is a server"

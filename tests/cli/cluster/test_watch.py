@@ -16,7 +16,12 @@ from tests.cli.cluster.conftest import Connect, Serve
 
 def pod(name: str, version: int, **fields: Any) -> dict[str, Any]:
     """A pod as a list or a watch gives it."""
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "uid": name, "resourceVersion": str(version)}, **fields}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "uid": name, "resourceVersion": str(version)},
+        **fields,
+    }
 
 
 def listing(version: int, *pods: dict[str, Any]) -> Reply:
@@ -30,10 +35,13 @@ def event(kind: str, document: dict[str, Any]) -> str:
 
 
 class Script:
-    """Answers lists and watches, each with the next of its replies; the last watch says nothing and ends."""
+    """Answers lists and watches, each with the next of its replies; the last watch says nothing and
+    ends.
+    """
 
     def __init__(self, lists: list[Reply], watches: list[Reply]) -> None:
-        self._lists, self._watches = lists, watches
+        self._lists = lists
+        self._watches = watches
         self.watched_from: list[str] = []
 
     def __call__(self, asked: Asked) -> Reply:
@@ -45,18 +53,26 @@ class Script:
 
 def seen(events: Iterator[tuple[str, dict[str, Any]]], count: int) -> list[tuple[str, str, str]]:
     """The next events: what, whose, and at which version."""
-    return [(what, each["metadata"]["name"], each["metadata"]["resourceVersion"]) for what, each in islice(events, count)]
+    return [
+        (what, each["metadata"]["name"], each["metadata"]["resourceVersion"])
+        for what, each in islice(events, count)
+    ]
 
 
 def test_what_is_there_comes_first_and_then_every_change(serve: Serve, connect: Connect) -> None:
-    script = Script([listing(5, pod("a", 3))], [Reply(lines=[event("ADDED", pod("b", 6)), event("DELETED", pod("a", 7))])])
+    script = Script(
+        [listing(5, pod("a", 3))],
+        [Reply(lines=[event("ADDED", pod("b", 6)), event("DELETED", pod("a", 7))])],
+    )
     events = connect(serve(script).url).watch("v1", "Pod", selector="x=y")
     assert seen(events, 3) == [("ADDED", "a", "3"), ("ADDED", "b", "6"), ("DELETED", "a", "7")]
     assert script.watched_from == ["5"]
 
 
 @pytest.mark.parametrize("cut", [True, False], ids=["within an answer", "after it"])
-def test_a_cut_watch_goes_on_from_what_it_saw_last(cut: bool, serve: Serve, connect: Connect) -> None:
+def test_a_cut_watch_goes_on_from_what_it_saw_last(
+    cut: bool, serve: Serve, connect: Connect
+) -> None:
     script = Script(
         [listing(5)],
         [
@@ -76,22 +92,38 @@ def test_a_line_that_was_cut_in_two_is_asked_for_again(serve: Serve, connect: Co
     assert script.watched_from == ["5", "5"]
 
 
-GONE = {"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "too old resource version"}
+GONE = {
+    "kind": "Status",
+    "status": "Failure",
+    "code": 410,
+    "reason": "Expired",
+    "message": "too old resource version",
+}
 
 
 @pytest.mark.parametrize(
-    "gone", [Reply(lines=[event("ERROR", GONE)]), Reply(410, GONE)], ids=["told as an event", "told as an answer"]
+    "gone",
+    [Reply(lines=[event("ERROR", GONE)]), Reply(410, GONE)],
+    ids=["told as an event", "told as an answer"],
 )
-def test_a_place_that_is_gone_is_listed_anew_and_only_differences_are_told(gone: Reply, serve: Serve, connect: Connect) -> None:
+def test_a_place_that_is_gone_is_listed_anew_and_only_differences_are_told(
+    gone: Reply, serve: Serve, connect: Connect
+) -> None:
     script = Script(
-        [listing(5, pod("a", 1), pod("b", 2), pod("c", 3)), listing(50, pod("a", 1), pod("b", 40), pod("d", 41))], [gone]
+        [
+            listing(5, pod("a", 1), pod("b", 2), pod("c", 3)),
+            listing(50, pod("a", 1), pod("b", 40), pod("d", 41)),
+        ],
+        [gone],
     )
     events = connect(serve(script).url).watch("v1", "Pod")
     assert [what for what, _, _ in seen(events, 3)] == ["ADDED"] * 3
     assert seen(events, 3) == [("DELETED", "c", "3"), ("MODIFIED", "b", "40"), ("ADDED", "d", "41")]
 
 
-def test_a_server_that_restarts_during_a_watch_is_waited_for(serve: Serve, connect: Connect, told: list[str]) -> None:
+def test_a_server_that_restarts_during_a_watch_is_waited_for(
+    serve: Serve, connect: Connect, told: list[str]
+) -> None:
     script = Script(
         [listing(5)],
         [
@@ -106,7 +138,14 @@ def test_a_server_that_restarts_during_a_watch_is_waited_for(serve: Serve, conne
 
 
 def test_who_may_not_watch_hears_it_at_once(serve: Serve, connect: Connect) -> None:
-    script = Script([listing(5)], [refusal(403, 'User "jane" cannot watch resource "pods" in the namespace "ml"', "Forbidden")])
+    script = Script(
+        [listing(5)],
+        [
+            refusal(
+                403, 'User "jane" cannot watch resource "pods" in the namespace "ml"', "Forbidden"
+            )
+        ],
+    )
     with pytest.raises(ApiError, match="may not watch pods in namespace ml"):
         list(connect(serve(script).url).watch("v1", "Pod"))
 
@@ -119,21 +158,38 @@ def test_a_watch_ends_when_its_time_is_over(serve: Serve, connect: Connect) -> N
 def test_a_long_list_comes_in_pages(serve: Serve, connect: Connect) -> None:
     def answer(asked: Asked) -> Reply:
         if "continue" not in asked.query:
-            return Reply(document={"metadata": {"continue": "more"}, "items": [{"metadata": {"name": "a"}}]})
-        return Reply(document={"metadata": {"resourceVersion": "9"}, "items": [{"metadata": {"name": "b"}}]})
+            return Reply(
+                document={"metadata": {"continue": "more"}, "items": [{"metadata": {"name": "a"}}]}
+            )
+        return Reply(
+            document={"metadata": {"resourceVersion": "9"}, "items": [{"metadata": {"name": "b"}}]}
+        )
 
     found = connect(serve(answer).url).list("v1", "Pod", all_namespaces=True)
-    assert [(each["kind"], each["metadata"]["name"]) for each in found] == [("Pod", "a"), ("Pod", "b")]
+    assert [(each["kind"], each["metadata"]["name"]) for each in found] == [
+        ("Pod", "a"),
+        ("Pod", "b"),
+    ]
 
 
-def test_a_list_whose_pages_the_server_has_forgotten_is_taken_anew_and_whole(serve: Serve, connect: Connect) -> None:
+def test_a_list_whose_pages_the_server_has_forgotten_is_taken_anew_and_whole(
+    serve: Serve, connect: Connect
+) -> None:
     def answer(asked: Asked) -> Reply:
         if "continue" in asked.query:
             return Reply(410, GONE)
         if "limit" in asked.query:
-            return Reply(document={"metadata": {"continue": "more"}, "items": [{"metadata": {"name": "old"}}]})
+            return Reply(
+                document={
+                    "metadata": {"continue": "more"},
+                    "items": [{"metadata": {"name": "old"}}],
+                }
+            )
         return Reply(
-            document={"metadata": {"resourceVersion": "9"}, "items": [{"metadata": {"name": "a"}}, {"metadata": {"name": "b"}}]}
+            document={
+                "metadata": {"resourceVersion": "9"},
+                "items": [{"metadata": {"name": "a"}}, {"metadata": {"name": "b"}}],
+            }
         )
 
     found = connect(serve(answer).url).list("v1", "Pod", selector="x=y")

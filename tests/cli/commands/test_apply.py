@@ -1,4 +1,6 @@
-"""Jobs are sent to a server whole, again without change, and taken away in order; nothing is sent of files with problems."""
+"""Jobs are sent to a server whole, again without change, and taken away in order; nothing is sent
+of files with problems.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ def file(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job.yaml that may go to a cluster."""
     monkeypatch.chdir(tmp_path)
     document = yaml.safe_load(job)
-    document["spec"] |= {"image": "registry.example.com/trainer:1", "backend": "job", "checkpoints": {"size": "1Gi"}}
+    document["spec"] |= {
+        "image": "registry.example.com/trainer:1",
+        "backend": "job",
+        "checkpoints": {"size": "1Gi"},
+    }
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(document))
     return path
@@ -53,7 +59,9 @@ def run_id(store: Store) -> str:
     return found
 
 
-def test_a_second_apply_changes_nothing_and_keeps_the_run(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_a_second_apply_changes_nothing_and_keeps_the_run(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     first = kdist("apply", str(file))
     assert first.exit_code == Code.OK, first.stderr
     assert {line.split()[1] for line in first.stdout.splitlines()} == {"created"}
@@ -69,7 +77,9 @@ def test_a_second_apply_changes_nothing_and_keeps_the_run(api: Api, store: Store
     assert '+      "maxRestarts": 3,' in changed.stdout
 
 
-def test_a_diff_chooses_the_kind_of_workload_as_apply_does(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_a_diff_chooses_the_kind_of_workload_as_apply_does(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     shown = kdist("diff", str(file), "--backend", "statefulset")
     assert shown.exit_code == 1, shown.stderr
     assert "+++ merged/StatefulSet/digits" in shown.stdout
@@ -77,29 +87,41 @@ def test_a_diff_chooses_the_kind_of_workload_as_apply_does(api: Api, store: Stor
     assert kdist("diff", str(file), "--backend", "statefulset").exit_code == 0
 
 
-def test_the_objects_can_be_had_as_names_and_documents(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_the_objects_can_be_had_as_names_and_documents(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     assert "job.batch/digits" in kdist("apply", str(file), "-o", "name").stdout.splitlines()
     shown = json.loads(kdist("apply", str(file), "--dry-run=server", "-o", "json").stdout)
     assert shown["items"][-1]["kind"] == "Job"
-    assert all(each.query["fieldManager"] == "kdist" for each in api.asked if each.method == "PATCH")
+    assert all(
+        each.query["fieldManager"] == "kdist" for each in api.asked if each.method == "PATCH"
+    )
 
 
-def test_nothing_is_sent_when_one_of_the_files_has_problems(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
-    (file.parent / "other.yaml").write_text("apiVersion: kdist.dev/v1alpha1\nkind: TrainingJob\nspec: {nodes: many}\n")
+def test_nothing_is_sent_when_one_of_the_files_has_problems(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
+    (file.parent / "other.yaml").write_text(
+        "apiVersion: kdist.dev/v1alpha1\nkind: TrainingJob\nspec: {nodes: many}\n"
+    )
     result = kdist("apply", str(file), "other.yaml")
     assert result.exit_code == Code.USAGE
     assert "other.yaml:" in result.stderr
     assert store.objects == {}
 
 
-def test_a_client_dry_run_asks_nobody(file: Path, kdist: Kdist, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_dry_run_asks_nobody(
+    file: Path, kdist: Kdist, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     result = kdist("apply", str(file), "--dry-run=client")
     assert result.exit_code == Code.OK
     assert "job.batch/digits created (dry run)" in result.stdout
 
 
-def test_somebody_elses_object_of_that_name_is_left_alone(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_somebody_elses_object_of_that_name_is_left_alone(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     store.put(MAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "digits"}})
     result = kdist("apply", str(file))
     assert result.exit_code == Code.ERROR
@@ -107,14 +129,18 @@ def test_somebody_elses_object_of_that_name_is_left_alone(api: Api, store: Store
     assert list(store.objects) == [MAPS]
 
 
-def test_who_may_not_make_roles_gets_the_rendezvous_that_needs_none(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_who_may_not_make_roles_gets_the_rendezvous_that_needs_none(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     store.may_not = {"create roles"}
     result = kdist("apply", str(file))
     assert "rendezvous c10d" in result.stderr
     assert not any("/roles/" in path for path in store.objects)
 
 
-def test_a_queued_job_begins_suspended_and_stays_as_the_queue_made_it(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_a_queued_job_begins_suspended_and_stays_as_the_queue_made_it(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     kdist("apply", str(file), "--set", "spec.queue=team")
     assert store.objects[JOBS]["spec"]["suspend"] is True
     store.objects[JOBS]["spec"]["suspend"] = False
@@ -122,12 +148,16 @@ def test_a_queued_job_begins_suspended_and_stays_as_the_queue_made_it(api: Api, 
     assert not store.objects[JOBS]["spec"].get("suspend")
 
 
-def test_a_namespace_in_both_places_is_the_options_and_said(api: Api, file: Path, kdist: Kdist) -> None:
+def test_a_namespace_in_both_places_is_the_options_and_said(
+    api: Api, file: Path, kdist: Kdist
+) -> None:
     result = kdist("apply", str(file), "-n", "ml", "--set", "metadata.namespace=other")
     assert "namespace ml (-n) is used, not other of the job file" in result.stderr
 
 
-def test_delete_takes_the_workload_first_and_keeps_the_claim(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_delete_takes_the_workload_first_and_keeps_the_claim(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     kdist("apply", str(file))
     result = kdist("delete", "digits")
     assert result.exit_code == Code.OK, result.stderr
@@ -140,28 +170,40 @@ def test_delete_takes_the_workload_first_and_keeps_the_claim(api: Api, store: St
     assert kdist("delete", "digits", "--ignore-not-found").exit_code == Code.OK
 
 
-def test_a_pod_that_stays_ends_the_wait_with_its_name_and_node(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_a_pod_that_stays_ends_the_wait_with_its_name_and_node(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     kdist("apply", str(file))
     made_by = {"kind": "Job", "name": "digits"}
     pod = {
-        "metadata": {"name": "digits-0", "labels": {"kdist.dev/job": "digits"}, "ownerReferences": [made_by]},
+        "metadata": {
+            "name": "digits-0",
+            "labels": {"kdist.dev/job": "digits"},
+            "ownerReferences": [made_by],
+        },
         "spec": {"nodeName": "n1"},
     }
     store.put(f"{PODS}/digits-0", pod)
     result = kdist("delete", "digits", "--timeout", "0")
     assert result.exit_code == Code.TIMEOUT
     assert "digits still has pods after 0 s: digits-0 (on n1)" in result.stderr
-    assert any("configmaps" in path for path in store.objects), "the pods still need what they lean on"
+    assert any("configmaps" in path for path in store.objects), (
+        "the pods still need what they lean on"
+    )
 
 
-def test_the_doctor_finds_what_is_missing_and_says_the_fix(api: Api, store: Store, kdist: Kdist) -> None:
+def test_the_doctor_finds_what_is_missing_and_says_the_fix(
+    api: Api, store: Store, kdist: Kdist
+) -> None:
     store.may = False
     result = kdist("doctor", "-o", "json", "--timeout", "0")
     assert result.exit_code == Code.ERROR
     assert json.loads(result.stdout)["healthy"] is False
 
 
-def test_the_doctor_looks_at_this_machine_alone(kdist: Kdist, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_looks_at_this_machine_alone(
+    kdist: Kdist, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     result = kdist("doctor", "--local")
     assert result.exit_code == Code.OK
@@ -171,7 +213,9 @@ def test_the_doctor_looks_at_this_machine_alone(kdist: Kdist, monkeypatch: pytes
     assert "✗ cluster: there is no kubeconfig at /nowhere" in without.stdout
 
 
-def test_a_train_job_is_sent_until_trainer_has_heard_of_its_runtime(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_a_train_job_is_sent_until_trainer_has_heard_of_its_runtime(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     store.deaf = 2
     result = kdist("apply", str(file), "--set", "spec.backend=trainjob")
     assert result.exit_code == Code.OK, result.stderr
@@ -189,12 +233,16 @@ def test_a_train_job_that_is_over_is_made_anew_though_its_runtime_would_go_befor
     result = kdist("restart", "digits", "--no-wait")
     assert result.exit_code == Code.OK, result.stderr
     assert "status" not in store.objects[path]
-    owners = store.objects[path.replace("/trainjobs/", "/trainingruntimes/")]["metadata"]["ownerReferences"]
+    owners = store.objects[path.replace("/trainjobs/", "/trainingruntimes/")]["metadata"][
+        "ownerReferences"
+    ]
     assert [owner["kind"] for owner in owners] == ["TrainJob"]
 
 
 @pytest.mark.parametrize("stay", ["--wait", "--follow"])
-def test_a_job_that_is_sent_is_waited_for_no_longer_than_asked(api: Api, file: Path, kdist: Kdist, stay: str) -> None:
+def test_a_job_that_is_sent_is_waited_for_no_longer_than_asked(
+    api: Api, file: Path, kdist: Kdist, stay: str
+) -> None:
     sent = kdist("apply", str(file), stay, "--timeout", "1s")
     assert sent.exit_code == Code.TIMEOUT
     assert "not done after 1 s" in sent.stderr

@@ -19,7 +19,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("KDIST_HOME", raising=False)
     root = tmp_path / ".kdist" / "digits"
     (root / "checkpoints").mkdir(parents=True)
-    (root / "run.json").write_text(json.dumps({"run_id": "r", "invocations": [], "checkpoints": str(root / "checkpoints")}))
+    (root / "run.json").write_text(
+        json.dumps({"run_id": "r", "invocations": [], "checkpoints": str(root / "checkpoints")})
+    )
     return root
 
 
@@ -30,7 +32,9 @@ def test_a_run_without_checkpoints_says_so(kdist: Kdist, run: Path) -> None:
     assert "-n NAMESPACE asks the cluster" in shown.stderr
 
 
-def test_a_checkpoint_without_a_manifest_cannot_be_used_and_is_an_error(kdist: Kdist, run: Path) -> None:
+def test_a_checkpoint_without_a_manifest_cannot_be_used_and_is_an_error(
+    kdist: Kdist, run: Path
+) -> None:
     (run / "checkpoints" / "step-00000005-e1").mkdir()
     shown = kdist("checkpoints", "verify", ".kdist/digits")
     assert shown.exit_code == 1
@@ -47,10 +51,14 @@ def test_a_folder_that_is_no_run_is_not_found(kdist: Kdist, run: Path) -> None:
 
 
 def test_one_run_has_to_be_named(kdist: Kdist, run: Path) -> None:
-    assert [kdist("checkpoints", *words).exit_code for words in ((), ("a", "b"), ("verify", "a", "b"))] == [2, 2, 2]
+    assert [
+        kdist("checkpoints", *words).exit_code for words in ((), ("a", "b"), ("verify", "a", "b"))
+    ] == [2, 2, 2]
 
 
-def test_top_and_metrics_of_a_run_that_is_not_at_work_say_what_tells_of_it(kdist: Kdist, run: Path) -> None:
+def test_top_and_metrics_of_a_run_that_is_not_at_work_say_what_tells_of_it(
+    kdist: Kdist, run: Path
+) -> None:
     for name in ("top", "metrics"):
         shown = kdist(name, str(run))
         assert shown.exit_code == 4
@@ -63,12 +71,17 @@ def test_top_and_metrics_of_a_run_that_is_not_at_work_say_what_tells_of_it(kdist
     [
         (("export", "digits"), "name the file to write"),
         (("export", "digits", "-o", "json"), "name the file to write"),
-        (("digits", "-o", "model.safetensors"), "`model.safetensors` is none of table, json, yaml, name"),
+        (
+            ("digits", "-o", "model.safetensors"),
+            "`model.safetensors` is none of table, json, yaml, name",
+        ),
         (("digits", "--ema"), "go with `kdist checkpoints export`"),
         (("verify", "digits", "--step", "3"), "go with `kdist checkpoints export`"),
     ],
 )
-def test_export_wants_a_file_and_the_others_a_format(kdist: Kdist, run: Path, words: tuple[str, ...], said: str) -> None:
+def test_export_wants_a_file_and_the_others_a_format(
+    kdist: Kdist, run: Path, words: tuple[str, ...], said: str
+) -> None:
     shown = kdist("checkpoints", *words)
     assert (shown.exit_code, run.is_dir()) == (2, True)
     assert said in shown.stderr
@@ -83,5 +96,8 @@ def test_export_writes_the_weights_of_a_run_of_this_machine(kdist: Kdist, run: P
     assert save(store, 4).ok
     store.close()
     shown = kdist("checkpoints", "export", "digits", "-o", "model.safetensors")
-    assert (shown.exit_code, shown.stdout) == (0, "model.safetensors: 6 tensors, 1.0 KiB, of step-00000004-e1\n")
+    assert (shown.exit_code, shown.stdout) == (
+        0,
+        "model.safetensors: 6 tensors, 1.0 KiB, of step-00000004-e1\n",
+    )
     assert load_file("model.safetensors").keys() == make_state(4)["model"].keys()

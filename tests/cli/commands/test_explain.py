@@ -36,7 +36,8 @@ def test_a_section_shows_its_type_default_sentence_and_fields(kdist: Kdist) -> N
         "  keep   <int> default 3\n"
         "         keep that many committed checkpoints.\n"
         '  load   <each or broadcast> default "each"\n'
-        "         load: each rank reads what it holds, or with broadcast rank 0 reads and sends it.\n"
+        "         load: each rank reads what it holds, or with broadcast rank 0 reads and "
+        "sends it.\n"
     )
 
 
@@ -46,7 +47,11 @@ def test_the_items_of_a_list_are_named_in_any_way(path: str, kdist: Kdist) -> No
 
 
 def test_without_a_field_the_whole_file_is_explained(kdist: Kdist) -> None:
-    assert [line.split()[0] for line in kdist("explain").stdout.splitlines() if line.startswith("  ") and "<" in line] == [
+    assert [
+        line.split()[0]
+        for line in kdist("explain").stdout.splitlines()
+        if line.startswith("  ") and "<" in line
+    ] == [
         "apiVersion",
         "kind",
         "metadata",
@@ -65,7 +70,12 @@ def test_json_is_for_programs(kdist: Kdist) -> None:
     assert answer["choices"][0] == "fp32"
     assert "bf16" in answer["choices"]
     whole = json.loads(kdist("explain", "-r", "-o", "json").stdout)
-    assert [field["path"] for field in whole["fields"]] == ["apiVersion", "kind", "metadata", "spec"]
+    assert [field["path"] for field in whole["fields"]] == [
+        "apiVersion",
+        "kind",
+        "metadata",
+        "spec",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +92,8 @@ def test_a_wrong_field_gets_the_one_that_was_meant(wrong: str, right: str, kdist
     result = kdist("explain", wrong)
     assert (result.exit_code, result.stdout) == (4, "")
     assert result.stderr == (
-        f"Error: job.yaml has no field `{wrong}`\nHint: did you mean `{right}`?\nNext: kdist explain {right}\n"
+        f"Error: job.yaml has no field `{wrong}`\nHint: did you mean `{right}`?\nNext: "
+        f"kdist explain {right}\n"
     )
 
 

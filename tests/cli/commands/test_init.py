@@ -1,4 +1,6 @@
-"""`kdist init` writes a job.yaml that is valid, says what its fields are, and never writes over another."""
+"""`kdist init` writes a job.yaml that is valid, says what its fields are, and never writes over
+another.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_a_field_that_is_commented_out_is_valid_when_it_is_taken(template: str) 
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_every_field_stands_below_its_sentence(template: str) -> None:
-    text = " ".join(line.strip().removeprefix("# ") for line in scaffold.write(template).splitlines())
+    text = " ".join(
+        line.strip().removeprefix("# ") for line in scaffold.write(template).splitlines()
+    )
     job = scaffold.TEMPLATES[template]["spec"]
     for name in job:
         field = reference.find(("spec", name))
@@ -70,7 +74,8 @@ def test_a_file_that_is_there_is_kept(kdist: Kdist, tmp_path: Path) -> None:
     refused = kdist("init")
     assert refused.exit_code == 2
     assert refused.stderr == (
-        "Error: `job.yaml` is there already\nHint: name another file, or write over it\nNext: kdist init job.yaml --force\n"
+        "Error: `job.yaml` is there already\nHint: name another file, or write over it\n"
+        "Next: kdist init job.yaml --force\n"
     )
     assert (tmp_path / "job.yaml").read_text() == "mine"
 
@@ -90,4 +95,7 @@ def test_a_dash_writes_to_stdout_and_no_file(kdist: Kdist, tmp_path: Path) -> No
 
 def test_a_folder_that_is_not_there_is_an_error_with_its_reason(kdist: Kdist) -> None:
     result = kdist("init", "no/job.yaml")
-    assert (result.exit_code, result.stderr) == (2, "Error: cannot write `no/job.yaml`: No such file or directory\n")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "Error: cannot write `no/job.yaml`: No such file or directory\n",
+    )

@@ -1,4 +1,6 @@
-"""`kdist status`, `why`, `wait` and `logs` as they are typed, against a server that shows one job."""
+"""`kdist status`, `why`, `wait` and `logs` as they are typed, against a server that shows one
+job.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,18 @@ def test_a_status_shows_the_job_and_each_rank(kdist: Kdist, world: World) -> Non
     assert "phase             Running" in shown.stdout
     assert "step              120/500 (24%)" in shown.stdout
     ranks = [line.split() for line in shown.stdout.split("\n\n")[1].splitlines()]
-    assert ranks[0] == ["RANK", "POD", "STATUS", "STEP", "STEP", "TIME", "BUSY", "ALL-REDUCE", "RESTARTS", "NODE"]
+    assert ranks[0] == [
+        "RANK",
+        "POD",
+        "STATUS",
+        "STEP",
+        "STEP",
+        "TIME",
+        "BUSY",
+        "ALL-REDUCE",
+        "RESTARTS",
+        "NODE",
+    ]
     assert ranks[1][:4] == ["0", FIRST, "Running", "120"]
     assert len(ranks) == 3
 
@@ -64,13 +77,18 @@ def test_a_status_is_there_for_programs_too(kdist: Kdist, world: World) -> None:
     assert kdist("status", "digits", "-o", "name").stdout == "job/digits\n"
 
 
-def test_a_watch_without_a_terminal_prints_a_line_for_each_change_until_the_end(kdist: Kdist, world: World) -> None:
+def test_a_watch_without_a_terminal_prints_a_line_for_each_change_until_the_end(
+    kdist: Kdist, world: World
+) -> None:
     world.workload, world.pods = DONE, [ended_pod(0, 0, "Completed")]
     assert kdist("status", "digits", "-w").stdout == "digits: Succeeded\n"
 
 
 def test_a_watch_ends_with_the_code_of_the_jobs_end(kdist: Kdist, world: World) -> None:
-    world.workload, world.pods = FAILED, [ended_pod(0, 70, record=record(70, "user_code", message="ValueError: bad label"))]
+    world.workload, world.pods = (
+        FAILED,
+        [ended_pod(0, 70, record=record(70, "user_code", message="ValueError: bad label"))],
+    )
     assert kdist("status", "digits", "-w").exit_code == 10
     assert kdist("status", "digits", "-w", "-o", "json").exit_code == 10
     assert kdist("status", "digits").exit_code == 0
@@ -86,9 +104,15 @@ def test_there_being_no_such_job_is_exit_code_4(kdist: Kdist, world: World) -> N
 
 def test_why_prints_cause_evidence_fix_and_next_command(kdist: Kdist, world: World) -> None:
     world.workload = FAILED
-    world.pods = [ended_pod(1, 70, record=record(70, "user_code", message="ValueError: bad", traceback=["line 7"]))]
+    world.pods = [
+        ended_pod(
+            1, 70, record=record(70, "user_code", message="ValueError: bad", traceback=["line 7"])
+        )
+    ]
     shown = kdist("why", "digits").stdout.splitlines()
-    assert shown[0] == "failed user-code: rank 1 on digits-1-abcde at step 42 raised ValueError: bad"
+    assert (
+        shown[0] == "failed user-code: rank 1 on digits-1-abcde at step 42 raised ValueError: bad"
+    )
     assert "  | line 7" in shown
     assert shown[-3:] == [
         "Next: kdist logs digits -n ml --rank 1",
@@ -96,7 +120,11 @@ def test_why_prints_cause_evidence_fix_and_next_command(kdist: Kdist, world: Wor
         "  or: kdist restart digits -n ml",
     ]
     document = json.loads(kdist("why", "digits", "-o", "json").stdout)
-    assert (document["kind"], document["cause"], document["phase"]) == ("Diagnosis", "user-code", "Failed")
+    assert (document["kind"], document["cause"], document["phase"]) == (
+        "Diagnosis",
+        "user-code",
+        "Failed",
+    )
     assert kdist("wait", "digits").exit_code == 10
 
 
@@ -128,8 +156,17 @@ def test_ranks_that_cannot_be_meant_are_refused(kdist: Kdist, world: World, give
 
 
 def test_the_rank_that_failed_is_found_by_its_record(kdist: Kdist, world: World) -> None:
-    world.workload, world.pods = FAILED, [ended_pod(0, 0), ended_pod(1, 70, record=record(70, "user_code"))]
-    begun = {"time": "2026-01-31T12:00:00.000Z", "event": "worker-started", "level": "info", "rank": 1, "pid": 5}
+    world.workload, world.pods = (
+        FAILED,
+        [ended_pod(0, 0), ended_pod(1, 70, record=record(70, "user_code"))],
+    )
+    begun = {
+        "time": "2026-01-31T12:00:00.000Z",
+        "event": "worker-started",
+        "level": "info",
+        "rank": 1,
+        "pid": 5,
+    }
     world.logs = {FIRST: lines("fine"), SECOND: lines(json.dumps(begun), "boom", at=3)}
     assert kdist("logs", "digits", "--rank", "failing").stdout.splitlines()[-1] == "[digits-1] boom"
     assert "fine" not in kdist("logs", "digits", "--rank", "failing").stdout
@@ -143,11 +180,17 @@ def test_logs_are_followed_no_longer_than_asked(kdist: Kdist, world: World) -> N
     assert "digits is Running and not done after 1 s" in followed.stderr
 
 
-STAYING = {"logs": ["logs", "digits", "-f"], "status": ["status", "digits", "-w"], "wait": ["wait", "digits"]}
+STAYING = {
+    "logs": ["logs", "digits", "-f"],
+    "status": ["status", "digits", "-w"],
+    "wait": ["wait", "digits"],
+}
 
 
 def stay(kdist: Kdist, api: Api, *words: str) -> tuple[threading.Thread, list[Result]]:
-    """The command in a thread, when it has seen the job's pods; and its result, once it has ended."""
+    """The command in a thread, when it has seen the job's pods; and its result, once it has
+    ended.
+    """
     found: list[Result] = []
     running = threading.Thread(target=lambda: found.append(kdist(*words)))
     running.start()

@@ -1,4 +1,6 @@
-"""What the commands that talk to a cluster understand alike: durations, which job is meant, files and folders of jobs."""
+"""What the commands that talk to a cluster understand alike: durations, which job is meant, files
+and folders of jobs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from kdist.errors import InvalidJobError, NotFoundError, UsageError
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("0.5", 0.5), ("90s", 90), ("5m", 300), ("1h30m", 5400), ("2d", 172_800)]
+    ("text", "seconds"),
+    [("90", 90), ("0.5", 0.5), ("90s", 90), ("5m", 300), ("1h30m", 5400), ("2d", 172_800)],
 )
 def test_a_duration_is_read_as_kubectl_reads_it(text: str, seconds: float) -> None:
     assert options.seconds(text) == seconds
@@ -28,7 +31,9 @@ def test_a_job_is_meant_by_its_name_or_by_its_file(job_file: Path) -> None:
     assert options.find_job("digits") == ("digits", None)
     assert options.find_job("job/digits") == ("digits", None)
     assert options.find_job("job.yaml") == ("digits", None)
-    job_file.write_text(job_file.read_text().replace("name: digits", "name: digits\n  namespace: ml"))
+    job_file.write_text(
+        job_file.read_text().replace("name: digits", "name: digits\n  namespace: ml")
+    )
     assert options.find_job(None, str(job_file)) == ("digits", "ml")
     for nothing in ((None, None), ("a", "job.yaml")):
         with pytest.raises(UsageError, match="name one job"):
@@ -44,11 +49,17 @@ def test_a_folder_stands_for_the_job_files_in_it(job_file: Path, job: str) -> No
     (folder / "a.yml").write_text(job.replace("digits", "a", 1))
     (folder / "README.md").write_text("not a job")
     found = options.read_jobs([str(folder), "job.yaml"], ["spec.maxRestarts=3"])
-    assert [(each.metadata.name, each.spec.max_restarts) for each, _ in found] == [("a", 3), ("b", 3), ("digits", 3)]
+    assert [(each.metadata.name, each.spec.max_restarts) for each, _ in found] == [
+        ("a", 3),
+        ("b", 3),
+        ("digits", 3),
+    ]
     assert [base for _, base in found] == [folder, folder, job_file.parent]
 
 
-def test_the_problems_of_all_files_come_at_once_and_a_job_comes_once(job_file: Path, job: str) -> None:
+def test_the_problems_of_all_files_come_at_once_and_a_job_comes_once(
+    job_file: Path, job: str
+) -> None:
     for name in ("one.yaml", "two.yaml"):
         Path(name).write_text(job.replace("epochs: 5", "epochs: many"))
     with pytest.raises(InvalidJobError) as raised:
@@ -66,9 +77,13 @@ def test_a_run_that_is_nowhere_is_said_to_be_neither_here_nor_in_a_known_cluster
 ) -> None:
     monkeypatch.setenv("KDIST_HOME", str(tmp_path / "runs"))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    with pytest.raises(NotFoundError, match=r"no run digits .*on this machine, and no kubeconfig") as raised:
+    with pytest.raises(
+        NotFoundError, match=r"no run digits .*on this machine, and no kubeconfig"
+    ) as raised:
         options.find_run("digits", at_work=at_work)
     assert str(tmp_path / "runs") in str(raised.value.hint)
-    assert options.find_run("digits", namespace="ml") is None, "whoever names a namespace means the cluster"
+    assert options.find_run("digits", namespace="ml") is None, (
+        "whoever names a namespace means the cluster"
+    )
     (tmp_path / "none").write_text("kind: Config\n")
     assert options.find_run("digits", at_work=at_work) is None, "the cluster is asked"

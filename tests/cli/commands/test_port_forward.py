@@ -19,7 +19,12 @@ from tests.patience import soon
 
 @pytest.mark.parametrize(
     ("text", "ports"),
-    [("metrics", (9401, 9401)), ("8080:9401", (8080, 9401)), (":6006", (0, 6006)), ("9401", (9401, 9401))],
+    [
+        ("metrics", (9401, 9401)),
+        ("8080:9401", (8080, 9401)),
+        (":6006", (0, 6006)),
+        ("9401", (9401, 9401)),
+    ],
 )
 def test_a_port_is_a_name_or_a_number_or_two(text: str, ports: tuple[int, int]) -> None:
     assert read_port(text) == ports
@@ -31,7 +36,9 @@ def test_anything_else_is_no_port(text: str) -> None:
         read_port(text)
 
 
-@pytest.mark.parametrize(("text", "port"), [("tensorboard", 6006), ("8080:tensorboard", 8080), (":tensorboard", 0)])
+@pytest.mark.parametrize(
+    ("text", "port"), [("tensorboard", 6006), ("8080:tensorboard", 8080), (":tensorboard", 0)]
+)
 def test_tensorboard_has_its_own_port_or_the_one_that_is_named(text: str, port: int) -> None:
     assert read_board(text) == port
 
@@ -57,13 +64,20 @@ def test_a_run_without_event_files_says_so_and_what_to_type(kdist: Kdist, tmp_pa
 
 
 @pytest.mark.processes
-def test_tensorboard_of_a_run_on_this_machine_goes_with_the_one_who_looks_even_by_kill(tmp_path: Path) -> None:
+def test_tensorboard_of_a_run_on_this_machine_goes_with_the_one_who_looks_even_by_kill(
+    tmp_path: Path,
+) -> None:
     root = make_run(tmp_path)
     (root / "checkpoints/tensorboard").mkdir(parents=True)
     command = [sys.executable, "-m", "kdist", "port-forward", str(root), ":tensorboard"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as forwarding:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as forwarding:
         try:
-            said = re.search(r"http://127\.0\.0\.1:(\d+)/", forwarding.stdout.readline() if forwarding.stdout else "")
+            said = re.search(
+                r"http://127\.0\.0\.1:(\d+)/",
+                forwarding.stdout.readline() if forwarding.stdout else "",
+            )
             assert said
             with socket.create_connection(("127.0.0.1", int(said[1])), timeout=60):
                 pass
@@ -76,7 +90,9 @@ def make_run(home: Path) -> Path:
     """A run folder as `kdist run` leaves it."""
     root = home / "digits"
     root.mkdir()
-    (root / "run.json").write_text(json.dumps({"run_id": "r", "checkpoints": str(root / "checkpoints")}))
+    (root / "run.json").write_text(
+        json.dumps({"run_id": "r", "checkpoints": str(root / "checkpoints")})
+    )
     return root
 
 

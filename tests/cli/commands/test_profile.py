@@ -1,4 +1,6 @@
-"""`kdist profile` of a training at work on this machine, and what it says where there is nothing to profile."""
+"""`kdist profile` of a training at work on this machine, and what it says where there is nothing to
+profile.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,16 @@ from tests.cli.conftest import Kdist
 from tests.cli.running import Start, read_ledger, write_job
 
 SUMMARY = {
-    "rank": 3, "first": 11, "last": 15, "seconds": 0.5, "communicationSeconds": 0.1,
+    "rank": 3,
+    "first": 11,
+    "last": 15,
+    "seconds": 0.5,
+    "communicationSeconds": 0.1,
     "operations": [
         {"name": "aten::mm", "calls": 10, "cpuSeconds": 0.2, "deviceSeconds": 0.0},
         {"name": "aten::add", "calls": 4, "cpuSeconds": 0.3, "deviceSeconds": 0.0},
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.processes
@@ -45,7 +51,9 @@ def test_the_traces_of_chosen_ranks_come_and_the_training_goes_on(
     run.wait(130)
 
 
-def test_a_run_that_is_not_at_work_cannot_be_profiled(kdist: Kdist, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_not_at_work_cannot_be_profiled(
+    kdist: Kdist, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert kdist("profile", "digits", "--local").exit_code == 4
     assert kdist("profile", "digits", "--ranks", "1,x").exit_code == 2
@@ -54,7 +62,10 @@ def test_a_run_that_is_not_at_work_cannot_be_profiled(kdist: Kdist, tmp_path: Pa
 def test_the_tables_say_the_pace_the_share_of_collectives_and_what_took_longest() -> None:
     assert profile.rank_rows([SUMMARY]) == [("3", "11-15", "100.00 ms", "20%")]
     rows = profile.operation_rows([SUMMARY, SUMMARY])
-    assert [row[:3] for row in rows] == [("aten::add", "8", "600.0 ms"), ("aten::mm", "20", "400.0 ms")]
+    assert [row[:3] for row in rows] == [
+        ("aten::add", "8", "600.0 ms"),
+        ("aten::mm", "20", "400.0 ms"),
+    ]
     assert [row[4] for row in rows] == ["60%", "40%"]
 
 

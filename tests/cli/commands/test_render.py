@@ -30,7 +30,10 @@ def test_json_holds_the_same_objects_in_one_list(kdist: Kdist, job_file: Path) -
 def test_annotations_are_comments_and_nothing_else(kdist: Kdist, job_file: Path) -> None:
     plain, annotated = (kdist("render", *IMAGE, *more).stdout for more in ((), ("--annotate",)))
     assert list(yaml.safe_load_all(plain)) == list(yaml.safe_load_all(annotated))
-    assert "            image: a/b:1  # spec.image" in annotated or "        image: a/b:1  # spec.image" in annotated
+    assert (
+        "            image: a/b:1  # spec.image" in annotated
+        or "        image: a/b:1  # spec.image" in annotated
+    )
     assert kdist("render", *IMAGE, "--annotate", "-o", "json").exit_code == 2
 
 
@@ -44,7 +47,9 @@ def test_annotations_are_comments_and_nothing_else(kdist: Kdist, job_file: Path)
         ("auto", "Job"),
     ],
 )
-def test_the_workload_kind_can_be_chosen(kdist: Kdist, job_file: Path, backend: str, kind: str) -> None:
+def test_the_workload_kind_can_be_chosen(
+    kdist: Kdist, job_file: Path, backend: str, kind: str
+) -> None:
     documents = list(yaml.safe_load_all(kdist("render", *IMAGE, "--backend", backend).stdout))
     assert documents[-1]["kind"] == kind
 
@@ -78,12 +83,18 @@ def test_code_travels_with_the_job(kdist: Kdist, job_file: Path) -> None:
     documents = list(yaml.safe_load_all(kdist("render", *IMAGE, "--set", "spec.code=src").stdout))
     (packed,) = [each for each in documents if "-code-" in each["metadata"]["name"]]
     assert sorted(packed["data"].values()) == ["x = 1\n", "y = 2\n"]
-    (volume,) = [each for each in documents[-1]["spec"]["template"]["spec"]["volumes"] if each["name"] == "code"]
+    (volume,) = [
+        each
+        for each in documents[-1]["spec"]["template"]["spec"]["volumes"]
+        if each["name"] == "code"
+    ]
     assert volume["configMap"]["name"] == packed["metadata"]["name"]
     assert [each["path"] for each in volume["configMap"]["items"]] == ["lib/deep.py", "train.py"]
 
 
-def test_the_claim_of_the_checkpoints_is_rendered_apart_and_kept_by_those_who_prune(kdist: Kdist, job_file: Path) -> None:
+def test_the_claim_of_the_checkpoints_is_rendered_apart_and_kept_by_those_who_prune(
+    kdist: Kdist, job_file: Path
+) -> None:
     sized = ("render", *IMAGE, "--set", "spec.checkpoints={size: 1Gi}")
     plain = kdist(*sized)
     assert "PersistentVolumeClaim" not in plain.stdout
@@ -91,7 +102,10 @@ def test_the_claim_of_the_checkpoints_is_rendered_apart_and_kept_by_those_who_pr
     (claim,) = yaml.safe_load_all(kdist(*sized, "--claims", "only").stdout)
     notes = claim["metadata"]["annotations"]
     assert notes["argocd.argoproj.io/sync-options"] == "Prune=false,Delete=false"
-    assert (notes["kustomize.toolkit.fluxcd.io/prune"], notes["helm.sh/resource-policy"]) == ("disabled", "keep")
+    assert (notes["kustomize.toolkit.fluxcd.io/prune"], notes["helm.sh/resource-policy"]) == (
+        "disabled",
+        "keep",
+    )
     objects = list(yaml.safe_load_all(plain.stdout))
     together = list(yaml.safe_load_all(kdist(*sized, "--claims", "with").stdout))
     assert [each for each in together if each not in objects] == [claim]

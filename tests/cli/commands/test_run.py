@@ -1,4 +1,6 @@
-"""`kdist run` of scripts, and its usage: arguments, exit codes, and what is refused before anything starts."""
+"""`kdist run` of scripts, and its usage: arguments, exit codes, and what is refused before anything
+starts.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +27,50 @@ print("hello", json.dumps([sys.argv, os.getcwd(), [os.environ[name] for name in 
 
 
 @pytest.mark.processes
-def test_a_script_runs_as_under_torchrun_with_its_arguments_untouched(start: Start, tmp_path: Path) -> None:
+def test_a_script_runs_as_under_torchrun_with_its_arguments_untouched(
+    start: Start, tmp_path: Path
+) -> None:
     (tmp_path / "sub").mkdir()
     script = write_script(tmp_path, HELLO, "sub/my_script.py")
-    run = start("--nodes", "2", "--procs-per-node", "2", script, "--lr", "0.1", "--nodes", "7", "-o", "json", "--", "-h")
+    run = start(
+        "--nodes",
+        "2",
+        "--procs-per-node",
+        "2",
+        script,
+        "--lr",
+        "0.1",
+        "--nodes",
+        "7",
+        "-o",
+        "json",
+        "--",
+        "-h",
+    )
     assert "done" in run.wait(0)
     hellos = re.findall(r"^\[(rank\d)\]: hello (.*)$", run.errors(), re.MULTILINE)
     told = [json.loads(text) for _, text in hellos]
-    assert [each[0] for each in told] == [[script, "--lr", "0.1", "--nodes", "7", "-o", "json", "--", "-h"]] * 4
+    assert [each[0] for each in told] == [
+        [script, "--lr", "0.1", "--nodes", "7", "-o", "json", "--", "-h"]
+    ] * 4
     assert {each[1] for each in told} == {str(tmp_path)}
-    places = [[str(rank), str(rank % 2), "4", str(rank // 2), f"node-{rank // 2}"] for rank in range(4)]
+    places = [
+        [str(rank), str(rank % 2), "4", str(rank // 2), f"node-{rank // 2}"] for rank in range(4)
+    ]
     assert sorted(each[2] for each in told) == places, "ranks follow the nodes' numbers"
-    assert re.search(r"kdist waiting +starting: \d of 2 agents load torch", run.errors()), "a quiet job says what it waits for"
-    assert [f"rank{each[2][0]}" for each in told] == [rank for rank, _ in hellos], "each line carries its rank"
+    assert re.search(r"kdist waiting +starting: \d of 2 agents load torch", run.errors()), (
+        "a quiet job says what it waits for"
+    )
+    assert [f"rank{each[2][0]}" for each in told] == [rank for rank, _ in hellos], (
+        "each line carries its rank"
+    )
     old = json.loads((run.folder("sub-my-script") / "run.json").read_text())["run_id"]
 
     fresh = start("--fresh", script)
     fresh.wait(0)
-    assert re.search(r"moved-aside +the old run is in .*/runs/sub-my-script\.\d{8}-\d{6}", fresh.errors())
+    assert re.search(
+        r"moved-aside +the old run is in .*/runs/sub-my-script\.\d{8}-\d{6}", fresh.errors()
+    )
     (aside,) = (tmp_path / "runs").glob("sub-my-script.*")
     assert json.loads((aside / "run.json").read_text())["run_id"] == old
     assert json.loads((run.folder("sub-my-script") / "run.json").read_text())["run_id"] != old
@@ -62,7 +90,9 @@ time.sleep(600)
 
 
 @pytest.mark.processes
-def test_an_exception_of_the_users_fails_the_job_and_is_shown_with_its_place(start: Start, tmp_path: Path) -> None:
+def test_an_exception_of_the_users_fails_the_job_and_is_shown_with_its_place(
+    start: Start, tmp_path: Path
+) -> None:
     script = write_script(tmp_path, BOOM)
     run = start("--nodes", "2", script)
     assert "failed" in run.wait(10)
@@ -70,7 +100,9 @@ def test_an_exception_of_the_users_fails_the_job_and_is_shown_with_its_place(sta
     assert (failure["cause"], failure["rank"]) == ("user_code", 1)
     last = run.errors().splitlines()[-3:]
     where = f"rank 1 on {failure['node']}"  # agents are ranked by their pids
-    assert last[0].startswith(f"Error: script failed (user_code), {where}: ValueError: boom [with brackets]")
+    assert last[0].startswith(
+        f"Error: script failed (user_code), {where}: ValueError: boom [with brackets]"
+    )
     assert f'{script}", line 5, in explode' in last[1]
     assert last[2] == f"Next: kdist run {script}"
     assert "[rank1]: ValueError: boom [with brackets]" in run.errors()
@@ -90,7 +122,9 @@ sys.stderr.write("\\n")
 
 
 @pytest.mark.processes
-def test_progress_bars_of_ranks_move_on_a_terminal_and_do_not_flood_a_log(start: Start, tmp_path: Path) -> None:
+def test_progress_bars_of_ranks_move_on_a_terminal_and_do_not_flood_a_log(
+    start: Start, tmp_path: Path
+) -> None:
     bars = [write_script(tmp_path, BARS, name) for name in ("seen.py", "logged.py")]
     logged = start("--nodes", "2", bars[1])
     with Terminal() as terminal:
@@ -98,7 +132,9 @@ def test_progress_bars_of_ranks_move_on_a_terminal_and_do_not_flood_a_log(start:
         terminal.close_theirs()
         states = re.compile(r"\[rank([01])\]: +[\d.]+ s \|###  \|")
         moving = r"\[rank1\]: +([\d.]+) s \|###  \|"
-        assert soon(lambda: len(set(re.findall(moving, terminal.text()))) >= 3, PATIENCE), terminal.text()
+        assert soon(lambda: len(set(re.findall(moving, terminal.text()))) >= 3, PATIENCE), (
+            terminal.text()
+        )
         logged.wait_until(lambda: len(states.findall(logged.errors())) >= 2, "state of both ranks")
         (tmp_path / "enough").touch()
         assert soon(lambda: terminal.text() and seen.process.poll() is not None, PATIENCE)
@@ -108,7 +144,9 @@ def test_progress_bars_of_ranks_move_on_a_terminal_and_do_not_flood_a_log(start:
     assert ends == {"0", "1"}
     assert "step 0" not in terminal.text()
     for rank in ("0", "1"):
-        (end,) = re.findall(rf"^\[rank{rank}\]: +([\d.]+) s \|#####\|$", logged.errors(), re.MULTILINE)
+        (end,) = re.findall(
+            rf"^\[rank{rank}\]: +([\d.]+) s \|#####\|$", logged.errors(), re.MULTILINE
+        )
         shown = states.findall(logged.errors()).count(rank)
         assert 1 <= shown <= float(end) / 5 + 1, "one state in five seconds"
 
@@ -134,7 +172,9 @@ def test_the_second_signal_ends_a_job_that_does_not_stop(start: Start, tmp_path:
 
 
 @pytest.mark.processes
-def test_a_training_does_not_end_because_nobody_reads_its_lines(start: Start, tmp_path: Path) -> None:
+def test_a_training_does_not_end_because_nobody_reads_its_lines(
+    start: Start, tmp_path: Path
+) -> None:
     reader, writer = os.pipe()
     run = start(write_script(tmp_path, HELLO), stderr=writer)
     os.close(writer)
@@ -157,7 +197,9 @@ def test_a_training_does_not_end_because_nobody_reads_its_lines(start: Start, tm
         ("killed", -9, signal.SIGTERM, 11, 137),
     ],
 )
-def test_every_end_has_its_exit_code(kind: Kind, trainer: int, by: signal.Signals | None, code: int, propagated: int) -> None:
+def test_every_end_has_its_exit_code(
+    kind: Kind, trainer: int, by: signal.Signals | None, code: int, propagated: int
+) -> None:
     ended = RunEnded(Outcome(kind, trainer, "node-0"), {}, by)
     assert exit_code(ended, propagate=False) == code
     assert exit_code(ended, propagate=True) == propagated
@@ -184,8 +226,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("args", "told"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
-def test_a_wrong_file_or_usage_is_told_before_anything_starts(kdist: Kdist, here: Path, args: list[str], told: str) -> None:
+@pytest.mark.parametrize(
+    ("args", "told"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_a_wrong_file_or_usage_is_told_before_anything_starts(
+    kdist: Kdist, here: Path, args: list[str], told: str
+) -> None:
     write_job(here)
     result = kdist("run", *args)
     assert (result.exit_code, result.stdout) == (2, "")
@@ -194,7 +240,9 @@ def test_a_wrong_file_or_usage_is_told_before_anything_starts(kdist: Kdist, here
 
 
 def test_a_job_with_problems_shows_them_all_with_their_places(kdist: Kdist, here: Path) -> None:
-    (here / "job.yaml").write_text("apiVersion: kdist.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: A}\nspec: {node: 2}\n")
+    (here / "job.yaml").write_text(
+        "apiVersion: kdist.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: A}\nspec: {node: 2}\n"
+    )
     result = kdist("run", "job.yaml")
     assert result.exit_code == 2
     assert "job.yaml:3:" in result.stderr
@@ -205,7 +253,10 @@ def test_a_secret_that_is_not_in_the_environment_is_asked_for(kdist: Kdist, here
     write_job(here, env=[{"name": "API_KEY", "secret": {"name": "s", "key": "k"}}])
     result = kdist("run", "job.yaml")
     assert result.exit_code == 2
-    assert "API_KEY is a secret (key k of the Secret s on a cluster): set it in the environment of kdist run" in result.stderr
+    assert (
+        "API_KEY is a secret (key k of the Secret s on a cluster): set it in the "
+        "environment of kdist run"
+    ) in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -219,7 +270,9 @@ def test_a_secret_that_is_not_in_the_environment_is_asked_for(kdist: Kdist, here
         ("-", "", False),
     ],
 )
-def test_a_script_is_told_from_a_job_by_its_name_or_its_first_line(here: Path, name: str, text: str, script: bool) -> None:
+def test_a_script_is_told_from_a_job_by_its_name_or_its_first_line(
+    here: Path, name: str, text: str, script: bool
+) -> None:
     (here / name).write_text(text)
     assert is_script(name) is script
 

@@ -1,4 +1,6 @@
-"""Every verb that asks a cluster, while its API server is away, broken, busy or unwilling: the right exit code, said in words."""
+"""Every verb that asks a cluster, while its API server is away, broken, busy or unwilling: the
+right exit code, said in words.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def type_impatiently(kdist: Kdist, verb: str) -> tuple[int, str]:
 
 
 @each_verb
-def test_a_server_that_stays_away_is_told_with_where_it_should_be(kdist: Kdist, point: Point, verb: str) -> None:
+def test_a_server_that_stays_away_is_told_with_where_it_should_be(
+    kdist: Kdist, point: Point, verb: str
+) -> None:
     gone = Api(World())
     gone.close()
     point(gone.url)
@@ -79,7 +83,9 @@ def test_a_server_that_stays_away_is_told_with_where_it_should_be(kdist: Kdist, 
 
 
 @each_verb
-@pytest.mark.parametrize(("status", "words"), [(500, "etcd is down"), (429, "too many requests"), (503, "shutting down")])
+@pytest.mark.parametrize(
+    ("status", "words"), [(500, "etcd is down"), (429, "too many requests"), (503, "shutting down")]
+)
 def test_a_server_that_stays_broken_or_busy_is_told_in_its_own_words(
     kdist: Kdist, point: Point, serve: Serve, verb: str, status: int, words: str
 ) -> None:
@@ -90,7 +96,9 @@ def test_a_server_that_stays_broken_or_busy_is_told_in_its_own_words(
 
 
 @each_verb
-def test_who_is_not_known_or_not_allowed_hears_it(kdist: Kdist, point: Point, serve: Serve, verb: str) -> None:
+def test_who_is_not_known_or_not_allowed_hears_it(
+    kdist: Kdist, point: Point, serve: Serve, verb: str
+) -> None:
     point(serve(lambda _: refusal(401, "Unauthorized", "Unauthorized")).url)
     code, said = type_impatiently(kdist, verb)
     assert code == Code.FORBIDDEN, said
@@ -99,19 +107,42 @@ def test_who_is_not_known_or_not_allowed_hears_it(kdist: Kdist, point: Point, se
 
 @each_verb
 def test_whoever_acts_as_another_does_so_in_every_request(
-    kdist: Kdist, point: Point, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+    kdist: Kdist,
+    point: Point,
+    serve: Serve,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
 ) -> None:
     world = World()
     world.workload = DONE if verb == "status -w" else world.workload  # which only its end ends
-    api = serve(lambda asked: world(asked) if asked.method == "GET" and asked.path != "/apis" else refusal(403, "not you"))
+    api = serve(
+        lambda asked: (
+            world(asked)
+            if asked.method == "GET" and asked.path != "/apis"
+            else refusal(403, "not you")
+        )
+    )
     point(api.url)
     monkeypatch.delenv("KUBECONFIG")
     words = VERBS[verb]
-    login = ("--kubeconfig", str(tmp_path / "kubeconfig"), "--as", "anna", "--as-group", "ml", "--request-timeout", "5s")
+    login = (
+        "--kubeconfig",
+        str(tmp_path / "kubeconfig"),
+        "--as",
+        "anna",
+        "--as-group",
+        "ml",
+        "--request-timeout",
+        "5s",
+    )
     kdist(words[0], *login, "--timeout", "0.02", *words[1:])
     assert api.asked
     for each in api.asked:
-        assert (each.headers.get("impersonate-user"), each.headers.get("impersonate-group")) == ("anna", "ml"), each.path
+        assert (each.headers.get("impersonate-user"), each.headers.get("impersonate-group")) == (
+            "anna",
+            "ml",
+        ), each.path
 
 
 LOOKS = ("get", "status", "logs", "events", "why")

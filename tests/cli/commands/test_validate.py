@@ -51,7 +51,10 @@ def test_json_tells_of_every_file_and_problem(kdist: Kdist, job_file: Path) -> N
                         "path": "spec.graceSeconds",
                         "message": "must be a whole number from 1 to 31536000, found the text `1:30`",
                         "suggestion": "",
-                        "hint": "`1:30` is text in YAML 1.2; YAML 1.1 took it for 90 in base 60: write 90",
+                        "hint": (
+                            "`1:30` is text in YAML 1.2; YAML 1.1 took it for 90 in base 60: "
+                            "write 90"
+                        ),
                     }
                 ],
             },
@@ -66,13 +69,17 @@ def test_github_gets_annotations_that_cannot_be_forged(kdist: Kdist, job_file: P
     assert result.exit_code == 2
     (line,) = result.stdout.splitlines()
     assert line == (
-        "::error file=a%2Cb%3Ac%25.yaml,line=9,col=10::spec.image: must be an image reference such as "
+        "::error file=a%2Cb%3Ac%25.yaml,line=9,col=10::spec.image: must be an image "
+        "reference such as "
         "`registry.example.com/team/trainer:1.0`, found the text `x\\n::error::100%25`"
     )
 
 
 def test_an_option_is_laid_over_every_file(kdist: Kdist, job_file: Path) -> None:
-    assert "on 2 to 4 nodes" in kdist("validate", "job.yaml", "--set", "spec.nodes={min: 2, max: 4}").stdout
+    assert (
+        "on 2 to 4 nodes"
+        in kdist("validate", "job.yaml", "--set", "spec.nodes={min: 2, max: 4}").stdout
+    )
     assert kdist("validate", "job.yaml", "--set", "spec.nodes=none").exit_code == 2
 
 
@@ -85,7 +92,9 @@ def test_a_file_that_is_not_there_gets_a_near_name(kdist: Kdist, job_file: Path)
 def test_a_folder_is_no_file(kdist: Kdist, job_file: Path) -> None:
     result = kdist("validate", ".")
     assert result.exit_code == 2
-    assert result.stderr == "Error: `.` is a folder, not a file\nHint: name the file in it: job.yaml\n"
+    assert (
+        result.stderr == "Error: `.` is a folder, not a file\nHint: name the file in it: job.yaml\n"
+    )
 
 
 def test_without_a_file_the_usage_is_told(kdist: Kdist) -> None:

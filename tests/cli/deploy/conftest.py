@@ -1,4 +1,6 @@
-"""What the tests of sending and removing may ask for: a server with a store of objects, and a job that becomes many of them."""
+"""What the tests of sending and removing may ask for: a server with a store of objects, and a job
+that becomes many of them.
+"""
 
 from __future__ import annotations
 

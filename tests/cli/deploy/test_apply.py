@@ -1,4 +1,6 @@
-"""A new job is there whole or not at all: what is refused, by whomever and whenever, leaves nothing behind."""
+"""A new job is there whole or not at all: what is refused, by whomever and whenever, leaves nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,16 @@ def test_what_pod_security_will_refuse_is_refused_before_anything_is_made(
     store.insecure = INSECURE
     refused = kdist(*command, str(file), "--set", f"spec.backend={backend}")
     assert refused.exit_code == (Code.USAGE if command == ("diff",) else Code.ERROR)
-    assert "namespace ml enforces Pod Security `restricted`, which refuses the job's pods: hostNetwork" in refused.stderr
+    assert (
+        "namespace ml enforces Pod Security `restricted`, which refuses the job's pods: hostNetwork"
+        in refused.stderr
+    )
     assert store.objects == {}
 
 
-@pytest.mark.parametrize(("level", "code"), [("restricted", Code.ERROR), ("baseline", Code.OK), (None, Code.OK)])
+@pytest.mark.parametrize(
+    ("level", "code"), [("restricted", Code.ERROR), ("baseline", Code.OK), (None, Code.OK)]
+)
 def test_who_may_not_create_pods_is_told_by_the_warnings_of_the_workload(
     api: Api, store: Store, file: Path, kdist: Kdist, level: str | None, code: Code
 ) -> None:
@@ -36,7 +43,10 @@ def test_who_may_not_create_pods_is_told_by_the_warnings_of_the_workload(
     store.may_not = {"create pods"}
     if level is not None:
         labels = {"pod-security.kubernetes.io/enforce": level}
-        store.put("/api/v1/namespaces/ml", {"kind": "Namespace", "metadata": {"name": "ml", "labels": labels}})
+        store.put(
+            "/api/v1/namespaces/ml",
+            {"kind": "Namespace", "metadata": {"name": "ml", "labels": labels}},
+        )
     before = set(store.objects)
     sent = kdist("apply", str(file))
     assert sent.exit_code == code, sent.stderr
@@ -44,7 +54,9 @@ def test_who_may_not_create_pods_is_told_by_the_warnings_of_the_workload(
     assert (set(store.objects) == before) == (code == Code.ERROR)
 
 
-def test_what_was_made_before_an_error_is_deleted_again(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_what_was_made_before_an_error_is_deleted_again(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     """A webhook may let a rehearsal pass and refuse the object itself."""
     theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "uid": "w"}}
     store.put(f"{CORE}/services/web", theirs)
@@ -52,14 +64,19 @@ def test_what_was_made_before_an_error_is_deleted_again(api: Api, store: Store, 
 
     def refuse(asked: Asked) -> Any:
         if asked.path == PLACES["job"] and asked.method == "PATCH" and "dryRun" not in asked.query:
-            return refusal(403, 'admission webhook "vjob.kb.io" denied the request: not today', "Forbidden")
+            return refusal(
+                403, 'admission webhook "vjob.kb.io" denied the request: not today', "Forbidden"
+            )
         return answer(asked)
 
     api.answer = refuse
     refused = kdist("apply", str(file))
     assert refused.exit_code == Code.ERROR
     assert "not today" in refused.stderr
-    assert "deleted again: poddisruptionbudget.policy/digits, networkpolicy.networking.k8s.io/digits" in refused.stderr
+    assert (
+        "deleted again: poddisruptionbudget.policy/digits, networkpolicy.networking.k8s.io/digits"
+        in refused.stderr
+    )
     assert list(store.objects) == [f"{CORE}/services/web"]
 
 
@@ -69,9 +86,22 @@ def test_an_object_that_somebody_makes_between_the_look_and_the_apply_is_not_ado
     answer, path = api.answer, f"{CORE}/services/digits"
 
     def race(asked: Asked) -> Any:
-        if asked.path == path and asked.method == "PATCH" and "dryRun" not in asked.query and path not in store.objects:
+        if (
+            asked.path == path
+            and asked.method == "PATCH"
+            and "dryRun" not in asked.query
+            and path not in store.objects
+        ):
             metadata = {"name": "digits", "uid": "theirs"}
-            store.put(path, {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"type": "LoadBalancer"}})
+            store.put(
+                path,
+                {
+                    "apiVersion": "v1",
+                    "kind": "Service",
+                    "metadata": metadata,
+                    "spec": {"type": "LoadBalancer"},
+                },
+            )
         return answer(asked)
 
     api.answer = race

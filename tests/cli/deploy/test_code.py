@@ -18,8 +18,17 @@ def with_code(job: str) -> TrainingJob:
     return load.load_text(job, source="job.yaml", overrides=["spec.code=./src"])
 
 
-def test_files_are_named_by_their_path_and_hidden_ones_stay(with_code: TrainingJob, tmp_path: Path) -> None:
-    for name in ("src/train.py", "src/model/net.py", "src/.git/config", "src/__pycache__/train.pyc", "src/.env", "secret"):
+def test_files_are_named_by_their_path_and_hidden_ones_stay(
+    with_code: TrainingJob, tmp_path: Path
+) -> None:
+    for name in (
+        "src/train.py",
+        "src/model/net.py",
+        "src/.git/config",
+        "src/__pycache__/train.pyc",
+        "src/.env",
+        "secret",
+    ):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(name.encode())

@@ -1,4 +1,6 @@
-"""What a job does not ask for any more is taken away when it is sent again: only what kdist applied, and nothing pods need."""
+"""What a job does not ask for any more is taken away when it is sent again: only what kdist
+applied, and nothing pods need.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,17 @@ def codes(store: Store) -> list[str]:
 
 def pod_with(name: str) -> dict[str, Any]:
     spec = {"volumes": [{"name": "code", "configMap": {"name": name}}]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "digits-0", "labels": LABELS}, "spec": spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "digits-0", "labels": LABELS},
+        "spec": spec,
+    }
 
 
-def test_the_code_of_an_earlier_digest_goes_once_no_pod_mounts_it(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_the_code_of_an_earlier_digest_goes_once_no_pod_mounts_it(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     kdist("apply", str(file))
     (old,) = codes(store)
     store.put(f"{CORE}/pods/digits-0", pod_with(old))
@@ -50,34 +59,48 @@ def test_the_code_of_an_earlier_digest_goes_once_no_pod_mounts_it(api: Api, stor
     assert kdist("diff", str(file)).exit_code == 0
 
 
-def test_what_is_switched_off_goes_but_never_a_claim(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_what_is_switched_off_goes_but_never_a_claim(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     kdist("apply", str(file))
     store.put(f"{CORE}/pods/digits-0", pod_with(codes(store)[0]))
     assert any("/poddisruptionbudgets/digits" in path for path in store.objects)
     sent = kdist("apply", str(file), "--set", "spec.nodes=1", "--set", "spec.checkpoints=null")
     assert sent.exit_code == Code.OK, sent.stderr
-    assert [line for line in sent.stdout.splitlines() if line.endswith("pruned")] == ["poddisruptionbudget.policy/digits pruned"]
+    assert [line for line in sent.stdout.splitlines() if line.endswith("pruned")] == [
+        "poddisruptionbudget.policy/digits pruned"
+    ]
     assert f"{CORE}/persistentvolumeclaims/digits-checkpoints" in store.objects
 
 
-def test_nothing_is_sent_where_what_it_would_prune_may_not_be_deleted(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_nothing_is_sent_where_what_it_would_prune_may_not_be_deleted(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     kdist("apply", str(file))
     before = dict(store.objects)
     store.may_not = {"delete poddisruptionbudgets"}
-    refused = kdist("apply", str(file), "--set", "spec.nodes=1", "--set", "spec.podTemplate.metadata.labels.x=y")
+    refused = kdist(
+        "apply", str(file), "--set", "spec.nodes=1", "--set", "spec.podTemplate.metadata.labels.x=y"
+    )
     assert refused.exit_code == Code.FORBIDDEN
     assert "nothing was changed: you are" in refused.stderr
     assert "who may not delete poddisruptionbudgets.policy in namespace" in refused.stderr
     assert store.objects == before
 
 
-def test_rights_stay_while_pods_live_that_were_started_with_them(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_rights_stay_while_pods_live_that_were_started_with_them(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     kdist("apply", str(file))
     store.put(f"{CORE}/pods/digits-0", pod_with(codes(store)[0]))
     without = ("--set", "spec.rendezvous=c10d")
     assert "pruned" not in kdist("apply", str(file), *without).stdout
     del store.objects[f"{CORE}/pods/digits-0"]
-    gone = [line.split()[0] for line in kdist("apply", str(file), *without).stdout.splitlines() if line.endswith("pruned")]
+    gone = [
+        line.split()[0]
+        for line in kdist("apply", str(file), *without).stdout.splitlines()
+        if line.endswith("pruned")
+    ]
     assert gone == [
         "configmap/digits-rendezvous",
         "rolebinding.rbac.authorization.k8s.io/digits",
@@ -92,9 +115,14 @@ def test_rights_stay_while_pods_live_that_were_started_with_them(api: Api, store
         {"managedFields": APPLIED, "ownerReferences": [{"kind": "Job", "name": "digits"}]},
     ],
 )
-def test_what_others_made_or_own_is_left_alone(api: Api, store: Store, file: Path, kdist: Kdist, extra: dict[str, Any]) -> None:
+def test_what_others_made_or_own_is_left_alone(
+    api: Api, store: Store, file: Path, kdist: Kdist, extra: dict[str, Any]
+) -> None:
     kdist("apply", str(file))
     metadata = {"name": "digits-notes", "labels": LABELS, **extra}
-    store.put(f"{CORE}/configmaps/digits-notes", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
+    store.put(
+        f"{CORE}/configmaps/digits-notes",
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata},
+    )
     assert kdist("apply", str(file), "--error-unchanged").exit_code == Code.UNCHANGED
     assert f"{CORE}/configmaps/digits-notes" in store.objects

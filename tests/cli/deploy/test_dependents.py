@@ -1,4 +1,6 @@
-"""What a job is made of goes with its workload, but for what it resumes from: its ConfigMap and the claim."""
+"""What a job is made of goes with its workload, but for what it resumes from: its ConfigMap and the
+claim.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,22 @@ def test_all_but_the_config_map_and_the_claim_goes_with_the_workload_and_the_run
 ) -> None:
     sent = ("apply", str(file), "--set", f"spec.backend={backend}")
     assert kdist(*sent).exit_code == Code.OK
-    made, run = set(store.objects), store.objects[f"{CORE}/configmaps/digits"]["metadata"]["annotations"]["kdist.dev/run-id"]
-    assert kdist(*sent, "--error-unchanged").exit_code == Code.UNCHANGED, "sending it again leaves the owners as they are"
+    made, run = (
+        set(store.objects),
+        store.objects[f"{CORE}/configmaps/digits"]["metadata"]["annotations"]["kdist.dev/run-id"],
+    )
+    assert kdist(*sent, "--error-unchanged").exit_code == Code.UNCHANGED, (
+        "sending it again leaves the owners as they are"
+    )
     del store.objects[PLACES[backend]]
     collect(store)
     assert set(store.objects) == STAYS
     assert kdist(*sent).exit_code == Code.OK
     assert set(store.objects) == made
-    assert store.objects[f"{CORE}/configmaps/digits"]["metadata"]["annotations"]["kdist.dev/run-id"] == run
+    assert (
+        store.objects[f"{CORE}/configmaps/digits"]["metadata"]["annotations"]["kdist.dev/run-id"]
+        == run
+    )
 
 
 def test_what_was_the_old_workloads_is_the_new_ones_and_never_about_to_go(
@@ -62,10 +72,14 @@ def test_what_was_the_old_workloads_is_the_new_ones_and_never_about_to_go(
     assert kdist("apply", str(file)).exit_code == Code.OK
     assert set(store.objects) == made
     owned = {path: owners(each) for path, each in store.objects.items() if path not in STAYS}
-    assert owned == {PLACES["job"]: []} | {each: ["another"] for each in made - STAYS - {PLACES["job"]}}
+    assert owned == {PLACES["job"]: []} | {
+        each: ["another"] for each in made - STAYS - {PLACES["job"]}
+    }
 
 
-def test_an_owner_that_somebody_else_gave_stays(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_an_owner_that_somebody_else_gave_stays(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     kdist("apply", str(file))
     theirs = {"apiVersion": "v1", "kind": "ConfigMap", "name": "release", "uid": "r"}
     store.objects[f"{CORE}/services/digits"]["metadata"]["ownerReferences"] = [theirs]
@@ -73,7 +87,9 @@ def test_an_owner_that_somebody_else_gave_stays(api: Api, store: Store, file: Pa
     assert owners(store.objects[f"{CORE}/services/digits"]) == ["r", PLACES["job"]]
 
 
-def test_pods_that_save_have_what_they_meet_by_until_they_are_gone(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_pods_that_save_have_what_they_meet_by_until_they_are_gone(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     kdist("apply", str(file))
     answer = api.answer
     seen: list[str] = []
@@ -91,7 +107,9 @@ def test_pods_that_save_have_what_they_meet_by_until_they_are_gone(api: Api, sto
     assert set(store.objects) == {f"{CORE}/persistentvolumeclaims/digits-checkpoints"}
 
 
-def test_a_restart_takes_nothing_from_under_the_new_workload(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_a_restart_takes_nothing_from_under_the_new_workload(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     kdist("apply", str(file))
     made, answer = set(store.objects), api.answer
     store.objects[PLACES["job"]]["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
@@ -105,4 +123,6 @@ def test_a_restart_takes_nothing_from_under_the_new_workload(api: Api, store: St
     api.answer = collecting
     assert kdist("restart", "digits", "--no-wait").exit_code == Code.OK
     assert set(store.objects) == made
-    assert all(owners(each) for path, each in store.objects.items() if path not in {*STAYS, PLACES["job"]})
+    assert all(
+        owners(each) for path, each in store.objects.items() if path not in {*STAYS, PLACES["job"]}
+    )

@@ -1,4 +1,6 @@
-"""Of others nothing is changed or deleted, whatever its name and labels: an object is a job's by the mark it was made with."""
+"""Of others nothing is changed or deleted, whatever its name and labels: an object is a job's by
+the mark it was made with.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,17 @@ LABELS = {"kdist.dev/job": "digits", "app.kubernetes.io/managed-by": "kdist"}
 MARK = "kdist.dev/owner"
 OTHERS: dict[str, dict[str, Any]] = {
     "of that name": {"managedFields": [{"manager": "her-editor", "operation": "Update"}]},
-    "with our labels": {"labels": LABELS, "managedFields": [{"manager": "kdist", "operation": "Apply"}]},
+    "with our labels": {
+        "labels": LABELS,
+        "managedFields": [{"manager": "kdist", "operation": "Apply"}],
+    },
     "of another job": {"labels": LABELS},
 }
-SAYS = {"of that name": "was made by her-editor", "with our labels": "bears no mark", "of another job": "belongs to job other"}
+SAYS = {
+    "of that name": "was made by her-editor",
+    "with our labels": "bears no mark",
+    "of another job": "belongs to job other",
+}
 
 
 def replace(store: Store, path: str, whose: str) -> dict[str, Any]:
@@ -30,7 +39,9 @@ def replace(store: Store, path: str, whose: str) -> dict[str, Any]:
     metadata: dict[str, Any] = {"name": path.rpartition("/")[2], "uid": "theirs", **OTHERS[whose]}
     if whose == "of another job":
         metadata["annotations"] = {MARK: f"other/{kind.lower()}/{metadata['name']}"}
-    store.put(path, {"apiVersion": store.objects[path]["apiVersion"], "kind": kind, "metadata": metadata})
+    store.put(
+        path, {"apiVersion": store.objects[path]["apiVersion"], "kind": kind, "metadata": metadata}
+    )
     return copy.deepcopy(store.objects[path])
 
 
@@ -67,12 +78,18 @@ def test_no_command_touches_what_is_not_of_the_job(
         assert deleted.exit_code == Code.OK, deleted.stderr
         if "-code-" not in name or whose != "of that name":
             assert f"/{name} stays: it is not of job digits" in deleted.stderr
-        left = {each: found for each, found in store.objects.items() if "ownerReferences" not in found["metadata"]}
+        left = {
+            each: found
+            for each, found in store.objects.items()
+            if "ownerReferences" not in found["metadata"]
+        }
         assert left == {path: theirs}, f"all goes but {path}"
         store.objects = before
 
 
-def test_the_copy_of_an_object_is_not_the_jobs(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_the_copy_of_an_object_is_not_the_jobs(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     kdist("apply", str(file))
     (code,) = [path for path in store.objects if "/configmaps/digits-code-" in path]
     copied = copy.deepcopy(store.objects[code])
@@ -89,7 +106,10 @@ def test_a_foreign_pod_with_the_jobs_label_outlives_a_delete_that_hurries(
 ) -> None:
     kdist("apply", str(file))
     path = "/api/v1/namespaces/ml/pods/notebook"
-    store.put(path, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "notebook", "labels": LABELS}})
+    store.put(
+        path,
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "notebook", "labels": LABELS}},
+    )
     assert kdist("delete", "digits", "--grace-period", "0", "--purge").exit_code == Code.OK
     assert list(store.objects) == [path]
 
@@ -98,14 +118,23 @@ def test_a_claim_that_was_there_before_is_refused_with_the_way_to_use_it(
     api: Api, store: Store, file: Path, kdist: Kdist
 ) -> None:
     path = "/api/v1/namespaces/ml/persistentvolumeclaims/digits-checkpoints"
-    store.put(path, {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "digits-checkpoints"}})
+    store.put(
+        path,
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "digits-checkpoints"},
+        },
+    )
     refused = kdist("apply", str(file))
     assert refused.exit_code == Code.ERROR
     assert "`checkpoints: {claim: digits-checkpoints}`" in refused.stderr
     assert list(store.objects) == [path]
 
 
-def test_a_controller_that_writes_in_between_is_no_obstacle(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_a_controller_that_writes_in_between_is_no_obstacle(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     kdist("apply", str(file))
     answer = api.answer
     written: list[str] = []

@@ -1,4 +1,6 @@
-"""A run reads what it was started with; after a failure it goes on with what was mended, and another name begins another run."""
+"""A run reads what it was started with; after a failure it goes on with what was mended, and
+another name begins another run.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,32 @@ RENDEZVOUS = f"{CONFIG_MAPS}/digits-rendezvous"
 
 def told(store: Store) -> dict[str, dict[str, Any]]:
     """Every train.json in the cluster, by the name of the ConfigMap that holds it."""
-    maps = [each for path, each in store.objects.items() if path.startswith(f"{CONFIG_MAPS}/digits-train-")]
+    maps = [
+        each
+        for path, each in store.objects.items()
+        if path.startswith(f"{CONFIG_MAPS}/digits-train-")
+    ]
     assert all(each["immutable"] is True for each in maps)
     return {each["metadata"]["name"]: json.loads(each["data"]["train.json"]) for each in maps}
 
 
 def fail(store: Store, backend: str) -> None:
-    """Let the workload be over, and its agents' verdict be in their store, as after a failure for good."""
+    """Let the workload be over, and its agents' verdict be in their store, as after a failure for
+    good.
+    """
     workload = store.objects[PLACES[backend]]
     if backend == "statefulset":
         workload["spec"]["replicas"] = 0
-        workload["metadata"].setdefault("annotations", {})["kdist.dev/outcome"] = json.dumps({"code": 70, "cause": "user_code"})
+        workload["metadata"].setdefault("annotations", {})["kdist.dev/outcome"] = json.dumps(
+            {"code": 70, "cause": "user_code"}
+        )
     else:
         workload["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
     verdict = b64encode(b"{}").decode()
-    store.objects[RENDEZVOUS]["binaryData"] = {"kdist_2fr_2fverdict": verdict, "torch.rendezvous.r": verdict}
+    store.objects[RENDEZVOUS]["binaryData"] = {
+        "kdist_2fr_2fverdict": verdict,
+        "torch.rendezvous.r": verdict,
+    }
 
 
 def test_other_nodes_are_told_at_once_and_all_else_stands_under_another_name(
@@ -46,13 +59,22 @@ def test_other_nodes_are_told_at_once_and_all_else_stands_under_another_name(
     kdist(*sent)
     ((first, config),) = told(store).items()
     assert "nodes" not in config
-    assert json.loads(store.objects[f"{CONFIG_MAPS}/digits"]["data"]["nodes.json"]) == {"min": 2, "max": 3}
+    assert json.loads(store.objects[f"{CONFIG_MAPS}/digits"]["data"]["nodes.json"]) == {
+        "min": 2,
+        "max": 3,
+    }
     kdist(*sent, "--set", "spec.nodes={min: 1, max: 3}")
     assert list(told(store)) == [first]
-    assert json.loads(store.objects[f"{CONFIG_MAPS}/digits"]["data"]["nodes.json"]) == {"min": 1, "max": 3}
+    assert json.loads(store.objects[f"{CONFIG_MAPS}/digits"]["data"]["nodes.json"]) == {
+        "min": 1,
+        "max": 3,
+    }
     pod = {"metadata": {"name": "digits-0", "labels": {"kdist.dev/job": "digits"}}}
     mounts = [{"projected": {"sources": [{"configMap": {"name": first}}]}}]
-    store.put("/api/v1/namespaces/ml/pods/digits-0", {"apiVersion": "v1", "kind": "Pod", **pod, "spec": {"volumes": mounts}})
+    store.put(
+        "/api/v1/namespaces/ml/pods/digits-0",
+        {"apiVersion": "v1", "kind": "Pod", **pod, "spec": {"volumes": mounts}},
+    )
     changed = kdist(*sent, "--set", "spec.train.globalBatch=24")
     assert "stays until `kdist restart digits -n ml`" in changed.stderr
     assert told(store)[first] == config, "what the pods were started with"
@@ -70,10 +92,18 @@ def test_after_a_failure_what_was_mended_goes_on_as_the_same_run(
     (file.parent / "src" / "mine.py").write_text("answer = 42\n")
     mended = kdist(*sent, "--set", "spec.train.globalBatch=24")
     assert mended.exit_code == Code.OK, mended.stderr
-    assert "digits has failed: what is sent now takes effect with `kdist restart digits -n ml`" in mended.stderr
+    assert (
+        "digits has failed: what is sent now takes effect with `kdist restart digits -n ml`"
+        in mended.stderr
+    )
     restarted = kdist("restart", "digits", "--no-wait")
     assert restarted.exit_code == Code.OK, restarted.stderr
-    workload = json.dumps([store.objects[PLACES[backend]], *(each for path, each in store.objects.items() if "runtimes" in path)])
+    workload = json.dumps(
+        [
+            store.objects[PLACES[backend]],
+            *(each for path, each in store.objects.items() if "runtimes" in path),
+        ]
+    )
     (config,) = told(store).values()
     assert config["train"]["globalBatch"] == 24
     (code,) = [path.rpartition("/")[2] for path in store.objects if "/digits-code-" in path]
@@ -97,7 +127,9 @@ def test_a_restart_makes_a_running_workload_anew_that_would_keep_what_it_was_sta
     assert "status" not in store.objects[PLACES[backend]]
 
 
-def test_a_job_whose_workload_is_gone_is_sent_again_as_the_same_run(api: Api, store: Store, file: Path, kdist: Kdist) -> None:
+def test_a_job_whose_workload_is_gone_is_sent_again_as_the_same_run(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
     sent = ("apply", str(file), "--set", "spec.backend=job")
     kdist(*sent)
     run = store.objects[f"{CONFIG_MAPS}/digits"]["metadata"]["annotations"]["kdist.dev/run-id"]
@@ -108,7 +140,9 @@ def test_a_job_whose_workload_is_gone_is_sent_again_as_the_same_run(api: Api, st
     assert "binaryData" not in store.objects[RENDEZVOUS]
 
 
-def test_a_rendered_job_is_one_run_however_it_is_edited_until_it_gives_it_another_name(file: Path, kdist: Kdist) -> None:
+def test_a_rendered_job_is_one_run_however_it_is_edited_until_it_gives_it_another_name(
+    file: Path, kdist: Kdist
+) -> None:
     def find(*sets: str) -> list[str]:
         words = [word for each in sets for word in ("--set", each)]
         text = kdist("render", str(file), "--set", "spec.checkpoints={claim: c}", *words).stdout

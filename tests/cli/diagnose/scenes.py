@@ -1,4 +1,6 @@
-"""Scenes of jobs that are stuck: snapshots built from objects and events as a cluster shows them."""
+"""Scenes of jobs that are stuck: snapshots built from objects and events as a cluster shows
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ from tests.cli.status.objects import NOW, Document, at, config_map, pod, workloa
 
 ACTIVE = WorkloadState(active=2)
 FAILED = WorkloadState(
-    failed=1, finished="failed", reason="PodFailurePolicy", message="Container trainer failed with exit code 70"
+    failed=1,
+    finished="failed",
+    reason="PodFailurePolicy",
+    message="Container trainer failed with exit code 70",
 )
 
 
@@ -35,9 +40,15 @@ def scene(
     )
 
 
-def event(reason: str, message: str, *, kind: str = "Pod", name: str = "", ago: float = 20, count: int = 1) -> Document:
+def event(
+    reason: str, message: str, *, kind: str = "Pod", name: str = "", ago: float = 20, count: int = 1
+) -> Document:
     """An event about a pod (the first, by default) or about something else of the job."""
-    about = {"kind": kind, "name": name or ("digits-0-abcde" if kind == "Pod" else "digits"), "namespace": "ml"}
+    about = {
+        "kind": kind,
+        "name": name or ("digits-0-abcde" if kind == "Pod" else "digits"),
+        "namespace": "ml",
+    }
     return {
         "involvedObject": about,
         "reason": reason,
@@ -53,16 +64,34 @@ def refused(message: str, *, kind: str = "Job") -> Snapshot:
     return scene([], event("FailedCreate", message, kind=kind))
 
 
-def node(name: str, *, cpu: str = "8", memory: str = "32Gi", gpu: str = "0", ready: str = "True", ago: float = 120) -> Document:
+def node(
+    name: str,
+    *,
+    cpu: str = "8",
+    memory: str = "32Gi",
+    gpu: str = "0",
+    ready: str = "True",
+    ago: float = 120,
+) -> Document:
     """A node; ready is True, False or Unknown."""
-    said = {"Unknown": "Kubelet stopped posting node status."}.get(ready, "kubelet is posting ready status")
+    said = {"Unknown": "Kubelet stopped posting node status."}.get(
+        ready, "kubelet is posting ready status"
+    )
     reason = {"Unknown": "NodeStatusUnknown"}.get(ready, "KubeletReady")
-    condition = {"type": "Ready", "status": ready, "reason": reason, "message": said, "lastTransitionTime": at(ago)}
+    condition = {
+        "type": "Ready",
+        "status": ready,
+        "reason": reason,
+        "message": said,
+        "lastTransitionTime": at(ago),
+    }
     allocatable = {"cpu": cpu, "memory": memory, "nvidia.com/gpu": gpu, "pods": "110"}
     return {
         "kind": "Node",
         "metadata": {"name": name},
-        "spec": {"taints": [{"key": "dedicated", "value": "infra", "effect": "NoSchedule"}]} if name == "control" else {},
+        "spec": {"taints": [{"key": "dedicated", "value": "infra", "effect": "NoSchedule"}]}
+        if name == "control"
+        else {},
         "status": {"allocatable": allocatable, "conditions": [condition]},
     }
 
@@ -81,7 +110,9 @@ def asking(found: Document, **amounts: str) -> Document:
 
 def mounting(found: Document, claim: str) -> Document:
     """The pod with a volume of this claim."""
-    found["spec"]["volumes"] = [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim}}]
+    found["spec"]["volumes"] = [
+        {"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim}}
+    ]
     return found
 
 
@@ -98,4 +129,9 @@ def claim(name: str, *, phase: str = "Pending", storage_class: str = "fast") -> 
 def creating(index: int = 0, **more: Any) -> Document:
     """A pod that has a node and whose container is being made."""
     state = {"waiting": {"reason": "ContainerCreating"}}
-    return pod(index, phase="Pending", containerStatuses=[{"name": "trainer", "state": state, "restartCount": 0}], **more)
+    return pod(
+        index,
+        phase="Pending",
+        containerStatuses=[{"name": "trainer", "state": state, "restartCount": 0}],
+        **more,
+    )

@@ -1,4 +1,6 @@
-"""How a job ended, or why it does not get on, is told by the first failure that decides and not by what followed from it."""
+"""How a job ended, or why it does not get on, is told by the first failure that decides and not by
+what followed from it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ TRACEBACK = [
     '  File "/code/train.py", line 7, in loss',
     "ValueError: label 12 is out of range",
 ]
-PEERS = record(201, "node_lost", message="RuntimeError: Connection closed by peer", primary=False, rank=0)
+PEERS = record(
+    201, "node_lost", message="RuntimeError: Connection closed by peer", primary=False, rank=0
+)
 
 
 def failed(code: int, cause: str, message: str = "it said so", **more: Any) -> Snapshot:
@@ -46,8 +50,16 @@ CASES = [
         "user-code",
         ["rank 1", "train.py", "step 42"],
     ),
-    (failed(64, "config", "train.globalBatch: 3 samples cannot be dealt"), "config", ["globalBatch", "job.yaml"]),
-    (failed(64, "config", "train.spikeFactor Extra inputs are not permitted"), "config", ["another version"]),
+    (
+        failed(64, "config", "train.globalBatch: 3 samples cannot be dealt"),
+        "config",
+        ["globalBatch", "job.yaml"],
+    ),
+    (
+        failed(64, "config", "train.spikeFactor Extra inputs are not permitted"),
+        "config",
+        ["another version"],
+    ),
     (failed(65, "data", "the data set is empty"), "data", ["empty"]),
     (
         failed(73, "mismatch", "another model or optimizer; give the job a folder of its own"),
@@ -55,25 +67,48 @@ CASES = [
         ["give the job a folder of its own"],
     ),
     (failed(74, "nan", "the loss is nan"), "nan", ["learning rate"]),
-    (failed(75, "budget", "10 restarts without progress are spent; the last failure: SIGKILL"), "budget", ["maxRestarts"]),
+    (
+        failed(75, "budget", "10 restarts without progress are spent; the last failure: SIGKILL"),
+        "budget",
+        ["maxRestarts"],
+    ),
     (failed(71, "oom_device", "CUDA out of memory"), "oom-device", ["microBatch"]),
     (failed(72, "oom_host", "killed"), "out-of-memory", ["spec.resources.memory"]),
-    (failed(202, "hang", "no progress", collective="all_reduce #17 float32[1024]"), "hang", ["all_reduce #17"]),
+    (
+        failed(202, "hang", "no progress", collective="all_reduce #17 float32[1024]"),
+        "hang",
+        ["all_reduce #17"],
+    ),
     (failed(203, "storage", "No space left on device"), "storage", ["No space left"]),
     (failed(70, "unheard_of", "?"), "unknown", ["unheard_of"]),
-    (scene([ended_pod(0, 1, record="ImportError: no module\nlast line")], state=FAILED), "crash", ["exit code 1", "last line"]),
+    (
+        scene([ended_pod(0, 1, record="ImportError: no module\nlast line")], state=FAILED),
+        "crash",
+        ["exit code 1", "last line"],
+    ),
     (scene([ended_pod(0, 137)], state=FAILED), "crash", ["signal 9"]),
     (scene([], state=FAILED), "failed", ["a code that another try cannot help"]),
     (
-        scene([], state=WorkloadState(finished="failed", reason="DeadlineExceeded", message="Job was active too long")),
+        scene(
+            [],
+            state=WorkloadState(
+                finished="failed", reason="DeadlineExceeded", message="Job was active too long"
+            ),
+        ),
         "failed",
         ["time was up"],
     ),
 ]
 
 
-@pytest.mark.parametrize(("seen", "cause", "words"), CASES, ids=[f"{index}-{case[1]}" for index, case in enumerate(CASES)])
-def test_the_end_is_explained_with_its_way_out(seen: Snapshot, cause: str, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("seen", "cause", "words"),
+    CASES,
+    ids=[f"{index}-{case[1]}" for index, case in enumerate(CASES)],
+)
+def test_the_end_is_explained_with_its_way_out(
+    seen: Snapshot, cause: str, words: list[str]
+) -> None:
     found = diagnose(seen)
     assert (found.cause, found.severity) == (cause, "failed")
     told = " ".join([found.sentence, found.fix, *found.evidence])
@@ -100,7 +135,10 @@ def test_of_a_hang_that_spent_the_budget_the_place_is_shown_and_not_the_end_of_i
         *["x"] * 30,
     ]
     spent = record(
-        75, "budget", message="0 restarts without progress are spent; the last failure: rank 1 hangs", traceback=stacks
+        75,
+        "budget",
+        message="0 restarts without progress are spent; the last failure: rank 1 hangs",
+        traceback=stacks,
     )
     found = diagnose(scene([ended_pod(0, 75, record=spent)], state=FAILED))
     assert found.evidence[1:3] == ("Current thread 0x2 (most recent call first):", "  loss")
@@ -108,26 +146,45 @@ def test_of_a_hang_that_spent_the_budget_the_place_is_shown_and_not_the_end_of_i
 
 def test_memory_comes_before_the_budget_that_it_spent() -> None:
     spent = record(75, "budget", message="10 restarts without progress are spent")
-    found = diagnose(scene([ended_pod(0, 75, record=spent), ended_pod(1, 137, "OOMKilled", ago=30)], state=FAILED))
+    found = diagnose(
+        scene(
+            [ended_pod(0, 75, record=spent), ended_pod(1, 137, "OOMKilled", ago=30)], state=FAILED
+        )
+    )
     assert (found.cause, [each.cause for each in found.also]) == ("out-of-memory", ["budget"])
 
 
 def test_a_failure_before_a_pod_ran_out_of_memory_is_the_cause() -> None:
     early = record(70, "user_code", message="ValueError", time=NOW.timestamp() - 100)
-    found = diagnose(scene([ended_pod(0, 70, record=early, ago=99), ended_pod(1, 137, "OOMKilled", ago=5)], state=FAILED))
+    found = diagnose(
+        scene(
+            [ended_pod(0, 70, record=early, ago=99), ended_pod(1, 137, "OOMKilled", ago=5)],
+            state=FAILED,
+        )
+    )
     assert found.cause == "user-code"
 
 
 def test_a_container_that_ran_out_of_memory_and_trains_again_is_worth_a_word_only() -> None:
     again = pod(
-        1, containerStatuses=[container(state={"running": {}}, ready=True, restarts=1, before=terminated(137, "OOMKilled"))]
+        1,
+        containerStatuses=[
+            container(
+                state={"running": {}}, ready=True, restarts=1, before=terminated(137, "OOMKilled")
+            )
+        ],
     )
     found = diagnose(scene([pod(0), again], reports={FIRST: report(), SECOND: report(ranks=(1,))}))
     assert (found.cause, [each.cause for each in found.also]) == ("none", ["out-of-memory"])
 
 
 def test_a_crash_loop_points_at_the_log_before() -> None:
-    crashing = pod(0, **waiting("CrashLoopBackOff", "back-off 40s", restarts=4, before=terminated(1, "Error", "boom")))
+    crashing = pod(
+        0,
+        **waiting(
+            "CrashLoopBackOff", "back-off 40s", restarts=4, before=terminated(1, "Error", "boom")
+        ),
+    )
     found = diagnose(scene([crashing]))
     assert (found.cause, found.severity) == ("crash", "blocked")
     assert found.commands[0] == "kdist logs digits -n ml --pod digits-0-abcde --previous"
@@ -140,23 +197,33 @@ SILENT = nodes(node("worker-2", ready="Unknown", ago=180))
 def test_a_lost_node_that_the_job_needs_is_named_with_the_two_commands_that_help() -> None:
     found = diagnose(scene(LOST, reports={FIRST: report("rendezvous")}, nodes=SILENT))
     assert (found.cause, found.severity) == ("node-lost", "blocked")
-    assert found.sentence == "node worker-2 does not answer since 3:00; digits-1-abcde is on it, it needs 2 nodes and has 1"
+    assert found.sentence == (
+        "node worker-2 does not answer since 3:00; digits-1-abcde is on it, it needs 2 "
+        "nodes and has 1"
+    )
     assert found.fix.endswith("with nodes {min: 1, max: 2} the others would go on")
     assert found.commands == (
         "kubectl delete node worker-2",
         "kubectl taint nodes worker-2 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
     )
-    assert found.evidence[0].startswith("node/worker-2: Ready is Unknown: NodeStatusUnknown: Kubelet stopped posting")
+    assert found.evidence[0].startswith(
+        "node/worker-2: Ready is Unknown: NodeStatusUnknown: Kubelet stopped posting"
+    )
 
 
 def test_a_lost_node_is_found_where_nodes_may_not_be_read() -> None:
     told = event("NodeNotReady", "Node is not ready", name=SECOND)
     found = diagnose(scene(LOST, told, reports={FIRST: report("rendezvous")}))
-    assert (found.cause, found.evidence) == ("node-lost", ("pod/digits-1-abcde: NodeNotReady: Node is not ready",))
+    assert (found.cause, found.evidence) == (
+        "node-lost",
+        ("pod/digits-1-abcde: NodeNotReady: Node is not ready",),
+    )
 
 
 def test_an_elastic_job_that_goes_on_without_a_node_is_well() -> None:
-    found = diagnose(scene(LOST, told=config_map(least=1), reports={FIRST: report(generation=2)}, nodes=SILENT))
+    found = diagnose(
+        scene(LOST, told=config_map(least=1), reports={FIRST: report(generation=2)}, nodes=SILENT)
+    )
     assert (found.cause, found.severity) == ("none", "fine")
     assert [(each.cause, each.severity) for each in found.also] == [("node-lost", "waiting")]
 
@@ -165,7 +232,10 @@ def test_a_rendezvous_names_who_is_missing() -> None:
     late = pod(1, phase="Pending", **waiting("ContainerCreating"))
     found = diagnose(scene([pod(0), late], reports={FIRST: report("rendezvous", step=None)}))
     assert found.cause == "rendezvous"
-    assert found.sentence == "1 of 2 needed nodes are at the rendezvous; missing: digits-1-abcde (ContainerCreating)"
+    assert (
+        found.sentence
+        == "1 of 2 needed nodes are at the rendezvous; missing: digits-1-abcde (ContainerCreating)"
+    )
 
 
 def test_a_pod_without_a_node_is_the_reason_of_a_rendezvous_that_waits() -> None:
@@ -175,19 +245,28 @@ def test_a_pod_without_a_node_is_the_reason_of_a_rendezvous_that_waits() -> None
 
 
 def standing(*silences: float, **more: object) -> Diagnosis:
-    """Of a job whose rank 1 stands still and whose rank 0 waits for it in an all-reduce, for so many seconds."""
+    """Of a job whose rank 1 stands still and whose rank 0 waits for it in an all-reduce, for so
+    many seconds.
+    """
     first, second = report(), report(ranks=(1,))
-    first["ranks"][0] |= {"heartbeat_age": silences[0], "collective": "all_reduce(float32[1024]) #17"}
+    first["ranks"][0] |= {
+        "heartbeat_age": silences[0],
+        "collective": "all_reduce(float32[1024]) #17",
+    }
     second["ranks"][0] |= {"heartbeat_age": silences[1]}
     return diagnose(scene([pod(0), pod(1)], reports={FIRST: first | more, SECOND: second | more}))
 
 
-def test_a_standstill_is_told_from_its_first_seconds_on_with_who_waits_where_and_what_comes() -> None:
+def test_a_standstill_is_told_from_its_first_seconds_on_with_who_waits_where_and_what_comes() -> (
+    None
+):
     found = standing(8.0, 8.5)
     assert (found.cause, found.severity) == ("hang", "waiting")
     assert found.sentence == (
-        "no step has finished for 8.0 s, where a step usually takes 0.2 s: rank 1 stands still in phase step, in no "
-        "collective; rank 0 waits in all_reduce(float32[1024]) #17; in 4:52 at the earliest (spec.hangTimeoutSeconds: 300) "
+        "no step has finished for 8.0 s, where a step usually takes 0.2 s: rank 1 stands "
+        "still in phase step, in no "
+        "collective; rank 0 waits in all_reduce(float32[1024]) #17; in 4:52 at the "
+        "earliest (spec.hangTimeoutSeconds: 300) "
         "the agents write the stacks to the log and start the ranks again"
     )
     assert found.evidence[0] == "rank 1 in phase step: silent for 8.5 s"
@@ -206,7 +285,9 @@ def test_a_long_step_and_a_long_save_are_no_standstill(usual: float | None, phas
 def test_ranks_that_the_agents_have_found_hanging_are_named() -> None:
     found = standing(305.0, 305.0, state="hung")
     assert found.cause == "hang"
-    assert found.sentence.endswith("their agents have written the stacks to the log and start them again")
+    assert found.sentence.endswith(
+        "their agents have written the stacks to the log and start them again"
+    )
 
 
 def test_an_eviction_says_who_did_it() -> None:
@@ -231,12 +312,20 @@ def test_an_eviction_says_who_did_it() -> None:
             "kdist restart digits -n ml",
         ),
         (scene([ended_pod(0, 0)], state=SUCCEEDED), "done", None),
-        (scene([pod(0), pod(1)], reports={FIRST: report("succeeded"), SECOND: report("succeeded")}), "done", None),
+        (
+            scene(
+                [pod(0), pod(1)], reports={FIRST: report("succeeded"), SECOND: report("succeeded")}
+            ),
+            "done",
+            None,
+        ),
         (Snapshot("digits", "ml", config_map()), "no-workload", "kdist apply JOB.yaml -n ml"),
         (scene([pod(0), pod(1)]), "no-answer", "kdist logs digits -n ml --tail 20"),
     ],
 )
-def test_what_rests_is_over_or_cannot_be_asked_is_said(seen: Snapshot, cause: str, command: str | None) -> None:
+def test_what_rests_is_over_or_cannot_be_asked_is_said(
+    seen: Snapshot, cause: str, command: str | None
+) -> None:
     found = diagnose(seen)
     assert (found.cause, next(iter(found.commands), None)) == (cause, command)
 
@@ -249,9 +338,16 @@ def test_a_job_that_trains_tells_its_pace() -> None:
 
 def test_a_diagnosis_is_plain_for_programs() -> None:
     document = diagnose(failed(70, "user_code")).to_document()
-    assert (document["cause"], document["severity"], document["also"]) == ("user-code", "failed", [])
+    assert (document["cause"], document["severity"], document["also"]) == (
+        "user-code",
+        "failed",
+        [],
+    )
     assert isinstance(document["evidence"], list)
 
 
 def test_the_operators_own_object_is_never_needed() -> None:
-    assert diagnose(scene([pod(0)], over=workload(kind="PyTorchJob"), reports={FIRST: report()})).cause == "none"
+    assert (
+        diagnose(scene([pod(0)], over=workload(kind="PyTorchJob"), reports={FIRST: report()})).cause
+        == "none"
+    )

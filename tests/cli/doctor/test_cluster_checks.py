@@ -10,8 +10,17 @@ from tests.manifests.jobs import make, place
 
 def test_the_rehearsed_pod_is_a_rendered_one_that_needs_nothing_else() -> None:
     pod = make_pod()
-    (rendered,) = [each for manifest in place(make(), "job") for each in find_pods(manifest.document)]
+    (rendered,) = [
+        each for manifest in place(make(), "job") for each in find_pods(manifest.document)
+    ]
     assert pod["spec"]["securityContext"] == rendered["spec"]["securityContext"]
-    assert pod["spec"]["containers"][0]["securityContext"] == rendered["spec"]["containers"][0]["securityContext"]
-    assert (pod["kind"], pod["metadata"]["name"], "serviceAccountName" in pod["spec"]) == ("Pod", "kdist-doctor", False)
+    assert (
+        pod["spec"]["containers"][0]["securityContext"]
+        == rendered["spec"]["containers"][0]["securityContext"]
+    )
+    assert (pod["kind"], pod["metadata"]["name"], "serviceAccountName" in pod["spec"]) == (
+        "Pod",
+        "kdist-doctor",
+        False,
+    )
     assert violations(pod) == []

@@ -29,7 +29,9 @@ def target(nodes: str = "{min: 1, max: 2}", backend: str = "job") -> ClusterJob:
     job = load_text(JOB.format(nodes=nodes), source="job.yaml")
     placement = Placement(backend, "kubernetes", "run-1")
     objects = render.render(job, placement)
-    config_map = next(one.document for one in objects if one.kind == "ConfigMap" and one.name == "digits")
+    config_map = next(
+        one.document for one in objects if one.kind == "ConfigMap" and one.name == "digits"
+    )
     return ClusterJob(cast(Any, None), config_map, job, backends.get(backend), placement)
 
 

@@ -1,4 +1,6 @@
-"""A real terminal for a command of kdist: what it draws there, keys that are pressed, another size."""
+"""A real terminal for a command of kdist: what it draws there, keys that are pressed, another
+size.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from typing import Any
 from tests.patience import soon
 
 # The terminal must be the session's own, or its Ctrl-C reaches nobody.
-_TAKE = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.argv[1:])"
+_TAKE = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "os.execv(sys.executable, sys.argv[1:])"
+)
 _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _UP = "\x1b[1A"  # with which every new frame begins
 
@@ -35,7 +40,12 @@ class Terminal:
             environment.pop(name, None)
         line = [sys.executable, "-c", _TAKE, sys.executable, "-m", "kdist", *args]
         self.process = subprocess.Popen(
-            line, stdin=self._theirs, stdout=self._theirs, stderr=self._theirs, env=environment, start_new_session=True
+            line,
+            stdin=self._theirs,
+            stdout=self._theirs,
+            stderr=self._theirs,
+            env=environment,
+            start_new_session=True,
         )
         self.written = ""
 
@@ -67,7 +77,9 @@ class Terminal:
 
     def end(self, seconds: float = 30.0) -> int:
         """The exit code, once it has ended."""
-        assert soon(lambda: (self.read(), self.process.poll())[1] is not None, seconds), self.frame()
+        assert soon(lambda: (self.read(), self.process.poll())[1] is not None, seconds), (
+            self.frame()
+        )
         self.read()
         return self.process.returncode
 

@@ -7,23 +7,50 @@ from typing import Any
 from kdist.jobs import checkpoints
 
 ENTRY = {
-    "name": "step-00000020-e1", "step": 20, "epoch": 1, "time": 940.0, "bytes": 2048, "worldSize": 2, "samplesSeen": 1280,
-    "state": "complete", "problem": None,
-}  # fmt: skip
+    "name": "step-00000020-e1",
+    "step": 20,
+    "epoch": 1,
+    "time": 940.0,
+    "bytes": 2048,
+    "worldSize": 2,
+    "samplesSeen": 1280,
+    "state": "complete",
+    "problem": None,
+}
 
 
 def document(*entries: dict[str, Any]) -> dict[str, Any]:
-    return {"time": 1000.0, "latest": "step-00000020-e1", "resumesFrom": "step-00000020-e1", "checkpoints": list(entries)}
+    return {
+        "time": 1000.0,
+        "latest": "step-00000020-e1",
+        "resumesFrom": "step-00000020-e1",
+        "checkpoints": list(entries),
+    }
 
 
 def test_a_row_says_age_size_and_which_one_is_resumed() -> None:
     assert checkpoints.rows(document(ENTRY)) == [
-        ("20", "step-00000020-e1", "1:00", "2.0 KiB", "2", "1,280", "complete", "LATEST <- resumes here")
+        (
+            "20",
+            "step-00000020-e1",
+            "1:00",
+            "2.0 KiB",
+            "2",
+            "1,280",
+            "complete",
+            "LATEST <- resumes here",
+        )
     ]
 
 
 def test_a_damaged_one_says_why_and_is_counted() -> None:
-    bad = ENTRY | {"name": "step-00000010-e1", "step": 10, "state": "damaged", "problem": "x.distcp is missing", "bytes": None}
+    bad = ENTRY | {
+        "name": "step-00000010-e1",
+        "step": 10,
+        "state": "damaged",
+        "problem": "x.distcp is missing",
+        "bytes": None,
+    }
     found = document(ENTRY, bad)
     assert checkpoints.rows(found)[1][3:] == ("-", "2", "1,280", "damaged: x.distcp is missing", "")
     assert checkpoints.damaged(found) == ["step-00000010-e1"]

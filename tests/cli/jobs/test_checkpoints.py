@@ -1,4 +1,6 @@
-"""The small pod that looks into checkpoints: like the training's pod where it must be, and able to do no more than look."""
+"""The small pod that looks into checkpoints: like the training's pod where it must be, and able to
+do no more than look.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.cli.jobs import jobs
 
 def viewer(backend: str = "job", *, read_only: bool = True) -> dict[str, Any]:
     target = jobs.target(backend=backend)
-    return checkpoints.viewer(target, jobs.objects(target), "digits-viewer-1", ["python", "-m", "x"], read_only=read_only)
+    return checkpoints.viewer(
+        target, jobs.objects(target), "digits-viewer-1", ["python", "-m", "x"], read_only=read_only
+    )
 
 
 @pytest.mark.parametrize("backend", backends.NAMES)
@@ -22,8 +26,12 @@ def test_it_mounts_the_checkpoints_read_only_and_nothing_else_of_the_job(backend
     spec = viewer(backend)["spec"]
     container = spec["containers"][0]
     assert container["image"] == "registry/trainer:1"
-    assert [(mount["mountPath"], mount["readOnly"]) for mount in container["volumeMounts"]] == [("/checkpoints", True)]
-    assert [volume["persistentVolumeClaim"]["claimName"] for volume in spec["volumes"]] == ["shared"]
+    assert [(mount["mountPath"], mount["readOnly"]) for mount in container["volumeMounts"]] == [
+        ("/checkpoints", True)
+    ]
+    assert [volume["persistentVolumeClaim"]["claimName"] for volume in spec["volumes"]] == [
+        "shared"
+    ]
     assert spec["nodeSelector"] == {"disk": "fast"}
     assert spec["securityContext"]["runAsUser"] == 1234, "files of 0600 are read by their owner"
 
@@ -45,6 +53,12 @@ def test_only_to_put_a_folder_aside_it_may_write() -> None:
 
 def test_a_job_without_checkpoints_in_the_cluster_has_none_to_show() -> None:
     target = jobs.target()
-    bare = target.job.model_copy(update={"spec": target.job.spec.model_copy(update={"checkpoints": None})})
+    bare = target.job.model_copy(
+        update={"spec": target.job.spec.model_copy(update={"checkpoints": None})}
+    )
     with pytest.raises(KdistError, match="has no checkpoints in the cluster"):
-        checkpoints.ask(type(target)(target.cluster, {}, bare, target.backend, target.placement), "list", tell=print)
+        checkpoints.ask(
+            type(target)(target.cluster, {}, bare, target.backend, target.placement),
+            "list",
+            tell=print,
+        )

@@ -23,13 +23,18 @@ def test_a_stopped_job_lives_until_it_stopped_and_a_running_one_until_now() -> N
 
 def test_ranks_that_stop_so_that_others_may_join_do_not_end_a_life() -> None:
     joined = {"event": "generation", "reason": "join", "time": 55.0}
-    assert list(lives([STOPPED, joined, {"event": "x", "time": "?"}], 10.0, 120.0, [])) == [(10.0, 120.0)]
+    assert list(lives([STOPPED, joined, {"event": "x", "time": "?"}], 10.0, 120.0, [])) == [
+        (10.0, 120.0)
+    ]
 
 
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        ('Successfully pulled image "a" in 3.25s (3.25s including waiting). Image size: 1 bytes.', 3.25),
+        (
+            'Successfully pulled image "a" in 3.25s (3.25s including waiting). Image size: 1 bytes.',
+            3.25,
+        ),
         ('Successfully pulled image "a" in 240ms (1m0s including waiting)', 0.24),
         ('Successfully pulled image "a" in 2m5.5s (2m5.5s including waiting)', 125.5),
         ('Container image "a" already present on machine', 0.0),

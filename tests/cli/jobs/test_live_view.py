@@ -1,4 +1,6 @@
-"""`kdist status -w` on a real terminal: what it draws, how it follows the terminal's size, and how it ends."""
+"""`kdist status -w` on a real terminal: what it draws, how it follows the terminal's size, and how
+it ends.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,13 @@ def is_restored(terminal: Terminal) -> bool:
     return said.rfind(SHOW) > said.rfind(HIDE) and terminal.settings == terminal.before
 
 
-def test_the_view_follows_the_job_and_the_terminal_and_ctrl_c_leaves_both_well(world: World, open_terminal: Open) -> None:
+def test_the_view_follows_the_job_and_the_terminal_and_ctrl_c_leaves_both_well(
+    world: World, open_terminal: Open
+) -> None:
     terminal = open_terminal("status", "digits", "-w")
-    assert terminal.shows(lambda frame: "step 120/500  24%" in frame and FIRST in frame and SECOND in frame), terminal.frame()
+    assert terminal.shows(
+        lambda frame: "step 120/500  24%" in frame and FIRST in frame and SECOND in frame
+    ), terminal.frame()
     assert HIDE in terminal.read()
     world.reports[FIRST] = report(step=130)
     assert terminal.shows(lambda frame: "step 130/500" in frame), terminal.frame()
@@ -68,10 +74,15 @@ def test_the_view_follows_the_job_and_the_terminal_and_ctrl_c_leaves_both_well(w
     assert terminal.written.rstrip().endswith("Interrupted.")
 
 
-def test_the_view_gives_way_to_the_last_status_and_the_code_of_the_end(world: World, open_terminal: Open) -> None:
+def test_the_view_gives_way_to_the_last_status_and_the_code_of_the_end(
+    world: World, open_terminal: Open
+) -> None:
     terminal = open_terminal("status", "digits", "-w")
     assert terminal.shows(lambda frame: "Running" in frame)
-    world.workload, world.pods = FAILED, [ended_pod(0, 70, record=record(70, "user_code", message="ValueError: bad label"))]
+    world.workload, world.pods = (
+        FAILED,
+        [ended_pod(0, 70, record=record(70, "user_code", message="ValueError: bad label"))],
+    )
     assert terminal.end() == 10
     assert is_restored(terminal)
     last = terminal.frame()
@@ -87,7 +98,9 @@ def test_a_server_that_goes_away_is_told_of_above_the_view_and_holds_nobody_who_
     assert terminal.shows(lambda _: "does not answer" in terminal.written)
     again = serve(world, port=api.port)
     world.reports[FIRST] = report(step=150)
-    assert terminal.shows(lambda frame: "step 150/500" in frame and "answer" not in frame), terminal.frame()
+    assert terminal.shows(lambda frame: "step 150/500" in frame and "answer" not in frame), (
+        terminal.frame()
+    )
     assert "the API server answers again" in terminal.written
     again.close()
     assert terminal.shows(lambda _: terminal.written.count("does not answer") == 2)

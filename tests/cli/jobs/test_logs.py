@@ -1,4 +1,6 @@
-"""The logs of all pods are one stream: in the order of their times, over restarts and replaced pods, each line once."""
+"""The logs of all pods are one stream: in the order of their times, over restarts and replaced
+pods, each line once.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,23 @@ from tests.cli.status.objects import container, ended_pod, pod, terminated, unsc
 
 
 def test_what_is_there_comes_in_the_order_of_its_times(cluster: Cluster, world: World) -> None:
-    world.logs = {FIRST: lines("a", "c", at=0)[:1] + lines("c", at=2), SECOND: lines("b", at=1) + lines("d", at=3)}
-    found = [(line.source, line.text) for line in read(cluster, jobs.fetch_snapshot(cluster, "digits"), LogRequest())]
+    world.logs = {
+        FIRST: lines("a", "c", at=0)[:1] + lines("c", at=2),
+        SECOND: lines("b", at=1) + lines("d", at=3),
+    }
+    found = [
+        (line.source, line.text)
+        for line in read(cluster, jobs.fetch_snapshot(cluster, "digits"), LogRequest())
+    ]
     assert found == [("digits-0", "a"), ("digits-1", "b"), ("digits-0", "c"), ("digits-1", "d")]
 
 
 def test_one_pod_and_its_last_lines_can_be_chosen(cluster: Cluster, world: World) -> None:
     world.logs = {FIRST: lines("a"), SECOND: lines("b", "c", "d")}
     wanted = LogRequest(choose=lambda each: each.index == 1, tail=2)
-    assert [line.text for line in read(cluster, jobs.fetch_snapshot(cluster, "digits"), wanted)] == ["c", "d"]
+    assert [
+        line.text for line in read(cluster, jobs.fetch_snapshot(cluster, "digits"), wanted)
+    ] == ["c", "d"]
 
 
 def test_where_there_is_no_log_yet_the_reason_is_told(cluster: Cluster, world: World) -> None:
@@ -45,7 +55,9 @@ class Reader:
     def __init__(self, cluster: Cluster, wanted: LogRequest | None = None) -> None:
         self.texts: list[str] = []
         self.told: list[str] = []
-        self.follower = Follower(cluster, "digits", wanted or LogRequest(), tell=self.told.append, look_seconds=0.02)
+        self.follower = Follower(
+            cluster, "digits", wanted or LogRequest(), tell=self.told.append, look_seconds=0.02
+        )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -73,7 +85,9 @@ def restarted(times: int) -> dict[str, object]:
     return pod(0, containerStatuses=[again])
 
 
-def test_a_container_that_is_started_again_loses_and_doubles_no_line(cluster: Cluster, world: World) -> None:
+def test_a_container_that_is_started_again_loses_and_doubles_no_line(
+    cluster: Cluster, world: World
+) -> None:
     world.pods, world.logs = [pod(0)], {FIRST: lines("a", "b")}
     reader = Reader(cluster)
     reader.until("a", "b")
@@ -86,7 +100,9 @@ def test_a_container_that_is_started_again_loses_and_doubles_no_line(cluster: Cl
     assert reader.texts == ["a", "b", "last words", "again"]
 
 
-def test_a_pod_that_replaces_another_is_followed_and_the_end_is_noticed(cluster: Cluster, world: World) -> None:
+def test_a_pod_that_replaces_another_is_followed_and_the_end_is_noticed(
+    cluster: Cluster, world: World
+) -> None:
     world.pods, world.logs = [pod(0)], {FIRST: lines("a")}
     reader = Reader(cluster)
     reader.until("a")
@@ -99,7 +115,9 @@ def test_a_pod_that_replaces_another_is_followed_and_the_end_is_noticed(cluster:
     assert reader.follower.seen.status.phase == "Succeeded"
 
 
-def test_waiting_for_the_first_line_says_why_once_for_each_reason(cluster: Cluster, world: World) -> None:
+def test_waiting_for_the_first_line_says_why_once_for_each_reason(
+    cluster: Cluster, world: World
+) -> None:
     world.pods = [unscheduled(0, "0/2 nodes are available: 2 Insufficient cpu.")]
     reader = Reader(cluster)
     while not reader.told:
@@ -118,10 +136,15 @@ def test_waiting_for_the_first_line_says_why_once_for_each_reason(cluster: Clust
 def test_a_reason_is_not_told_again_for_having_lasted_longer() -> None:
     said = ["for 59 s: its controller", "for 1:00: its controller", "for 1:00:07: its controller"]
     assert len({without_times(f"nobody has made pods {each}") for each in said}) == 1
-    assert len({without_times(f"{count} of 2 needed nodes are at the rendezvous") for count in (1, 2)}) == 2
+    assert (
+        len({without_times(f"{count} of 2 needed nodes are at the rendezvous") for count in (1, 2)})
+        == 2
+    )
 
 
-def test_a_limit_holds_for_what_was_there_and_not_for_what_comes(cluster: Cluster, world: World) -> None:
+def test_a_limit_holds_for_what_was_there_and_not_for_what_comes(
+    cluster: Cluster, world: World
+) -> None:
     world.pods, world.logs = [pod(0)], {FIRST: lines("a", "b", "c")}
     reader = Reader(cluster, LogRequest(tail=1))
     reader.until("c")
@@ -142,7 +165,11 @@ def test_a_job_that_is_deleted_meanwhile_ends_the_following(cluster: Cluster, wo
 
 
 def told(index: int, event: str, rank: int | None = None, printed: str = "") -> Line:
-    document = {"time": "2026-01-31T12:00:00.000Z", "event": event, **({} if rank is None else {"rank": rank})}
+    document = {
+        "time": "2026-01-31T12:00:00.000Z",
+        "event": event,
+        **({} if rank is None else {"rank": rank}),
+    }
     return Line(read_pod(pod(index)), "", printed + json.dumps(document))
 
 
@@ -177,11 +204,15 @@ def test_an_event_behind_an_unfinished_line_is_both() -> None:
     assert Line(read_pod(pod(0)), "", '{"time": broken').event is None
 
 
-def test_who_no_longer_follows_is_told_nothing_more(world: World, serve: Serve, connect: Connect) -> None:
+def test_who_no_longer_follows_is_told_nothing_more(
+    world: World, serve: Serve, connect: Connect
+) -> None:
     world.pods, world.logs = [pod(0)], {FIRST: lines("a")}
     api = serve(world)
     told: list[str] = []
-    follower = Follower(connect(api.url, patience=0.1), "digits", LogRequest(), tell=told.append, look_seconds=0.02)
+    follower = Follower(
+        connect(api.url, patience=0.1), "digits", LogRequest(), tell=told.append, look_seconds=0.02
+    )
     following = follower.lines()
     assert next(following).text == "a"
     world.logs = {FIRST: lines("a", "b")}

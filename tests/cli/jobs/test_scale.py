@@ -22,7 +22,9 @@ from tests.cli.jobs import jobs
         ("2", "1:2", (1, 2)),
     ],
 )
-def test_one_number_keeps_an_elastic_job_elastic_where_it_can(now: str, asked: str, bounds: tuple[int, int]) -> None:
+def test_one_number_keeps_an_elastic_job_elastic_where_it_can(
+    now: str, asked: str, bounds: tuple[int, int]
+) -> None:
     assert scale.read_bounds(asked, jobs.target(now)) == bounds
 
 
@@ -38,19 +40,33 @@ def test_bounds_that_no_job_may_have_are_refused_in_the_jobs_own_words() -> None
 
 
 @pytest.mark.parametrize("backend", ["job", "statefulset", "pytorchjob"])
-def test_the_agents_of_another_version_are_told_the_new_nodes_and_nothing_else(backend: str) -> None:
+def test_the_agents_of_another_version_are_told_the_new_nodes_and_nothing_else(
+    backend: str,
+) -> None:
     before = jobs.target(backend=backend)
     wanted = before.with_nodes(1, 5)
     workload = next(one.document for one in jobs.objects(before) if job.is_workload(before, one))
-    workload = json.loads(re.sub("digits-train-[0-9a-f]+", "digits-train-0123456789", json.dumps(workload)))
+    workload = json.loads(
+        re.sub("digits-train-[0-9a-f]+", "digits-train-0123456789", json.dumps(workload))
+    )
     fitted = job.fit(wanted, jobs.objects(wanted), workload)
-    config = next(one.document for one in fitted if one.kind == "ConfigMap" and one.name == "digits")
+    config = next(
+        one.document for one in fitted if one.kind == "ConfigMap" and one.name == "digits"
+    )
     assert json.loads(config["data"]["nodes.json"]) == {"min": 1, "max": 5}
     assert not [one for one in fitted if "-train-" in one.name], "what they were started with stays"
-    assert "digits-train-0123456789" in json.dumps(next(one.document for one in fitted if job.is_workload(wanted, one)))
+    assert "digits-train-0123456789" in json.dumps(
+        next(one.document for one in fitted if job.is_workload(wanted, one))
+    )
     assert json.loads(config["data"]["job.json"])["spec"]["nodes"] == {"min": 1, "max": 5}
-    assert "5" in json.dumps(next(one.document for one in fitted if job.is_workload(wanted, one))["spec"])
+    assert "5" in json.dumps(
+        next(one.document for one in fitted if job.is_workload(wanted, one))["spec"]
+    )
 
 
 def test_the_size_is_told_in_words() -> None:
-    assert [scale.shown(*bounds) for bounds in ((1, 1), (2, 2), (1, 3))] == ["1 node", "2 nodes", "1:3 nodes"]
+    assert [scale.shown(*bounds) for bounds in ((1, 1), (2, 2), (1, 3))] == [
+        "1 node",
+        "2 nodes",
+        "1:3 nodes",
+    ]

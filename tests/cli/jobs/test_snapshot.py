@@ -20,10 +20,20 @@ from tests.cli.cluster.api import refusal
 from tests.cli.cluster.conftest import Connect, Serve
 from tests.cli.diagnose.scenes import event
 from tests.cli.jobs.world import FIRST, SECOND, World
-from tests.cli.status.objects import config_map, lost_pod, pod, record, report, unscheduled, workload
+from tests.cli.status.objects import (
+    config_map,
+    lost_pod,
+    pod,
+    record,
+    report,
+    unscheduled,
+    workload,
+)
 
 
-def test_a_snapshot_is_whole_and_takes_few_requests(world: World, serve: Serve, connect: Connect) -> None:
+def test_a_snapshot_is_whole_and_takes_few_requests(
+    world: World, serve: Serve, connect: Connect
+) -> None:
     world.events = [
         event("Started", "x"),
         event("Started", "of another job", name="digits-2-0-zzzzz"),
@@ -31,7 +41,11 @@ def test_a_snapshot_is_whole_and_takes_few_requests(world: World, serve: Serve, 
     ]
     api = serve(world)
     seen = jobs.fetch_snapshot(connect(api.url), "digits")
-    assert (seen.status.phase, seen.status.step, str(seen.status.nodes)) == (Phase.RUNNING, 120, "2/2")
+    assert (seen.status.phase, seen.status.step, str(seen.status.nodes)) == (
+        Phase.RUNNING,
+        120,
+        "2/2",
+    )
     assert set(seen.reports) == {FIRST, SECOND}
     assert len(seen.events) == 2
     assert len(api.asked) == 6
@@ -46,11 +60,15 @@ def test_there_is_no_job_without_any_object_of_it(cluster: Cluster, world: World
 def test_what_may_not_be_read_is_left_out(cluster: Cluster, world: World) -> None:
     world.forbidden = {"/events", "/nodes", "/proxy"}
     world.pods = [pod(0), unscheduled(1, "0/2 nodes are available: 2 Insufficient cpu.")]
-    seen = jobs.fetch_snapshot(cluster, "digits", agents=jobs.Agents(cluster, namespace="ml", forwards=0))
+    seen = jobs.fetch_snapshot(
+        cluster, "digits", agents=jobs.Agents(cluster, namespace="ml", forwards=0)
+    )
     assert (seen.events, seen.nodes, seen.reports) == ((), {}, {})
 
 
-def test_a_pod_that_answers_is_not_lost_whatever_the_control_plane_says_after_an_outage(cluster: Cluster, world: World) -> None:
+def test_a_pod_that_answers_is_not_lost_whatever_the_control_plane_says_after_an_outage(
+    cluster: Cluster, world: World
+) -> None:
     world.pods = [pod(0), lost_pod(1)]
     status = jobs.fetch_snapshot(cluster, "digits").status
     assert (status.phase, status.reason, str(status.nodes)) == (Phase.RUNNING, "", "2/2")
@@ -59,7 +77,9 @@ def test_a_pod_that_answers_is_not_lost_whatever_the_control_plane_says_after_an
     assert (status.phase, status.reason, str(status.nodes)) == (Phase.RUNNING, "NodeLost", "1/2")
 
 
-def test_controllers_are_looked_for_closely_where_nobody_makes_pods(world: World, serve: Serve, connect: Connect) -> None:
+def test_controllers_are_looked_for_closely_where_nobody_makes_pods(
+    world: World, serve: Serve, connect: Connect
+) -> None:
     about = {"name": "jobset-controller-manager", "namespace": "jobset-system"}
     found = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": about}
     world.deployments = [found]
@@ -80,10 +100,14 @@ def test_pods_that_may_not_be_listed_are_an_error(cluster: Cluster, world: World
 
 def test_a_survey_shows_every_job_with_its_numbers(cluster: Cluster) -> None:
     found = jobs.list_snapshots(cluster)
-    assert [(seen.name, seen.status.phase, seen.status.step) for seen in found] == [("digits", Phase.RUNNING, 120)]
+    assert [(seen.name, seen.status.phase, seen.status.step) for seen in found] == [
+        ("digits", Phase.RUNNING, 120)
+    ]
 
 
-def test_a_survey_reads_no_code_and_a_job_again_only_when_it_has_changed(world: World, serve: Serve, connect: Connect) -> None:
+def test_a_survey_reads_no_code_and_a_job_again_only_when_it_has_changed(
+    world: World, serve: Serve, connect: Connect
+) -> None:
     assert world.config_map
     code = config_map(name="digits-code-0a1b2c")
     code["metadata"]["labels"] = world.config_map["metadata"]["labels"]
@@ -94,13 +118,20 @@ def test_a_survey_reads_no_code_and_a_job_again_only_when_it_has_changed(world: 
         (seen,) = jobs.list_snapshots(cluster, known=known)
     listed = [asked for asked in api.asked if asked.path.endswith("/configmaps")]
     assert all("as=PartialObjectMetadataList" in asked.headers["accept"] for asked in listed)
-    assert [asked.path.rpartition("/")[2] for asked in api.asked if "/configmaps/" in asked.path] == ["digits"]
+    assert [
+        asked.path.rpartition("/")[2] for asked in api.asked if "/configmaps/" in asked.path
+    ] == ["digits"]
     world.config_map["metadata"]["resourceVersion"] = "2"
     world.config_map["data"] = config_map(most=4)["data"]
-    assert (str(seen.status.nodes), str(jobs.list_snapshots(cluster, known=known)[0].status.nodes)) == ("2/2", "2/4")
+    assert (
+        str(seen.status.nodes),
+        str(jobs.list_snapshots(cluster, known=known)[0].status.nodes),
+    ) == ("2/2", "2/4")
 
 
-def test_events_are_listed_once_and_then_watched(world: World, serve: Serve, connect: Connect) -> None:
+def test_events_are_listed_once_and_then_watched(
+    world: World, serve: Serve, connect: Connect
+) -> None:
     world.events = [event("Started", "x")]
     api = serve(world)
     cluster = connect(api.url)
@@ -112,9 +143,13 @@ def test_events_are_listed_once_and_then_watched(world: World, serve: Serve, con
     assert len([each for each in asked if "watch" not in each.query]) == 1
 
 
-def test_events_that_may_be_listed_and_not_watched_are_listed_each_time(world: World, serve: Serve, connect: Connect) -> None:
+def test_events_that_may_be_listed_and_not_watched_are_listed_each_time(
+    world: World, serve: Serve, connect: Connect
+) -> None:
     world.events = [event("Started", "x")]
-    api = serve(lambda asked: refusal(403, "no", "Forbidden") if "watch" in asked.query else world(asked))
+    api = serve(
+        lambda asked: refusal(403, "no", "Forbidden") if "watch" in asked.query else world(asked)
+    )
     cluster = connect(api.url)
     events = jobs.Events(cluster, "ml")
     assert len(jobs.fetch_snapshot(cluster, "digits", events=events).events) == 1
@@ -208,7 +243,9 @@ def parked(state: str, exit_record: dict[str, Any]) -> World:
     return found
 
 
-@pytest.mark.parametrize(("state", "code", "cause"), [("succeeded", 0, None), ("failed", 70, "user_code")])
+@pytest.mark.parametrize(
+    ("state", "code", "cause"), [("succeeded", 0, None), ("failed", 70, "user_code")]
+)
 def test_work_that_is_over_and_cannot_end_is_taken_away_with_its_outcome(
     state: str, code: int, cause: str | None, serve: Serve, connect: Connect
 ) -> None:
@@ -217,7 +254,9 @@ def test_work_that_is_over_and_cannot_end_is_taken_away_with_its_outcome(
     seen = jobs.fetch_snapshot(cluster, "digits")
     assert jobs.finalize(cluster, seen)
     assert done.patches[0]["spec"] == {"replicas": 0}
-    assert json.loads(done.patches[0]["metadata"]["annotations"]["kdist.dev/outcome"])["code"] == code
+    assert (
+        json.loads(done.patches[0]["metadata"]["annotations"]["kdist.dev/outcome"])["code"] == code
+    )
 
 
 def _as_statefulset(world: World, asked: Any) -> Any:
@@ -225,7 +264,9 @@ def _as_statefulset(world: World, asked: Any) -> Any:
 
     if asked.path.endswith("/statefulsets/digits") and asked.method == "GET":
         found = workload(kind="StatefulSet", replicas=2)
-        found["metadata"].setdefault("annotations", {})["kdist.dev/owner"] = "digits/statefulset/digits"
+        found["metadata"].setdefault("annotations", {})["kdist.dev/owner"] = (
+            "digits/statefulset/digits"
+        )
         return Reply(document=found)
     return world(asked)
 

@@ -9,24 +9,52 @@ from kdist.agent_metrics import PHASES, AgentSample, describe_slow
 from kdist.views import top
 
 
-def page(rank: int, steps: int, *, data: float = 0.0, forward: float = 0.01, backward: float = 0.02, wait: float = 0.0) -> str:
+def page(
+    rank: int,
+    steps: int,
+    *,
+    data: float = 0.0,
+    forward: float = 0.01,
+    backward: float = 0.02,
+    wait: float = 0.0,
+) -> str:
     """Metrics of a rank after so many steps; the seconds are per step."""
-    phases = dict.fromkeys(PHASES, 0.0) | {"data_wait": data, "forward": forward, "backward": backward, "comm_exposed": wait}
-    lines = [f'kdist_steps_total{{rank="{rank}"}} {steps}', f'kdist_samples_total{{rank="{rank}"}} {steps * 8}']
-    lines += [f'kdist_step_phase_seconds_total{{rank="{rank}",phase="{name}"}} {each * steps}' for name, each in phases.items()]
-    lines += [f'kdist_collective_seconds_total{{rank="{rank}",op="all_reduce"}} {(wait + 0.004) * steps}']
+    phases = dict.fromkeys(PHASES, 0.0) | {
+        "data_wait": data,
+        "forward": forward,
+        "backward": backward,
+        "comm_exposed": wait,
+    }
+    lines = [
+        f'kdist_steps_total{{rank="{rank}"}} {steps}',
+        f'kdist_samples_total{{rank="{rank}"}} {steps * 8}',
+    ]
+    lines += [
+        f'kdist_step_phase_seconds_total{{rank="{rank}",phase="{name}"}} {each * steps}'
+        for name, each in phases.items()
+    ]
+    lines += [
+        f'kdist_collective_seconds_total{{rank="{rank}",op="all_reduce"}} {(wait + 0.004) * steps}'
+    ]
     lines += [f'kdist_wall_seconds_total{{category="checkpoint_save"}} {0.001 * steps}']
     return "\n".join(lines)
 
 
 def reading(rank: int, steps: int, generation: int = 1, **parts: float) -> AgentSample:
     ranks = [{"rank": rank, "step": steps, "phase": "step", "heartbeat_age": 0.1}]
-    return AgentSample({"generation": generation, "world_size": 2, "ranks": ranks, "step": steps}, page(rank, steps, **parts))
+    return AgentSample(
+        {"generation": generation, "world_size": 2, "ranks": ranks, "step": steps},
+        page(rank, steps, **parts),
+    )
 
 
 def test_a_rank_is_shown_by_its_mean_step_since_the_reading_before() -> None:
     before = {"a": reading(0, 100, forward=0.5)}
-    now = {"a": AgentSample(reading(0, 110).status, page(0, 110, forward=(0.5 * 100 + 0.01 * 10) / 110))}
+    now = {
+        "a": AgentSample(
+            reading(0, 110).status, page(0, 110, forward=(0.5 * 100 + 0.01 * 10) / 110)
+        )
+    }
     whole, recent = agent_metrics.rows(now)[0], agent_metrics.rows(now, before)[0]
     assert (recent.steps, whole.steps) == (10, 110)
     assert recent.phases["forward"] == pytest.approx(0.01)
@@ -37,12 +65,17 @@ def test_a_rank_is_shown_by_its_mean_step_since_the_reading_before() -> None:
 
 
 def test_the_slow_rank_is_told_by_its_busy_time_although_its_all_reduces_are_the_shortest() -> None:
-    now = {f"pod-{rank}": reading(rank, 50, wait=0.05) for rank in (0, 1, 3)} | {"pod-2": reading(2, 50, data=0.05)}
+    now = {f"pod-{rank}": reading(rank, 50, wait=0.05) for rank in (0, 1, 3)} | {
+        "pod-2": reading(2, 50, data=0.05)
+    }
     rows = agent_metrics.rows(now)
     assert [row.rank for row in rows if row.slow] == [2]
     assert min(rows, key=lambda row: row.exchange or 0).rank == 2
     assert list(describe_slow(rows)) == [
-        "rank 2 on pod-2 is slow: busy 2.7 times as long as the others, most of it in waiting for data"
+        (
+            "rank 2 on pod-2 is slow: busy 2.7 times as long as the others, most of it in "
+            "waiting for data"
+        )
     ]
     assert top.cells(rows[2])[-1] == "SLOW"
 
@@ -52,8 +85,13 @@ def test_what_a_rank_exchanges_is_told_by_kind_and_shown_together() -> None:
         f'kdist_collective_seconds_total{{rank="0",op="{op}"}} {seconds}'
         for op, seconds in (("all_gather", 3.0), ("reduce_scatter", 1.0))
     )
-    (row,) = agent_metrics.rows({"a": AgentSample(reading(0, 100).status, f'kdist_steps_total{{rank="0"}} 100\n{gathered}')})
-    assert row.to_document()["collectiveSeconds"] == {"all_gather": pytest.approx(0.03), "reduce_scatter": pytest.approx(0.01)}
+    (row,) = agent_metrics.rows(
+        {"a": AgentSample(reading(0, 100).status, f'kdist_steps_total{{rank="0"}} 100\n{gathered}')}
+    )
+    assert row.to_document()["collectiveSeconds"] == {
+        "all_gather": pytest.approx(0.03),
+        "reduce_scatter": pytest.approx(0.01),
+    }
     assert row.to_document()["allReduceSeconds"] is None
     assert "40 ms" in top.cells(row)
 
@@ -64,7 +102,10 @@ def test_of_two_ranks_too_the_slower_one_is_named() -> None:
 
 
 def test_equal_ranks_and_a_rank_alone_are_not_slow() -> None:
-    assert not any(row.slow for row in agent_metrics.rows({"a": reading(0, 50), "b": reading(1, 50, forward=0.012)}))
+    assert not any(
+        row.slow
+        for row in agent_metrics.rows({"a": reading(0, 50), "b": reading(1, 50, forward=0.012)})
+    )
     assert not any(row.slow for row in agent_metrics.rows({"a": reading(0, 50, forward=9.0)}))
 
 
@@ -75,29 +116,48 @@ def test_sums_that_began_anew_are_taken_as_they_are() -> None:
 
 
 def test_an_agent_left_behind_in_an_older_generation_is_not_shown() -> None:
-    rows = agent_metrics.rows({"a": reading(0, 9, generation=2), "cut-off": reading(0, 5, generation=1)})
+    rows = agent_metrics.rows(
+        {"a": reading(0, 9, generation=2), "cut-off": reading(0, 5, generation=1)}
+    )
     assert [(row.rank, row.pod) for row in rows] == [(0, "a")]
 
 
 def test_a_rank_that_has_not_stepped_yet_is_shown_without_times() -> None:
-    silent = AgentSample({"generation": 1, "ranks": [{"rank": 0, "step": None, "phase": "init", "heartbeat_age": 12.0}]}, "")
+    silent = AgentSample(
+        {
+            "generation": 1,
+            "ranks": [{"rank": 0, "step": None, "phase": "init", "heartbeat_age": 12.0}],
+        },
+        "",
+    )
     row = agent_metrics.rows({"a": silent})[0]
     assert top.cells(row) == ("0", "a", "init", "-", *["-"] * 9, "silent for 12 s")
 
 
 def test_of_very_many_ranks_the_slow_ones_are_among_those_shown() -> None:
-    now = {f"pod-{rank:03}": reading(rank, 50) for rank in range(199)} | {"pod-199": reading(199, 50, forward=0.2)}
+    now = {f"pod-{rank:03}": reading(rank, 50) for rank in range(199)} | {
+        "pod-199": reading(199, 50, forward=0.2)
+    }
     shown, left = top.choose(agent_metrics.rows(now), 20)
     assert (len(shown), left, shown[-1].rank) == (20, 180, 199)
 
 
 def test_the_headline_is_what_rank_0_says() -> None:
-    now = {"b": reading(1, 7), "a": AgentSample({**reading(0, 8).status, "loss": 0.5, "target_steps": 1000}, "")}
-    assert top.headline("d", now) == "d · step 8/1,000 · loss 0.5 · 2 ranks, generation 1 · no checkpoint yet"
+    now = {
+        "b": reading(1, 7),
+        "a": AgentSample({**reading(0, 8).status, "loss": 0.5, "target_steps": 1000}, ""),
+    }
+    assert (
+        top.headline("d", now)
+        == "d · step 8/1,000 · loss 0.5 · 2 ranks, generation 1 · no checkpoint yet"
+    )
 
 
 def test_the_throughput_is_that_of_all_agents() -> None:
-    now = {name: AgentSample({**reading(rank, 8).status, "samples_per_second": 100.0}, "") for rank, name in enumerate("ab")}
+    now = {
+        name: AgentSample({**reading(rank, 8).status, "samples_per_second": 100.0}, "")
+        for rank, name in enumerate("ab")
+    }
     assert "200 samples/s" in top.headline("d", now)
     assert top.to_document("d", now, [])["samplesPerSecond"] == 200
 
@@ -110,5 +170,10 @@ def test_programs_get_every_number() -> None:
 
 
 def test_an_answer_of_any_shape_is_no_trouble() -> None:
-    odd = AgentSample({"ranks": [1, {"rank": "x"}, {"rank": 3, "step": "y"}], "generation": "z"}, 'kdist_steps_total{rank="q"} 1')
-    assert [(row.rank, row.step) for row in agent_metrics.rows({"a": odd, "b": AgentSample()})] == [(3, None)]
+    odd = AgentSample(
+        {"ranks": [1, {"rank": "x"}, {"rank": 3, "step": "y"}], "generation": "z"},
+        'kdist_steps_total{rank="q"} 1',
+    )
+    assert [(row.rank, row.step) for row in agent_metrics.rows({"a": odd, "b": AgentSample()})] == [
+        (3, None)
+    ]

@@ -1,4 +1,6 @@
-"""A wait ends when the job has come so far, on every other end of it, and by its time; an outage is no end."""
+"""A wait ends when the job has come so far, on every other end of it, and by its time; an outage is
+no end.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,28 @@ from tests.cli.jobs.world import FIRST, SECOND, World, changed
 from tests.cli.status.objects import ended_pod, record, report, unscheduled, workload
 
 DONE = changed(workload(), conditions=[{"type": "Complete", "status": "True"}], succeeded=2)
-FAILED = changed(workload(), conditions=[{"type": "Failed", "status": "True", "reason": "PodFailurePolicy"}], failed=1)
+FAILED = changed(
+    workload(),
+    conditions=[{"type": "Failed", "status": "True", "reason": "PodFailurePolicy"}],
+    failed=1,
+)
 
 
-def wait(cluster: Cluster, goal: str = "done", timeout: float | None = 5.0, heard: list[str] | None = None) -> object:
+def wait(
+    cluster: Cluster,
+    goal: str = "done",
+    timeout: float | None = 5.0,
+    heard: list[str] | None = None,
+) -> object:
     """Wait with short pauses."""
-    return jobs.wait_for(cluster, "digits", goal, timeout=timeout, pause=0.01, tell=(heard if heard is not None else []).append)
+    return jobs.wait_for(
+        cluster,
+        "digits",
+        goal,
+        timeout=timeout,
+        pause=0.01,
+        tell=(heard if heard is not None else []).append,
+    )
 
 
 @pytest.mark.parametrize("goal", ["running", "first-step", "checkpoint"])
@@ -41,14 +59,21 @@ def test_changes_are_told_once_each_until_the_job_is_done(cluster: Cluster, worl
 
 
 @pytest.mark.parametrize("goal", ["done", "running", "suspended"])
-def test_a_job_that_fails_ends_every_wait_with_its_cause(cluster: Cluster, world: World, goal: str) -> None:
-    world.workload, world.pods = FAILED, [ended_pod(0, 70, record=record(70, "user_code", message="ValueError: bad label"))]
+def test_a_job_that_fails_ends_every_wait_with_its_cause(
+    cluster: Cluster, world: World, goal: str
+) -> None:
+    world.workload, world.pods = (
+        FAILED,
+        [ended_pod(0, 70, record=record(70, "user_code", message="ValueError: bad label"))],
+    )
     with pytest.raises(KdistError, match=r"digits failed: .*ValueError: bad label") as told:
         wait(cluster, goal)
     assert (told.value.code, told.value.next_command) == (Code.JOB_FAILED, "kdist why digits -n ml")
 
 
-def test_a_job_that_was_stopped_is_told_from_one_that_failed(cluster: Cluster, world: World) -> None:
+def test_a_job_that_was_stopped_is_told_from_one_that_failed(
+    cluster: Cluster, world: World
+) -> None:
     assert world.config_map
     world.config_map["metadata"]["annotations"]["kdist.dev/asked"] = "stopped"
     world.workload, world.pods = workload(suspend=True), []
@@ -60,19 +85,25 @@ def test_a_job_that_was_stopped_is_told_from_one_that_failed(cluster: Cluster, w
 
 def test_a_wait_that_takes_too_long_says_what_keeps_the_job(cluster: Cluster, world: World) -> None:
     world.pods = [unscheduled(0, "0/2 nodes are available: 2 Insufficient cpu.")]
-    with pytest.raises(KdistError, match=r"digits is Pending and not done after 0 s: digits-0-abcde finds no node") as told:
+    with pytest.raises(
+        KdistError, match=r"digits is Pending and not done after 0 s: digits-0-abcde finds no node"
+    ) as told:
         wait(cluster, timeout=0.1)
     assert told.value.code is Code.TIMEOUT
 
 
-def test_a_job_that_is_gone_is_what_was_waited_for_or_an_error(cluster: Cluster, world: World) -> None:
+def test_a_job_that_is_gone_is_what_was_waited_for_or_an_error(
+    cluster: Cluster, world: World
+) -> None:
     world.config_map, world.workload, world.pods = None, None, []
     assert wait(cluster, "deleted") is None
     with pytest.raises(NotFoundError):
         wait(cluster)
 
 
-def test_an_api_server_that_is_away_for_a_while_is_waited_for(world: World, serve: Serve, connect: Connect) -> None:
+def test_an_api_server_that_is_away_for_a_while_is_waited_for(
+    world: World, serve: Serve, connect: Connect
+) -> None:
     api = Api(world)
     cluster = connect(api.url, patience=0.05)
     heard: list[str] = []

@@ -1,4 +1,6 @@
-"""A namespace with one job, served over HTTP: its objects, its agents' words and its logs may change while it is looked at."""
+"""A namespace with one job, served over HTTP: its objects, its agents' words and its logs may
+change while it is looked at.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ FIRST, SECOND = "digits-0-abcde", "digits-1-abcde"
 
 
 class World:
-    """Answers as an API server would. `logs` holds (stamped lines, lines of the container before) by pod."""
+    """Answers as an API server would. `logs` holds (stamped lines, lines of the container before)
+    by pod.
+    """
 
     def __init__(self) -> None:
         self.config_map: Document | None = config_map()
@@ -45,7 +49,11 @@ class World:
         single = {f"{_PLACE}/configmaps/digits": self.config_map, _JOB: self.workload}
         if asked.path in single:
             found = single[asked.path]
-            return Reply(document=found) if found else refusal(404, "not found", "NotFound", name="digits")
+            return (
+                Reply(document=found)
+                if found
+                else refusal(404, "not found", "NotFound", name="digits")
+            )
         lists: dict[str, list[Any]] = {
             f"{_PLACE}/events": self._stored_events(),
             "/apis/apps/v1/deployments": self.deployments,
@@ -56,13 +64,21 @@ class World:
             items = [each for each in lists[asked.path] if each]
             if "PartialObjectMetadataList" in asked.headers["accept"]:
                 items = [{"metadata": each["metadata"]} for each in items]
-            return Reply(document={"metadata": {"resourceVersion": str(len(self.events))}, "items": items})
+            return Reply(
+                document={"metadata": {"resourceVersion": str(len(self.events))}, "items": items}
+            )
         return refusal(404, "not found", "NotFound", name=asked.path.rpartition("/")[2])
 
     def _stored_events(self) -> list[Document]:
         """The events with what a server adds to them."""
-        ids = ({"name": f"event-{place}", "uid": str(place), "resourceVersion": str(place)} for place in itertools.count(1))
-        return [{**document, "metadata": metadata} for document, metadata in zip(self.events, ids, strict=False)]
+        ids = (
+            {"name": f"event-{place}", "uid": str(place), "resourceVersion": str(place)}
+            for place in itertools.count(1)
+        )
+        return [
+            {**document, "metadata": metadata}
+            for document, metadata in zip(self.events, ids, strict=False)
+        ]
 
     def _watched(self, seen: int) -> Iterator[str]:
         """A second's watch of events: each one that is added, as soon as it is there."""
@@ -82,9 +98,17 @@ class World:
             return self._answer_log(name, asked)
         if rest.startswith("proxy"):
             said = self.reports.get(name.partition(":")[0])
-            return Reply(document=said) if said else refusal(503, "error trying to reach service: connection refused")
+            return (
+                Reply(document=said)
+                if said
+                else refusal(503, "error trying to reach service: connection refused")
+            )
         found = next((each for each in self.pods if each["metadata"]["name"] == name), None)
-        return Reply(document=found) if found else refusal(404, f'pods "{name}" not found', "NotFound", name=name)
+        return (
+            Reply(document=found)
+            if found
+            else refusal(404, f'pods "{name}" not found', "NotFound", name=name)
+        )
 
     def _answer_log(self, name: str, asked: Asked) -> Reply:
         if all(each["metadata"]["name"] != name for each in self.pods):
@@ -93,12 +117,16 @@ class World:
         if lines is None:
             return refusal(400, "container is waiting to start: ContainerCreating", "BadRequest")
         lines = [line for line in lines if line.split()[0] >= asked.query.get("sinceTime", "")]
-        return Reply(lines=lines[-int(asked.query["tailLines"]) :] if "tailLines" in asked.query else lines)
+        return Reply(
+            lines=lines[-int(asked.query["tailLines"]) :] if "tailLines" in asked.query else lines
+        )
 
 
 def lines(*texts: str, at: int = 0) -> list[str]:
     """These lines with stamps, a second after the other, from second `at`."""
-    return [f"2026-01-31T12:00:{at + index:02}.000000000Z {text}" for index, text in enumerate(texts)]
+    return [
+        f"2026-01-31T12:00:{at + index:02}.000000000Z {text}" for index, text in enumerate(texts)
+    ]
 
 
 def changed(document: Document, **status: Any) -> Document:

@@ -1,4 +1,6 @@
-"""Whatever is in a file, it is a job or a list of problems with places: never a traceback, never a hang."""
+"""Whatever is in a file, it is a job or a list of problems with places: never a traceback, never a
+hang.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,51 @@ from tests.cli.conftest import JOB
 
 FAST = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NAMES = sorted({field.name for field in reference.root().walk()})
-SIGNS = ["  ", "\t", "- ", "? ", ": ", "&a ", "*a", "!!str ", "<<: ", "{", "}", "[", "]", ",", "'", '"', "|", ">-", "#"]
+SIGNS = [
+    "  ",
+    "\t",
+    "- ",
+    "? ",
+    ": ",
+    "&a ",
+    "*a",
+    "!!str ",
+    "<<: ",
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    "'",
+    '"',
+    "|",
+    ">-",
+    "#",
+]
 MORE_SIGNS = ["---", "...", "%YAML 1.1", "\n", "\r\n", "\u2028", "0o7", "012", "\\x"]
-PIECES = st.sampled_from([*JOB.splitlines(), *(f"{name}: " for name in NAMES[::7]), *SIGNS, *MORE_SIGNS])
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from([[], {}, "auto", "5m"])
-VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3))
+PIECES = st.sampled_from(
+    [*JOB.splitlines(), *(f"{name}: " for name in NAMES[::7]), *SIGNS, *MORE_SIGNS]
+)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from([[], {}, "auto", "5m"])
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+)
 
 
 def check_outcome(data: str | bytes, *overrides: str) -> TrainingJob | None:
-    """The job, or None where it was refused, which has to tell places and nothing that a terminal obeys."""
+    """The job, or None where it was refused, which has to tell places and nothing that a terminal
+    obeys.
+    """
     try:
         return load_text(data, source="job.yaml", overrides=overrides)
     except InvalidJobError as refused:
@@ -83,5 +121,10 @@ def test_any_value_in_any_field_is_taken_or_told(path: str, value: Any) -> None:
 @FAST
 @given(st.text(max_size=60), st.text(max_size=30))
 def test_any_override_is_taken_or_told(path: str, value: str) -> None:
-    for option in (f"{path}={value}", f"spec.{path}={value}", f"spec.nodes={value}", f"spec.env[0].value={value}"):
+    for option in (
+        f"{path}={value}",
+        f"spec.{path}={value}",
+        f"spec.nodes={value}",
+        f"spec.env[0].value={value}",
+    ):
         check_outcome(JOB, option)

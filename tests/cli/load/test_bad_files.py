@@ -1,6 +1,8 @@
-"""Every malformed job file in `bad/` is told of in exactly the words of the `.txt` beside it: line, column, path, suggestion.
+"""Every malformed job file in `bad/` is told of in exactly the words of the `.txt` beside it: line,
+column, path, suggestion.
 
-`KDIST_REGENERATE=1 pytest tests/cli/load/test_bad_files.py` writes the `.txt` files anew, to be read before they are committed.
+`KDIST_REGENERATE=1 pytest tests/cli/load/test_bad_files.py` writes the `.txt` files anew, to be
+read before they are committed.
 """
 
 from __future__ import annotations
@@ -42,15 +44,28 @@ def test_a_bad_file_is_told_of_with_place_path_reason_and_way_out(
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_problems_come_in_the_order_of_their_places_and_point_into_the_file(file: Path) -> None:
     lines = file.read_text().splitlines() or [""]
-    found = re.findall(rf"^{re.escape(file.name)}:(\d+):(\d+): ", file.with_suffix(".txt").read_text(), re.MULTILINE)
+    found = re.findall(
+        rf"^{re.escape(file.name)}:(\d+):(\d+): ",
+        file.with_suffix(".txt").read_text(),
+        re.MULTILINE,
+    )
     places = [(int(line), int(column)) for line, column in found]
     assert places
     assert places == sorted(places)
-    assert all(1 <= line <= len(lines) and 1 <= column <= len(lines[line - 1]) + 1 for line, column in places)
+    assert all(
+        1 <= line <= len(lines) and 1 <= column <= len(lines[line - 1]) + 1
+        for line, column in places
+    )
 
 
 @pytest.mark.parametrize("name", ["many-at-once", "python-tag", "tab-indentation"])
 def test_a_real_process_says_the_same_and_exits_with_2(name: str) -> None:
     command = [sys.executable, "-m", "kdist", "validate", f"{name}.yaml"]
-    ended = subprocess.run(command, cwd=BAD, capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (Code.USAGE, "", (BAD / f"{name}.txt").read_text())
+    ended = subprocess.run(
+        command, cwd=BAD, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (
+        Code.USAGE,
+        "",
+        (BAD / f"{name}.txt").read_text(),
+    )

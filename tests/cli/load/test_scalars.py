@@ -7,13 +7,48 @@ import pytest
 from kdist.load.yaml_parser import number_hint, resolve
 
 
-@pytest.mark.parametrize("text", ["no", "No", "yes", "on", "OFF", "y", "n", "TrUe", "1:30", "1_000", "2026-01-01", "0b11", "1,5"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no",
+        "No",
+        "yes",
+        "on",
+        "OFF",
+        "y",
+        "n",
+        "TrUe",
+        "1:30",
+        "1_000",
+        "2026-01-01",
+        "0b11",
+        "1,5",
+    ],
+)
 def test_what_yaml_1_1_took_for_something_else_is_text(text: str) -> None:
     assert resolve(text) == text
 
 
 @pytest.mark.parametrize(
-    "text", ["0x", "0o8", "1e", ".", "-", "+", "1.2.3", "1 2", "٣", "¹", "1e5e5", "--1", "0x_f", "=", "nan", "inf"]
+    "text",
+    [
+        "0x",
+        "0o8",
+        "1e",
+        ".",
+        "-",
+        "+",
+        "1.2.3",
+        "1 2",
+        "٣",
+        "¹",
+        "1e5e5",
+        "--1",
+        "0x_f",
+        "=",
+        "nan",
+        "inf",
+    ],
 )
 def test_what_only_looks_like_a_number_is_text(text: str) -> None:
     assert resolve(text) == text
@@ -38,12 +73,16 @@ def test_what_only_looks_like_a_number_is_text(text: str) -> None:
         ("Null", None),
     ],
 )
-def test_numbers_booleans_and_nothing_are_those_of_the_core_schema(text: str, value: object) -> None:
+def test_numbers_booleans_and_nothing_are_those_of_the_core_schema(
+    text: str, value: object
+) -> None:
     assert resolve(text) == value
     assert type(resolve(text)) is type(value)
 
 
-@pytest.mark.parametrize("text", [".inf", "-.INF", "+.Inf", ".nan", ".NaN", "1e999", "-1e400", "9" * 65])
+@pytest.mark.parametrize(
+    "text", [".inf", "-.INF", "+.Inf", ".nan", ".NaN", "1e999", "-1e400", "9" * 65]
+)
 def test_a_number_that_no_job_can_hold_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="number"):
         resolve(text)

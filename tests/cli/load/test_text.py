@@ -1,4 +1,6 @@
-"""What is no text, or not the text of one job, is refused with its place before any YAML is read."""
+"""What is no text, or not the text of one job, is refused with its place before any YAML is
+read.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ def problem_of(data: str | bytes) -> Problem:
         (b"# a comment\n", 1, 1, "the file is empty"),
         (b"~\n", 1, 1, "the file is empty"),
         (b"kind: Job\n# caf\xe9\n", 2, 6, "byte 0xe9 is not UTF-8"),
-        (b"kind: Job\nname: a\x00b\n", 2, 8, "the file holds a NUL character: this is no text file"),
+        (
+            b"kind: Job\nname: a\x00b\n",
+            2,
+            8,
+            "the file holds a NUL character: this is no text file",
+        ),
         (b"\x7fELF\x02\x01\x01", 1, 1, "the file holds the control character U+007F"),
         (b"kind: \x1b[31mJob\n", 1, 7, "the file holds the control character U+001B"),
         (b"PK\x03\x04", 1, 3, "the file holds the control character U+0003"),
@@ -36,7 +43,9 @@ def problem_of(data: str | bytes) -> Problem:
         (b"#" * (MAX_BYTES + 1), 1, 1, "the file is larger than 1 MiB"),
     ],
 )
-def test_what_is_no_text_is_refused_with_its_place(data: str | bytes, line: int, column: int, message: str) -> None:
+def test_what_is_no_text_is_refused_with_its_place(
+    data: str | bytes, line: int, column: int, message: str
+) -> None:
     problem = problem_of(data)
     assert (problem.line, problem.column, problem.message) == (line, column, message)
 
@@ -58,7 +67,12 @@ def test_lines_are_counted_whatever_ends_them(line_end: str) -> None:
     with pytest.raises(InvalidJobError) as refused:
         load_text((JOB + "  nodse: 2\n").replace("\n", line_end), source="job.yaml")
     (problem,) = refused.value.problems
-    assert (problem.line, problem.column, problem.suggestion, problem.excerpt) == (9, 3, "nodes", "  nodse: 2")
+    assert (problem.line, problem.column, problem.suggestion, problem.excerpt) == (
+        9,
+        3,
+        "nodes",
+        "  nodse: 2",
+    )
 
 
 def test_a_file_of_a_mebibyte_is_read(job: str) -> None:

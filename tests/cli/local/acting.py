@@ -2,8 +2,9 @@
 
     python acting.py COUNTER LIFELINE END…
 
-Its n-th start (counted in the file COUNTER) acts the n-th END: a number exits with it, `kill` dies by SIGKILL, `wait` exits
-with 200 when it is told to stop, `wait70` with 70, `deaf` ignores that. The last END is acted again and again.
+Its n-th start (counted in the file COUNTER) acts the n-th END: a number exits with it, `kill` dies
+by SIGKILL, `wait` exits with 200 when it is told to stop, `wait70` with 70, `deaf` ignores that.
+The last END is acted again and again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def act(end: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif end.startswith("wait") or end == "deaf":
         stop = threading.Event()
-        signal.signal(signal.SIGTERM, (lambda *_: None) if end == "deaf" else (lambda *_: stop.set()))
+        signal.signal(
+            signal.SIGTERM, (lambda *_: None) if end == "deaf" else (lambda *_: stop.set())
+        )
         sys.stderr.write("ready\n")
         while not stop.wait(0.05):
             pass

@@ -59,14 +59,23 @@ def note(scratch: Path, port: int) -> Path:
 
 
 def test_a_status_is_read_where_the_agent_says_it_listens(serve: Serve, tmp_path: Path) -> None:
-    poller = StatusPoller({"node-0": note(tmp_path / "node-0", serve(b'{"step": 5}', 200))}, every=0.01)
+    poller = StatusPoller(
+        {"node-0": note(tmp_path / "node-0", serve(b'{"step": 5}', 200))}, every=0.01
+    )
     poller.start()
-    wait_for(lambda: poller.answers().get("node-0") is not None and poller.answers()["node-0"].answered_at is not None)
+    wait_for(
+        lambda: (
+            poller.answers().get("node-0") is not None
+            and poller.answers()["node-0"].answered_at is not None
+        )
+    )
     poller.close()
     assert poller.answers()["node-0"].status == {"step": 5}
 
 
-@pytest.mark.parametrize(("body", "status"), [(b"{}", 503), (b"not json", 200), (b"[]", 200), (b"", 200)])
+@pytest.mark.parametrize(
+    ("body", "status"), [(b"{}", 503), (b"not json", 200), (b"[]", 200), (b"", 200)]
+)
 def test_an_answer_that_is_no_status_is_none(serve: Serve, body: bytes, status: int) -> None:
     assert agents.ask(serve(body, status)) is None
 
@@ -76,7 +85,9 @@ def test_a_port_that_is_none_gives_no_status(port: object) -> None:
     assert agents.ask(port) is None
 
 
-def test_an_agent_that_accepts_and_stays_silent_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_accepts_and_stays_silent_is_given_up_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(agents, "TIMEOUT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
@@ -84,11 +95,18 @@ def test_an_agent_that_accepts_and_stays_silent_is_given_up_in_time(monkeypatch:
     assert time.monotonic() - began < 60
 
 
-def test_an_agent_that_went_away_keeps_its_last_answer_and_its_silence_grows(serve: Serve, tmp_path: Path) -> None:
+def test_an_agent_that_went_away_keeps_its_last_answer_and_its_silence_grows(
+    serve: Serve, tmp_path: Path
+) -> None:
     scratch = note(tmp_path / "node-0", serve(b'{"step": 5}', 200))
     poller = StatusPoller({"node-0": scratch}, every=0.01)
     poller.start()
-    wait_for(lambda: poller.answers().get("node-0") is not None and poller.answers()["node-0"].answered_at is not None)
+    wait_for(
+        lambda: (
+            poller.answers().get("node-0") is not None
+            and poller.answers()["node-0"].answered_at is not None
+        )
+    )
     (scratch / "agent.json").unlink()
     wait_for(lambda: poller.answers()["node-0"].silence(time.monotonic()) > 0.2)
     poller.close()
@@ -103,6 +121,10 @@ def test_one_silent_agent_does_not_hold_up_the_others(serve: Serve, tmp_path: Pa
         }
         poller = StatusPoller(scratch, every=0.01)
         poller.start()
-        wait_for(lambda: "node-1" in poller.answers() and poller.answers()["node-1"].status == {"step": 5})
+        wait_for(
+            lambda: (
+                "node-1" in poller.answers() and poller.answers()["node-1"].status == {"step": 5}
+            )
+        )
         poller.close()
         assert poller.answers().get("node-0") is None or poller.answers()["node-0"].status == {}

@@ -28,10 +28,20 @@ def told(name: str, node: str = "node-0", **fields: Any) -> str:
             {"world_size": 1, "nodes": 1, "generation": 3, "reason": "failure"},
             "1 rank on 1 node, generation 3 (failure)",
         ),
-        ("resumed", {"step": 100, "samples_seen": 25600}, "resumed after step 100, 25,600 samples seen"),
+        (
+            "resumed",
+            {"step": 100, "samples_seen": 25600},
+            "resumed after step 100, 25,600 samples seen",
+        ),
         (
             "progress",
-            {"step": 10, "target": 100, "loss": 0.123456, "learning_rate": 1e-3, "samples_per_second": 1234.5},
+            {
+                "step": 10,
+                "target": 100,
+                "loss": 0.123456,
+                "learning_rate": 1e-3,
+                "samples_per_second": 1234.5,
+            },
             "step 10/100, loss 0.1235, 1,234 samples/s, learning rate 0.001",
         ),
         ("progress", {"step": 10, "loss": "nan"}, "step 10, loss nan"),
@@ -40,27 +50,50 @@ def told(name: str, node: str = "node-0", **fields: Any) -> str:
             {"step": 50, "seconds": 0.213, "visible_seconds": 0.0031, "bytes": 1_258_291},
             "step 50 committed in 0.21 s, the training waited 3 ms (1.2 MiB)",
         ),
-        ("worker-failed", {"rank": 1, "cause": "signal", "signal": "SIGKILL"}, "rank 1 ended by SIGKILL (signal)"),
+        (
+            "worker-failed",
+            {"rank": 1, "cause": "signal", "signal": "SIGKILL"},
+            "rank 1 ended by SIGKILL (signal)",
+        ),
         (
             "worker-failed",
             {"rank": 0, "cause": "user_code", "code": 1, "message": "ValueError: x"},
             "rank 0 ended with code 1 (user_code): ValueError: x",
         ),
-        ("worker-failed", {"rank": 0, "cause": "node_lost", "code": 1, "primary": False}, "rank 0 lost its peers (node_lost)"),
-        ("worker-failed", {"rank": 0, "cause": "hang", "message": "one\ntwo"}, "rank 0 ended (hang): one"),
-        ("restarting", {"restarts": 1, "budget": 10, "cause": "signal"}, "starts again, restart 1 of 10 (signal)"),
+        (
+            "worker-failed",
+            {"rank": 0, "cause": "node_lost", "code": 1, "primary": False},
+            "rank 0 lost its peers (node_lost)",
+        ),
+        (
+            "worker-failed",
+            {"rank": 0, "cause": "hang", "message": "one\ntwo"},
+            "rank 0 ended (hang): one",
+        ),
+        (
+            "restarting",
+            {"restarts": 1, "budget": 10, "cause": "signal"},
+            "starts again, restart 1 of 10 (signal)",
+        ),
         ("stopped", {"step": 7}, "stopped after step 7, state saved"),
         ("evaluated", {"metrics": {"accuracy": 0.975}}, "accuracy 0.975"),
         ("agent-ended", {"code": -9}, "agent ended by signal 9"),
-        ("hang", {"rank": 1, "phase": "step", "collective": "all_reduce"}, "rank 1 hangs in step, inside all_reduce"),
+        (
+            "hang",
+            {"rank": 1, "phase": "step", "collective": "all_reduce"},
+            "rank 1 hangs in step, inside all_reduce",
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_event_is_told_in_a_sentence(name: str, fields: dict[str, Any], sentence: str) -> None:
     assert describe({"event": name, **fields}) == sentence
 
 
 def test_a_line_has_time_node_and_name_in_fixed_columns() -> None:
-    assert told("stopped", step=7) == "2026-01-31T12:00:01Z node-0 stopped               stopped after step 7, state saved"
+    assert (
+        told("stopped", step=7)
+        == "2026-01-31T12:00:01Z node-0 stopped               stopped after step 7, state saved"
+    )
 
 
 def test_what_a_rank_prints_carries_its_node() -> None:
@@ -70,7 +103,9 @@ def test_what_a_rank_prints_carries_its_node() -> None:
 
 def test_an_event_without_a_sentence_is_told_by_its_fields() -> None:
     assert (
-        describe({"event": "new-thing", "level": "info", "message": "Look.", "size": 3, "words": ["a"]})
+        describe(
+            {"event": "new-thing", "level": "info", "message": "Look.", "size": 3, "words": ["a"]}
+        )
         == 'Look. size=3 words=["a"]'
     )
 
@@ -82,7 +117,9 @@ def test_an_event_that_lacks_its_fields_is_still_told() -> None:
 def test_what_every_agent_says_is_told_once() -> None:
     narrator = EventFilter(lines_only=True)
     formed = {"event": "group-formed", "world_size": 2, "nodes": 2, "generation": 1}
-    assert [narrator.is_news(event) for event in (formed, dict(formed), {**formed, "generation": 2})] == [True, False, True]
+    assert [
+        narrator.is_news(event) for event in (formed, dict(formed), {**formed, "generation": 2})
+    ] == [True, False, True]
 
 
 def test_ranks_beside_rank_0_are_quiet_unless_they_fail() -> None:

@@ -29,7 +29,9 @@ def clock() -> Clock:
 
 @pytest.fixture
 def progress(clock: Clock) -> Progress:
-    return Progress("digits", {name: NodeProgress(name) for name in ("node-0", "node-1")}, needed=2, clock=clock)
+    return Progress(
+        "digits", {name: NodeProgress(name) for name in ("node-0", "node-1")}, needed=2, clock=clock
+    )
 
 
 def drawn(renderable: RenderableType, width: int = 120) -> str:
@@ -50,9 +52,25 @@ def test_a_training_shows_step_loss_rate_and_what_is_left(progress: Progress, cl
     clock.now = 108.0
     observe(progress, "progress", step=20, target=100, loss=0.6)
     clock.now = 110.0
-    observe(progress, "progress", step=25, target=100, loss=0.5, learning_rate=0.001, samples_per_second=1234.0)
+    observe(
+        progress,
+        "progress",
+        step=25,
+        target=100,
+        loss=0.5,
+        learning_rate=0.001,
+        samples_per_second=1234.0,
+    )
     text = drawn(draw(progress))
-    for part in ("digits", "step 25/100  25%", "30 s left", "10 s so far", "loss 0.5", "1,234 samples/s", "learning rate 0.001"):
+    for part in (
+        "digits",
+        "step 25/100  25%",
+        "30 s left",
+        "10 s so far",
+        "loss 0.5",
+        "1,234 samples/s",
+        "learning rate 0.001",
+    ):
         assert part in text
 
 
@@ -64,7 +82,14 @@ def test_the_rate_of_a_script_is_that_of_all_nodes(progress: Progress, clock: Cl
 
 def test_ranks_are_listed_with_their_state_and_heartbeat(progress: Progress, clock: Clock) -> None:
     observe(progress, "first-step", step=1)
-    rank = {"rank": 0, "local_rank": 0, "step": 7, "step_seconds": 0.02, "busy_seconds": 0.004, "heartbeat_age": 0.5}
+    rank = {
+        "rank": 0,
+        "local_rank": 0,
+        "step": 7,
+        "step_seconds": 0.02,
+        "busy_seconds": 0.004,
+        "heartbeat_age": 0.5,
+    }
     progress.observe_answer("node-0", answer(clock, ranks=[rank], generation=1, step=7))
     lines = drawn(draw(progress)).splitlines()
     (row,) = [line.split() for line in lines if line.startswith("node-0")]
@@ -83,7 +108,10 @@ def test_an_agent_that_does_not_answer_is_shown_as_such(progress: Progress, cloc
     [
         ([], "starting: 2 of 2 agents load torch"),
         (["rendezvous-started"], "starting: 1 of 2 agents load torch"),
-        (["rendezvous-started", "rendezvous-started"], "rendezvous: 2 of 2 nodes are there, 2 needed"),
+        (
+            ["rendezvous-started", "rendezvous-started"],
+            "rendezvous: 2 of 2 nodes are there, 2 needed",
+        ),
         (["group-formed", "group-formed"], "the ranks start and load the workload"),
         (["first-step", "agent-restarting"], "an agent ended and starts again"),
         (["first-step", "stopping"], "the ranks save their state and stop"),
@@ -100,7 +128,9 @@ def test_a_job_that_is_quiet_for_a_second_says_what_it_waits_for(
     assert f"… {sentence}" in drawn(draw(progress))
 
 
-def test_an_agent_that_failed_and_starts_again_has_nobody_told_to_stop(progress: Progress, clock: Clock) -> None:
+def test_an_agent_that_failed_and_starts_again_has_nobody_told_to_stop(
+    progress: Progress, clock: Clock
+) -> None:
     clock.now += 2
     progress.observe("node-0", {"event": "failed", "cause": "storage", "code": 203})
     assert progress.waiting_for() == "starting: 2 of 2 agents load torch"
@@ -117,7 +147,9 @@ def test_a_training_that_moves_waits_for_nothing(progress: Progress, clock: Cloc
 
 
 def test_a_script_that_tells_no_steps_is_not_called_stuck(clock: Clock) -> None:
-    progress = Progress("script", {"node-0": NodeProgress("node-0")}, needed=1, managed=False, clock=clock)
+    progress = Progress(
+        "script", {"node-0": NodeProgress("node-0")}, needed=1, managed=False, clock=clock
+    )
     assert "step 0" not in drawn(draw(progress))
     observe(progress, "group-formed", world_size=1)
     clock.now += 60
@@ -139,7 +171,9 @@ def test_restarts_and_the_rest_of_the_budget_are_shown(progress: Progress) -> No
 
 
 def test_of_many_ranks_only_a_screenful_is_listed(clock: Clock) -> None:
-    progress = Progress("big", {f"node-{n}": NodeProgress(f"node-{n}") for n in range(64)}, needed=64, clock=clock)
+    progress = Progress(
+        "big", {f"node-{n}": NodeProgress(f"node-{n}") for n in range(64)}, needed=64, clock=clock
+    )
     text = drawn(draw(progress))
     assert text.count("node-") == 16
     assert "48 more" in text
@@ -147,20 +181,34 @@ def test_of_many_ranks_only_a_screenful_is_listed(clock: Clock) -> None:
 
 @pytest.mark.parametrize(
     ("values", "width", "bars"),
-    [([], 10, ""), ([1.0], 10, "▁"), ([1.0, 1.0], 10, "▁▁"), ([0.0, 7.0], 10, "▁█"), ([7.0, 0.0], 10, "█▁"),
-     ([1.0] * 100, 10, "▁" * 10), ([float(n) for n in range(8)], 8, "▁▂▃▄▅▆▇█")],
-)  # fmt: skip
+    [
+        ([], 10, ""),
+        ([1.0], 10, "▁"),
+        ([1.0, 1.0], 10, "▁▁"),
+        ([0.0, 7.0], 10, "▁█"),
+        ([7.0, 0.0], 10, "█▁"),
+        ([1.0] * 100, 10, "▁" * 10),
+        ([float(n) for n in range(8)], 8, "▁▂▃▄▅▆▇█"),
+    ],
+)
 def test_a_sparkline_goes_with_its_values(values: list[float], width: int, bars: str) -> None:
     assert sparkline(values, width) == bars
 
 
 def test_square_brackets_that_a_rank_prints_are_no_markup() -> None:
-    assert drawn(draw_entry(Entry("node-0", None, "[red]loss[/red] [/]"))).rstrip() == "[node-0] [red]loss[/red] [/]"
+    assert (
+        drawn(draw_entry(Entry("node-0", None, "[red]loss[/red] [/]"))).rstrip()
+        == "[node-0] [red]loss[/red] [/]"
+    )
 
 
-def test_the_newest_state_of_each_ranks_progress_bar_is_drawn_until_its_line_ends(progress: Progress) -> None:
+def test_the_newest_state_of_each_ranks_progress_bar_is_drawn_until_its_line_ends(
+    progress: Progress,
+) -> None:
     for rank, percent in ((0, 10), (1, 10), (0, 20)):
-        progress.observe_print(Entry("node-0", None, f"[rank{rank}]: {percent}% [eta]", is_state=True))
+        progress.observe_print(
+            Entry("node-0", None, f"[rank{rank}]: {percent}% [eta]", is_state=True)
+        )
     rows = [row.rstrip() for row in drawn(draw(progress)).splitlines() if "%" in row]
     assert rows == ["[rank0]: 20% [eta]", "[rank1]: 10% [eta]"]
     progress.observe_print(Entry("node-0", None, "[rank0]: 100% [eta]"))
@@ -182,7 +230,9 @@ def test_what_rank_0_says_of_the_group_holds_for_every_node(progress: Progress) 
     assert [node.phase for node in progress.nodes.values()] == ["training", "training"]
 
 
-def test_the_time_left_follows_the_pace_of_now_and_not_of_the_start(progress: Progress, clock: Clock) -> None:
+def test_the_time_left_follows_the_pace_of_now_and_not_of_the_start(
+    progress: Progress, clock: Clock
+) -> None:
     for second in range(100):
         clock.now += 1
         observe(progress, "progress", step=1 + second, target=1000, loss=1.0)
@@ -194,7 +244,9 @@ def test_the_time_left_follows_the_pace_of_now_and_not_of_the_start(progress: Pr
     assert progress.seconds_left() == pytest.approx((1000 - 150) / 10, rel=0.15)
 
 
-def test_an_older_answer_of_another_node_does_not_turn_the_clock_back(progress: Progress, clock: Clock) -> None:
+def test_an_older_answer_of_another_node_does_not_turn_the_clock_back(
+    progress: Progress, clock: Clock
+) -> None:
     observe(progress, "progress", step=10, target=100, loss=1.0, generation=1)
     for step in (20, 18, 30, 29):
         clock.now += 1
@@ -208,9 +260,14 @@ def test_an_older_answer_of_another_node_does_not_turn_the_clock_back(progress: 
 
 @pytest.mark.parametrize(
     ("phase", "sentence"),
-    [("evaluate", "the ranks evaluate the model"), ("data", "no step for 4 s; the ranks are in: data")],
+    [
+        ("evaluate", "the ranks evaluate the model"),
+        ("data", "no step for 4 s; the ranks are in: data"),
+    ],
 )
-def test_a_training_that_stands_says_where_its_ranks_are(progress: Progress, clock: Clock, phase: str, sentence: str) -> None:
+def test_a_training_that_stands_says_where_its_ranks_are(
+    progress: Progress, clock: Clock, phase: str, sentence: str
+) -> None:
     for node in progress.nodes:
         observe(progress, "group-formed", node)
     observe(progress, "first-step", step=1)

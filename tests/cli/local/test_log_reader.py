@@ -117,7 +117,10 @@ def test_bytes_that_are_no_text_hide_nothing(log: Path) -> None:
     assert shown(list(tail.read())) == ["\ufffd\ufffd", "<done>"]
 
 
-@pytest.mark.parametrize("line", [b'{"time": 1', b'{"time": 1}', b'{"time": 1, "event": 5}', b'["event"]', b'{"event": "done"}'])
+@pytest.mark.parametrize(
+    "line",
+    [b'{"time": 1', b'{"time": 1}', b'{"time": 1, "event": 5}', b'["event"]', b'{"event": "done"}'],
+)
 def test_json_that_is_no_event_is_a_print(log: Path, line: bytes) -> None:
     tail = LogTail("node-0", log)
     append(log, line + b"\n")

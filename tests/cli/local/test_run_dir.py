@@ -32,7 +32,9 @@ def invoke(*, fresh: bool = False, checkpoints: Path | None = None) -> RunFolder
     return folder
 
 
-def test_without_a_home_the_runs_are_beside_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_the_runs_are_beside_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("KDIST_HOME")
     monkeypatch.chdir(tmp_path)
     assert folders.home() == tmp_path / ".kdist"
@@ -46,7 +48,9 @@ def test_a_second_invocation_is_the_same_run_with_a_new_rendezvous(home: Path) -
     assert [path.name for path in home.glob("job/rendezvous-*")] == ["rendezvous-2"]
 
 
-def test_the_rendezvous_that_agents_are_planned_for_is_that_of_the_invocation_which_then_begins() -> None:
+def test_the_rendezvous_that_agents_are_planned_for_is_that_of_the_invocation_which_then_begins() -> (
+    None
+):
     invoke()
     folder = RunFolder.open("job")
     planned = folder.store
@@ -68,10 +72,15 @@ def test_who_only_asks_whether_a_run_is_at_work_keeps_none_from_starting(home: P
     folder.close()
 
 
-def test_a_run_folder_on_a_full_disk_is_refused_in_words(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_folder_on_a_full_disk_is_refused_in_words(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = RunFolder.open("job")
     monkeypatch.setattr(folders, "write_json", lambda *_: Path("/dev/full").write_text("x"))
-    with pytest.raises(KdistError, match=f"the run folder {home / 'job'} cannot be written: No space left on device"):
+    with pytest.raises(
+        KdistError,
+        match=f"the run folder {home / 'job'} cannot be written: No space left on device",
+    ):
         folder.begin()
     folder.close()
 
@@ -95,7 +104,9 @@ def test_a_fresh_run_puts_the_old_one_aside_whole(home: Path) -> None:
     assert json.loads((new.moved[0] / "run.json").read_text())["run_id"] == old.run_id
 
 
-def test_a_fresh_run_puts_checkpoints_of_the_old_one_aside_wherever_they_are(tmp_path: Path) -> None:
+def test_a_fresh_run_puts_checkpoints_of_the_old_one_aside_wherever_they_are(
+    tmp_path: Path,
+) -> None:
     elsewhere = tmp_path / "disk" / "checkpoints"
     invoke(checkpoints=elsewhere)
     (elsewhere / "kept").touch()
@@ -167,9 +178,12 @@ def test_scratch_is_for_its_owner_alone() -> None:
     folder.close()
 
 
-def test_a_run_is_one_scripts_and_refused_to_another_until_it_is_put_aside(home: Path, tmp_path: Path) -> None:
+def test_a_run_is_one_scripts_and_refused_to_another_until_it_is_put_aside(
+    home: Path, tmp_path: Path
+) -> None:
     first, second = str(tmp_path / "mnist" / "main.py"), str(tmp_path / "minGPT" / "main.py")
-    for script in (None, first, first):  # a run of before scripts were noted becomes the first one's
+    # a run of before scripts were noted becomes the first one's
+    for script in (None, first, first):
         folder = RunFolder.open("main", script=script)
         folder.begin()
         folder.close()

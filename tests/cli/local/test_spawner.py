@@ -1,4 +1,6 @@
-"""The process that forks the agents of `kdist run`: what it saves, and that nobody depends on it."""
+"""The process that forks the agents of `kdist run`: what it saves, and that nobody depends on
+it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def daemon_of(run: Run, generation: int) -> int:
 
 
 @pytest.mark.processes
-def test_a_killed_agent_is_forked_again_and_starts_by_itself_where_nobody_forks_it(start: Start, tmp_path: Path) -> None:
+def test_a_killed_agent_is_forked_again_and_starts_by_itself_where_nobody_forks_it(
+    start: Start, tmp_path: Path
+) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     spec = {"nodes": 1, "procsPerNode": 1, "script": {"path": "script.py"}}
     job = {

@@ -12,15 +12,29 @@ from kdist.local.summary import starts
 def write_log(root: Path, node: str, *lines: tuple[str, float]) -> None:
     (root / node).mkdir(parents=True)
     said = [
-        {"time": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"), "event": event}
+        {
+            "time": datetime.fromtimestamp(at, UTC)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z"),
+            "event": event,
+        }
         for event, at in lines
     ]
-    (root / node / "log").write_text("".join(json.dumps(each, separators=(",", ":")) + "\n" for each in said))
+    (root / node / "log").write_text(
+        "".join(json.dumps(each, separators=(",", ":")) + "\n" for each in said)
+    )
 
 
 def test_the_first_word_of_each_agent_in_each_life_is_when_it_was_up(tmp_path: Path) -> None:
     again = ("rendezvous-started", 130.0)  # after a failure
-    write_log(tmp_path, "node-0", ("rendezvous-started", 103.5), ("group-formed", 104.0), again, ("rendezvous-started", 205.25))
+    write_log(
+        tmp_path,
+        "node-0",
+        ("rendezvous-started", 103.5),
+        ("group-formed", 104.0),
+        again,
+        ("rendezvous-started", 205.25),
+    )
     write_log(tmp_path, "node-1", ("rendezvous-started", 103.75))
     lives = [(100.0, 150.0), (200.0, None)]
     assert list(starts(tmp_path, lives)) == [(100.0, 103.5), (200.0, 205.25), (100.0, 103.75)]
@@ -28,6 +42,8 @@ def test_the_first_word_of_each_agent_in_each_life_is_when_it_was_up(tmp_path: P
 
 def test_logs_that_are_not_there_or_not_whole_say_nothing(tmp_path: Path) -> None:
     write_log(tmp_path, "node-0")
-    (tmp_path / "node-0" / "log").write_text('{"event":"rendezvous-started"}\nnot "rendezvous-started"\n')
+    (tmp_path / "node-0" / "log").write_text(
+        '{"event":"rendezvous-started"}\nnot "rendezvous-started"\n'
+    )
     assert list(starts(tmp_path, [(0.0, None)])) == []
     assert list(starts(tmp_path / "nowhere", [(0.0, None)])) == []

@@ -1,4 +1,6 @@
-"""The end of a run in words: the table's rows, and what is said and advised after every kind of end."""
+"""The end of a run in words: the table's rows, and what is said and advised after every kind of
+end.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ def make_report(**fields: Any) -> dict[str, Any]:
         "productiveSeconds": 50.0,
         "elapsedSeconds": 61.0,
         "goodput": 0.8197,
-        "checkpoints": {"committed": 7, "fellBack": 0, "seconds": 2.1, "visibleSeconds": 0.021, "bytes": 1_258_291},
+        "checkpoints": {
+            "committed": 7,
+            "fellBack": 0,
+            "seconds": 2.1,
+            "visibleSeconds": 0.021,
+            "bytes": 1_258_291,
+        },
         "loss": 0.01234,
         "metrics": {"accuracy": 0.9778},
         "folder": "/home/me/.kdist/digits",
@@ -59,21 +67,41 @@ def test_what_is_not_known_has_no_row() -> None:
     report = make_report(
         steps={"reached": 0, "committed": 0, "lost": 0, "samples": None},
         restarts={"total": 0, "byCause": {}, "joins": 0, "generations": 0},
-        checkpoints={"committed": 0, "fellBack": 0, "seconds": 0.0, "visibleSeconds": 0.0, "bytes": None},
-        recoverySeconds=[], productiveSeconds=0.0, goodput=0.0, loss=None, metrics={},
-    )  # fmt: skip
-    assert [name for name, _ in summary.rows(report)] == ["outcome", "restarts", "wall time", "folder"]
+        checkpoints={
+            "committed": 0,
+            "fellBack": 0,
+            "seconds": 0.0,
+            "visibleSeconds": 0.0,
+            "bytes": None,
+        },
+        recoverySeconds=[],
+        productiveSeconds=0.0,
+        goodput=0.0,
+        loss=None,
+        metrics={},
+    )
+    assert [name for name, _ in summary.rows(report)] == [
+        "outcome",
+        "restarts",
+        "wall time",
+        "folder",
+    ]
 
 
 def test_a_stopped_job_says_what_is_saved_and_how_to_go_on() -> None:
     told = summary.conclude(ended("stopped", 200), "job.yaml")
-    assert told == "digits stopped; step 350 is saved. Next: kdist run job.yaml   goes on from there"
+    assert (
+        told == "digits stopped; step 350 is saved. Next: kdist run job.yaml   goes on from there"
+    )
 
 
 def test_a_job_that_was_ended_at_once_does_not_claim_to_have_saved() -> None:
     report = {"steps": {"reached": 9, "committed": 0, "lost": 0, "samples": 1}}
     told = summary.conclude(ended("killed", -9, **report), "job.yaml")
-    assert told == "digits was ended at once; nothing was saved yet. Next: kdist run job.yaml   goes on from there"
+    assert told == (
+        "digits was ended at once; nothing was saved yet. Next: kdist run job.yaml   goes "
+        "on from there"
+    )
 
 
 def test_a_stop_whose_save_failed_is_an_error() -> None:
@@ -84,7 +112,11 @@ def test_a_stop_whose_save_failed_is_an_error() -> None:
 
 
 def test_a_failure_says_who_where_and_why() -> None:
-    traceback = ["Traceback (most recent call last):", '  File "/src/model.py", line 12, in forward', "ValueError: boom"]
+    traceback = [
+        "Traceback (most recent call last):",
+        '  File "/src/model.py", line 12, in forward',
+        "ValueError: boom",
+    ]
     failure = {
         "cause": "user_code",
         "rank": 1,
@@ -93,14 +125,20 @@ def test_a_failure_says_who_where_and_why() -> None:
         "message": "ValueError: boom",
         "traceback": traceback,
     }
-    told = summary.conclude(ended("failed", 70, failure={**failure, "agent": "node-0", "log": "/x/log"}), "job.yaml")
+    told = summary.conclude(
+        ended("failed", 70, failure={**failure, "agent": "node-0", "log": "/x/log"}), "job.yaml"
+    )
     assert isinstance(told, KdistError)
-    assert told.message == "digits failed (user_code), rank 1 on node-1 at step 42: ValueError: boom"
+    assert (
+        told.message == "digits failed (user_code), rank 1 on node-1 at step 42: ValueError: boom"
+    )
     assert told.hint == 'File "/src/model.py", line 12, in forward; everything it said is in /x/log'
 
 
 @pytest.mark.parametrize("failure", [None, {"agent": "node-0", "log": "/x/log"}])
-def test_a_failure_without_a_record_still_says_what_is_known(failure: dict[str, Any] | None) -> None:
+def test_a_failure_without_a_record_still_says_what_is_known(
+    failure: dict[str, Any] | None,
+) -> None:
     told = summary.conclude(ended("failed", 1, failure=failure), "job.yaml")
     assert isinstance(told, KdistError)
     assert "digits failed (exit code 1)" in told.message
@@ -108,4 +146,7 @@ def test_a_failure_without_a_record_still_says_what_is_known(failure: dict[str, 
 
 def test_a_run_that_was_done_before_says_how_to_begin_anew() -> None:
     told = summary.conclude(RunEnded(Outcome("done", 0), make_report(), already=True), "job.yaml")
-    assert told == "digits is done already. Next: kdist run --fresh job.yaml   trains it anew and keeps this run aside"
+    assert told == (
+        "digits is done already. Next: kdist run --fresh job.yaml   trains it anew and "
+        "keeps this run aside"
+    )

@@ -28,7 +28,9 @@ def told() -> Told:
 
 
 @pytest.fixture
-def make(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Supervisor]]:
+def make(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Supervisor]]:
     """Kubelet of agents that act what is given for each: `make(["201", "0"], ["wait"])`."""
     monkeypatch.setattr(kubelets, "FIRST_PAUSE", 0.05)
     monkeypatch.setattr(kubelets, "SETTLE_SECONDS", 0.5)
@@ -85,7 +87,9 @@ def test_a_job_is_done_when_every_agent_ends_with_zero(make: Callable[..., Super
 
 
 @pytest.mark.parametrize("end", ["128", "201", "202", "203", "kill"])
-def test_an_agent_that_may_try_again_is_started_again(make: Callable[..., Supervisor], tmp_path: Path, end: str) -> None:
+def test_an_agent_that_may_try_again_is_started_again(
+    make: Callable[..., Supervisor], tmp_path: Path, end: str
+) -> None:
     kubelet = make([end, end, "0"])
     kubelet.start()
     assert finish(kubelet) == Outcome("done", 0)
@@ -102,21 +106,31 @@ def test_a_code_below_128_fails_the_job_and_stops_the_other_agents(
     assert starts(tmp_path, 1) == 1, "no second try"
 
 
-def test_the_pause_before_a_restart_doubles_and_progress_sets_it_back(make: Callable[..., Supervisor], told: Told) -> None:
+def test_the_pause_before_a_restart_doubles_and_progress_sets_it_back(
+    make: Callable[..., Supervisor], told: Told
+) -> None:
     kubelet = make(["201"], backstop=3)
     kubelet.start()
     finish(kubelet)
-    assert [fields["seconds"] for _, event, fields in told if event == "agent-restarting"] == [0.05, 0.1, 0.2]
+    assert [fields["seconds"] for _, event, fields in told if event == "agent-restarting"] == [
+        0.05,
+        0.1,
+        0.2,
+    ]
 
 
-def test_an_agent_that_only_dies_is_given_up_in_the_end(make: Callable[..., Supervisor], tmp_path: Path) -> None:
+def test_an_agent_that_only_dies_is_given_up_in_the_end(
+    make: Callable[..., Supervisor], tmp_path: Path
+) -> None:
     kubelet = make(["kill"], backstop=2)
     kubelet.start()
     assert finish(kubelet) == Outcome("failed", -9, "node-0")
     assert starts(tmp_path, 0) == 3
 
 
-def test_progress_refills_the_patience_with_an_agent(make: Callable[..., Supervisor], tmp_path: Path) -> None:
+def test_progress_refills_the_patience_with_an_agent(
+    make: Callable[..., Supervisor], tmp_path: Path
+) -> None:
     kubelet = make(["201", "201", "201", "0"], backstop=1)
     kubelet.start()
     end = time.monotonic() + PATIENCE
@@ -128,7 +142,9 @@ def test_progress_refills_the_patience_with_an_agent(make: Callable[..., Supervi
     assert starts(tmp_path, 0) == 4
 
 
-def test_a_stop_asks_every_agent_to_save_and_none_is_started_again(make: Callable[..., Supervisor], tmp_path: Path) -> None:
+def test_a_stop_asks_every_agent_to_save_and_none_is_started_again(
+    make: Callable[..., Supervisor], tmp_path: Path
+) -> None:
     kubelet = make(["wait"], ["wait"])
     kubelet.start()
     wait_ready(tmp_path, kubelet, 0, 1)
@@ -137,7 +153,9 @@ def test_a_stop_asks_every_agent_to_save_and_none_is_started_again(make: Callabl
     assert (starts(tmp_path, 0), starts(tmp_path, 1)) == (1, 1)
 
 
-def test_a_second_request_ends_agents_that_do_not_listen(make: Callable[..., Supervisor], tmp_path: Path) -> None:
+def test_a_second_request_ends_agents_that_do_not_listen(
+    make: Callable[..., Supervisor], tmp_path: Path
+) -> None:
     kubelet = make(["deaf"], ["wait"])
     kubelet.start()
     wait_ready(tmp_path, kubelet, 0, 1)
@@ -147,7 +165,9 @@ def test_a_second_request_ends_agents_that_do_not_listen(make: Callable[..., Sup
     assert finish(kubelet).kind == "killed"
 
 
-def test_an_agent_that_does_not_stop_within_the_grace_is_killed(make: Callable[..., Supervisor], tmp_path: Path) -> None:
+def test_an_agent_that_does_not_stop_within_the_grace_is_killed(
+    make: Callable[..., Supervisor], tmp_path: Path
+) -> None:
     kubelet = make(["deaf"], grace_seconds=0.3)
     kubelet.start()
     wait_ready(tmp_path, kubelet, 0)
@@ -155,7 +175,9 @@ def test_an_agent_that_does_not_stop_within_the_grace_is_killed(make: Callable[.
     assert finish(kubelet) == Outcome("killed", -9, "node-0")
 
 
-def test_a_stop_while_an_agent_waits_for_its_restart_ends_the_job(make: Callable[..., Supervisor], told: Told) -> None:
+def test_a_stop_while_an_agent_waits_for_its_restart_ends_the_job(
+    make: Callable[..., Supervisor], told: Told
+) -> None:
     kubelet = make(["201"], backstop=99)
     kubelet.start()
     end = time.monotonic() + PATIENCE
@@ -167,7 +189,9 @@ def test_a_stop_while_an_agent_waits_for_its_restart_ends_the_job(make: Callable
     assert finish(kubelet).kind == "stopped"
 
 
-def test_a_failure_while_stopping_is_still_a_failure(make: Callable[..., Supervisor], tmp_path: Path) -> None:
+def test_a_failure_while_stopping_is_still_a_failure(
+    make: Callable[..., Supervisor], tmp_path: Path
+) -> None:
     kubelet = make(["wait"], ["wait70"])
     kubelet.start()
     wait_ready(tmp_path, kubelet, 0, 1)
@@ -199,10 +223,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_daemon_that_an_agent_leaves_behind_is_killed_before_the_agent_starts_again(tmp_path: Path) -> None:
+def test_a_daemon_that_an_agent_leaves_behind_is_killed_before_the_agent_starts_again(
+    tmp_path: Path,
+) -> None:
     told: Told = []
     environment = {**os.environ, "KDIST_SCRATCH": str(tmp_path / "node-0")}
-    command = AgentCommand("node-0", [sys.executable, "-c", DAEMON], environment, tmp_path, tmp_path / "log")
+    command = AgentCommand(
+        "node-0", [sys.executable, "-c", DAEMON], environment, tmp_path, tmp_path / "log"
+    )
 
     def tell(node: str, event: str, /, **fields: object) -> None:
         told.append((node, event, fields))
@@ -211,4 +239,6 @@ def test_a_daemon_that_an_agent_leaves_behind_is_killed_before_the_agent_starts_
     kubelet.start()
     assert finish(kubelet) == Outcome("failed", -9, "node-0")
     daemon = Path("/proc", (tmp_path / "daemon").read_text())
-    assert not daemon.exists() or " Z " in (daemon / "stat").read_text(), "gone when its agent's end is told"
+    assert not daemon.exists() or " Z " in (daemon / "stat").read_text(), (
+        "gone when its agent's end is told"
+    )

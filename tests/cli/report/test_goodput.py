@@ -1,4 +1,6 @@
-"""The goodput receipt from ledgers written by hand, where every second can be counted on fingers."""
+"""The goodput receipt from ledgers written by hand, where every second can be counted on
+fingers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from tests.cli.report.test_ledger import commit, failure, first_step, generation
 
 Record = dict[str, Any]
 
-# Ten steps of one second, each waiting 0.25 s; killed after step 6, of which 4 were committed; back after 3 s; done at 14 s.
+# Ten steps of one second, each waiting 0.25 s; killed after step 6, of which 4 were committed; back
+# after 3 s; done at 14 s.
 EVENTS: list[Record] = [
     generation(1, "start", 104.0),
     first_step(1, 107.0, 1),
@@ -28,7 +31,8 @@ EVENTS: list[Record] = [
     {"time": 124.0, "event": "done", "step": 10, "metrics": {}},
 ]
 STEPS: list[Record] = [
-    line | {"wait_seconds": 0.25} for line in [step(n, 1) for n in range(1, 7)] + [step(n, 2, loss=1 / n) for n in range(5, 11)]
+    line | {"wait_seconds": 0.25}
+    for line in [step(n, 1) for n in range(1, 7)] + [step(n, 2, loss=1 / n) for n in range(5, 11)]
 ]
 LIVES = [(100.0, 125.0)]
 
@@ -49,15 +53,29 @@ def test_every_second_of_a_run_with_a_kill_in_it_has_its_place() -> None:
         "down": 3.0,
         "other": pytest.approx(1.9),
     }
-    assert sum(receipt["secondsByCategory"].values()) == pytest.approx(receipt["elapsedSeconds"]) == 25.0
+    assert (
+        sum(receipt["secondsByCategory"].values())
+        == pytest.approx(receipt["elapsedSeconds"])
+        == 25.0
+    )
     assert receipt["goodput"] == pytest.approx(10 / 25)
 
 
 def test_attempts_say_what_they_kept_what_was_lost_and_what_ended_them() -> None:
     first, second = build_receipt(EVENTS, STEPS, lives=LIVES)["attempts"]
-    assert (first["reason"], first["keptSteps"], first["lostSteps"], first["endedBy"]) == ("start", 4, 2, "signal")
+    assert (first["reason"], first["keptSteps"], first["lostSteps"], first["endedBy"]) == (
+        "start",
+        4,
+        2,
+        "signal",
+    )
     assert first["failure"] == {"rank": 1, "node": "b", "step": 6, "message": "gone"}
-    assert (second["reason"], second["fromStep"], second["keptSteps"], second["lostSteps"]) == ("failure", 4, 6, 0)
+    assert (second["reason"], second["fromStep"], second["keptSteps"], second["lostSteps"]) == (
+        "failure",
+        4,
+        6,
+        0,
+    )
     assert second["endedBy"] is None
 
 
@@ -75,9 +93,14 @@ def test_pods_tell_of_queue_and_image_pull() -> None:
 
 def test_time_in_which_nobody_kept_the_run_going_is_not_counted() -> None:
     events = [
-        generation(1, "start", 101.0), first_step(1, 102.0, 1), commit(2, 103.0), {"time": 103.5, "event": "stopped", "step": 2},
-        generation(2, "resume", 1002.0, from_step=2), first_step(2, 1003.0, 3), {"time": 1005.0, "event": "done", "step": 4},
-    ]  # fmt: skip
+        generation(1, "start", 101.0),
+        first_step(1, 102.0, 1),
+        commit(2, 103.0),
+        {"time": 103.5, "event": "stopped", "step": 2},
+        generation(2, "resume", 1002.0, from_step=2),
+        first_step(2, 1003.0, 3),
+        {"time": 1005.0, "event": "done", "step": 4},
+    ]
     steps = [step(1, 1), step(2, 1), step(3, 2), step(4, 2)]
     receipt = build_receipt(events, steps, lives=[(100.0, 104.0), (1001.0, 1005.0)])
     assert receipt["elapsedSeconds"] == 8.0
@@ -88,14 +111,19 @@ def test_time_in_which_nobody_kept_the_run_going_is_not_counted() -> None:
 
 def test_steps_since_the_last_event_have_their_place_too() -> None:
     events = [generation(1, "start", 104.0), first_step(1, 107.0, 1), commit(2, 108.5)]
-    receipt = build_receipt(events, [step(number, 1) for number in range(1, 11)], lives=[(100.0, None)])
+    receipt = build_receipt(
+        events, [step(number, 1) for number in range(1, 11)], lives=[(100.0, None)]
+    )
     assert seconds(receipt)["productive"] == pytest.approx(10.0)
-    assert receipt["elapsedSeconds"] == pytest.approx(16.0)  # nine more steps of a second after the first one's end
+    # nine more steps of a second after the first one's end
+    assert receipt["elapsedSeconds"] == pytest.approx(16.0)
     assert sum(receipt["secondsByCategory"].values()) == pytest.approx(16.2, abs=0.21)
 
 
 def test_a_run_that_never_formed_a_group_is_all_other() -> None:
-    receipt = build_receipt([{"time": 105.0, "event": "failure", "generation": 1}], [], lives=[(100.0, 110.0)])
+    receipt = build_receipt(
+        [{"time": 105.0, "event": "failure", "generation": 1}], [], lives=[(100.0, 110.0)]
+    )
     assert (seconds(receipt), receipt["attempts"]) == ({"other": 10.0}, [])
 
 
@@ -103,7 +131,17 @@ def test_the_rows_show_shares_and_the_rank_that_failed() -> None:
     receipt = build_receipt(EVENTS, STEPS, lives=LIVES)
     assert ("down", "3.0 s", "12.0%") in text.totals(receipt)
     assert text.totals(receipt)[-1] == ("together", "25 s", "100.0%")
-    assert text.attempts(receipt)[0] == ("1", "start", "step 0", "6", "4", "2", "13 s", "30.8%", "signal: gone")
+    assert text.attempts(receipt)[0] == (
+        "1",
+        "start",
+        "step 0",
+        "6",
+        "4",
+        "2",
+        "13 s",
+        "30.8%",
+        "signal: gone",
+    )
     receipt["attempts"][0]["failure"]["message"] = "a traceback that is long\n" * 3
     assert text.attempts(receipt)[0][-1] == "signal: a traceback that is long"
     receipt["attempts"][0]["failure"]["message"] = "far too long " * 9
@@ -122,7 +160,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.outside += [f"{name}={value}" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+        self.outside += [
+            f"{name}={value}" for name, value in attrs if name in ("src", "href", "srcset", "data")
+        ]
         if tag not in ("meta", "br"):
             self.open.append(tag)
 
@@ -153,11 +193,31 @@ def test_a_page_of_a_run_that_did_nothing_yet_can_be_drawn() -> None:
     assert "Nothing was noted" in text
 
 
-VALUES = st.none() | st.integers(-5, 20) | st.floats(allow_nan=True) | st.text(max_size=3) | st.booleans()
-NAMES = st.sampled_from(["time", "event", "generation", "step", "from_step", "reason", "seconds", "visible_seconds", "rank"])
+VALUES = (
+    st.none()
+    | st.integers(-5, 20)
+    | st.floats(allow_nan=True)
+    | st.text(max_size=3)
+    | st.booleans()
+)
+NAMES = st.sampled_from(
+    [
+        "time",
+        "event",
+        "generation",
+        "step",
+        "from_step",
+        "reason",
+        "seconds",
+        "visible_seconds",
+        "rank",
+    ]
+)
 EVENT = st.dictionaries(NAMES, VALUES, max_size=7) | st.fixed_dictionaries(
     {
-        "event": st.sampled_from(["generation", "failure", "first_step", "commit", "done", "stopped"]),
+        "event": st.sampled_from(
+            ["generation", "failure", "first_step", "commit", "done", "stopped"]
+        ),
         "time": st.floats(0, 1e4),
         "generation": st.integers(0, 5),
         "from_step": st.integers(0, 9),
@@ -167,7 +227,12 @@ EVENT = st.dictionaries(NAMES, VALUES, max_size=7) | st.fixed_dictionaries(
 )
 
 
-@given(st.lists(EVENT, max_size=12), st.lists(EVENT, max_size=12), st.floats(0, 1e4), st.floats(0, 1e4) | st.none())
+@given(
+    st.lists(EVENT, max_size=12),
+    st.lists(EVENT, max_size=12),
+    st.floats(0, 1e4),
+    st.floats(0, 1e4) | st.none(),
+)
 def test_no_ledger_makes_the_receipt_or_its_page_raise(
     events: list[Record], steps: list[Record], began: float, ended: float | None
 ) -> None:

@@ -19,13 +19,25 @@ Record = dict[str, Any]
 
 def step(number: int, generation: int, *, loss: float = 1.0, seconds: float = 1.0) -> Record:
     return {
-        "step": number, "generation": generation, "world_size": 2, "first": (number - 1) * 8, "last": number * 8 - 1,
-        "loss": loss.hex(), "seconds": seconds,
-    }  # fmt: skip
+        "step": number,
+        "generation": generation,
+        "world_size": 2,
+        "first": (number - 1) * 8,
+        "last": number * 8 - 1,
+        "loss": loss.hex(),
+        "seconds": seconds,
+    }
 
 
 def generation(number: int, reason: str, time: float, *, from_step: int = 0) -> Record:
-    return {"time": time, "event": "generation", "generation": number, "reason": reason, "from_step": from_step, "world_size": 2}
+    return {
+        "time": time,
+        "event": "generation",
+        "generation": number,
+        "reason": reason,
+        "from_step": from_step,
+        "world_size": 2,
+    }
 
 
 def failure(number: int, time: float, cause: str = "signal", **fields: Any) -> Record:
@@ -37,10 +49,18 @@ def first_step(number: int, time: float, at: int) -> Record:
 
 
 def commit(at: int, time: float) -> Record:
-    return {"time": time, "event": "commit", "step": at, "seconds": 0.5, "visible_seconds": 0.1, "bytes": 1000}
+    return {
+        "time": time,
+        "event": "commit",
+        "step": at,
+        "seconds": 0.5,
+        "visible_seconds": 0.1,
+        "bytes": 1000,
+    }
 
 
-# Ten steps of one second; killed after step 6, of which 4 were committed; back after 3 s; done at 14 s.
+# Ten steps of one second; killed after step 6, of which 4 were committed; back after 3 s; done at
+# 14 s.
 INTERRUPTED = (
     [
         generation(1, "start", 100.0),
@@ -63,7 +83,12 @@ def test_steps_that_had_to_be_done_again_are_lost_and_others_are_not() -> None:
 
 def test_restarts_are_counted_by_the_cause_of_the_failure_before_them() -> None:
     report = build_report(*INTERRUPTED, invocations=[(100.0, 114.0)])
-    assert report["restarts"] == {"total": 1, "byCause": {"signal": 1}, "joins": 0, "generations": 2}
+    assert report["restarts"] == {
+        "total": 1,
+        "byCause": {"signal": 1},
+        "joins": 0,
+        "generations": 2,
+    }
 
 
 def test_recovery_lasts_from_the_failure_to_the_first_step_after_it() -> None:
@@ -84,12 +109,24 @@ def test_the_final_loss_is_the_last_steps_to_the_bit() -> None:
 
 def test_checkpoints_are_summed_up() -> None:
     report = build_report(*INTERRUPTED, invocations=[(100.0, 114.0)])
-    assert report["checkpoints"] == {"committed": 2, "fellBack": 0, "seconds": 1.0, "visibleSeconds": 0.2, "bytes": 1000}
+    assert report["checkpoints"] == {
+        "committed": 2,
+        "fellBack": 0,
+        "seconds": 1.0,
+        "visibleSeconds": 0.2,
+        "bytes": 1000,
+    }
 
 
 def test_a_planned_join_loses_nothing_and_is_no_restart() -> None:
-    events = [generation(1, "start", 0.0), generation(2, "join", 5.0, from_step=3), first_step(2, 6.0, 4)]
-    report = build_report(events, [step(n, 1) for n in (1, 2, 3)] + [step(4, 2)], invocations=[(0.0, 10.0)])
+    events = [
+        generation(1, "start", 0.0),
+        generation(2, "join", 5.0, from_step=3),
+        first_step(2, 6.0, 4),
+    ]
+    report = build_report(
+        events, [step(n, 1) for n in (1, 2, 3)] + [step(4, 2)], invocations=[(0.0, 10.0)]
+    )
     assert report["steps"]["lost"] == 0
     assert report["restarts"] == {"total": 0, "byCause": {}, "joins": 1, "generations": 2}
     assert report["recoverySeconds"] == []
@@ -104,14 +141,21 @@ def test_two_failures_before_a_step_are_one_recovery_and_two_restarts() -> None:
         generation(3, "failure", 13.0, from_step=2),
         first_step(3, 15.0, 3),
     ]
-    report = build_report(events, [step(n, 1) for n in (1, 2, 3)] + [step(3, 3)], invocations=[(0.0, 20.0)])
+    report = build_report(
+        events, [step(n, 1) for n in (1, 2, 3)] + [step(3, 3)], invocations=[(0.0, 20.0)]
+    )
     assert report["recoverySeconds"] == [5.0]
     assert report["restarts"]["byCause"] == {"oom_host": 1, "signal": 1}
     assert report["steps"]["lost"] == 1
 
 
 def test_the_earliest_failure_of_a_generation_is_its_cause() -> None:
-    events = [generation(1, "start", 0.0), failure(1, 6.0, "node_lost"), failure(1, 5.0, "hang"), generation(2, "failure", 7.0)]
+    events = [
+        generation(1, "start", 0.0),
+        failure(1, 6.0, "node_lost"),
+        failure(1, 5.0, "hang"),
+        generation(2, "failure", 7.0),
+    ]
     assert build_report(events, [], invocations=[(0.0, 9.0)])["restarts"]["byCause"] == {"hang": 1}
 
 
@@ -130,7 +174,11 @@ def test_a_failure_that_nobody_could_record_still_counts() -> None:
 
 
 def test_steps_whose_lines_died_with_their_writer_are_known_from_the_failure() -> None:
-    events = [generation(1, "start", 0.0), failure(1, 5.0, step=9), generation(2, "failure", 6.0, from_step=4)]
+    events = [
+        generation(1, "start", 0.0),
+        failure(1, 5.0, step=9),
+        generation(2, "failure", 6.0, from_step=4),
+    ]
     report = build_report(events, [step(n, 1) for n in range(1, 6)], invocations=[(0.0, 9.0)])
     assert report["steps"]["lost"] == 5
 
@@ -143,19 +191,27 @@ def test_falling_back_twice_discards_what_lies_beyond_the_deepest_point() -> Non
     ]
     steps = [step(n, 1) for n in range(1, 9)] + [step(7, 2)] + [step(n, 3) for n in range(3, 6)]
     report = build_report(events, steps, invocations=[(0.0, 30.0)])
-    assert report["productiveSeconds"] == 5.0, "steps 1 and 2 of the first and 3 to 5 of the third generation"
+    assert report["productiveSeconds"] == 5.0, (
+        "steps 1 and 2 of the first and 3 to 5 of the third generation"
+    )
     assert report["steps"]["lost"] == 2 + 5
 
 
 def test_the_pause_between_two_invocations_is_nobodys_loss() -> None:
     events = [generation(1, "start", 0.0), generation(2, "resume", 1000.0, from_step=2)]
-    report = build_report(events, [step(1, 1), step(2, 1), step(3, 2)], invocations=[(0.0, 4.0), (1000.0, 1002.0)])
+    report = build_report(
+        events, [step(1, 1), step(2, 1), step(3, 2)], invocations=[(0.0, 4.0), (1000.0, 1002.0)]
+    )
     assert report["elapsedSeconds"] == 6.0
     assert report["restarts"]["total"] == 0
 
 
 def test_an_invocation_that_was_killed_lasted_until_the_last_thing_it_wrote() -> None:
-    events = [generation(1, "start", 1.0), commit(2, 5.0), generation(2, "resume", 100.0, from_step=2)]
+    events = [
+        generation(1, "start", 1.0),
+        commit(2, 5.0),
+        generation(2, "resume", 100.0, from_step=2),
+    ]
     report = build_report(events, [], invocations=[(0.0, None), (99.0, 101.0)])
     assert report["elapsedSeconds"] == 7.0
 
@@ -170,17 +226,28 @@ def test_torn_lines_are_passed_over_and_the_rest_is_read(tmp_path: Path) -> None
     folder = tmp_path / "ledger"
     folder.mkdir()
     whole = [json.dumps(step(n, 1)) for n in (1, 2)]
-    (folder / "steps.jsonl").write_bytes(f'{whole[0]}\n{{"step": 2, "gene\n{whole[1]}\n{{"st'.encode() + b"\xff\x00")
-    (folder / "events.jsonl").write_text("[1]\n\n" + json.dumps(generation(1, "start", 0.0)) + '\n{"event": "com')
+    (folder / "steps.jsonl").write_bytes(
+        f'{whole[0]}\n{{"step": 2, "gene\n{whole[1]}\n{{"st'.encode() + b"\xff\x00"
+    )
+    (folder / "events.jsonl").write_text(
+        "[1]\n\n" + json.dumps(generation(1, "start", 0.0)) + '\n{"event": "com'
+    )
     report = build_report(*read_ledger(tmp_path), invocations=[(0.0, 5.0)])
     assert report["steps"]["reached"] == 2
     assert report["productiveSeconds"] == 2.0
 
 
 @given(st.integers(0, 2000), st.integers(0, 2000), st.sampled_from([b"", b"\n", b"\xff", b"{"]))
-def test_no_cut_through_a_ledger_breaks_the_report(events_cut: int, steps_cut: int, rubbish: bytes) -> None:
-    events, steps = ("\n".join(json.dumps(line) for line in lines).encode() for lines in INTERRUPTED)
-    cut = [list(parse_lines(data[:at] + rubbish)) for data, at in ((events, events_cut), (steps, steps_cut))]
+def test_no_cut_through_a_ledger_breaks_the_report(
+    events_cut: int, steps_cut: int, rubbish: bytes
+) -> None:
+    events, steps = (
+        "\n".join(json.dumps(line) for line in lines).encode() for lines in INTERRUPTED
+    )
+    cut = [
+        list(parse_lines(data[:at] + rubbish))
+        for data, at in ((events, events_cut), (steps, steps_cut))
+    ]
     report = build_report(cut[0], cut[1], invocations=[(100.0, 114.0)])
     assert report["steps"]["lost"] >= 0
     assert 0 <= report["goodput"] <= 1
@@ -204,7 +271,14 @@ _FIELDS = st.sampled_from(
     ]
 )
 _NAMES = st.sampled_from(["generation", "failure", "first_step", "commit", "done", "x"])
-_VALUES = st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | _NAMES | st.lists(st.integers(), max_size=1)
+_VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 5)
+    | st.floats()
+    | _NAMES
+    | st.lists(st.integers(), max_size=1)
+)
 
 
 @given(st.lists(st.dictionaries(_FIELDS, _VALUES), max_size=8))
@@ -214,9 +288,20 @@ def test_no_nonsense_in_a_ledger_breaks_the_report(lines: list[Record]) -> None:
 
 
 def test_of_a_script_that_tells_no_steps_nothing_is_claimed() -> None:
-    began = {"time": 1.0, "event": "generation", "generation": 1, "reason": "start", "from_step": 0, "entrypoint": "script"}
+    began = {
+        "time": 1.0,
+        "event": "generation",
+        "generation": 1,
+        "reason": "start",
+        "from_step": 0,
+        "entrypoint": "script",
+    }
     report = build_report([began], [], invocations=[(0.0, 10.0)])
-    assert (report["goodput"], report["productiveSeconds"], report["elapsedSeconds"]) == (None, None, 10.0)
+    assert (report["goodput"], report["productiveSeconds"], report["elapsedSeconds"]) == (
+        None,
+        None,
+        10.0,
+    )
     assert report["steps"] == {"reached": None, "committed": 0, "lost": None, "samples": None}
     receipt = build_receipt([began], [], lives=[(0.0, 10.0)])
     assert {name: spent for name, spent in receipt["secondsByCategory"].items() if spent} == {

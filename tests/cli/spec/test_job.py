@@ -1,4 +1,6 @@
-"""The model of job.yaml: its defaults, what the trainer is told, and the rules that every field follows."""
+"""The model of job.yaml: its defaults, what the trainer is told, and the rules that every field
+follows.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def smallest() -> TrainingJob:
 
 
 def test_defaults_are_explicit_in_the_document(smallest: TrainingJob) -> None:
-    assert {key: value for key, value in smallest.to_document()["spec"].items() if key != "train"} == {
+    assert {
+        key: value for key, value in smallest.to_document()["spec"].items() if key != "train"
+    } == {
         "backend": "auto",
         "image": None,
         "nodes": {"min": 1, "max": 1},
@@ -62,8 +66,14 @@ def test_a_document_is_a_job_file_of_the_same_job(smallest: TrainingJob) -> None
 
 
 def test_the_trainer_is_told_all_that_the_job_says_about_training() -> None:
-    text = JOB + "  nodes: {min: 2, max: 3}\n  procsPerNode: 2\n  threadsPerRank: 4\n  maxRestarts: 7\n  graceSeconds: 31\n"
-    text += "  rendezvousTimeoutSeconds: 32\n  joinWindowSeconds: 33\n  collectiveTimeoutSeconds: 34\n  hangTimeoutSeconds: 35\n"
+    text = JOB + (
+        "  nodes: {min: 2, max: 3}\n  procsPerNode: 2\n  threadsPerRank: 4\n  "
+        "maxRestarts: 7\n  graceSeconds: 31\n"
+    )
+    text += (
+        "  rendezvousTimeoutSeconds: 32\n  joinWindowSeconds: 33\n  collectiveTimeoutSeconds: "
+        "34\n  hangTimeoutSeconds: 35\n"
+    )
     text += "  metricsLingerSeconds: 36\n"
     told = load_text(text, source="job.yaml").to_train_config().to_document()
     train = told.pop("train")
@@ -83,11 +93,19 @@ def test_the_trainer_is_told_all_that_the_job_says_about_training() -> None:
         "script": None,
     }
     assert train["workload"] == "digits"
-    assert train["checkpoint"] == {"every": {"seconds": 300, "steps": None}, "mode": "async", "keep": 3, "load": "each"}
+    assert train["checkpoint"] == {
+        "every": {"seconds": 300, "steps": None},
+        "mode": "async",
+        "keep": 3,
+        "load": "each",
+    }
 
 
 def test_fields_that_job_and_trainer_share_agree() -> None:
-    ours, theirs = Spec.model_json_schema(by_alias=True), TrainConfig.model_json_schema(by_alias=True)
+    ours, theirs = (
+        Spec.model_json_schema(by_alias=True),
+        TrainConfig.model_json_schema(by_alias=True),
+    )
     shared = set(ours["properties"]) & set(theirs["properties"])
     assert set(theirs["properties"]) - shared == {"name"}
     for name in shared - {"nodes"}:  # the job may say a number of nodes
@@ -101,12 +119,16 @@ def test_fields_that_job_and_trainer_share_agree() -> None:
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.path)
 def test_a_field_is_camel_case_and_its_sentence_opens_with_its_name(field: reference.Field) -> None:
     assert re.fullmatch(r"[a-z][a-zA-Z0-9]*", field.name)
-    assert re.match(rf"{field.name}\b", field.sentence) or re.match(rf"{field.name}s?\b", field.sentence)
+    assert re.match(rf"{field.name}\b", field.sentence) or re.match(
+        rf"{field.name}s?\b", field.sentence
+    )
     assert field.sentence.endswith(".")
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.path)
-def test_a_field_is_no_boolean_and_every_number_list_and_mapping_is_bounded(field: reference.Field) -> None:
+def test_a_field_is_no_boolean_and_every_number_list_and_mapping_is_bounded(
+    field: reference.Field,
+) -> None:
     for form in field.forms:
         kind = form.get("type")
         assert kind != "boolean"
@@ -132,7 +154,10 @@ def test_a_job_cannot_be_changed(smallest: TrainingJob) -> None:
         smallest.metadata.name = "other"  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("written", "read"), [("2", "2"), ("0.5", "0.5"), ('"500m"', "500m"), ("500m", "500m"), ("1.5", "1.5")])
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("2", "2"), ("0.5", "0.5"), ('"500m"', "500m"), ("500m", "500m"), ("1.5", "1.5")],
+)
 def test_cores_are_read_as_kubernetes_reads_them(written: str, read: str) -> None:
     text = f"{JOB}  resources: {{cpu: {written}}}\n"
     assert load_text(text, source="job.yaml").spec.resources.cpu == read
@@ -147,10 +172,16 @@ def test_cores_are_read_as_kubernetes_reads_them(written: str, read: str) -> Non
         "  checkpoints: {path: ./ckpt}",
         "  data: [{claim: photos, path: ./photos, mountPath: /data}]",
         "  data: [{claim: a, mountPath: /data}, {claim: b, mountPath: /data2}]",
-        "  env: [{name: WANDB_MODE, value: offline}, {name: TOKEN, secret: {name: tokens, key: hub.txt}}]",
+        (
+            "  env: [{name: WANDB_MODE, value: offline}, {name: TOKEN, secret: {name: tokens, "
+            "key: hub.txt}}]"
+        ),
         "  tolerations: [{operator: Exists}, {key: gpu, value: a100, effect: NoSchedule}]",
         "  nodeSelector: {topology.kubernetes.io/zone: eu-1a, disk: ssd}",
-        "  podTemplate: {spec: {containers: [{name: trainer, stdin: true, ports: [{containerPort: 80}]}]}}",
+        (
+            "  podTemplate: {spec: {containers: [{name: trainer, stdin: true, ports: "
+            "[{containerPort: 80}]}]}}"
+        ),
         "  image: registry.example.com:5000/team/trainer@sha256:" + "0" * 64,
         "  procsPerNode: 4\n  resources: {gpu: 8}",
         "  nodes: 4\n  procsPerNode: auto",
@@ -162,13 +193,18 @@ def test_what_the_design_shows_is_valid(lines: str) -> None:
 
 @pytest.mark.parametrize("workload", ["digits", "gpt", "my_models.vision:Net", "m:N"])
 def test_a_workload_is_shipped_or_a_class(workload: str) -> None:
-    train = load_text(JOB.replace("workload: digits", f"workload: {workload}"), source="job.yaml").spec.train
+    train = load_text(
+        JOB.replace("workload: digits", f"workload: {workload}"), source="job.yaml"
+    ).spec.train
     assert train is not None
     assert train.workload == workload
 
 
 def test_a_script_with_arguments_is_valid() -> None:
-    text = JOB.split("  train:", maxsplit=1)[0] + '  script: {path: train.py, args: [--lr, "0.1", no]}\n'
+    text = (
+        JOB.split("  train:", maxsplit=1)[0]
+        + '  script: {path: train.py, args: [--lr, "0.1", no]}\n'
+    )
     script = load_text(text, source="job.yaml").to_train_config().script
     assert script is not None
     assert script.args == ["--lr", "0.1", "no"]
@@ -224,7 +260,8 @@ spec:
 
 
 @pytest.mark.parametrize(
-    ("betas", "valid"), [("[0, 0.999]", True), ('["0.9", 0.99]', False), ("[yes, no]", False), ("0.9", False)]
+    ("betas", "valid"),
+    [("[0, 0.999]", True), ('["0.9", 0.99]', False), ("[yes, no]", False), ("0.9", False)],
 )
 def test_betas_are_two_numbers(betas: str, valid: bool) -> None:
     text = f"{JOB}    optimizer: {{betas: {betas}}}\n"

@@ -22,13 +22,21 @@ def test_a_path_that_is_shown_can_be_read(path: tuple[str | int, ...], text: str
     assert parse(text) == path
 
 
-@pytest.mark.parametrize("text", ["", ".", "a..b", ".a", "a[", "a[x]", "a[-1]", "a b", 'a["', "a[99999999]"])
+@pytest.mark.parametrize(
+    "text", ["", ".", "a..b", ".a", "a[", "a[x]", "a[-1]", "a b", 'a["', "a[99999999]"]
+)
 def test_what_is_no_path_is_none(text: str) -> None:
     assert parse(text) is None
 
 
 @pytest.mark.parametrize(
-    ("word", "name"), [("max_restarts", "maxRestarts"), ("MAXRESTARTS", "maxRestarts"), ("maxRestart", "maxRestarts"), ("x", "")]
+    ("word", "name"),
+    [
+        ("max_restarts", "maxRestarts"),
+        ("MAXRESTARTS", "maxRestarts"),
+        ("maxRestart", "maxRestarts"),
+        ("x", ""),
+    ],
 )
 def test_a_near_name_is_found_whatever_its_case_and_separators(word: str, name: str) -> None:
     assert near_name(word, ["maxRestarts", "nodes", "image"]) == name
@@ -46,6 +54,8 @@ def test_every_field_is_found_by_its_path_and_by_a_slip_in_it(field: reference.F
     assert found is not None
     assert found.path == field.path
     if field.path.startswith("spec.") and len(field.name) > 5:
-        slip = parse(field.path.replace("[]", "[0]").replace(field.name, field.name[:-2] + field.name[-1]))
+        slip = parse(
+            field.path.replace("[]", "[0]").replace(field.name, field.name[:-2] + field.name[-1])
+        )
         assert slip is not None
         assert near_path(slip).replace("[0]", "[]") == field.path

@@ -1,4 +1,6 @@
-"""Objects of a job as an API server shows them, small enough to be read and with the fields that are decisive in place."""
+"""Objects of a job as an API server shows them, small enough to be read and with the fields that
+are decisive in place.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,21 @@ def at(seconds_ago: float) -> str:
     return (NOW - timedelta(seconds=seconds_ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def config_map(*, least: int = 2, most: int = 2, name: str = "digits", age: float = 600, **annotations: str) -> Document:
+def config_map(
+    *, least: int = 2, most: int = 2, name: str = "digits", age: float = 600, **annotations: str
+) -> Document:
     """The job's ConfigMap. Annotations are given by what follows `kdist.dev/`."""
-    spec = {"nodes": {"min": least, "max": most}, "maxRestarts": 10, "checkpoints": {"claim": "ckpt"}}
-    job = {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
+    spec = {
+        "nodes": {"min": least, "max": most},
+        "maxRestarts": 10,
+        "checkpoints": {"claim": "ckpt"},
+    }
+    job = {
+        "apiVersion": "kdist.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
     told = {"run-id": RUN, "backend": "job", "rendezvous": "kubernetes", **annotations}
     return {
         "apiVersion": "v1",
@@ -42,13 +55,25 @@ def workload(*, name: str = "digits", kind: str = "Job", age: float = 600, **spe
     return {
         "apiVersion": "batch/v1",
         "kind": kind,
-        "metadata": {"name": name, "namespace": "ml", "labels": {"kdist.dev/job": name}, "creationTimestamp": at(age)},
+        "metadata": {
+            "name": name,
+            "namespace": "ml",
+            "labels": {"kdist.dev/job": name},
+            "creationTimestamp": at(age),
+        },
         "spec": spec,
         "status": {},
     }
 
 
-def pod(index: int, *, name: str = "", node: str | None = "worker-1", phase: str = "Running", **status: Any) -> Document:
+def pod(
+    index: int,
+    *,
+    name: str = "",
+    node: str | None = "worker-1",
+    phase: str = "Running",
+    **status: Any,
+) -> Document:
     """A pod of the job; `status` adds to, or replaces parts of, what a healthy one says."""
     ready = "True" if phase == "Running" else "False"
     conditions = [
@@ -58,7 +83,9 @@ def pod(index: int, *, name: str = "", node: str | None = "worker-1", phase: str
     ]
     told: Document = {"phase": phase, "conditions": conditions, "podIP": f"10.0.0.{index + 1}"}
     if phase == "Running":
-        told["containerStatuses"] = [container(state={"running": {"startedAt": at(500)}}, ready=True)]
+        told["containerStatuses"] = [
+            container(state={"running": {"startedAt": at(500)}}, ready=True)
+        ]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -66,7 +93,10 @@ def pod(index: int, *, name: str = "", node: str | None = "worker-1", phase: str
             "name": name or f"digits-{index}-abcde",
             "namespace": "ml",
             "uid": f"uid-{index}",
-            "labels": {"kdist.dev/job": "digits", "batch.kubernetes.io/job-completion-index": str(index)},
+            "labels": {
+                "kdist.dev/job": "digits",
+                "batch.kubernetes.io/job-completion-index": str(index),
+            },
             "creationTimestamp": at(550),
         },
         "spec": {
@@ -77,7 +107,9 @@ def pod(index: int, *, name: str = "", node: str | None = "worker-1", phase: str
     }
 
 
-def container(*, state: Document, ready: bool = False, restarts: int = 0, before: Document | None = None) -> Document:
+def container(
+    *, state: Document, ready: bool = False, restarts: int = 0, before: Document | None = None
+) -> Document:
     """The status of the training's container."""
     return {
         "name": "trainer",
@@ -96,17 +128,31 @@ def waiting(reason: str, message: str = "", **more: Any) -> Document:
     return {"containerStatuses": [container(state=state, **more)]}
 
 
-def terminated(code: int, reason: str = "Error", record: Document | str | None = None, *, ago: float = 10) -> Document:
+def terminated(
+    code: int, reason: str = "Error", record: Document | str | None = None, *, ago: float = 10
+) -> Document:
     """A container's end."""
     message = record if isinstance(record, str) else json.dumps(record) if record else ""
-    return {"terminated": {"exitCode": code, "reason": reason, "message": message, "finishedAt": at(ago)}}
+    return {
+        "terminated": {
+            "exitCode": code,
+            "reason": reason,
+            "message": message,
+            "finishedAt": at(ago),
+        }
+    }
 
 
-def ended_pod(index: int, code: int, reason: str = "Error", record: Document | str | None = None, **more: Any) -> Document:
+def ended_pod(
+    index: int, code: int, reason: str = "Error", record: Document | str | None = None, **more: Any
+) -> Document:
     """A pod that is over; `more` may hold its `name`, and the seconds `ago` that it ended."""
     end = terminated(code, reason, record, ago=more.get("ago", 10))
     return pod(
-        index, name=more.get("name", ""), phase="Failed" if code else "Succeeded", containerStatuses=[container(state=end)]
+        index,
+        name=more.get("name", ""),
+        phase="Failed" if code else "Succeeded",
+        containerStatuses=[container(state=end)],
     )
 
 
@@ -117,13 +163,17 @@ def unscheduled(index: int, message: str, reason: str = "Unschedulable") -> Docu
 
 
 def lost_pod(index: int, *, node: str = "worker-2") -> Document:
-    """A pod on a node that is silent: its container was ready, the control plane took its readiness away."""
+    """A pod on a node that is silent: its container was ready, the control plane took its readiness
+    away.
+    """
     found = pod(index, node=node)
     found["status"]["conditions"][2]["status"] = "False"
     return found
 
 
-def report(state: str = "running", *, ranks: tuple[int, ...] = (0,), generation: int = 1, **more: Any) -> Document:
+def report(
+    state: str = "running", *, ranks: tuple[int, ...] = (0,), generation: int = 1, **more: Any
+) -> Document:
     """An agent's `/status` document."""
     told: Document = {
         "job": "digits",
@@ -166,5 +216,21 @@ def rank(number: int, local: int = 0) -> Document:
 
 def record(code: int, cause: str | None, *, outcome: str = "failed", **more: Any) -> Document:
     """An exit record as the trainer writes it."""
-    told = {"code": code, "cause": cause, "outcome": outcome, "message": "", "rank": 1, "node": "digits-1-abcde", "step": 42}
-    return {**told, "generation": 1, "time": NOW.timestamp() - 10, "traceback": [], "collective": None, "primary": True, **more}
+    told = {
+        "code": code,
+        "cause": cause,
+        "outcome": outcome,
+        "message": "",
+        "rank": 1,
+        "node": "digits-1-abcde",
+        "step": 42,
+    }
+    return {
+        **told,
+        "generation": 1,
+        "time": NOW.timestamp() - 10,
+        "traceback": [],
+        "collective": None,
+        "primary": True,
+        **more,
+    }

@@ -1,4 +1,6 @@
-"""An exit record is read from whatever a termination message holds: whole JSON, cut JSON, the end of a log, or rubbish."""
+"""An exit record is read from whatever a termination message holds: whole JSON, cut JSON, the end
+of a log, or rubbish.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,20 @@ from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import Failure
 from tests.cli.status.objects import record
 
-FAILURE = Failure(Cause.USER_CODE, Exit.USER, True, 'ValueError: ä "quoted"\nsecond line', rank=3, node="digits-3", step=17)
+FAILURE = Failure(
+    Cause.USER_CODE,
+    Exit.USER,
+    True,
+    'ValueError: ä "quoted"\nsecond line',
+    rank=3,
+    node="digits-3",
+    step=17,
+)
 
 
-@pytest.mark.parametrize("told", [failed(FAILURE), success(step=500), stopped("stopped on request", step=3)])
+@pytest.mark.parametrize(
+    "told", [failed(FAILURE), success(step=500), stopped("stopped on request", step=3)]
+)
 def test_what_the_trainer_writes_is_read_as_it_was_meant(told: dict[str, object]) -> None:
     read = ExitRecord.parse(json.dumps(told, ensure_ascii=False))
     assert read is not None
@@ -39,7 +51,9 @@ def test_a_record_survives_its_way_through_an_annotation() -> None:
 
 @pytest.mark.parametrize("length", range(40, 420, 9))
 def test_of_a_record_that_was_cut_the_first_fields_are_read(length: int) -> None:
-    text = json.dumps(record(70, "user_code", message="ValueError: " + "x" * 300, traceback=["line"] * 50))[:length]
+    text = json.dumps(
+        record(70, "user_code", message="ValueError: " + "x" * 300, traceback=["line"] * 50)
+    )[:length]
     read = ExitRecord.parse(text)
     assert read is not None
     assert (read.code, read.whole) == (70, False)
@@ -47,10 +61,23 @@ def test_of_a_record_that_was_cut_the_first_fields_are_read(length: int) -> None
 
 
 def test_the_end_of_a_log_tells_it_where_the_message_is_one() -> None:
-    event = {"time": "2026-01-31T12:00:00.000Z", "event": "failed", "cause": "data", "code": 65, "rank": 1, "message": "empty"}
+    event = {
+        "time": "2026-01-31T12:00:00.000Z",
+        "event": "failed",
+        "cause": "data",
+        "code": 65,
+        "rank": 1,
+        "message": "empty",
+    }
     read = ExitRecord.parse(f"loading …\nprogress 3%\r{json.dumps(event)}\nbye\n")
     assert read is not None
-    assert (read.code, read.cause, read.rank, read.message, read.whole) == (65, "data", 1, "empty", False)
+    assert (read.code, read.cause, read.rank, read.message, read.whole) == (
+        65,
+        "data",
+        1,
+        "empty",
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,6 +109,13 @@ def test_any_text_is_taken_calmly(text: str) -> None:
 def test_a_record_with_any_values_in_it_is_taken_calmly(data: st.DataObject) -> None:
     told = record(70, "user_code")
     key = data.draw(st.sampled_from(sorted(told)))
-    told[key] = data.draw(st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers()))
+    told[key] = data.draw(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text()
+        | st.lists(st.integers())
+    )
     read = ExitRecord.parse(json.dumps(told))
     assert read is None or isinstance(read.message, str)

@@ -1,4 +1,6 @@
-"""The phase follows from the strongest evidence: the workload's end, the user's requests, the agents, and last the pods."""
+"""The phase follows from the strongest evidence: the workload's end, the user's requests, the
+agents, and last the pods.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,19 @@ from tests.cli.status.objects import (
 ACTIVE = WorkloadState(active=2)
 SUSPENDED = WorkloadState(suspended=True)
 DONE = WorkloadState(succeeded=2, finished="succeeded")
-FAILED = WorkloadState(failed=1, finished="failed", reason="PodFailurePolicy", message="container failed with exit code 70")
+FAILED = WorkloadState(
+    failed=1,
+    finished="failed",
+    reason="PodFailurePolicy",
+    message="container failed with exit code 70",
+)
 FIRST, SECOND = "digits-0-abcde", "digits-1-abcde"
 BOTH = [pod(0), pod(1)]
 FRESH: Any = {"step": None, "last_checkpoint_step": None}
-QUEUED = {**workload(), "metadata": {**workload()["metadata"], "labels": {"kueue.x-k8s.io/queue-name": "team-a"}}}
+QUEUED = {
+    **workload(),
+    "metadata": {**workload()["metadata"], "labels": {"kueue.x-k8s.io/queue-name": "team-a"}},
+}
 STOPPED = record(200, "preempted", outcome="stopped")
 TRACEBACK = record(70, "user_code", message="ValueError: bad label")
 PULLING = pod(0, phase="Pending", **waiting("ImagePullBackOff", "Back-off pulling image"))
@@ -46,7 +56,9 @@ def look(
 ) -> JobStatus:
     """The status of a job of two nodes."""
     over = workload() if over is None and state else over
-    return read_status(told or config_map(), over, pods, reports or {}, state=state, now=NOW.timestamp(), **more)
+    return read_status(
+        told or config_map(), over, pods, reports or {}, state=state, now=NOW.timestamp(), **more
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +72,11 @@ def look(
         (look(reports={FIRST: report("restarting")}), Phase.RECOVERING, "Restarting"),
         (look(reports={FIRST: report("hung")}), Phase.RECOVERING, "Hang"),
         (look(reports={FIRST: report("succeeded")}), Phase.RUNNING, "Finishing"),
-        (look(reports={FIRST: report("succeeded"), SECOND: report("succeeded")}), Phase.SUCCEEDED, "Parked"),
+        (
+            look(reports={FIRST: report("succeeded"), SECOND: report("succeeded")}),
+            Phase.SUCCEEDED,
+            "Parked",
+        ),
         (look(reports={FIRST: report("failed", exit=TRACEBACK)}), Phase.FAILED, "user_code"),
         (look(), Phase.RUNNING, "NoAnswer"),
         (look(pods=[]), Phase.PENDING, "NoPods"),
@@ -68,27 +84,56 @@ def look(
         (look(pods=[PULLING, CREATING]), Phase.PENDING, "ImagePullBackOff"),
         (look(pods=[CREATING]), Phase.STARTING, "ContainerCreating"),
         (look(pods=[lost_pod(0), lost_pod(1)]), Phase.RECOVERING, "NodeLost"),
-        (look(pods=[pod(0), lost_pod(1)], reports={FIRST: report(generation=2)}), Phase.RUNNING, "NodeLost"),
+        (
+            look(pods=[pod(0), lost_pod(1)], reports={FIRST: report(generation=2)}),
+            Phase.RUNNING,
+            "NodeLost",
+        ),
         (look(pods=[pod(0), pod(1)], lost_nodes=["worker-1"]), Phase.RECOVERING, "NodeLost"),
         # After an outage of its own the control plane takes readiness away from pods that are well.
-        (look(pods=[lost_pod(0), lost_pod(1)], reports={FIRST: report(), SECOND: report(ranks=(1,))}), Phase.RUNNING, ""),
         (
-            look(pods=[ended_pod(0, 201, name="old"), pod(0)], reports={FIRST: report("rendezvous")}),
+            look(
+                pods=[lost_pod(0), lost_pod(1)],
+                reports={FIRST: report(), SECOND: report(ranks=(1,))},
+            ),
+            Phase.RUNNING,
+            "",
+        ),
+        (
+            look(
+                pods=[ended_pod(0, 201, name="old"), pod(0)], reports={FIRST: report("rendezvous")}
+            ),
             Phase.RECOVERING,
             "Rendezvous",
         ),
-        (look(DONE, [ended_pod(0, 0, "Completed"), ended_pod(1, 0, "Completed")]), Phase.SUCCEEDED, ""),
+        (
+            look(DONE, [ended_pod(0, 0, "Completed"), ended_pod(1, 0, "Completed")]),
+            Phase.SUCCEEDED,
+            "",
+        ),
         (look(DONE, []), Phase.SUCCEEDED, ""),
         (look(FAILED, [ended_pod(0, 70, record=TRACEBACK)]), Phase.FAILED, "user_code"),
         (look(FAILED, []), Phase.FAILED, "PodFailurePolicy"),
-        (look(FAILED, [ended_pod(0, 200, record=STOPPED), ended_pod(1, 200, record=STOPPED)]), Phase.STOPPED, "Stopped"),
-        (look(FAILED, [ended_pod(0, 200, record=STOPPED), ended_pod(1, 137)]), Phase.FAILED, "PodFailurePolicy"),
+        (
+            look(FAILED, [ended_pod(0, 200, record=STOPPED), ended_pod(1, 200, record=STOPPED)]),
+            Phase.STOPPED,
+            "Stopped",
+        ),
+        (
+            look(FAILED, [ended_pod(0, 200, record=STOPPED), ended_pod(1, 137)]),
+            Phase.FAILED,
+            "PodFailurePolicy",
+        ),
         (look(SUSPENDED, []), Phase.SUSPENDED, "Suspended"),
         (look(SUSPENDED, [], told=config_map(asked="suspended")), Phase.SUSPENDED, "Suspended"),
         (look(SUSPENDED, [], told=config_map(asked="stopped")), Phase.STOPPED, "Stopped"),
         (look(SUSPENDED, BOTH, told=config_map(asked="suspended")), Phase.RUNNING, "Suspending"),
         (look(SUSPENDED, [], over=QUEUED), Phase.QUEUED, "Queued"),
-        (look(SUSPENDED, [], over=QUEUED, told=config_map(asked="suspended")), Phase.SUSPENDED, "Suspended"),
+        (
+            look(SUSPENDED, [], over=QUEUED, told=config_map(asked="suspended")),
+            Phase.SUSPENDED,
+            "Suspended",
+        ),
         (look(None, []), Phase.UNKNOWN, "NoWorkload"),
     ],
 )
@@ -97,7 +142,9 @@ def test_the_phase_and_its_reason_are_found(status: JobStatus, phase: Phase, rea
 
 
 def test_the_throughput_is_that_of_all_agents() -> None:
-    """Each says what its own ranks do; of a copy that spans nodes, only one of them has something to say."""
+    """Each says what its own ranks do; of a copy that spans nodes, only one of them has something
+    to say.
+    """
     one = report(ranks=(1,), samples_per_second=500.0)
     assert look(reports={FIRST: report(), SECOND: one}).throughput == 1500.0
     assert look(reports={FIRST: report(samples_per_second=None), SECOND: one}).throughput == 500.0
@@ -106,8 +153,18 @@ def test_the_throughput_is_that_of_all_agents() -> None:
 
 def test_the_numbers_are_those_of_the_newest_group() -> None:
     old = report(generation=1, step=900, loss=9.0)
-    status = look(reports={FIRST: old, SECOND: report(ranks=(0,), generation=2, step=110, last_checkpoint_step=100)})
-    assert (status.step, status.loss, status.generation, status.last_checkpoint_step) == (110, 0.25, 2, 100)
+    status = look(
+        reports={
+            FIRST: old,
+            SECOND: report(ranks=(0,), generation=2, step=110, last_checkpoint_step=100),
+        }
+    )
+    assert (status.step, status.loss, status.generation, status.last_checkpoint_step) == (
+        110,
+        0.25,
+        2,
+        100,
+    )
     assert [(rank.rank, rank.pod) for rank in status.ranks] == [(0, SECOND)]
 
 
@@ -124,7 +181,13 @@ def test_a_finished_job_still_tells_its_last_step_and_how_it_ended() -> None:
 
 
 def test_the_failure_that_decides_is_told_and_not_what_followed_from_it() -> None:
-    peers = record(201, "node_lost", message="Connection closed by peer", primary=False, time=NOW.timestamp() - 60)
+    peers = record(
+        201,
+        "node_lost",
+        message="Connection closed by peer",
+        primary=False,
+        time=NOW.timestamp() - 60,
+    )
     status = look(FAILED, [ended_pod(0, 201, record=peers), ended_pod(1, 70, record=TRACEBACK)])
     assert status.exit_record is not None
     assert (status.exit_record.cause, status.message) == ("user_code", "ValueError: bad label")
@@ -140,7 +203,11 @@ def test_an_outcome_that_was_noted_outlives_the_pods() -> None:
 
 
 def test_nodes_at_work_are_counted_against_those_wanted() -> None:
-    status = look(pods=[pod(0), lost_pod(1), unscheduled(2, "")], told=config_map(least=1, most=4), reports={FIRST: report()})
+    status = look(
+        pods=[pod(0), lost_pod(1), unscheduled(2, "")],
+        told=config_map(least=1, most=4),
+        reports={FIRST: report()},
+    )
     assert (str(status.nodes), status.nodes.min) == ("1/4", 1)
     assert status.reason == "NodeLost"
 
@@ -148,6 +215,10 @@ def test_nodes_at_work_are_counted_against_those_wanted() -> None:
 def test_a_status_is_plain_for_programs() -> None:
     document = look(reports={FIRST: report(loss="nan")}).to_document()
     assert json.loads(json.dumps(document, allow_nan=False)) == document
-    assert (document["apiVersion"], document["phase"], document["loss"]) == ("cli.kdist.dev/v1", "Running", "nan")
+    assert (document["apiVersion"], document["phase"], document["loss"]) == (
+        "cli.kdist.dev/v1",
+        "Running",
+        "nan",
+    )
     assert document["ranks"][0]["allReduceSeconds"] == 0.02
     assert document["terminal"] is False

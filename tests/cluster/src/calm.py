@@ -1,4 +1,6 @@
-"""The digits, at a walking pace: steps last long enough to be disturbed, and leave the cores to the other tests."""
+"""The digits, at a walking pace: steps last long enough to be disturbed, and leave the cores to the
+other tests.
+"""
 
 import os
 import time

@@ -1,4 +1,6 @@
-"""The digits at a walking pace, with the ailments that files in `$FLAGS` name while they are there."""
+"""The digits at a walking pace, with the ailments that files in `$FLAGS` name while they are
+there.
+"""
 
 import math
 import os

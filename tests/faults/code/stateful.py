@@ -1,7 +1,9 @@
-"""A workload with all that makes equal bits hard: what a training must carry over besides weights, or draw again alike.
+"""A workload with all that makes equal bits hard: what a training must carry over besides weights,
+or draw again alike.
 
-Batch norms, one of them in a submodule that is frozen; dropout; samples and losses that draw from NumPy's and Python's
-generators, the loss only now and then; two groups of parameters; a MultiStepLR, whose state is no JSON.
+Batch norms, one of them in a submodule that is frozen; dropout; samples and losses that draw from
+NumPy's and Python's generators, the loss only now and then; two groups of parameters; a
+MultiStepLR, whose state is no JSON.
 """
 
 from __future__ import annotations
@@ -47,9 +49,17 @@ class Net(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.frozen = nn.Sequential(nn.Linear(FEATURES, width), nn.BatchNorm1d(width)).eval().requires_grad_(False)
+        self.frozen = (
+            nn.Sequential(nn.Linear(FEATURES, width), nn.BatchNorm1d(width))
+            .eval()
+            .requires_grad_(False)
+        )
         self.head = nn.Sequential(
-            nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, CLASSES)
+            nn.Linear(width, width),
+            nn.BatchNorm1d(width),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(width, CLASSES),
         )
         self.register_buffer("scale", torch.full((width,), 0.5))
 
@@ -82,5 +92,7 @@ class Stateful(Workload):
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
         return AdamW(groups, lr=settings.learning_rate)
 
-    def scheduler(self, optimizer: Optimizer, settings: config.Schedule, *, steps: int) -> LRScheduler:  # noqa: ARG002
+    def scheduler(
+        self, optimizer: Optimizer, settings: config.Schedule, *, steps: int
+    ) -> LRScheduler:  # noqa: ARG002
         return MultiStepLR(optimizer, [steps // 3, 2 * steps // 3], gamma=0.3)

@@ -1,7 +1,9 @@
-"""Agents without the seconds of their imports: forked from a process that has imported torch, one for each process of pytest.
+"""Agents without the seconds of their imports: forked from a process that has imported torch, one
+for each process of pytest.
 
-What is forked is the agent of `python -m kdist_trainer` with a session, environment, folder and output of its own; only what
-it would have imported is there already. `python -m tests.trainer.agent.forks DESCRIPTOR FOLDER` is the process that forks.
+What is forked is the agent of `python -m kdist_trainer` with a session, environment, folder and
+output of its own; only what it would have imported is there already. `python -m
+tests.trainer.agent.forks DESCRIPTOR FOLDER` is the process that forks.
 """
 
 from __future__ import annotations
@@ -68,8 +70,12 @@ class ForkedAgent:
         self.send_signal(signal.SIGKILL)
 
 
-def fork_agent(arguments: Sequence[str], *, environment: Mapping[str, str], log: int) -> ForkedAgent:
-    """Start `python -m kdist_trainer ARGUMENTS` in the repository's root; the descriptor `log` takes what it prints."""
+def fork_agent(
+    arguments: Sequence[str], *, environment: Mapping[str, str], log: int
+) -> ForkedAgent:
+    """Start `python -m kdist_trainer ARGUMENTS` in the repository's root; the descriptor `log`
+    takes what it prints.
+    """
     asking, ends = _server()
     request = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode()
     assert len(request) <= _LARGEST
@@ -87,12 +93,20 @@ def _server() -> tuple[socket.socket, Path]:
     ends = Path(tempfile.mkdtemp(prefix="kdist-forks-"))  # the server removes it
     with theirs:
         command = [sys.executable, "-m", __name__, str(theirs.fileno()), str(ends)]
-        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
     return ours, ends
 
 
 def serve(requests: socket.socket, ends: Path) -> NoReturn:
-    """Fork an agent for each request and note how it ends, until whoever asks is gone. Only one thread may be at work here."""
+    """Fork an agent for each request and note how it ends, until whoever asks is gone. Only one
+    thread may be at work here.
+    """
     numbers: dict[int, int] = {}
 
     def reap(*_: object) -> None:
@@ -107,7 +121,8 @@ def serve(requests: socket.socket, ends: Path) -> NoReturn:
         if not text:
             shutil.rmtree(ends)
             os._exit(0)
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # no end is met before its pid is known
+        # no end is met before its pid is known
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         if (pid := os.fork()) == 0:
             requests.close()
             _be_agent(json.loads(text), descriptors[0])

@@ -1,4 +1,6 @@
-"""Agents as real processes over one folder, seen from outside: their logs, their scratch folders, the files of their ranks."""
+"""Agents as real processes over one folder, seen from outside: their logs, their scratch folders,
+the files of their ranks.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,12 @@ Agent = subprocess.Popen[bytes] | ForkedAgent
 
 
 class Lab:
-    """The agents of one job. `job` holds fields of train.json; ends what it started when the `with` block ends.
+    """The agents of one job. `job` holds fields of train.json; ends what it started when the `with`
+    block ends.
 
-    `arguments` are words for the command line of every agent that is started from then on. With `fresh` an agent is a new
-    interpreter that imports torch itself, as in a pod, and not a fork of a process that has.
+    `arguments` are words for the command line of every agent that is started from then on. With
+    `fresh` an agent is a new interpreter that imports torch itself, as in a pod, and not a fork of
+    a process that has.
     """
 
     def __init__(
@@ -40,7 +44,9 @@ class Lab:
         fresh: bool = False,
         **job: Any,
     ) -> None:
-        self.folder, self.run_id, self.entrypoint = folder, run_id, f"tests.trainer.agent.members:{entrypoint}"
+        self.folder = folder
+        self.run_id = run_id
+        self.entrypoint = f"tests.trainer.agent.members:{entrypoint}"
         self.checkpoints = folder / "checkpoints"
         self.rendezvous = rendezvous or f"file:{folder / 'store'}"
         self.arguments: list[str] = []
@@ -48,8 +54,14 @@ class Lab:
         self._started: list[Agent] = []
         self._fresh = fresh
         folder.mkdir(parents=True, exist_ok=True)
-        self.lifeline = ParentDeathPipe.create(folder / "lifeline")  # no agent outlives this process
-        defaults = {"name": "lab", "nodes": {"min": 1, "max": 1}, "procsPerNode": 1, "graceSeconds": 30}
+        # no agent outlives this process
+        self.lifeline = ParentDeathPipe.create(folder / "lifeline")
+        defaults = {
+            "name": "lab",
+            "nodes": {"min": 1, "max": 1},
+            "procsPerNode": 1,
+            "graceSeconds": 30,
+        }
         document = {**defaults, "joinWindowSeconds": 0, "hangTimeoutSeconds": 100, **job}
         if "script" not in document:
             document["train"] = {"workload": "digits", "steps": 1}  # its entrypoint is another one
@@ -59,12 +71,30 @@ class Lab:
         """Start the agents of these nodes, in the environment of this process and `environment`."""
         for node in nodes:
             command = ["--config", self.folder / "train.json", "--node", node]
-            command += ["--run-id", run_id or self.run_id, "--scratch", self.folder / node, "--port", "0"]
-            command += ["--rendezvous", self.rendezvous, "--address", "127.0.0.1", *self.arguments, "--checkpoints"]
+            command += [
+                "--run-id",
+                run_id or self.run_id,
+                "--scratch",
+                self.folder / node,
+                "--port",
+                "0",
+            ]
+            command += [
+                "--rendezvous",
+                self.rendezvous,
+                "--address",
+                "127.0.0.1",
+                *self.arguments,
+                "--checkpoints",
+            ]
             command += [self.checkpoints if run_id is None else self.folder / run_id]
             command += ["--entrypoint", self.entrypoint, "--lifeline", self.lifeline.path]
             with (self.folder / f"{node}.log").open("ab") as log:
-                agent = self._begin([str(word) for word in command], {"LAB": str(self.folder), **environment}, log.fileno())
+                agent = self._begin(
+                    [str(word) for word in command],
+                    {"LAB": str(self.folder), **environment},
+                    log.fileno(),
+                )
             self.agents[node] = agent
             self._started.append(agent)
 
@@ -73,7 +103,9 @@ class Lab:
             return fork_agent(arguments, environment={**os.environ, **environment}, log=log)
         command = [sys.executable, "-m", "kdist_trainer", *arguments]
         environment = {**os.environ, **environment}
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
 
     def tell(self, word: str) -> None:
         """Leave a word for the ranks."""
@@ -99,25 +131,40 @@ class Lab:
     def ranks(self, generation: int) -> dict[int, dict[str, Any]]:
         """What the ranks of a generation last wrote, by rank."""
         found = [json.loads(path.read_text()) for path in self.folder.glob("rank-*.json")]
-        return {int(one["rank"]): one for one in found if int(one["kdist_generation"]) == generation}
+        return {
+            int(one["rank"]): one for one in found if int(one["kdist_generation"]) == generation
+        }
 
     def stepping(self, generation: int, *, world: int, steps: int = 2) -> dict[int, dict[str, Any]]:
         """Wait until all ranks of a generation have made so many steps; returns what they wrote."""
 
         def all_step() -> dict[int, dict[str, Any]] | None:
             ranks = self.ranks(generation)
-            return ranks if len(ranks) == world and all(rank["step"] >= steps for rank in ranks.values()) else None
+            return (
+                ranks
+                if len(ranks) == world and all(rank["step"] >= steps for rank in ranks.values())
+                else None
+            )
 
-        found: dict[int, dict[str, Any]] = self.wait(all_step, f"generation {generation} of {world} ranks")
+        found: dict[int, dict[str, Any]] = self.wait(
+            all_step, f"generation {generation} of {world} ranks"
+        )
         return found
 
     def logs(self) -> str:
-        return "\n".join(f"--- {path.name}\n{path.read_text()[-4000:]}" for path in sorted(self.folder.glob("*.log")))
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text()[-4000:]}"
+            for path in sorted(self.folder.glob("*.log"))
+        )
 
     def events(self, node: str, name: str) -> list[dict[str, Any]]:
         """The events of this name that a node has logged."""
         lines = (self.folder / f"{node}.log").read_text(errors="replace").splitlines()
-        return [event for line in lines if line.startswith('{"time"') and (event := json.loads(line))["event"] == name]
+        return [
+            event
+            for line in lines
+            if line.startswith('{"time"') and (event := json.loads(line))["event"] == name
+        ]
 
     def record(self, node: str) -> dict[str, Any]:
         """The exit record of a node's agent."""
@@ -132,7 +179,12 @@ class Lab:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for agent in self._started:
             for pid in [agent.pid, *descendants(agent.pid)] if agent.poll() is None else []:
                 kill(pid, signal.SIGKILL)
@@ -164,7 +216,9 @@ def descendants(pid: int) -> list[int]:
 def command_of(pid: int) -> str:
     """A process's command line; empty if it is gone."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
     except OSError:
         return ""
 

@@ -1,8 +1,10 @@
-"""What ranks run in the tests of the agent: a loop of all-reduces that does as files in the folder $LAB tell it.
+"""What ranks run in the tests of the agent: a loop of all-reduces that does as files in the folder
+$LAB tell it.
 
-`finish` ends it as done, `raise-RANK` raises there, `leave-RANK` leaves by `os._exit(0)`, `hold-RANK` keeps it from meeting its
-peers, `slow-RANK` lets its next step compute until the file is gone. With $LAB_CHILDREN each rank starts processes that
-hold its sockets. Each rank keeps `rank-RANK.json` up to date: who and where it is, and its step.
+`finish` ends it as done, `raise-RANK` raises there, `leave-RANK` leaves by `os._exit(0)`,
+`hold-RANK` keeps it from meeting its peers, `slow-RANK` lets its next step compute until the file
+is gone. With $LAB_CHILDREN each rank starts processes that hold its sockets. Each rank keeps
+`rank-RANK.json` up to date: who and where it is, and its step.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def train() -> str:
     folder, rank = Path(os.environ["LAB"]), int(os.environ["RANK"])
     asked = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
-    heartbeat = Heartbeat.attach(Path(os.environ["KDIST_SCRATCH"], f"rank-{os.environ['LOCAL_RANK']}.heartbeat"))
+    heartbeat = Heartbeat.attach(
+        Path(os.environ["KDIST_SCRATCH"], f"rank-{os.environ['LOCAL_RANK']}.heartbeat")
+    )
     heartbeat.beat(Phase.RENDEZVOUS, -1)
     _write(folder / f"rank-{rank}.json", 0)
     _wait_while(folder / f"hold-{rank}")
@@ -60,7 +64,9 @@ def train() -> str:
 
 
 def bear(folder: Path, rank: int) -> None:
-    """Fork a child, a child with a session of its own, and a daemon: each leaves its pid in `child-RANK-KIND`, and stays."""
+    """Fork a child, a child with a session of its own, and a daemon: each leaves its pid in
+    `child-RANK-KIND`, and stays.
+    """
     _open.append(Listener(family="AF_UNIX"))  # as a rank with loader processes does
     for kind in ("child", "session", "daemon"):
         if os.fork() == 0:
@@ -79,9 +85,13 @@ def _wait_while(path: Path) -> None:
 
 
 def disagree() -> NoReturn:
-    """Three collectives in harmony; in the fourth, named by $LAB_OP, rank 1 does as $LAB_ODD says, and then all go on."""
+    """Three collectives in harmony; in the fourth, named by $LAB_OP, rank 1 does as $LAB_ODD says,
+    and then all go on.
+    """
     rank, op, odd = int(os.environ["RANK"]), os.environ["LAB_OP"], os.environ["LAB_ODD"]
-    heartbeat = Heartbeat.attach(Path(os.environ["KDIST_SCRATCH"], f"rank-{os.environ['LOCAL_RANK']}.heartbeat"))
+    heartbeat = Heartbeat.attach(
+        Path(os.environ["KDIST_SCRATCH"], f"rank-{os.environ['LOCAL_RANK']}.heartbeat")
+    )
     flight_recorder.install(heartbeat)
     dist.init_process_group("gloo", timeout=timedelta(seconds=int(os.environ["LAB_TIMEOUT"])))
     for step in range(1, 4):

@@ -1,4 +1,6 @@
-"""Agents that meet at the agent of node 0, as where no Role may be granted: it may come last, and its loss ends all."""
+"""Agents that meet at the agent of node 0, as where no Role may be granted: it may come last, and
+its loss ends all.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +37,33 @@ def test_the_host_is_known_by_its_name_or_its_address() -> None:
     assert not names_us("digits-0.invalid", node="digits-1", address="10.0.0.7")
 
 
-def test_the_first_to_come_keeps_the_store_and_a_name_that_nobody_knows_is_given_up_in_time() -> None:
+def test_the_first_to_come_keeps_the_store_and_a_name_that_nobody_knows_is_given_up_in_time() -> (
+    None
+):
     port = free_port()
     (first, keeps), (second, keeps_too) = (
-        open_tcp_store("127.0.0.1", port, node=node, address="127.0.0.1", timeout_seconds=5, patience_seconds=20)
+        open_tcp_store(
+            "127.0.0.1",
+            port,
+            node=node,
+            address="127.0.0.1",
+            timeout_seconds=5,
+            patience_seconds=20,
+        )
         for node in ("node-0", "node-1")
     )
     first.set("key", "value")
     assert second.get("key") == b"value"
     assert (keeps, keeps_too) == (True, False)
     with pytest.raises(OSError, match="known"):
-        open_tcp_store("digits-0.invalid", port, node="digits-1", address=None, timeout_seconds=5, patience_seconds=0.1)
+        open_tcp_store(
+            "digits-0.invalid",
+            port,
+            node="digits-1",
+            address=None,
+            timeout_seconds=5,
+            patience_seconds=0.1,
+        )
 
 
 @pytest.mark.processes
@@ -64,8 +82,12 @@ def test_agents_meet_train_and_end_together_over_ipv6(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_without_the_agent_that_keeps_the_store_the_others_end_to_be_started_again(tmp_path: Path) -> None:
-    with Lab(tmp_path, rendezvous=f"c10d:127.0.0.1:{free_port()}", nodes={"min": 1, "max": 2}) as lab:
+def test_without_the_agent_that_keeps_the_store_the_others_end_to_be_started_again(
+    tmp_path: Path,
+) -> None:
+    with Lab(
+        tmp_path, rendezvous=f"c10d:127.0.0.1:{free_port()}", nodes={"min": 1, "max": 2}
+    ) as lab:
         lab.start("node-0")
         lab.stepping(1, world=1)
         lab.start("node-1")
@@ -82,8 +104,12 @@ def test_without_the_agent_that_keeps_the_store_the_others_end_to_be_started_aga
 
 
 @pytest.mark.processes
-def test_when_the_agent_that_keeps_the_store_is_asked_to_end_the_others_end_to_be_started_again(tmp_path: Path) -> None:
-    with Lab(tmp_path, rendezvous=f"c10d:127.0.0.1:{free_port()}", nodes={"min": 2, "max": 2}) as lab:
+def test_when_the_agent_that_keeps_the_store_is_asked_to_end_the_others_end_to_be_started_again(
+    tmp_path: Path,
+) -> None:
+    with Lab(
+        tmp_path, rendezvous=f"c10d:127.0.0.1:{free_port()}", nodes={"min": 2, "max": 2}
+    ) as lab:
         lab.start("node-0")
         lab.wait(lambda: "rendezvous-started" in lab.logs(), "the store in node-0")
         lab.start("node-1")

@@ -1,4 +1,6 @@
-"""A rank that raises, hangs, dies, or enters another collective than its peers: one record, in time, that says who was where."""
+"""A rank that raises, hangs, dies, or enters another collective than its peers: one record, in
+time, that says who was where.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,13 @@ def check(op: str, odd: str, record: dict[str, Any]) -> None:
     assert record["rank"] == 1, record
     if odd in ("shape", "op"):
         assert (record["cause"], record["code"]) == ("collective_mismatch", 70), record
-        other = own if odd == "shape" else "barrier #4" if op != "barrier" else SHOWN["all_reduce"].format(8192)
+        other = (
+            own
+            if odd == "shape"
+            else "barrier #4"
+            if op != "barrier"
+            else SHOWN["all_reduce"].format(8192)
+        )
         assert f"rank 1 {other}" in record["message"]
         assert f"ranks 0,2 {SHOWN[op].format(8192)}" in record["message"]
         assert listed
@@ -59,26 +67,42 @@ def check(op: str, odd: str, record: dict[str, Any]) -> None:
     assert absent == "rank 1 in no collective, after all_reduce(float32[4]) #3", record
     if op == "broadcast":  # who has sent or received its part is through, and waits in the next one
         through = "all_reduce(float32[4]) #5"
-        assert all(line.endswith((SHOWN[op].format(8192), through)) for line in listed if line != absent), record
+        assert all(
+            line.endswith((SHOWN[op].format(8192), through)) for line in listed if line != absent
+        ), record
     else:
         assert sorted(listed) == sorted([peers, absent]), record
     if odd == "raise":
-        assert (record["cause"], record["code"], record["message"]) == ("user_code", 70, "ValueError: bad sample")
+        assert (record["cause"], record["code"], record["message"]) == (
+            "user_code",
+            70,
+            "ValueError: bad sample",
+        )
     else:
-        assert (record["cause"], record["code"]) == ("budget", 75), "another try could help, but the job allows none"
-        said = {"hang": ("rank 1 hangs", "rank 1 did not come to"), "abort": ("SIGABRT",), "segfault": ("SIGSEGV",)}[odd]
+        assert (record["cause"], record["code"]) == ("budget", 75), (
+            "another try could help, but the job allows none"
+        )
+        said = {
+            "hang": ("rank 1 hangs", "rank 1 did not come to"),
+            "abort": ("SIGABRT",),
+            "segfault": ("SIGSEGV",),
+        }[odd]
         assert any(words in record["message"] for words in said)
         assert odd == "hang" or "members.py" in record["place"]
 
 
 @pytest.mark.processes
-def test_a_wrong_shape_that_aborts_a_peer_in_cpp_is_told_of_the_rank_that_sent_it(tmp_path: Path) -> None:
+def test_a_wrong_shape_that_aborts_a_peer_in_cpp_is_told_of_the_rank_that_sent_it(
+    tmp_path: Path,
+) -> None:
     (record,) = run(tmp_path, "all_reduce", "shape", nodes=1, procs=3)
     check("all_reduce", "shape", record)
 
 
 @pytest.mark.processes
-def test_agents_of_several_nodes_write_one_record_with_the_collectives_of_all_ranks(tmp_path: Path) -> None:
+def test_agents_of_several_nodes_write_one_record_with_the_collectives_of_all_ranks(
+    tmp_path: Path,
+) -> None:
     records = run(tmp_path, "all_gather", "raise", nodes=3, procs=1)
     assert records[0] == records[1] == records[2]
     check("all_gather", "raise", records[0])
@@ -95,9 +119,12 @@ NARROW = {("broadcast", "shape"), ("all_reduce", "hang"), ("barrier", "op")}
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(
-    ("op", "odd"), [pytest.param(*cell, marks=[] if cell in NARROW else [pytest.mark.wide]) for cell in CELLS]
+    ("op", "odd"),
+    [pytest.param(*cell, marks=[] if cell in NARROW else [pytest.mark.wide]) for cell in CELLS],
 )
-def test_whatever_a_rank_does_inside_a_collective_the_record_names_it(tmp_path: Path, op: str, odd: str) -> None:
+def test_whatever_a_rank_does_inside_a_collective_the_record_names_it(
+    tmp_path: Path, op: str, odd: str
+) -> None:
     (record,) = run(tmp_path, op, odd, nodes=1, procs=3)
     check(op, odd, record)
 
@@ -105,7 +132,9 @@ def test_whatever_a_rank_does_inside_a_collective_the_record_names_it(tmp_path: 
 @pytest.mark.chaos
 @pytest.mark.wide
 @pytest.mark.parametrize("odd", ["shape", "op", "hang", "abort"])
-def test_ranks_on_nodes_of_their_own_are_compared_through_the_store(tmp_path: Path, odd: str) -> None:
+def test_ranks_on_nodes_of_their_own_are_compared_through_the_store(
+    tmp_path: Path, odd: str
+) -> None:
     records = run(tmp_path, "all_reduce", odd, nodes=3, procs=1)
     assert records[0] == records[1] == records[2]
     check("all_reduce", odd, records[0])

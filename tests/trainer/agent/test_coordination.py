@@ -1,4 +1,6 @@
-"""What agents tell each other: documents that any number of them may change at once, and one verdict."""
+"""What agents tell each other: documents that any number of them may change at once, and one
+verdict.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from kdist_trainer.errors import Failure
 from kdist_trainer.rendezvous.file_store import FileStore
 
 
-def failure(time: float, *, primary: bool = True, cause: Cause = Cause.SIGNAL, code: Exit = Exit.PEERS_LOST) -> Failure:
+def failure(
+    time: float, *, primary: bool = True, cause: Cause = Cause.SIGNAL, code: Exit = Exit.PEERS_LOST
+) -> Failure:
     return Failure(cause, code, primary, cause.value, time=time)
 
 
@@ -42,7 +46,9 @@ def test_agents_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
 def test_what_hundreds_of_ranks_leave_behind_fits_into_one_document() -> None:
     store, lines = HashStore(), ("x" * 500,) * 40
     for node in range(64):
-        echoes = [replace(failure(node + rank, primary=False), traceback=lines) for rank in range(8)]
+        echoes = [
+            replace(failure(node + rank, primary=False), traceback=lines) for rank in range(8)
+        ]
         AgentStore(store, run_id="run", node=f"node-{node}").post_failures(1, echoes)
     exchange = AgentStore(store, run_id="run", node="node-0")
     exchange.post_failures(1, [replace(failure(100 + rank), traceback=lines) for rank in range(8)])
@@ -86,7 +92,9 @@ def test_only_a_primary_failure_below_128_is_permanent() -> None:
     assert not failure(0, cause=Cause.SIGNAL).permanent
 
 
-def test_records_reach_scratch_and_the_termination_message_which_takes_4_kib(tmp_path: Path) -> None:
+def test_records_reach_scratch_and_the_termination_message_which_takes_4_kib(
+    tmp_path: Path,
+) -> None:
     message = tmp_path / "termination-log"
     lines = tuple(f"line {number} {'ü' * 100}" for number in range(100))
     record = failed(Failure(Cause.USER_CODE, Exit.USER, True, "ValueError: odd", traceback=lines))
@@ -99,9 +107,23 @@ def test_records_reach_scratch_and_the_termination_message_which_takes_4_kib(tmp
     assert json.loads((tmp_path / "exit.json").read_text()) == {**record, "traceback": list(lines)}
 
 
-@pytest.mark.parametrize("text", ["x" * 100_000, "\U0001f525" * 100_000, '"\\' * 100_000, "\ud800" * 9000])
-def test_a_termination_message_is_whole_json_whatever_the_record_holds(tmp_path: Path, text: str) -> None:
-    record = failed(Failure(Cause.USER_CODE, Exit.USER, True, text, node=text, collective=text, traceback=(text,) * 50))
+@pytest.mark.parametrize(
+    "text", ["x" * 100_000, "\U0001f525" * 100_000, '"\\' * 100_000, "\ud800" * 9000]
+)
+def test_a_termination_message_is_whole_json_whatever_the_record_holds(
+    tmp_path: Path, text: str
+) -> None:
+    record = failed(
+        Failure(
+            Cause.USER_CODE,
+            Exit.USER,
+            True,
+            text,
+            node=text,
+            collective=text,
+            traceback=(text,) * 50,
+        )
+    )
     write_record(record, tmp_path, tmp_path / "message")
     short = json.loads((tmp_path / "message").read_bytes())
     assert len((tmp_path / "message").read_bytes()) <= 4096
@@ -109,10 +131,19 @@ def test_a_termination_message_is_whole_json_whatever_the_record_holds(tmp_path:
     assert json.loads((tmp_path / "exit.json").read_bytes())["code"] == 70
 
 
-def test_ranks_are_told_to_take_the_checkpoints_over_only_if_somebody_said_so(tmp_path: Path) -> None:
+def test_ranks_are_told_to_take_the_checkpoints_over_only_if_somebody_said_so(
+    tmp_path: Path,
+) -> None:
     config = TrainConfig(name="job", nodes=Nodes(min=1, max=1), script=Script(path="train.py"))
     path = tmp_path / "train.json"
-    plain = Settings(config_path=path, config=config, run_id="run", node="node-0", scratch=tmp_path, rendezvous="file:/store")
+    plain = Settings(
+        config_path=path,
+        config=config,
+        run_id="run",
+        node="node-0",
+        scratch=tmp_path,
+        rendezvous="file:/store",
+    )
     assert "KDIST_TAKE_OVER" not in plain.environment()
     assert replace(plain, take_over=True).environment()["KDIST_TAKE_OVER"] == "1"
 

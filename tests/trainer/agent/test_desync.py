@@ -1,4 +1,6 @@
-"""What ranks were in, laid side by side: who did something else, who did not come, and how it is told."""
+"""What ranks were in, laid side by side: who did something else, who did not come, and how it is
+told.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.agent.desync import DesyncDetector, find_missing, find_odd, name_ranks, tell, write_calls
+from kdist_trainer.agent.desync import (
+    DesyncDetector,
+    find_missing,
+    find_odd,
+    name_ranks,
+    tell,
+    write_calls,
+)
 from kdist_trainer.agent.hang_detection import judge
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import Failure
@@ -30,12 +39,19 @@ def note(rank: int, *calls: Call, inside: bool = True, stopped: bool = False) ->
 
 
 def test_with_a_majority_the_odd_rank_is_named_whatever_it_did_differently() -> None:
-    for other in (call("all_reduce", 2, 12), call("barrier", 2), call("all_reduce", 2, dtype="float64")):
+    for other in (
+        call("all_reduce", 2, 12),
+        call("barrier", 2),
+        call("all_reduce", 2, dtype="float64"),
+    ):
         same = [call("barrier", 1), call("all_reduce", 2)]
         odd = find_odd([note(0, *same), note(1, call("barrier", 1), other), note(2, *same)])
         assert odd is not None
         assert odd.ranks == (1,)
-        assert odd.message == f"the ranks entered different collectives: rank 1 {other}, ranks 0,2 {same[1]}"
+        assert (
+            odd.message
+            == f"the ranks entered different collectives: rank 1 {other}, ranks 0,2 {same[1]}"
+        )
 
 
 def test_two_ranks_that_differ_are_both_shown_and_none_is_blamed() -> None:
@@ -48,7 +64,13 @@ def test_two_ranks_that_differ_are_both_shown_and_none_is_blamed() -> None:
 
 def test_the_first_difference_counts_though_ranks_went_on_after_it() -> None:
     went_on = [call("broadcast", 7), call("all_reduce", 8)]
-    odd = find_odd([note(0, *went_on), note(1, call("broadcast", 7, 12), call("barrier", 8)), note(2, *went_on)])
+    odd = find_odd(
+        [
+            note(0, *went_on),
+            note(1, call("broadcast", 7, 12), call("barrier", 8)),
+            note(2, *went_on),
+        ]
+    )
     assert odd is not None
     assert odd.collective == "broadcast(float32[12]) #7"
 
@@ -61,7 +83,10 @@ def test_the_first_difference_counts_though_ranks_went_on_after_it() -> None:
         [note(0, call("all_reduce", 4)), note(1, call("all_reduce", 5))],
         [note(0, call("all_gather_uneven", 4, 8)), note(1, call("all_gather_uneven", 4, 16))],
         [note(0, call("send", 4, 8)), note(1, call("recv", 4, 16))],
-        [note(0, call("all_reduce", 4, 8, group="1(0-1)")), note(1, call("all_reduce", 4, 16, group="1(2-3)"))],
+        [
+            note(0, call("all_reduce", 4, 8, group="1(0-1)")),
+            note(1, call("all_reduce", 4, 16, group="1(2-3)")),
+        ],
         [note(0, call("all_reduce", 4, 8, group="?x")), note(1, call("broadcast", 4, group="?x"))],
     ],
 )
@@ -78,12 +103,17 @@ def test_a_rank_that_does_not_come_is_named_where_most_wait_for_it() -> None:
         "rank 1 did not come to all_reduce(float32[8]) #4, in which ranks 0,2 waited; "
         "the last before that was all_reduce(float32[8]) #3"
     )
-    assert find_missing([note(0, *waits), note(1, waits[0]), note(2, waits[0])]) is None, "the root of a broadcast runs ahead"
+    assert find_missing([note(0, *waits), note(1, waits[0]), note(2, waits[0])]) is None, (
+        "the root of a broadcast runs ahead"
+    )
 
 
 def test_ranks_that_were_in_the_same_are_told_together() -> None:
     one = call("all_reduce", 3)
-    notes = [note(rank, one) for rank in (0, 2, 3, 4)] + [note(1, call("barrier", 2), inside=False), note(5, stopped=True)]
+    notes = [note(rank, one) for rank in (0, 2, 3, 4)] + [
+        note(1, call("barrier", 2), inside=False),
+        note(5, stopped=True),
+    ]
     assert tell(notes) == (
         "ranks 0,2-4 in all_reduce(float32[8]) #3",
         "rank 1 in no collective, after barrier(float32[8]) #2",
@@ -96,7 +126,17 @@ def test_ranks_that_were_in_the_same_are_told_together() -> None:
 
 
 def failure(cause: Cause, code: Exit, *, primary: bool) -> Failure:
-    return Failure(cause, code, primary, "as torch told it", rank=0, node="node-0", generation=3, step=7, time=5.0)
+    return Failure(
+        cause,
+        code,
+        primary,
+        "as torch told it",
+        rank=0,
+        node="node-0",
+        generation=3,
+        step=7,
+        time=5.0,
+    )
 
 
 def test_a_difference_is_the_cause_of_what_followed_but_an_exception_of_the_users_own() -> None:
@@ -107,8 +147,18 @@ def test_a_difference_is_the_cause_of_what_followed_but_an_exception_of_the_user
         failure(Cause.HANG, Exit.HANG, primary=True),
     ):
         found = judge(followed, notes)
-        assert (found.cause, found.code, found.primary) == (Cause.COLLECTIVE_MISMATCH, Exit.USER, True)
-        assert (found.rank, found.node, found.generation, found.step, found.time) == (1, "node-1", 3, 7, 5.0)
+        assert (found.cause, found.code, found.primary) == (
+            Cause.COLLECTIVE_MISMATCH,
+            Exit.USER,
+            True,
+        )
+        assert (found.rank, found.node, found.generation, found.step, found.time) == (
+            1,
+            "node-1",
+            3,
+            7,
+            5.0,
+        )
         assert found.permanent
     own = failure(Cause.USER_CODE, Exit.USER, primary=True)
     assert judge(own, notes) is own

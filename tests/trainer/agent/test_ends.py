@@ -1,4 +1,6 @@
-"""How agents end: one record for all, the exit code of the table, and never a moment later than they must."""
+"""How agents end: one record for all, the exit code of the table, and never a moment later than
+they must.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from tests.trainer.agent.lab import Lab, is_alive
 pytestmark = pytest.mark.processes
 
 
-def test_an_exception_of_the_user_ends_all_agents_with_the_same_record_and_no_second_try(tmp_path: Path) -> None:
+def test_an_exception_of_the_user_ends_all_agents_with_the_same_record_and_no_second_try(
+    tmp_path: Path,
+) -> None:
     with Lab(tmp_path, nodes={"min": 2, "max": 2}) as lab:
         lab.start("node-0", "node-1")
         ranks = lab.stepping(1, world=2)
@@ -25,7 +29,11 @@ def test_an_exception_of_the_user_ends_all_agents_with_the_same_record_and_no_se
         assert codes == [70, 70]
         record = lab.record("node-0")
         assert record == lab.record("node-1")
-        assert (record["cause"], record["rank"], record["node"]) == ("user_code", 1, ranks[1]["kdist_node"])
+        assert (record["cause"], record["rank"], record["node"]) == (
+            "user_code",
+            1,
+            ranks[1]["kdist_node"],
+        )
         assert record["message"] == "ValueError: bad sample on rank 1"
         assert record["traceback"][-1] == "ValueError: bad sample on rank 1"
         assert record["step"] > 2
@@ -47,7 +55,9 @@ def test_a_rank_that_leaves_with_code_0_and_no_result_has_failed(tmp_path: Path)
 
 def test_an_agent_that_finds_the_run_done_ends_at_once_without_a_group(tmp_path: Path) -> None:
     with Lab(tmp_path, fresh=True) as lab:
-        CheckpointDirectory(lab.checkpoints).write_done({"run_id": "run-1", "step": 7, "outcome": "done"})
+        CheckpointDirectory(lab.checkpoints).write_done(
+            {"run_id": "run-1", "step": 7, "outcome": "done"}
+        )
         lab.start("node-0")
         assert lab.end("node-0") == 0
         assert lab.record("node-0")["step"] == 7
@@ -92,18 +102,25 @@ def memory_group() -> Iterator[Path]:
     folder.rmdir()
 
 
-def test_a_rank_killed_for_want_of_memory_ends_the_job_with_72(tmp_path: Path, memory_group: Path) -> None:
+def test_a_rank_killed_for_want_of_memory_ends_the_job_with_72(
+    tmp_path: Path, memory_group: Path
+) -> None:
     with Lab(tmp_path, entrypoint="devour") as lab:
         lab.start("node-0")
         (memory_group / "cgroup.procs").write_text(str(lab.agents["node-0"].pid))
         assert lab.end("node-0") == 72
         assert lab.record("node-0")["cause"] == "oom_host"
-        lab.wait(lambda: not (memory_group / "cgroup.procs").read_text(), "the end of all processes of the agent")
+        lab.wait(
+            lambda: not (memory_group / "cgroup.procs").read_text(),
+            "the end of all processes of the agent",
+        )
 
 
 @pytest.fixture
 def freezer() -> Iterator[Path]:
-    """A control group whose processes can be frozen, so that not even SIGKILL ends them: its folder."""
+    """A control group whose processes can be frozen, so that not even SIGKILL ends them: its
+    folder.
+    """
     folder = Path(f"/sys/fs/cgroup/freezer/kdist-test-{os.getpid()}")
     try:
         folder.mkdir()
@@ -118,7 +135,9 @@ def freezer() -> Iterator[Path]:
 
 @pytest.mark.chaos
 @pytest.mark.wide
-def test_an_agent_whose_rank_does_not_die_forms_no_group_beside_it_and_says_so(tmp_path: Path, freezer: Path) -> None:
+def test_an_agent_whose_rank_does_not_die_forms_no_group_beside_it_and_says_so(
+    tmp_path: Path, freezer: Path
+) -> None:
     with Lab(tmp_path, hangTimeoutSeconds=2) as lab:
         lab.start("node-0")
         (rank,) = lab.stepping(1, world=1).values()

@@ -10,13 +10,21 @@ import pytest
 
 from kdist_trainer import errors, result
 from kdist_trainer.agent import exit_analysis
-from kdist_trainer.agent.exit_analysis import RECENT_SECONDS, ExitContext, OomKills, count_oom_kills, read_count
+from kdist_trainer.agent.exit_analysis import (
+    RECENT_SECONDS,
+    ExitContext,
+    OomKills,
+    count_oom_kills,
+    read_count,
+)
 from kdist_trainer.agent.worker_entry import stacks_path
 from kdist_trainer.config import Cause, Exit
 
 
 def known(scratch: Path, code: int, **fields: Any) -> ExitContext:
-    return ExitContext(node="node-1", generation=4, scratch=scratch, global_ranks=[6, 7], exits={1: code}, **fields)
+    return ExitContext(
+        node="node-1", generation=4, scratch=scratch, global_ranks=[6, 7], exits={1: code}, **fields
+    )
 
 
 CODES = [
@@ -25,7 +33,13 @@ CODES = [
     (-9, {"out_of_memory": True}, Cause.OOM_HOST, Exit.HOST_OOM, True),
     (-15, {}, Cause.SIGNAL, Exit.PEERS_LOST, True),
     (-6, {}, Cause.SIGNAL, Exit.PEERS_LOST, True),
-    (-6, {"collectives": {1: "all_reduce(float32[8]) #3"}}, Cause.COLLECTIVE_TIMEOUT, Exit.HANG, False),
+    (
+        -6,
+        {"collectives": {1: "all_reduce(float32[8]) #3"}},
+        Cause.COLLECTIVE_TIMEOUT,
+        Exit.HANG,
+        False,
+    ),
     (0, {}, Cause.USER_CODE, Exit.USER, True),
     (0, {"terminated": True}, Cause.USER_CODE, Exit.USER, True),
     (200, {}, Cause.UNKNOWN, Exit.PEERS_LOST, True),
@@ -54,8 +68,15 @@ def test_an_exit_code_alone_gives_a_cause(
 
 def test_what_the_rank_left_says_more_than_its_exit_code(tmp_path: Path) -> None:
     errors.record(ValueError("odd"), scratch=tmp_path, local_rank=1)
-    (found,) = exit_analysis.failures(known(tmp_path, -6, steps={1: 3}, collectives={1: "barrier"})).values()
-    assert (found.cause, found.message, found.step, found.collective) == (Cause.USER_CODE, "ValueError: odd", 3, "barrier")
+    (found,) = exit_analysis.failures(
+        known(tmp_path, -6, steps={1: 3}, collectives={1: "barrier"})
+    ).values()
+    assert (found.cause, found.message, found.step, found.collective) == (
+        Cause.USER_CODE,
+        "ValueError: odd",
+        3,
+        "barrier",
+    )
     assert (found.rank, found.generation) == (7, 4)
 
 
@@ -70,7 +91,9 @@ def test_what_the_rank_left_says_more_than_its_exit_code(tmp_path: Path) -> None
         (143, None, True, "stopped"),
     ],
 )
-def test_ends_that_are_no_failures(tmp_path: Path, code: int, left: str | None, terminated: bool, outcome: str) -> None:
+def test_ends_that_are_no_failures(
+    tmp_path: Path, code: int, left: str | None, terminated: bool, outcome: str
+) -> None:
     if left is not None:
         (tmp_path / "rank-1.result").write_text(json.dumps({"outcome": left}))
     circumstances = known(tmp_path, code, terminated=terminated)
@@ -110,7 +133,9 @@ def test_what_an_earlier_generation_left_is_cleared(tmp_path: Path) -> None:
     (tmp_path / "rank-0.result").write_text('{"outcome": "done"}')
     stacks_path(tmp_path, 0).touch()
     exit_analysis.clear(tmp_path, 2)
-    assert [(errors.read(tmp_path, rank), result.read(tmp_path, rank)) for rank in (0, 1)] == [(None, None)] * 2
+    assert [(errors.read(tmp_path, rank), result.read(tmp_path, rank)) for rank in (0, 1)] == [
+        (None, None)
+    ] * 2
     assert not list(tmp_path.glob("*.stacks"))
 
 

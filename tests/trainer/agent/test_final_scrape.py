@@ -1,4 +1,6 @@
-"""An agent whose work is over for good stays until somebody has its last numbers, where somebody asks for them at all."""
+"""An agent whose work is over for good stays until somebody has its last numbers, where somebody
+asks for them at all.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,23 @@ LOST = failed(Failure(Cause.RENDEZVOUS, Exit.PEERS_LOST, True, "they went away")
 
 def settings_in(folder: Path, *, linger: int = LONG, grace: int = 60) -> Settings:
     nodes, script = Nodes(min=1, max=1), Script(path="x.py")
-    config = TrainConfig(name="digits", nodes=nodes, script=script, metrics_linger_seconds=linger, grace_seconds=grace)
+    config = TrainConfig(
+        name="digits",
+        nodes=nodes,
+        script=script,
+        metrics_linger_seconds=linger,
+        grace_seconds=grace,
+    )
     path = folder / "train.json"
-    return Settings(config_path=path, config=config, run_id="r", node="node-0", scratch=folder, rendezvous="file:x", port=0)
+    return Settings(
+        config_path=path,
+        config=config,
+        run_id="r",
+        node="node-0",
+        scratch=folder,
+        rendezvous="file:x",
+        port=0,
+    )
 
 
 @pytest.fixture
@@ -42,8 +58,11 @@ class Ending(threading.Thread):
 
     def __init__(self, settings: Settings, record: dict[str, object], exporter: Exporter) -> None:
         super().__init__(daemon=True)
-        self._settings, self._record, self._exporter = settings, record, exporter
-        self.stop, self.code = StopSignals(), -1
+        self._settings = settings
+        self._record = record
+        self._exporter = exporter
+        self.stop = StopSignals()
+        self.code = -1
         self.start()
 
     def run(self) -> None:
@@ -59,7 +78,9 @@ class Ending(threading.Thread):
 
 
 @pytest.mark.parametrize("record", [NAN, success(step=7)], ids=["failed", "done"])
-def test_it_stays_until_its_last_numbers_were_scraped(tmp_path: Path, exporter: Exporter, record: dict[str, object]) -> None:
+def test_it_stays_until_its_last_numbers_were_scraped(
+    tmp_path: Path, exporter: Exporter, record: dict[str, object]
+) -> None:
     fetch(exporter.port, "/metrics")
     ending = Ending(settings_in(tmp_path), record, exporter)
     wait_until(lambda: exporter.status()["exit"] is not None)
@@ -85,13 +106,17 @@ def test_it_waits_no_longer_than_the_job_says(tmp_path: Path, exporter: Exporter
     assert Ending(settings_in(tmp_path, linger=1), NAN, exporter).wait() == Exit.NONFINITE
 
 
-def test_asked_to_stop_it_waits_for_the_grace_at_most_and_asked_twice_no_more(tmp_path: Path, exporter: Exporter) -> None:
+def test_asked_to_stop_it_waits_for_the_grace_at_most_and_asked_twice_no_more(
+    tmp_path: Path, exporter: Exporter
+) -> None:
     fetch(exporter.port, "/metrics")
     ending = Ending(settings_in(tmp_path, grace=3600), NAN, exporter)
     wait_until(lambda: exporter.status()["exit"] is not None)
     ending.stop.requested_at = time.monotonic()
     ending.join(0.5)
-    assert not ending.is_over(), "the first agent's end has the others stopped, and they have the loss"
+    assert not ending.is_over(), (
+        "the first agent's end has the others stopped, and they have the loss"
+    )
     ending.stop.urgent = True
     assert ending.wait() == Exit.NONFINITE
 

@@ -1,4 +1,6 @@
-"""The forkserver as a fork of the agent: what it is made of in the standard library, and what a fork must not carry over."""
+"""The forkserver as a fork of the agent: what it is made of in the standard library, and what a
+fork must not carry over.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ if __name__ == "__main__":
 
 
 class Whereabouts:
-    """A data set whose samples say which process made them: its parent, its process group, and what its environment holds."""
+    """A data set whose samples say which process made them: its parent, its process group, and what
+    its environment holds.
+    """
 
     def __len__(self) -> int:
         return 23
@@ -91,7 +95,10 @@ def test_the_standard_library_has_what_is_replaced_in_it() -> None:
     assert "util.spawnv_passfds(" in source
     assert "'-c', cmd" in source
     assert "main(%d, %d, %r, **%r)" in source
-    program = "from multiprocessing.forkserver import main; main(5, 6, ['one'], **{'sys_path': ['/a', 'b'], 'key': None})"
+    program = (
+        "from multiprocessing.forkserver import main; main(5, 6, ['one'], **{'sys_path': "
+        "['/a', 'b'], 'key': None})"
+    )
     assert read_call(program) == ([5, 6, ["one"]], {"sys_path": ["/a", "b"], "key": None})
     assert isinstance(forkserver._forkserver._lock, type(threading.Lock()))  # type: ignore[attr-defined]
 
@@ -113,7 +120,9 @@ def run_agent(folder: Path, code: str) -> list[str]:
 
 
 @pytest.mark.processes
-def test_ranks_are_as_of_a_fresh_server_their_loaders_are_its_too_and_a_dead_one_has_a_successor(tmp_path: Path) -> None:
+def test_ranks_are_as_of_a_fresh_server_their_loaders_are_its_too_and_a_dead_one_has_a_successor(
+    tmp_path: Path,
+) -> None:
     first, loader, second = run_agent(tmp_path, AGENT)
     assert first == "True True True True True True"
     assert loader == "True True 3", "the rank's server, its process group and its environment"
@@ -130,7 +139,11 @@ def test_the_server_holds_nothing_that_is_the_agents_alone(tmp_path: Path) -> No
         held = {path.name: str(path.readlink()) for path in Path(f"/proc/{server}/fd").iterdir()}
         (lifeline,) = (number for number, name in held.items() if name.endswith("lifeline"))
         assert held[lifeline] == str(tmp_path / "node-0" / "lifeline")
-        flags = int(Path(f"/proc/{server}/fdinfo/{lifeline}").read_text().split("flags:")[1].split()[0], 8)
-        assert flags & os.O_ACCMODE == os.O_RDONLY, "with the end for writing it would keep the ranks alive, and itself"
+        flags = int(
+            Path(f"/proc/{server}/fdinfo/{lifeline}").read_text().split("flags:")[1].split()[0], 8
+        )
+        assert flags & os.O_ACCMODE == os.O_RDONLY, (
+            "with the end for writing it would keep the ranks alive, and itself"
+        )
         lab.tell("finish")
         assert lab.end("node-0") == 0

@@ -1,7 +1,9 @@
-"""Training scripts of Hugging Face and Lightning, as they are: their all-reduces are shown, and nothing that nobody knows.
+"""Training scripts of Hugging Face and Lightning, as they are: their all-reduces are shown, and
+nothing that nobody knows.
 
-A Prometheus with the chart's alerts scrapes each for its whole length; `for` and the least age of a job are shorter.
-Their libraries come from the package index into an environment of the test; models are made of configs, with random weights.
+A Prometheus with the chart's alerts scrapes each for its whole length; `for` and the least age of a
+job are shorter. Their libraries come from the package index into an environment of the test; models
+are made of configs, with random weights.
 """
 
 from __future__ import annotations
@@ -84,8 +86,19 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("frameworks")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=300)
     (packages,) = (folder / "lib").glob("python*/site-packages")
-    (packages / "shared.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "transformers", "accelerate", "lightning"]
+    (packages / "shared.pth").write_text(
+        f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+    )
+    install = [
+        str(folder / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "transformers",
+        "accelerate",
+        "lightning",
+    ]
     subprocess.run(install, check=True, timeout=900)
     return packages
 
@@ -101,7 +114,8 @@ def test_a_frameworks_script_shows_its_all_reduces_and_nothing_that_nobody_knows
     script.write_text(code)
     rules = hasten(tmp_path, divisor=600)
     for path in rules:
-        path.write_text(path.read_text().replace("> 3600", "> 10"))  # the age that goodput counts from
+        # the age that goodput counts from
+        path.write_text(path.read_text().replace("> 3600", "> 10"))
     lab = Lab(tmp_path, fresh=True, procsPerNode=2, script={"path": str(script)})
     with scraping(tmp_path, rules) as (prometheus, targets), lab:
         lab.start("node-0", PYTHONPATH=str(libraries), HF_HUB_OFFLINE="1")
@@ -111,7 +125,9 @@ def test_a_frameworks_script_shows_its_all_reduces_and_nothing_that_nobody_knows
         targets.write_text(json.dumps([listed(json.loads(note.read_text())["port"])]))
         lab.wait(lambda: told in read_metrics(lab, "node-0"), "the count of all-reduces")
         running = f"count_over_time({told}[1h]) >= {SCRAPES}"
-        lab.wait(lambda: prometheus.instant(running, at=time.time()), "scrapes of the training", 600)
+        lab.wait(
+            lambda: prometheus.instant(running, at=time.time()), "scrapes of the training", 600
+        )
         text, enough = read_metrics(lab, "node-0"), time.time()
         lab.tell("enough")
         assert lab.end("node-0") == 0
@@ -128,7 +144,9 @@ def test_a_frameworks_script_shows_its_all_reduces_and_nothing_that_nobody_knows
     assert alerts == set(), "pending or firing"
     assert goodput == []
     if code is HUGGING_FACE:
-        assert re.search(rf"^\[rank0\]: +0%\|.*/{1 << 18} \[", log, re.MULTILINE), "the progress bar of tqdm"
+        assert re.search(rf"^\[rank0\]: +0%\|.*/{1 << 18} \[", log, re.MULTILINE), (
+            "the progress bar of tqdm"
+        )
 
 
 def listed(port: int) -> dict[str, Any]:

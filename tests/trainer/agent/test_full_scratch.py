@@ -1,4 +1,6 @@
-"""A scratch disk without room: what ranks have to say reaches their agent all the same, and nobody calls it the user's fault."""
+"""A scratch disk without room: what ranks have to say reaches their agent all the same, and nobody
+calls it the user's fault.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from tests.house.tree import ROOT
 from tests.small_disk import fill, small_disk
 from tests.trainer.agent.lab import Lab, kill
 
-ENTER = "from kdist_trainer.agent.worker_entry import enter; enter('tests.trainer.agent.test_full_scratch:lack_data')"
+ENTER = (
+    "from kdist_trainer.agent.worker_entry import enter; "
+    "enter('tests.trainer.agent.test_full_scratch:lack_data')"
+)
 
 
 def lack_data() -> None:
@@ -56,20 +61,33 @@ class DeepError(Exception):
 
 
 def test_a_rank_whose_scratch_takes_nothing_ends_with_its_own_code(tmp_path: Path) -> None:
-    environment = {**os.environ, "KDIST_SCRATCH": str(tmp_path / "gone"), "LOCAL_RANK": "0", "RANK": "0"}
+    environment = {
+        **os.environ,
+        "KDIST_SCRATCH": str(tmp_path / "gone"),
+        "LOCAL_RANK": "0",
+        "RANK": "0",
+    }
     environment["KDIST_LIFELINE"] = str(tmp_path / "lifeline")
     os.mkfifo(tmp_path / "lifeline")
     lifeline = os.open(tmp_path / "lifeline", os.O_RDWR)
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
-            [sys.executable, "-c", ENTER], cwd=ROOT, env=environment, stdout=full, stderr=full, timeout=60, check=False
+            [sys.executable, "-c", ENTER],
+            cwd=ROOT,
+            env=environment,
+            stdout=full,
+            stderr=full,
+            timeout=60,
+            check=False,
         )
     os.close(lifeline)
     assert ended.returncode == Exit.DATA
 
 
 @pytest.mark.processes
-def test_a_lost_peer_is_no_failure_of_the_user_where_the_scratch_disk_is_full(disk: Path, tmp_path: Path) -> None:
+def test_a_lost_peer_is_no_failure_of_the_user_where_the_scratch_disk_is_full(
+    disk: Path, tmp_path: Path
+) -> None:
     with Lab(tmp_path, nodes={"min": 2, "max": 2}) as lab:
         (tmp_path / "node-0").symlink_to(disk)
         lab.start("node-0", "node-1")
@@ -81,6 +99,9 @@ def test_a_lost_peer_is_no_failure_of_the_user_where_the_scratch_disk_is_full(di
         assert [one["cause"] for one in lab.ledger("failure")] == [Cause.SIGNAL]
         ballast.unlink()
         lab.start("node-0")
-        lab.wait(lambda: len(lab.ranks(lab.ledger("generation")[-1]["generation"])) == 2, "another generation")
+        lab.wait(
+            lambda: len(lab.ranks(lab.ledger("generation")[-1]["generation"])) == 2,
+            "another generation",
+        )
         lab.tell("finish")
         assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]

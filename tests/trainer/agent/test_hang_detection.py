@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.agent.hang_detection import Watchdog, culprit, dump_stacks, heartbeat_path, is_stopped
+from kdist_trainer.agent.hang_detection import (
+    Watchdog,
+    culprit,
+    dump_stacks,
+    heartbeat_path,
+    is_stopped,
+)
 from kdist_trainer.liveness import Heartbeat, Phase
 
 
@@ -35,12 +41,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def watch(scratch: Path, *, from_start: bool = True, hang: float = 10) -> tuple[Watchdog, list[Heartbeat]]:
+def watch(
+    scratch: Path, *, from_start: bool = True, hang: float = 10
+) -> tuple[Watchdog, list[Heartbeat]]:
     dog = Watchdog(scratch, ranks=2, hang_seconds=hang, from_start=from_start)
     return dog, [Heartbeat.attach(heartbeat_path(scratch, rank)) for rank in range(2)]
 
 
-def test_a_rank_is_found_when_it_stood_still_for_longer_than_allowed(tmp_path: Path, clock: Clock) -> None:
+def test_a_rank_is_found_when_it_stood_still_for_longer_than_allowed(
+    tmp_path: Path, clock: Clock
+) -> None:
     dog, (first, second) = watch(tmp_path)
     for rank in (first, second):
         rank.beat(Phase.STEP, 1)
@@ -52,7 +62,9 @@ def test_a_rank_is_found_when_it_stood_still_for_longer_than_allowed(tmp_path: P
     assert clock.pass_by(3, dog) == []
 
 
-def test_ranks_wait_only_while_all_of_them_are_in_one_collective_or_meet_their_group(tmp_path: Path, clock: Clock) -> None:
+def test_ranks_wait_only_while_all_of_them_are_in_one_collective_or_meet_their_group(
+    tmp_path: Path, clock: Clock
+) -> None:
     dog, ranks = watch(tmp_path)
     assert dog.never_beats()
     for rank in ranks:
@@ -63,7 +75,9 @@ def test_ranks_wait_only_while_all_of_them_are_in_one_collective_or_meet_their_g
     for rank in ranks:
         rank.beat(Phase.STEP, 1)
     clock.pass_by(6, dog)
-    assert (dog.waited_seconds(), dog.longest_wait) == (0, 0), "a step computes; to meet the group takes its time"
+    assert (dog.waited_seconds(), dog.longest_wait) == (0, 0), (
+        "a step computes; to meet the group takes its time"
+    )
     ranks[0].enter("all_reduce", 8, "float32")
     clock.pass_by(6, dog)
     assert dog.waited_seconds() == 0, "one of them computes"
@@ -76,7 +90,9 @@ def test_ranks_wait_only_while_all_of_them_are_in_one_collective_or_meet_their_g
     assert 9 < dog.longest_wait <= 10
 
 
-def test_of_a_script_without_beats_the_waits_are_known_and_nothing_else_is_held_against_it(tmp_path: Path, clock: Clock) -> None:
+def test_of_a_script_without_beats_the_waits_are_known_and_nothing_else_is_held_against_it(
+    tmp_path: Path, clock: Clock
+) -> None:
     dog, ranks = watch(tmp_path, from_start=False)
     for rank in ranks:
         rank.enter("all_reduce", 8, "float32")
@@ -92,7 +108,9 @@ def test_of_a_script_without_beats_the_waits_are_known_and_nothing_else_is_held_
     assert clock.pass_by(100, dog) == [], "it computes for as long as it likes"
     assert dog.waited_seconds() == 0
     assert 6 < dog.longest_wait <= 7
-    assert dog.note(0, rank=0, pid=1)["calls"] == dog.note(1, rank=1, pid=1)["calls"] == [], "its ranks may differ"
+    assert dog.note(0, rank=0, pid=1)["calls"] == dog.note(1, rank=1, pid=1)["calls"] == [], (
+        "its ranks may differ"
+    )
 
 
 @pytest.mark.parametrize("phase", [Phase.START, Phase.INIT, Phase.RESTORE, Phase.SAVE])
@@ -104,7 +122,9 @@ def test_slow_phases_may_take_a_minute_more(tmp_path: Path, clock: Clock, phase:
     assert clock.pass_by(3, dog) == [0, 1]
 
 
-def test_ranks_of_a_training_are_watched_from_the_start_and_scripts_from_their_first_beat(tmp_path: Path, clock: Clock) -> None:
+def test_ranks_of_a_training_are_watched_from_the_start_and_scripts_from_their_first_beat(
+    tmp_path: Path, clock: Clock
+) -> None:
     dog, _ = watch(tmp_path)
     assert clock.pass_by(75, dog) == [0, 1], "a rank that never beats hangs on its way"
     dog, (first, _) = watch(tmp_path, from_start=False)
@@ -137,14 +157,18 @@ def note(rank: int, **fields: Any) -> dict[str, Any]:
         ([], None),
     ],
 )
-def test_to_blame_is_who_is_stopped_or_in_no_collective_or_in_an_earlier_one(notes: list[Any], blamed: int | None) -> None:
+def test_to_blame_is_who_is_stopped_or_in_no_collective_or_in_an_earlier_one(
+    notes: list[Any], blamed: int | None
+) -> None:
     assert culprit(notes) == blamed
 
 
 def test_stacks_of_a_stopped_rank_are_dumped(tmp_path: Path) -> None:
     code = "import faulthandler, signal, sys, time\n"
     code += "faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], 'w'))\n"
-    code += "def stand_still():\n    print('ready', flush=True)\n    time.sleep(600)\nstand_still()\n"
+    code += (
+        "def stand_still():\n    print('ready', flush=True)\n    time.sleep(600)\nstand_still()\n"
+    )
     path = tmp_path / "stacks"
     rank = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
     try:

@@ -1,4 +1,6 @@
-"""Agents that meet in a ConfigMap of a real API server: they are lost, it is lost, and the group forms again."""
+"""Agents that meet in a ConfigMap of a real API server: they are lost, it is lost, and the group
+forms again.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Cluster(Lab):
         return time.monotonic()
 
 
-def test_three_agents_meet_lose_one_go_on_smaller_and_take_it_back(tmp_path: Path, plane: ControlPlane) -> None:
+def test_three_agents_meet_lose_one_go_on_smaller_and_take_it_back(
+    tmp_path: Path, plane: ControlPlane
+) -> None:
     with Cluster(tmp_path, plane, run_id="loss", nodes={"min": 2, "max": 3}) as lab:
         lab.start("node-0", "node-1", "node-2")
         lab.stepping(1, world=3)
@@ -53,7 +57,9 @@ def test_three_agents_meet_lose_one_go_on_smaller_and_take_it_back(tmp_path: Pat
         assert [lab.end(node) for node in ("node-0", "node-1", "node-2")] == [0, 0, 0]
 
 
-def test_a_node_that_falls_silent_is_left_behind_though_no_connection_is_cut(tmp_path: Path, plane: ControlPlane) -> None:
+def test_a_node_that_falls_silent_is_left_behind_though_no_connection_is_cut(
+    tmp_path: Path, plane: ControlPlane
+) -> None:
     with Cluster(tmp_path, plane, run_id="silence", nodes={"min": 1, "max": 2}) as lab:
         lab.start("node-0", "node-1")
         lab.stepping(1, world=2)
@@ -66,7 +72,9 @@ def test_a_node_that_falls_silent_is_left_behind_though_no_connection_is_cut(tmp
         assert lab.end("node-0") == 0
 
 
-def test_an_api_server_away_for_a_while_disturbs_nobody(tmp_path: Path, plane: ControlPlane) -> None:
+def test_an_api_server_away_for_a_while_disturbs_nobody(
+    tmp_path: Path, plane: ControlPlane
+) -> None:
     with Cluster(tmp_path, plane, run_id="outage", nodes={"min": 2, "max": 2}) as lab:
         lab.start("node-0", "node-1")
         lab.stepping(1, world=2)
@@ -82,7 +90,9 @@ def test_an_api_server_away_for_a_while_disturbs_nobody(tmp_path: Path, plane: C
         assert len(lab.ledger("generation")) == 1
 
 
-def test_agents_asked_to_stop_while_the_api_server_is_away_stop_in_time(tmp_path: Path, plane: ControlPlane) -> None:
+def test_agents_asked_to_stop_while_the_api_server_is_away_stop_in_time(
+    tmp_path: Path, plane: ControlPlane
+) -> None:
     with Cluster(tmp_path, plane, run_id="stop", nodes={"min": 2, "max": 2}) as lab:
         lab.start("node-0", "node-1")
         lab.stepping(1, world=2)

@@ -44,7 +44,13 @@ def test_every_line_carries_its_rank_and_an_event_is_left_as_it_is() -> None:
     stream = Stream()
     stream.write(b"he", b"llo\n\n", EVENT + b"\n", b"loading... " + EVENT + b"\n")
     event = EVENT.decode() + "\n"
-    assert stream.lines == ["[rank3]: hello\n", "[rank3]: \n", event, "[rank3]: loading... \n", event]
+    assert stream.lines == [
+        "[rank3]: hello\n",
+        "[rank3]: \n",
+        event,
+        "[rank3]: loading... \n",
+        event,
+    ]
 
 
 def test_what_torch_marks_with_the_rank_itself_is_not_marked_twice() -> None:
@@ -54,7 +60,9 @@ def test_what_torch_marks_with_the_rank_itself_is_not_marked_twice() -> None:
     assert stream.lines == told
 
 
-@pytest.mark.parametrize("text", [b'{"time": 1}', b'{"time": 1, "event": 5}', b'{"time": 1, "event"'])
+@pytest.mark.parametrize(
+    "text", [b'{"time": 1}', b'{"time": 1, "event": 5}', b'{"time": 1, "event"']
+)
 def test_json_that_is_no_event_is_a_print(text: bytes) -> None:
     stream = Stream()
     stream.write(text + b"\n")

@@ -46,7 +46,9 @@ def told(output: bytes) -> list[str]:
     return [json.loads(line)["event"] if line.startswith("{") else line for line in lines]
 
 
-def test_what_a_rank_its_children_and_native_code_print_stands_before_the_news_of_its_end(tmp_path: Path) -> None:
+def test_what_a_rank_its_children_and_native_code_print_stands_before_the_news_of_its_end(
+    tmp_path: Path,
+) -> None:
     rank = """
         print("mine", flush=True)
         import ctypes, subprocess
@@ -59,10 +61,14 @@ def test_what_a_rank_its_children_and_native_code_print_stands_before_the_news_o
     with agent(tmp_path, rank) as process:
         lines = told(process.communicate(timeout=60)[0])
     assert lines[-2:] == ["first", "last"]
-    assert sorted(lines[:-2]) == [f"[rank7]: {text}" for text in ("error", "mine", "my child's", "native")]
+    assert sorted(lines[:-2]) == [
+        f"[rank7]: {text}" for text in ("error", "mine", "my child's", "native")
+    ]
 
 
-def test_neither_ranks_nor_their_agent_wait_for_a_reader_that_has_stopped_reading(tmp_path: Path) -> None:
+def test_neither_ranks_nor_their_agent_wait_for_a_reader_that_has_stopped_reading(
+    tmp_path: Path,
+) -> None:
     flood = 'for number in range(400_000): sys.stdout.write(f"line {number:06d} of a flood that nobody reads\\n")'
     with agent(tmp_path, flood) as process:
         assert soon((tmp_path / "well").exists, 60), "the rank, and with it its agent, waits"

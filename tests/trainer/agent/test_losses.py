@@ -1,4 +1,6 @@
-"""Ranks and agents that are lost: the group forms again, the loss is counted once, nothing is left behind."""
+"""Ranks and agents that are lost: the group forms again, the loss is counted once, nothing is left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,19 @@ def test_a_lost_rank_and_a_lost_agent_are_replaced_and_each_is_counted_once(tmp_
         assert len(family) >= 2, "a forkserver and a rank"
         doomed.kill()
         doomed.wait()
-        assert soon(lambda: not any(map(is_alive, family))), "two seconds later nothing of the agent is left"
+        assert soon(lambda: not any(map(is_alive, family))), (
+            "two seconds later nothing of the agent is left"
+        )
 
         lab.start("node-0")
         lab.stepping(3, world=2)
         lab.tell("finish")
         assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]
-        assert [one["reason"] for one in lab.ledger("generation")] == ["start", "failure", "failure"]
+        assert [one["reason"] for one in lab.ledger("generation")] == [
+            "start",
+            "failure",
+            "failure",
+        ]
         assert [one["cause"] for one in lab.ledger("failure")] == ["signal", "node_lost"]
         assert lab.ledger("failure")[1]["node"] == "node-0"
         assert [one["restarts"] for one in lab.events("node-1", "restarting")] == [1, 2]
@@ -55,7 +63,9 @@ def test_nodes_join_by_plan_and_leave_by_accident(tmp_path: Path) -> None:
         (tmp_path / "elsewhere").mkdir()
         lab.start("stranger", run_id="run-2", LAB=str(tmp_path / "elsewhere"))
         joined = lab.stepping(2, world=2)
-        assert {rank["kdist_node"] for rank in joined.values()} == {"node-0", "node-1"}, "a foreign run id stays out"
+        assert {rank["kdist_node"] for rank in joined.values()} == {"node-0", "node-1"}, (
+            "a foreign run id stays out"
+        )
 
         kill(lab.agents["node-0"].pid, signal.SIGKILL)
         alone = lab.stepping(3, world=1)
@@ -65,9 +75,20 @@ def test_nodes_join_by_plan_and_leave_by_accident(tmp_path: Path) -> None:
         for agent in (lab.agents["node-0"], lab.agents["node-1"]):
             agent.terminate()
         assert [lab.end("node-0"), lab.end("node-1")] == [200, 200]
-        assert lab.record("node-0")["message"] == lab.record("node-1")["message"] == "stopped on request"
-        assert [one["reason"] for one in lab.ledger("generation")] == ["start", "join", "failure", "join"]
-        assert [one["restarts"] for one in lab.events("node-1", "restarting")] == [1], "joining costs no restart"
+        assert (
+            lab.record("node-0")["message"]
+            == lab.record("node-1")["message"]
+            == "stopped on request"
+        )
+        assert [one["reason"] for one in lab.ledger("generation")] == [
+            "start",
+            "join",
+            "failure",
+            "join",
+        ]
+        assert [one["restarts"] for one in lab.events("node-1", "restarting")] == [1], (
+            "joining costs no restart"
+        )
 
 
 LONG: dict[str, Any] = {"graceSeconds": 600, "joinWindowSeconds": 600, "hangTimeoutSeconds": 600}
@@ -75,7 +96,9 @@ LONG: dict[str, Any] = {"graceSeconds": 600, "joinWindowSeconds": 600, "hangTime
 
 
 def starting(lab: Lab, generation: int, rank: int) -> dict[str, Any]:
-    """Wait until a rank of a generation has started and its peer waits for it; returns what it wrote."""
+    """Wait until a rank of a generation has started and its peer waits for it; returns what it
+    wrote.
+    """
     lab.wait(lambda: len(lab.ranks(generation)) == 2, f"the ranks of generation {generation}")
     return lab.ranks(generation)[rank]
 
@@ -90,7 +113,9 @@ def stands(lab: Lab, generation: int, rank: int) -> bool:
     return len(steps) == 1
 
 
-def test_a_rank_that_is_killed_while_its_peer_computes_or_connects_to_it_is_noticed_by_all_at_once(tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_while_its_peer_computes_or_connects_to_it_is_noticed_by_all_at_once(
+    tmp_path: Path,
+) -> None:
     with Lab(tmp_path, nodes={"min": 2, "max": 2}, **LONG) as lab:
         lab.start("node-0", "node-1")
         first = lab.stepping(1, world=2)
@@ -102,13 +127,19 @@ def test_a_rank_that_is_killed_while_its_peer_computes_or_connects_to_it_is_noti
         lab.untell("slow-0")
         lab.untell("hold-0")
         lab.stepping(3, world=2)
-        assert [one["reason"] for one in lab.ledger("generation")] == ["start", "failure", "failure"]
+        assert [one["reason"] for one in lab.ledger("generation")] == [
+            "start",
+            "failure",
+            "failure",
+        ]
         lab.tell("finish")
         assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]
         assert [one["cause"] for one in lab.ledger("failure")] == ["signal", "signal"]
 
 
-def test_an_agent_that_is_killed_while_its_group_starts_costs_a_restart_each_time(tmp_path: Path) -> None:
+def test_an_agent_that_is_killed_while_its_group_starts_costs_a_restart_each_time(
+    tmp_path: Path,
+) -> None:
     with Lab(tmp_path, nodes={"min": 2, "max": 2}, **LONG) as lab:
         lab.tell("hold-0")
         lab.start("node-0", "node-1")
@@ -120,11 +151,17 @@ def test_an_agent_that_is_killed_while_its_group_starts_costs_a_restart_each_tim
         starting(lab, 3, 0)
         lab.untell("hold-0")
         lab.stepping(3, world=2)
-        assert [one["reason"] for one in lab.ledger("generation")] == ["start", "failure", "failure"]
+        assert [one["reason"] for one in lab.ledger("generation")] == [
+            "start",
+            "failure",
+            "failure",
+        ]
         assert [one["cause"] for one in lab.ledger("failure")] == ["node_lost", "node_lost"]
 
 
-def test_nobody_need_come_back_for_an_agent_to_be_missed_while_its_group_starts(tmp_path: Path) -> None:
+def test_nobody_need_come_back_for_an_agent_to_be_missed_while_its_group_starts(
+    tmp_path: Path,
+) -> None:
     with Lab(tmp_path, nodes={"min": 1, "max": 2}, **LONG) as lab:
         lab.tell("hold-0")
         lab.start("node-0", "node-1")
@@ -135,7 +172,9 @@ def test_nobody_need_come_back_for_an_agent_to_be_missed_while_its_group_starts(
         assert [one["reason"] for one in lab.ledger("generation")] == ["start", "failure"]
 
 
-def test_an_agent_asked_to_stop_does_not_wait_for_a_rank_that_connects_to_its_peer_and_cannot_hear(tmp_path: Path) -> None:
+def test_an_agent_asked_to_stop_does_not_wait_for_a_rank_that_connects_to_its_peer_and_cannot_hear(
+    tmp_path: Path,
+) -> None:
     with Lab(tmp_path, procsPerNode=2, **LONG) as lab:
         lab.tell("hold-0")
         lab.start("node-0")
@@ -155,7 +194,10 @@ def test_an_agent_that_pauses_while_ranks_compute_costs_nothing(tmp_path: Path) 
         paused = lab.agents[ranks[1]["kdist_node"]]
         kill(paused.pid, signal.SIGSTOP)
         began = time.monotonic()
-        lab.wait(lambda: time.monotonic() - began > 12, "a step that lasts longer than a silent node is given")
+        lab.wait(
+            lambda: time.monotonic() - began > 12,
+            "a step that lasts longer than a silent node is given",
+        )
         kill(paused.pid, signal.SIGCONT)
         for rank in range(2):
             lab.untell(f"slow-{rank}")
@@ -167,14 +209,19 @@ def test_an_agent_that_pauses_while_ranks_compute_costs_nothing(tmp_path: Path) 
 @pytest.mark.chaos
 def test_an_api_server_that_one_node_cannot_reach_costs_nothing(tmp_path: Path) -> None:
     api = ApiServer(tmp_path / "account", tls=True)
-    with Relay(api.port) as relay, Lab(tmp_path, rendezvous="kubernetes:ml/store", nodes={"min": 1, "max": 2}, **LONG) as lab:
+    with (
+        Relay(api.port) as relay,
+        Lab(tmp_path, rendezvous="kubernetes:ml/store", nodes={"min": 1, "max": 2}, **LONG) as lab,
+    ):
         lab.start("node-0", **api.environment())
         lab.start("node-1", **api.environment(relay.port))
         lab.stepping(1, world=2)
         relay.cut()
         lab.wait(lambda: lab.events("node-1", "rendezvous-mute"), "that one node notices")
         began, step = time.monotonic(), lab.ranks(1)[0]["step"]
-        lab.wait(lambda: time.monotonic() - began > 12, "many signs of life that the other node misses")
+        lab.wait(
+            lambda: time.monotonic() - began > 12, "many signs of life that the other node misses"
+        )
         assert not lab.events("node-0", "rendezvous-mute")
         relay.mend()
         lab.stepping(1, world=2, steps=step + 100)
@@ -197,7 +244,10 @@ def test_a_crash_loop_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
         lab.start("node-0")
         assert lab.end("node-0") == 75, "agents that come later learn the verdict"
 
-        lab.entrypoint, lab.arguments = lab.entrypoint.replace("crash", "train"), ["--rendezvous-id=mended"]
+        lab.entrypoint, lab.arguments = (
+            lab.entrypoint.replace("crash", "train"),
+            ["--rendezvous-id=mended"],
+        )
         lab.tell("finish")
         lab.start("node-0")
         assert lab.end("node-0") == 0, "one of a mended job is not met with it"
@@ -215,7 +265,9 @@ def test_a_crash_loop_on_a_refusing_disk_ends_as_well(tmp_path: Path) -> None:
         assert told["message"].endswith("the next attempt is in 1 s")
 
 
-def test_a_stopped_rank_is_found_shown_and_replaced_and_a_second_request_to_stop_does_not_wait_for_it(tmp_path: Path) -> None:
+def test_a_stopped_rank_is_found_shown_and_replaced_and_a_second_request_to_stop_does_not_wait_for_it(
+    tmp_path: Path,
+) -> None:
     with Lab(tmp_path, procsPerNode=2, hangTimeoutSeconds=3) as lab:
         lab.start("node-0")
         first = lab.stepping(1, world=2)
@@ -223,10 +275,16 @@ def test_a_stopped_rank_is_found_shown_and_replaced_and_a_second_request_to_stop
         lab.stepping(2, world=2)
         assert not is_alive(first[1]["pid"])
         (hang,) = lab.events("node-0", "hang")
-        assert hang["rank"] == 1, "the one that is stopped is to blame, not the one that waits for it"
+        assert hang["rank"] == 1, (
+            "the one that is stopped is to blame, not the one that waits for it"
+        )
         assert lab.ledger("failure")[0]["cause"] == "hang"
 
-        (forkserver,) = (pid for pid in children(lab.agents["node-0"].pid) if "resource_tracker" not in command_of(pid))
+        (forkserver,) = (
+            pid
+            for pid in children(lab.agents["node-0"].pid)
+            if "resource_tracker" not in command_of(pid)
+        )
         kill(forkserver, signal.SIGKILL)
         third = lab.stepping(3, world=2)
 
@@ -244,11 +302,20 @@ def test_what_a_rank_started_ends_with_it_and_its_peer_goes_on_at_once(tmp_path:
         first = lab.stepping(1, world=2)
         offspring = read_children(lab, 1)
         kill(first[1]["pid"], signal.SIGKILL)
-        assert soon(lambda: not any(map(is_alive, offspring))), "a child of its own session and a daemon included"
+        assert soon(lambda: not any(map(is_alive, offspring))), (
+            "a child of its own session and a daemon included"
+        )
         second = lab.stepping(2, world=2)
-        everybody = [second[0]["pid"], second[1]["pid"], *read_children(lab, 0), *read_children(lab, 1)]
+        everybody = [
+            second[0]["pid"],
+            second[1]["pid"],
+            *read_children(lab, 0),
+            *read_children(lab, 1),
+        ]
         for node in ("node-0", "node-1"):
-            assert len(list((tmp_path / node / "tmp").glob("pymp-*/listener-*"))) == 2, "the forkserver's and the rank's"
+            assert len(list((tmp_path / node / "tmp").glob("pymp-*/listener-*"))) == 2, (
+                "the forkserver's and the rank's"
+            )
             assert len(list((tmp_path / node / "torchelastic").glob("*/attempt_*"))) == 1
         lab.tell("finish")
         assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]
@@ -256,7 +323,9 @@ def test_what_a_rank_started_ends_with_it_and_its_peer_goes_on_at_once(tmp_path:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_lost_agent_takes_its_ranks_and_their_children_along_also_those_that_are_stopped(tmp_path: Path, stopped: bool) -> None:
+def test_a_lost_agent_takes_its_ranks_and_their_children_along_also_those_that_are_stopped(
+    tmp_path: Path, stopped: bool
+) -> None:
     with Lab(tmp_path) as lab:
         lab.start("node-0", LAB_CHILDREN="yes")
         (rank,) = lab.stepping(1, world=1).values()
@@ -266,11 +335,17 @@ def test_a_lost_agent_takes_its_ranks_and_their_children_along_also_those_that_a
             kill(pid, signal.SIGSTOP)
         lab.agents["node-0"].kill()
         assert soon(lambda: not any(map(is_alive, family)))
-        kill(daemon, signal.SIGKILL)  # who has no agent above is ended by `kdist run`, or with the pod
+        # who has no agent above is ended by `kdist run`, or with the pod
+        kill(daemon, signal.SIGKILL)
 
 
 def read_children(lab: Lab, rank: int) -> list[int]:
-    """The processes that a rank has forked: a child, a child with a session of its own, a daemon."""
+    """The processes that a rank has forked: a child, a child with a session of its own, a
+    daemon.
+    """
     paths = [lab.folder / f"child-{rank}-{kind}" for kind in ("child", "session", "daemon")]
-    lab.wait(lambda: all(path.exists() and path.read_text() for path in paths), f"the children of rank {rank}")
+    lab.wait(
+        lambda: all(path.exists() and path.read_text() for path in paths),
+        f"the children of rank {rank}",
+    )
     return [int(path.read_text()) for path in paths]

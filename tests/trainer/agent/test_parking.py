@@ -1,4 +1,6 @@
-"""Agents in a StatefulSet, which would start anew whatever ends: those whose work is over stay, and say how it ended."""
+"""Agents in a StatefulSet, which would start anew whatever ends: those whose work is over stay, and
+say how it ended.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +50,18 @@ def test_an_agent_that_is_done_stays_until_it_is_told_to_go(tmp_path: Path) -> N
         lab.stepping(1, world=1)
         lab.tell("finish")
         document = see_parked(lab)
-        assert (document["state"], document["phase"], document["exit"]["outcome"]) == ("succeeded", "succeeded", "done")
+        assert (document["state"], document["phase"], document["exit"]["outcome"]) == (
+            "succeeded",
+            "succeeded",
+            "done",
+        )
         lab.agents["node-0"].terminate()
         assert lab.end("node-0") == 0
 
 
-def test_a_failure_for_good_is_shown_until_somebody_has_seen_it_and_the_code_is_kept(tmp_path: Path) -> None:
+def test_a_failure_for_good_is_shown_until_somebody_has_seen_it_and_the_code_is_kept(
+    tmp_path: Path,
+) -> None:
     with parking(tmp_path) as lab:
         lab.start("node-0")
         lab.stepping(1, world=1)
@@ -65,9 +73,13 @@ def test_a_failure_for_good_is_shown_until_somebody_has_seen_it_and_the_code_is_
         assert lab.end("node-0") == 70
 
 
-def test_an_agent_that_comes_after_the_end_parks_at_once_and_one_that_is_stopped_ends(tmp_path: Path) -> None:
+def test_an_agent_that_comes_after_the_end_parks_at_once_and_one_that_is_stopped_ends(
+    tmp_path: Path,
+) -> None:
     with parking(tmp_path) as lab:
-        CheckpointDirectory(lab.checkpoints).write_done({"run_id": "run-1", "step": 7, "outcome": "done"})
+        CheckpointDirectory(lab.checkpoints).write_done(
+            {"run_id": "run-1", "step": 7, "outcome": "done"}
+        )
         lab.start("node-0")
         assert see_parked(lab)["exit"]["step"] == 7
         lab.agents["node-0"].terminate()
@@ -85,6 +97,10 @@ def test_a_wrong_train_json_parks_too_so_that_nobody_tries_for_ever(tmp_path: Pa
         (tmp_path / "train.json").write_text('{"name": "lab"}')
         lab.start("node-0")
         document = see_parked(lab)
-        assert (document["state"], document["exit"]["code"], document["exit"]["cause"]) == ("failed", 64, "config")
+        assert (document["state"], document["exit"]["code"], document["exit"]["cause"]) == (
+            "failed",
+            64,
+            "config",
+        )
         lab.agents["node-0"].terminate()
         assert lab.end("node-0") == 64

@@ -23,19 +23,32 @@ NewBook = Callable[..., RestartLedger]
 
 
 def lost_peer(generation: int, *, step: int = 5) -> Failure:
-    return Failure(Cause.NODE_LOST, Exit.PEERS_LOST, False, "closed by peer", 0, "node-0", generation, step, time.time())
+    return Failure(
+        Cause.NODE_LOST,
+        Exit.PEERS_LOST,
+        False,
+        "closed by peer",
+        0,
+        "node-0",
+        generation,
+        step,
+        time.time(),
+    )
 
 
 def killed(generation: int, *, step: int = 5) -> Failure:
     message = "rank 1 was killed by SIGKILL"
-    return Failure(Cause.SIGNAL, Exit.PEERS_LOST, True, message, 1, "node-1", generation, step, time.time())
+    return Failure(
+        Cause.SIGNAL, Exit.PEERS_LOST, True, message, 1, "node-1", generation, step, time.time()
+    )
 
 
 class Job:
     """One run: its store, its checkpoints if it has any, and whoever leads."""
 
     def __init__(self, checkpoints: Path | None, max_restarts: int = 3) -> None:
-        self.checkpoints, self.max_restarts = checkpoints, max_restarts
+        self.checkpoints = checkpoints
+        self.max_restarts = max_restarts
         self.forget_store()
 
     def forget_store(self) -> None:
@@ -45,7 +58,9 @@ class Job:
         return self.book().open_generation(agents, world_size=len(agents))
 
     def book(self) -> RestartLedger:
-        return RestartLedger(self.exchange, checkpoints=self.checkpoints, max_restarts=self.max_restarts)
+        return RestartLedger(
+            self.exchange, checkpoints=self.checkpoints, max_restarts=self.max_restarts
+        )
 
 
 @pytest.fixture(params=["with checkpoints", "without"])
@@ -58,7 +73,12 @@ def test_generations_are_numbered_and_each_says_why_it_began(job: Job) -> None:
     assert (first.number, first.reason, first.restarts) == (1, "start", 0)
     job.exchange.post_failures(1, [lost_peer(1), killed(1)])
     second = job.open()
-    assert (second.number, second.reason, second.restarts, second.cause) == (2, "failure", 1, "signal")
+    assert (second.number, second.reason, second.restarts, second.cause) == (
+        2,
+        "failure",
+        1,
+        "signal",
+    )
     job.exchange.plan(2, "join")
     third = job.open({**AGENTS, "node-2": "c"})
     assert (third.number, third.reason, third.restarts) == (3, "join", 1)
@@ -70,7 +90,11 @@ def test_an_agent_that_is_gone_or_another_now_is_the_one_that_was_lost(job: Job)
     job.open()
     job.exchange.post_failures(1, [lost_peer(1, step=8)])
     second = job.open({"node-0": "a", "node-1": "c"})
-    assert (second.reason, second.cause, second.message) == ("failure", "node_lost", "node-1 went away")
+    assert (second.reason, second.cause, second.message) == (
+        "failure",
+        "node_lost",
+        "node-1 went away",
+    )
     assert second.lost_steps == 8
     third = job.open({"node-0": "a"})
     assert (third.reason, third.message) == ("failure", "node-1 went away")
@@ -98,7 +122,9 @@ def test_a_node_that_is_lost_while_others_join_is_a_failure(job: Job) -> None:
     assert (second.reason, second.cause, second.restarts) == ("failure", "node_lost", 1)
 
 
-def test_a_leader_that_dies_while_it_opens_a_generation_starts_nothing_anew(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_that_dies_while_it_opens_a_generation_starts_nothing_anew(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job.open()
     job.exchange.post_failures(1, [killed(1)])
     book = job.book()
@@ -125,7 +151,9 @@ def test_one_restart_too_many_is_refused_and_begins_no_generation(job: Job) -> N
     assert job.exchange.last_generation() == 4
 
 
-def test_a_store_that_knows_nothing_of_the_ledgers_last_generation_means_a_new_start(tmp_path: Path) -> None:
+def test_a_store_that_knows_nothing_of_the_ledgers_last_generation_means_a_new_start(
+    tmp_path: Path,
+) -> None:
     job = Job(tmp_path)
     job.open()
     job.forget_store()
@@ -199,16 +227,36 @@ def commit(step: int) -> dict[str, object]:
         ([commit(5), generation("failure"), commit(5), generation("failure")], 2),
         ([commit(5), generation("failure"), commit(4), generation("failure")], 2),
         ([generation("failure"), generation("join"), generation("failure")], 2),
-        ([generation("failure"), generation("failure"), generation("resume"), generation("failure")], 1),
+        (
+            [
+                generation("failure"),
+                generation("failure"),
+                generation("resume"),
+                generation("failure"),
+            ],
+            1,
+        ),
     ],
 )
-def test_progress_and_new_starts_refill_the_budget_and_joins_do_not(events: list[dict[str, object]], count: int) -> None:
+def test_progress_and_new_starts_refill_the_budget_and_joins_do_not(
+    events: list[dict[str, object]], count: int
+) -> None:
     assert count_restarts(events) == count
 
 
 def crashed(generation: int, *, step: int | None, rank: int = 1, lived: float = 5.0) -> Failure:
     message = f"rank {rank} was killed by SIGSEGV"
-    return Failure(Cause.SIGNAL, Exit.PEERS_LOST, True, message, rank, "node-0", generation, step, time.time() + lived)
+    return Failure(
+        Cause.SIGNAL,
+        Exit.PEERS_LOST,
+        True,
+        message,
+        rank,
+        "node-0",
+        generation,
+        step,
+        time.time() + lived,
+    )
 
 
 def test_a_crash_that_comes_back_at_the_same_step_ends_the_job_before_its_budget(job: Job) -> None:
@@ -225,18 +273,26 @@ def test_a_crash_that_comes_back_at_the_same_step_ends_the_job_before_its_budget
     assert (last.spent, last.same, last.restarts) == (True, 3, 3)
 
 
-def test_failures_that_differ_or_come_from_outside_are_chance_and_slow_down_from_the_third_equal_one_on(job: Job) -> None:
+def test_failures_that_differ_or_come_from_outside_are_chance_and_slow_down_from_the_third_equal_one_on(
+    job: Job,
+) -> None:
     job.max_restarts = 10
     job.open()
-    for number, failure in enumerate([killed(1), killed(2), killed(3), crashed(4, step=5), crashed(5, step=6), lost_peer(6)], 1):
+    for number, failure in enumerate(
+        [killed(1), killed(2), killed(3), crashed(4, step=5), crashed(5, step=6), lost_peer(6)], 1
+    ):
         job.exchange.post_failures(number, [failure])
-        assert job.book().repeat_seconds() == (1 if number == 3 else 0), "the same for the third time"
+        assert job.book().repeat_seconds() == (1 if number == 3 else 0), (
+            "the same for the third time"
+        )
         job.max_restarts = number - 1
         assert job.book().repeat_seconds() == 0, "the budget is spent"
         job.max_restarts = 10
         generation = job.open()
         assert generation.spent is False
-        assert generation.same == (failure.message != "rank 1 was killed by SIGKILL" and failure.primary)
+        assert generation.same == (
+            failure.message != "rank 1 was killed by SIGKILL" and failure.primary
+        )
 
 
 def test_where_no_step_is_known_the_same_crash_is_one_after_about_the_same_time() -> None:
@@ -244,9 +300,16 @@ def test_where_no_step_is_known_the_same_crash_is_one_after_about_the_same_time(
         events: list[dict[str, object]] = []
         for number, lived in enumerate(lives, 1):
             fields = {"generation": number, "time": 1000.0 * number}
-            events.append({**fields, "event": "generation", "reason": "start" if number == 1 else "failure"})
+            events.append(
+                {**fields, "event": "generation", "reason": "start" if number == 1 else "failure"}
+            )
             message = f"rank {number} was killed by SIGSEGV"
-            ended = {"time": 1000.0 * number + lived, "cause": "signal", "step": None, "message": message}
+            ended = {
+                "time": 1000.0 * number + lived,
+                "cause": "signal",
+                "step": None,
+                "message": message,
+            }
             events.append({**fields, **ended, "event": "failure"})
         return events
 
@@ -254,6 +317,8 @@ def test_where_no_step_is_known_the_same_crash_is_one_after_about_the_same_time(
         return replace(crashed(3, step=None), time=3000.0 + lived)
 
     assert restart_policy.count(history(4, 5, 6), last(6)) == 3
-    assert restart_policy.count(history(4, 5, 600), last(600)) == 1, "it got further: it may have checkpoints of its own"
+    assert restart_policy.count(history(4, 5, 600), last(600)) == 1, (
+        "it got further: it may have checkpoints of its own"
+    )
     saved = {"event": "commit", "step": 3}
     assert restart_policy.count([*history(4, 5), saved, *history(4, 5, 6)[4:]], last(6)) == 1

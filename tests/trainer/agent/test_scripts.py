@@ -1,4 +1,6 @@
-"""Scripts: what torchrun would show them, their failures in their own words, and their children's end."""
+"""Scripts: what torchrun would show them, their failures in their own words, and their children's
+end.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,20 @@ WALL = ("unobserved", "init", "productive_step", "idle")
 SCRIPT = "tests/trainer/agent/torchrun_script.py"
 
 
-def run_script(path: Path, *arguments: str, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_script(
+    path: Path, *arguments: str, code: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a script by the runner alone, without an agent."""
     path.write_text(textwrap.dedent(code))
     command = [sys.executable, "-u", "-m", "kdist_trainer.run_script", str(path), *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, **environment}, timeout=60)
+    return subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=60,
+    )
 
 
 def read_ranks(folder: Path) -> list[dict[str, Any]]:
@@ -39,8 +50,22 @@ def read_ranks(folder: Path) -> list[dict[str, Any]]:
 def test_a_script_sees_and_computes_the_same_as_under_torchrun(tmp_path: Path) -> None:
     (tmp_path / "torchrun").mkdir()
     (tmp_path / "kdist").mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=10", SCRIPT]
-    subprocess.run([*command, str(tmp_path / "torchrun"), "--lr", "0.1"], cwd=ROOT, env={**os.environ}, check=True, timeout=200)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=10",
+        SCRIPT,
+    ]
+    subprocess.run(
+        [*command, str(tmp_path / "torchrun"), "--lr", "0.1"],
+        cwd=ROOT,
+        env={**os.environ},
+        check=True,
+        timeout=200,
+    )
     arguments = [str(tmp_path / "kdist"), "--lr", "0.1"]
     with Lab(tmp_path / "lab", procsPerNode=2, script={"path": SCRIPT, "args": arguments}) as lab:
         lab.start("node-0")
@@ -50,13 +75,21 @@ def test_a_script_sees_and_computes_the_same_as_under_torchrun(tmp_path: Path) -
     for their, our in zip(theirs, ours, strict=True):
         assert our["weights"] == their["weights"]
         assert our["argv"] == [SCRIPT, *arguments]
-        assert [our[name] for name in ("cwd", "file", "path")] == [their[name] for name in ("cwd", "file", "path")]
+        assert [our[name] for name in ("cwd", "file", "path")] == [
+            their[name] for name in ("cwd", "file", "path")
+        ]
         added = {name for name in our["environment"] if name.startswith("KDIST_")} | {"LAB"}
         assert set(our["environment"]) - added == set(their["environment"])
-        stable = [name for name in their["environment"] if name.endswith(("RANK", "WORLD_SIZE", "RESTARTS", "RESTART_COUNT"))]
+        stable = [
+            name
+            for name in their["environment"]
+            if name.endswith(("RANK", "WORLD_SIZE", "RESTARTS", "RESTART_COUNT"))
+        ]
         stable += ["ROLE_NAME", "OMP_NUM_THREADS", "PATH"]
         assert len(stable) >= 12
-        assert {name: our["environment"][name] for name in stable} == {name: their["environment"][name] for name in stable}
+        assert {name: our["environment"][name] for name in stable} == {
+            name: their["environment"][name] for name in stable
+        }
 
 
 UNCHANGED = """
@@ -83,15 +116,28 @@ def check_that_nothing_is_claimed(text: str) -> None:
     shown = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     names = {series.partition("{")[0] for series in shown}
     assert {"kdist_collective_seconds_total", "kdist_allreduce_duration_seconds_bucket"} <= names
-    unknown = ("kdist_step", "kdist_samples", "kdist_loss", "kdist_lost", "kdist_nonfinite", "kdist_last", "kdist_checkpoint")
+    unknown = (
+        "kdist_step",
+        "kdist_samples",
+        "kdist_loss",
+        "kdist_lost",
+        "kdist_nonfinite",
+        "kdist_last",
+        "kdist_checkpoint",
+    )
     assert not [name for name in names if name.startswith(unknown)], "absent, for nobody knows"
-    wall = {category: float(shown[f'kdist_wall_seconds_total{{category="{category}",kdist_job="lab"}}']) for category in WALL}
+    wall = {
+        category: float(shown[f'kdist_wall_seconds_total{{category="{category}",kdist_job="lab"}}'])
+        for category in WALL
+    }
     assert wall["unobserved"] > 0
     assert wall["init"] == wall["productive_step"] == wall["idle"] == 0
 
 
 @pytest.mark.processes
-def test_an_unchanged_script_shows_its_all_reduces_and_nothing_that_nobody_knows(tmp_path: Path) -> None:
+def test_an_unchanged_script_shows_its_all_reduces_and_nothing_that_nobody_knows(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(UNCHANGED)
     with Lab(tmp_path, procsPerNode=2, script={"path": str(script)}) as lab:
@@ -106,7 +152,8 @@ def test_an_unchanged_script_shows_its_all_reduces_and_nothing_that_nobody_knows
 
 
 @pytest.mark.parametrize(
-    ("environment", "times"), [({}, True), ({"KDIST_COMM_HOOK": "none"}, False), ({"WORLD_SIZE": "1"}, False)]
+    ("environment", "times"),
+    [({}, True), ({"KDIST_COMM_HOOK": "none"}, False), ({"WORLD_SIZE": "1"}, False)],
 )
 def test_collectives_are_timed_where_there_are_any_and_nobody_says_no(
     tmp_path: Path, environment: dict[str, str], times: bool
@@ -117,7 +164,11 @@ def test_collectives_are_timed_where_there_are_any_and_nobody_says_no(
         import torch
         print("kdist_trainer.instrumentation.collective_hooks" in sys.modules)
     """
-    around = {"KDIST_METRICS_SOCKET": str(tmp_path / "nobody.sock"), "WORLD_SIZE": "2", **environment}
+    around = {
+        "KDIST_METRICS_SOCKET": str(tmp_path / "nobody.sock"),
+        "WORLD_SIZE": "2",
+        **environment,
+    }
     assert run_script(tmp_path / "script.py", code=code, **around).stdout == f"{times}\n"
 
 
@@ -139,18 +190,27 @@ while not (folder / "finish").exists() or dist.get_world_size() == 2:
 
 @pytest.mark.chaos
 @pytest.mark.wide
-def test_a_silent_node_is_left_behind_by_a_script_too_but_not_for_a_pause_of_its_agent(tmp_path: Path) -> None:
+def test_a_silent_node_is_left_behind_by_a_script_too_but_not_for_a_pause_of_its_agent(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(UNEVEN)
-    with Lab(tmp_path, nodes={"min": 1, "max": 2}, hangTimeoutSeconds=3000, script={"path": str(script)}) as lab:
+    with Lab(
+        tmp_path, nodes={"min": 1, "max": 2}, hangTimeoutSeconds=3000, script={"path": str(script)}
+    ) as lab:
         lab.start("node-0", "node-1")
         notes = [tmp_path / f"ranks-1-{rank}" for rank in range(2)]
-        lab.wait(lambda: all(note.exists() and note.read_text() for note in notes), "a group of two")
+        lab.wait(
+            lambda: all(note.exists() and note.read_text() for note in notes), "a group of two"
+        )
         first, second = (note.read_text().split()[0] for note in notes)
         lab.tell("slow")
         kill(lab.agents[first].pid, signal.SIGSTOP)
         began = time.monotonic()
-        lab.wait(lambda: time.monotonic() - began > 12, "a pause, while the other rank waits in a collective")
+        lab.wait(
+            lambda: time.monotonic() - began > 12,
+            "a pause, while the other rank waits in a collective",
+        )
         kill(lab.agents[first].pid, signal.SIGCONT)
         lab.untell("slow")
         began = time.monotonic()
@@ -159,7 +219,10 @@ def test_a_silent_node_is_left_behind_by_a_script_too_but_not_for_a_pause_of_its
         for pid in [*descendants(lab.agents[first].pid), lab.agents[first].pid]:
             kill(pid, signal.SIGSTOP)
         third = tmp_path / "ranks-2-0"
-        lab.wait(lambda: third.exists() and third.read_text() == f"{second} 1", "a group of the node that is left")
+        lab.wait(
+            lambda: third.exists() and third.read_text() == f"{second} 1",
+            "a group of the node that is left",
+        )
         lab.tell("finish")
         assert lab.end(second) == 0
 
@@ -183,14 +246,18 @@ if __name__ == "__main__":
 
 
 @pytest.mark.processes
-def test_what_ends_a_process_that_a_script_has_started_is_told_from_an_exception_in_it(tmp_path: Path) -> None:
+def test_what_ends_a_process_that_a_script_has_started_is_told_from_an_exception_in_it(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "classic.py"
     script.write_text(SPAWNING)
     with Lab(tmp_path, script={"path": str(script)}) as lab:
         lab.start("node-0")
         assert lab.end("node-0") == 70
         failures = lab.ledger("failure")
-        assert [one["cause"] for one in failures] == ["rendezvous", "user_code"], "a port that was taken, then a KeyError"
+        assert [one["cause"] for one in failures] == ["rendezvous", "user_code"], (
+            "a port that was taken, then a KeyError"
+        )
         assert "KeyError: 'label'" in lab.record("node-0")["message"]
 
 
@@ -203,13 +270,17 @@ def test_an_exception_in_a_script_is_the_users_and_keeps_its_traceback(tmp_path:
         assert lab.end("node-0") == 70
         record = lab.record("node-0")
         assert (record["cause"], record["message"]) == ("user_code", "KeyError: 'label'")
-        assert record["traceback"][1] == f'  File "{script}", line 4, in <module>', "the runner's own frames are left out"
+        assert record["traceback"][1] == f'  File "{script}", line 4, in <module>', (
+            "the runner's own frames are left out"
+        )
         assert f'File "{script}", line 2, in load' in lab.logs()
         assert not lab.events("node-0", "restarting")
 
 
 @pytest.mark.processes
-def test_a_script_that_leaves_by_os_exit_with_code_0_is_done_as_under_torchrun_and_that_is_told(tmp_path: Path) -> None:
+def test_a_script_that_leaves_by_os_exit_with_code_0_is_done_as_under_torchrun_and_that_is_told(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "train.py"
     script.write_text("import os\nos._exit(0)\n")
     with Lab(tmp_path, script={"path": str(script)}) as lab:
@@ -219,9 +290,19 @@ def test_a_script_that_leaves_by_os_exit_with_code_0_is_done_as_under_torchrun_a
         assert told["rank"] == 0
 
 
-@pytest.mark.parametrize(("end", "left"), [("pass", "done"), ("sys.exit(0)", "done"), ("os._exit(0)", None), ("1/0", None)])
-def test_a_script_leaves_a_result_when_it_has_come_to_its_end(tmp_path: Path, end: str, left: str | None) -> None:
-    run_script(tmp_path / "script.py", code=f"import os, sys\n{end}", KDIST_SCRATCH=str(tmp_path), LOCAL_RANK="1")
+@pytest.mark.parametrize(
+    ("end", "left"),
+    [("pass", "done"), ("sys.exit(0)", "done"), ("os._exit(0)", None), ("1/0", None)],
+)
+def test_a_script_leaves_a_result_when_it_has_come_to_its_end(
+    tmp_path: Path, end: str, left: str | None
+) -> None:
+    run_script(
+        tmp_path / "script.py",
+        code=f"import os, sys\n{end}",
+        KDIST_SCRATCH=str(tmp_path),
+        LOCAL_RANK="1",
+    )
     assert result.read(tmp_path, 1) == left
 
 
@@ -233,21 +314,29 @@ def test_a_script_that_crashes_alike_each_time_is_told_so_and_ended(tmp_path: Pa
         lab.start("node-0")
         assert lab.end("node-0") == 75
         record, told = lab.record("node-0"), lab.events("node-0", "restarting")
-    assert record["message"] == "the same failure 3 times in a row without progress: rank 0 was killed by SIGSEGV"
+    assert (
+        record["message"]
+        == "the same failure 3 times in a row without progress: rank 0 was killed by SIGSEGV"
+    )
     assert record["place"] == f'File "{script}", line 3, in fetch', "not ctypes, which crashed"
     assert "ctypes" in record["traceback"][-1]
     assert len(told) == 2
-    assert all(event["message"].startswith("the script starts again from the beginning") for event in told)
+    assert all(
+        event["message"].startswith("the script starts again from the beginning") for event in told
+    )
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("stopped", [False, True])
-def test_two_seconds_after_its_agent_was_killed_a_script_and_its_children_are_gone(tmp_path: Path, stopped: bool) -> None:
+def test_two_seconds_after_its_agent_was_killed_a_script_and_its_children_are_gone(
+    tmp_path: Path, stopped: bool
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import pathlib, subprocess, sys, time\n"
         "for own in (False, True):\n"
-        "    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=own)\n"
+        "    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], "
+        "start_new_session=own)\n"
         f"pathlib.Path({str(tmp_path / 'started')!r}).touch()\n"
         "time.sleep(600)\n"
     )
@@ -278,17 +367,25 @@ def test_a_script_is_the_main_module_and_ends_as_an_interpreter_does(tmp_path: P
     assert ended.stdout == "['--lr', '0.1'] thread\nexit handler\n"
 
 
-def test_a_module_runs_as_under_python_m_with_its_package_and_the_working_folder_to_import_from(tmp_path: Path) -> None:
+def test_a_module_runs_as_under_python_m_with_its_package_and_the_working_folder_to_import_from(
+    tmp_path: Path,
+) -> None:
     package = tmp_path / "tools"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "words.py").write_text("WORD = 'found'")
-    (package / "__main__.py").write_text("import sys\nfrom .words import WORD\nprint(__name__, WORD, sys.argv[1:])")
+    (package / "__main__.py").write_text(
+        "import sys\nfrom .words import WORD\nprint(__name__, WORD, sys.argv[1:])"
+    )
     command = [sys.executable, "-m", "kdist_trainer.run_script", "-m", "tools", "--lr", "0.1"]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    ended = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
     assert (ended.stdout, ended.stderr) == ("__main__ found ['--lr', '0.1']\n", "")
     command[4] = "nowhere.at.all"
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    ended = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
     assert ended.returncode == 1
     assert "No module named 'nowhere'" in ended.stderr
 
@@ -300,10 +397,16 @@ def test_a_module_runs_as_under_python_m_with_its_package_and_the_working_folder
         ("import sys; sys.exit(3)", 3, ""),
         ("import sys; sys.exit('no data')", 1, "no data"),
         ("def f(:", 1, "SyntaxError"),
-        ("import sys; sys.excepthook = lambda *a: print('hooked', file=sys.stderr)\n1/0", 1, "hooked"),
+        (
+            "import sys; sys.excepthook = lambda *a: print('hooked', file=sys.stderr)\n1/0",
+            1,
+            "hooked",
+        ),
     ],
 )
-def test_a_script_ends_with_the_code_that_python_gives(tmp_path: Path, code: str, status: int, said: str) -> None:
+def test_a_script_ends_with_the_code_that_python_gives(
+    tmp_path: Path, code: str, status: int, said: str
+) -> None:
     ended = run_script(tmp_path / "script.py", code=code)
     assert ended.returncode == status
     assert said in ended.stderr
@@ -311,6 +414,17 @@ def test_a_script_ends_with_the_code_that_python_gives(tmp_path: Path, code: str
 
 
 def test_a_failing_script_leaves_its_failure_for_the_agent(tmp_path: Path) -> None:
-    run_script(tmp_path / "script.py", code="raise ValueError('odd')", KDIST_SCRATCH=str(tmp_path), LOCAL_RANK="1", RANK="5")
+    run_script(
+        tmp_path / "script.py",
+        code="raise ValueError('odd')",
+        KDIST_SCRATCH=str(tmp_path),
+        LOCAL_RANK="1",
+        RANK="5",
+    )
     left = json.loads((tmp_path / "rank-1.failure.json").read_text())
-    assert (left["cause"], left["code"], left["rank"], left["message"]) == ("user_code", 70, 5, "ValueError: odd")
+    assert (left["cause"], left["code"], left["rank"], left["message"]) == (
+        "user_code",
+        70,
+        5,
+        "ValueError: odd",
+    )

@@ -46,6 +46,8 @@ def test_an_agent_knows_the_last_that_met_the_others_and_all_that_were_killed_on
     assert prepare_scratch(settings) == set()
 
 
-@pytest.mark.parametrize(("node", "index"), [("node-12", 12), ("digits-worker-0", 0), ("laptop", 0)])
+@pytest.mark.parametrize(
+    ("node", "index"), [("node-12", 12), ("digits-worker-0", 0), ("laptop", 0)]
+)
 def test_the_index_of_a_node_ends_its_name(tmp_path: Path, node: str, index: int) -> None:
     assert make_settings(tmp_path, node=node).index == index

@@ -1,4 +1,6 @@
-"""A plain torchrun script that knows nothing of kdist: trains a little in several ways and writes down all that it can see."""
+"""A plain torchrun script that knows nothing of kdist: trains a little in several ways and writes
+down all that it can see.
+"""
 
 import json
 import os
@@ -31,12 +33,24 @@ if __name__ == "__main__":
     fixed = DistributedDataParallel(nn.Linear(8, 4), static_graph=True)
     compiled = torch.compile(fixed, backend="aot_eager")
     for _ in range(3):
-        total = functional.all_reduce(compiled(shard(torch.ones(2, 16))), "sum", list(range(dist.get_world_size())))
+        total = functional.all_reduce(
+            compiled(shard(torch.ones(2, 16))), "sum", list(range(dist.get_world_size()))
+        )
         (total.square().mean() + mean).backward()
     assert isinstance(shard, FSDPModule)
     shard.unshard()
-    learned = [*model.parameters(), *(one.grad for one in fixed.parameters() if one.grad is not None), *shard.parameters()]
+    learned = [
+        *model.parameters(),
+        *(one.grad for one in fixed.parameters() if one.grad is not None),
+        *shard.parameters(),
+    ]
     weights = [value for parameter in learned for value in parameter.detach().flatten().tolist()]
-    seen = {"environment": dict(os.environ), "argv": sys.argv, "cwd": str(Path.cwd()), "file": __file__, "path": sys.path[0]}
+    seen = {
+        "environment": dict(os.environ),
+        "argv": sys.argv,
+        "cwd": str(Path.cwd()),
+        "file": __file__,
+        "path": sys.path[0],
+    }
     (folder / f"{rank}.json").write_text(json.dumps({**seen, "weights": weights}))
     dist.destroy_process_group()

@@ -1,4 +1,6 @@
-"""The bench of collectives on real ranks: every result checked, wrong ones counted, the slow pair named."""
+"""The bench of collectives on real ranks: every result checked, wrong ones counted, the slow pair
+named.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,17 @@ import torch.distributed as dist
 
 from kdist_trainer.bench import measure as pairing
 from kdist_trainer.bench.collectives import COLLECTIVES, Collective
-from kdist_trainer.bench.measure import BenchRow, Effort, SlowLink, find_slow, judge_pairs, measure, schedule, sizes, summarize
+from kdist_trainer.bench.measure import (
+    BenchRow,
+    Effort,
+    SlowLink,
+    find_slow,
+    judge_pairs,
+    measure,
+    schedule,
+    sizes,
+    summarize,
+)
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
@@ -37,14 +49,19 @@ def test_a_ladder_of_sizes_starts_at_the_least_and_ends_at_or_below_the_most() -
     ],
 )
 def test_bus_bandwidth_is_nccl_tests(name: str, factor: float) -> None:
-    row = summarize(torch.tensor([0.5, 1.5], dtype=torch.float64), 1000, COLLECTIVES[name].factor(4), 0)
+    row = summarize(
+        torch.tensor([0.5, 1.5], dtype=torch.float64), 1000, COLLECTIVES[name].factor(4), 0
+    )
     assert (row.algbw, row.busbw, row.mean, row.p50) == (1000, 1000 * factor, 1, 1)
 
 
 def measure_all(world_size: int) -> dict[str, BenchRow]:
     assert world_size > 1
     with World.from_environment(timeout_seconds=60) as world:
-        return {name: measure(one, 6000 if one.sized else 0, world, QUICK, beat=int) for name, one in COLLECTIVES.items()}
+        return {
+            name: measure(one, 6000 if one.sized else 0, world, QUICK, beat=int)
+            for name, one in COLLECTIVES.items()
+        }
 
 
 @pytest.mark.processes
@@ -76,7 +93,9 @@ def test_a_result_that_is_wrong_is_counted_in_every_round(name: str) -> None:
 
 
 def name_the_slow(slow: list[int]) -> SlowLink | None:
-    """Messages between ranks that are both in `slow` (or that meet its only rank) take 20 ms longer."""
+    """Messages between ranks that are both in `slow` (or that meet its only rank) take 20 ms
+    longer.
+    """
     with World.from_environment(timeout_seconds=60) as world:
 
         def exchange(payload: torch.Tensor, other: int, first: bool) -> None:
@@ -93,7 +112,9 @@ def name_the_slow(slow: list[int]) -> SlowLink | None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("slow", [[1, 2], [2]])
-def test_a_slow_pair_is_named_and_a_rank_that_is_slow_with_everybody_as_well(slow: list[int]) -> None:
+def test_a_slow_pair_is_named_and_a_rank_that_is_slow_with_everybody_as_well(
+    slow: list[int],
+) -> None:
     found = run_group(name_the_slow, 4, slow)
     assert {one.ranks for one in found} == {tuple(slow)}
     assert found[0].ratio > 3

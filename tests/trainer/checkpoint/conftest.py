@@ -11,7 +11,9 @@ from tests.trainer.checkpoint.states import load, open_store, save
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Saving by one rank alone is meant so; the trainer silences DCP's warning of it, pytest would show it again."""
+    """Saving by one rank alone is meant so; the trainer silences DCP's warning of it, pytest would
+    show it again.
+    """
     config.addinivalue_line("filterwarnings", "ignore:torch.distributed is disabled:UserWarning")
 
 

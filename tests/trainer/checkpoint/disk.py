@@ -1,7 +1,9 @@
-"""A disk as a crash leaves it: what was synced is there, of the rest each piece is there, lost or garbled, independently.
+"""A disk as a crash leaves it: what was synced is there, of the rest each piece is there, lost or
+garbled, independently.
 
-It is fed with the operations that `files` shows, keeps for every folder and file what is durable and what is only pending,
-and lays down on a real folder one of the many states that a crash may leave.
+It is fed with the operations that `files` shows, keeps for every folder and file what is durable
+and what is only pending, and lays down on a real folder one of the many states that a crash may
+leave.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class Disk:
                 _link(self._node(path.parent), path.name, Node())
             case "rename" | "replace":
                 assert operation.target is not None
-                assert operation.target.parent == path.parent, "only renames within a folder are modelled"
+                assert operation.target.parent == path.parent, (
+                    "only renames within a folder are modelled"
+                )
                 _move(self._node(path.parent), path.name, operation.target.name)
             case "remove":
                 _unlink(self._node(path.parent), path.name)
@@ -77,7 +81,9 @@ class Disk:
                 raise AssertionError(f"the disk does not know {name}")
 
     def crash(self, decide: Callable[[bool], Fate], target: Path) -> None:
-        """Lay down at `target` what the disk holds after a crash; `decide(is_write)` says what becomes of each pending piece."""
+        """Lay down at `target` what the disk holds after a crash; `decide(is_write)` says what
+        becomes of each pending piece.
+        """
         _lay_down(self.top, decide, target)
 
     def pending(self) -> int:
@@ -124,7 +130,9 @@ def _move(folder: Node, name: str, target: str) -> None:
 def _scan(path: Path) -> Node:
     node = Node()
     for entry in path.iterdir():
-        node.entries[entry.name] = Node(content=[entry.read_bytes()], synced=1) if entry.is_file() else _scan(entry)
+        node.entries[entry.name] = (
+            Node(content=[entry.read_bytes()], synced=1) if entry.is_file() else _scan(entry)
+        )
     node.durable = dict(node.entries)
     return node
 
@@ -150,7 +158,9 @@ def _lay_down(node: Node, decide: Callable[[bool], Fate], target: Path) -> None:
 
 
 def _content(writes: list[bytes], synced: int, decide: Callable[[bool], Fate]) -> bytes:
-    """What is left of a file: a lost write leaves zeros if something was written behind it, a garbled one leaves noise."""
+    """What is left of a file: a lost write leaves zeros if something was written behind it, a
+    garbled one leaves noise.
+    """
     content = bytearray(b"".join(writes[:synced]))
     position = len(content)
     for data in writes[synced:]:

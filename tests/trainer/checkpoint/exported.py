@@ -1,4 +1,6 @@
-"""What a run's last checkpoint holds, as whoever exports it gets it: hashed by what the file says, not by kdist."""
+"""What a run's last checkpoint holds, as whoever exports it gets it: hashed by what the file says,
+not by kdist.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from kdist_trainer.checkpoint import export
 
 
 def digest_of_export(root: Path, *, step: int | None = None, average: bool = False) -> str:
-    """SHA-256 of all tensors of the exported file, in the order of their names; with `average` of the moving average."""
+    """SHA-256 of all tensors of the exported file, in the order of their names; with `average` of
+    the moving average.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.safetensors")
         export.write_file(export.prepare(root, step=step, average=average), path)
@@ -35,9 +39,13 @@ def digest_of(state: Mapping[str, Tensor]) -> str:
 
 
 def assert_done_tells_what_is_kept(root: Path, done: dict[str, Any]) -> None:
-    """The weights that a managed training's DONE names, if any, are those of the checkpoint that it ended with."""
+    """The weights that a managed training's DONE names, if any, are those of the checkpoint that it
+    ended with.
+    """
     if done.get("weights") is not None and "script" not in done["job"]:
-        assert digest_of_export(root, step=done["step"]) == done["weights"], "DONE is about another model than the checkpoint"
+        assert digest_of_export(root, step=done["step"]) == done["weights"], (
+            "DONE is about another model than the checkpoint"
+        )
 
 
 def assert_each_done_tells_what_is_kept(folder: Path) -> None:

@@ -1,4 +1,6 @@
-"""Several real ranks over gloo, for tests: each a process of its own that runs one function of a test."""
+"""Several real ranks over gloo, for tests: each a process of its own that runs one function of a
+test.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _PRELOADED = [
     "torch.nn.parallel",
     "torch._dynamo",  # the first DDP of a process would import it
     "kdist_trainer.checkpoint.script_api",
-    "kdist_trainer.worker",  # one server serves all tests of a process, those of the training loop too
+    # one server serves all tests of a process, those of the training loop too
+    "kdist_trainer.worker",
 ]
 
 
@@ -41,16 +44,22 @@ def prepared_context() -> ForkServerContext:
     return context
 
 
-def run_ranks(size: int, work: Callable[..., Any], folder: Path, *arguments: Any, generation: int = 1) -> list[Any]:
+def run_ranks(
+    size: int, work: Callable[..., Any], folder: Path, *arguments: Any, generation: int = 1
+) -> list[Any]:
     """Run `work(rank, *arguments)` on `size` ranks at once; returns their results by rank.
 
-    `work` must be a function of a module. `folder` holds the group's rendezvous file. An error on any rank fails the test.
+    `work` must be a function of a module. `folder` holds the group's rendezvous file. An error on
+    any rank fails the test.
     """
     context = prepared_context()
     results: Queue[tuple[int, bool, Any]] = context.Queue()
     store = folder / f"rendezvous-{time.monotonic_ns()}"
     ranks = [Rank(rank, size, generation) for rank in range(size)]
-    processes = [context.Process(target=_enter, args=(one, store, work, arguments, results), daemon=True) for one in ranks]
+    processes = [
+        context.Process(target=_enter, args=(one, store, work, arguments, results), daemon=True)
+        for one in ranks
+    ]
     for process in processes:
         process.start()
     try:
@@ -68,9 +77,17 @@ def _collect(processes: list[Any], results: Queue[tuple[int, bool, Any]]) -> lis
         try:
             rank, ok, value = results.get(timeout=1)
         except queue.Empty:
-            ended = [rank for rank, one in enumerate(processes) if one.exitcode is not None and rank not in found]
-            assert time.monotonic() < deadline, f"ranks {sorted(set(range(len(processes))) - set(found))} take too long"
-            assert not ended or any(one.is_alive() for one in processes), f"ranks {ended} ended without a result"
+            ended = [
+                rank
+                for rank, one in enumerate(processes)
+                if one.exitcode is not None and rank not in found
+            ]
+            assert time.monotonic() < deadline, (
+                f"ranks {sorted(set(range(len(processes))) - set(found))} take too long"
+            )
+            assert not ended or any(one.is_alive() for one in processes), (
+                f"ranks {ended} ended without a result"
+            )
             continue
         assert ok, f"rank {rank} failed:\n{value}"
         found[rank] = value
@@ -78,7 +95,11 @@ def _collect(processes: list[Any], results: Queue[tuple[int, bool, Any]]) -> lis
 
 
 def _enter(
-    rank: Rank, store: Path, work: Callable[..., Any], arguments: tuple[Any, ...], results: Queue[tuple[int, bool, Any]]
+    rank: Rank,
+    store: Path,
+    work: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    results: Queue[tuple[int, bool, Any]],
 ) -> None:
     import torch
     import torch.distributed as dist
@@ -87,7 +108,13 @@ def _enter(
     torch.set_num_threads(1)
     os.environ["RANK"] = str(rank.rank)
     file_store = FileStore(str(store), rank.size)
-    dist.init_process_group("gloo", store=file_store, rank=rank.rank, world_size=rank.size, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo",
+        store=file_store,
+        rank=rank.rank,
+        world_size=rank.size,
+        timeout=timedelta(seconds=60),
+    )
     try:
         value = work(rank, *arguments)
         dist.barrier()

@@ -1,9 +1,10 @@
-"""A process that only saves, for tests that stop it or let its system calls fail: `python -m tests.trainer.checkpoint.saver`.
+"""A process that only saves, for tests that stop it or let its system calls fail: `python -m
+tests.trainer.checkpoint.saver`.
 
-It reads one request a line (JSON) on standard input, forks, and answers with one line: what became of the child's saves, and
-how the child ended. The fork spares every case the start of torch. strace is attached when the store is open, so that only
-the save itself is touched; the child goes on once strace answers one of its calls. With `watch_load`
-it is the load that is touched.
+It reads one request a line (JSON) on standard input, forks, and answers with one line: what became
+of the child's saves, and how the child ended. The fork spares every case the start of torch. strace
+is attached when the store is open, so that only the save itself is touched; the child goes on once
+strace answers one of its calls. With `watch_load` it is the load that is touched.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _PATIENCE_SECONDS = 120
 def main() -> None:
     """Serve requests until standard input ends."""
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:  # what torch only reads the first time is none of the children's calls
+    # what torch only reads the first time is none of the children's calls
+    with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "checkpoints")
         assert save(open_store(root), 1).ok
         assert load(open_store(root, generation=2)) == 1
@@ -45,7 +47,9 @@ def main() -> None:
 
 
 def _serve(request: dict[str, Any]) -> dict[str, Any]:
-    """Fork a child that saves `steps` in `root`, strace with `inject` attached for the first of them."""
+    """Fork a child that saves `steps` in `root`, strace with `inject` attached for the first of
+    them.
+    """
     ours, theirs = socket.socketpair()  # a socket's calls are none of those that strace touches
     child = os.fork()
     if child == 0:
@@ -66,7 +70,11 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
     _, status = os.waitpid(child, 0)
     if strace is not None:
         strace.wait()
-    return {"killed": os.WIFSIGNALED(status), "code": os.waitstatus_to_exitcode(status), "results": results}
+    return {
+        "killed": os.WIFSIGNALED(status),
+        "code": os.waitstatus_to_exitcode(status),
+        "results": results,
+    }
 
 
 def _attach(child: int, inject: list[str]) -> subprocess.Popen[bytes]:
@@ -81,7 +89,9 @@ def _save_all(request: dict[str, Any], parent: socket.socket) -> None:
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1 & (2**64 - 1)), 0, 0, 0)
         durable_files.BUFFER_BYTES = request["buffer"]
-        store = open_store(Path(request["root"]), generation=request["generation"], keep=request["keep"])
+        store = open_store(
+            Path(request["root"]), generation=request["generation"], keep=request["keep"]
+        )
         if not request["watch_load"]:
             load(store)
         parent.send(b"ready\n")
@@ -92,7 +102,10 @@ def _save_all(request: dict[str, Any], parent: socket.socket) -> None:
                     os._exit(3)
         if request["watch_load"]:
             try:
-                answer: dict[str, Any] = {"loaded": load(store), "fallbacks": [asdict(one) for one in store.fallbacks]}
+                answer: dict[str, Any] = {
+                    "loaded": load(store),
+                    "fallbacks": [asdict(one) for one in store.fallbacks],
+                }
             except (OSError, StorageError) as error:
                 answer = {"error": str(error)}
             parent.send(json.dumps(answer).encode() + b"\n")

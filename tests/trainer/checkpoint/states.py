@@ -28,7 +28,9 @@ class Alone:
 
 
 def make_state(seed: int, *, width: int = 8) -> dict[str, Any]:
-    """Tensors of several dtypes and shapes, and the plain values that optimizers keep, in the nesting DCP gives them."""
+    """Tensors of several dtypes and shapes, and the plain values that optimizers keep, in the
+    nesting DCP gives them.
+    """
     random = torch.Generator().manual_seed(seed)
 
     def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -42,8 +44,17 @@ def make_state(seed: int, *, width: int = 8) -> dict[str, Any]:
         "embedding": tensor(4, width, dtype=torch.float64),
         "nothing": tensor(0, 3),
     }
-    moments = {name: {"step": torch.tensor(float(seed)), "exp_avg": tensor(width, width)} for name in ("fc.weight", "embedding")}
-    group = {"lr": seed * 0.1, "betas": (0.9, 0.999), "params": ["fc.weight", "embedding"], "fused": None, "maximize": False}
+    moments = {
+        name: {"step": torch.tensor(float(seed)), "exp_avg": tensor(width, width)}
+        for name in ("fc.weight", "embedding")
+    }
+    group = {
+        "lr": seed * 0.1,
+        "betas": (0.9, 0.999),
+        "params": ["fc.weight", "embedding"],
+        "fused": None,
+        "maximize": False,
+    }
     return {"model": model, "optimizer": {"state": moments, "param_groups": [group]}}
 
 
@@ -53,7 +64,11 @@ def digest_of(state: dict[str, Any]) -> str:
     flat, _ = flatten_state_dict(state)
     for name, value in sorted(flat.items()):
         if isinstance(value, torch.Tensor):
-            content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+            content = (
+                value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+                if value.numel()
+                else b""
+            )
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}\0".encode() + content)
         else:
             digest.update(f"{name} {value!r}\0".encode())
@@ -78,7 +93,14 @@ def open_store(
     """A store on `root`; without a world that of a single rank."""
     config = Checkpointing(mode=mode, keep=keep)
     ranks = world or Alone(generation)
-    return CheckpointManager(root, world=ranks, run_id=run_id, config=config, job={"name": "config-1"}, take_over=take_over)
+    return CheckpointManager(
+        root,
+        world=ranks,
+        run_id=run_id,
+        config=config,
+        job={"name": "config-1"},
+        take_over=take_over,
+    )
 
 
 def opened(root: Path, *, keep: int = 3, blocking: bool = True) -> CheckpointManager:
@@ -98,15 +120,21 @@ def save(store: CheckpointManager, step: int) -> SaveResult:
 
 
 def load(store: CheckpointManager) -> int | None:
-    """Load into a state of other content; return the step, after comparing every bit with that step's state."""
+    """Load into a state of other content; return the step, after comparing every bit with that
+    step's state.
+    """
     tensors = make_state(999)
     state = store.load(tensors, fingerprint=FINGERPRINT)
     if state is None:
-        assert digest_of(tensors) == digest_of(make_state(999)), "nothing was loaded, and yet the state has changed"
+        assert digest_of(tensors) == digest_of(make_state(999)), (
+            "nothing was loaded, and yet the state has changed"
+        )
         return None
     step = int(state["step"])
     assert state == position(step)
-    assert digest_of(tensors) == digest_of(make_state(step)), f"what was loaded is not the state of step {step}"
+    assert digest_of(tensors) == digest_of(make_state(step)), (
+        f"what was loaded is not the state of step {step}"
+    )
     return step
 
 

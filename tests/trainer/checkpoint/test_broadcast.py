@@ -1,4 +1,6 @@
-"""Rank 0 reads and sends: the same bits as when every rank reads, no more memory than a bucket, and errors that all learn of."""
+"""Rank 0 reads and sends: the same bits as when every rank reads, no more memory than a bucket, and
+errors that all learn of.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ MEGABYTE = 1 << 20
 
 def store_of(root: Path, rank: Rank) -> CheckpointManager:
     config = Checkpointing(mode="blocking", load="broadcast")
-    return CheckpointManager(root, world=rank, run_id="run-1", config=config, job={"name": "config-1"})
+    return CheckpointManager(
+        root, world=rank, run_id="run-1", config=config, job={"name": "config-1"}
+    )
 
 
 def load_by_leader(rank: Rank, root: Path) -> tuple[int | None, int, list[str]]:
@@ -78,7 +82,9 @@ def send_and_fail(rank: Rank, fails: bool) -> str:
 
 
 @pytest.mark.processes
-def test_ranks_may_hold_different_names_and_learn_what_the_reading_rank_raised(tmp_path: Path) -> None:
+def test_ranks_may_hold_different_names_and_learn_what_the_reading_rank_raised(
+    tmp_path: Path,
+) -> None:
     assert run_ranks(2, send_and_fail, tmp_path, False) == [str([[7.0] * 3, [7.0] * 3])] * 2
     assert run_ranks(2, send_and_fail, tmp_path, True) == ["no such block"] * 2
 
@@ -94,7 +100,9 @@ def memory_of_loading(rank: Rank, folder: Path, megabytes: int) -> float:
 
 
 class Memory:
-    """Watches how far this process's own memory (not that of mapped files) grows inside the block."""
+    """Watches how far this process's own memory (not that of mapped files) grows inside the
+    block.
+    """
 
     def __enter__(self) -> Memory:
         self._over = threading.Event()
@@ -122,14 +130,22 @@ class Memory:
 
 @pytest.mark.processes
 @pytest.mark.chaos
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux's /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="memory is read from Linux's /proc"
+)
 def test_no_rank_holds_the_state_twice(tmp_path: Path) -> None:
     size = 384
     store = opened(tmp_path / "run")
-    store.save({"model": {f"layer{i}": torch.full((MEGABYTE // 4,), float(i)) for i in range(size)}}, {"step": 1}, step=1)
+    store.save(
+        {"model": {f"layer{i}": torch.full((MEGABYTE // 4,), float(i)) for i in range(size)}},
+        {"step": 1},
+        step=1,
+    )
     store.close()
     grown = run_ranks(2, memory_of_loading, tmp_path, tmp_path / "run", size, generation=2)
-    assert max(grown) < 0.75 * size, "rank 0 fetches a bucket and flattens it; the others receive one"
+    assert max(grown) < 0.75 * size, (
+        "rank 0 fetches a bucket and flattens it; the others receive one"
+    )
 
 
 @pytest.mark.parametrize("by_leader", [False, True])
@@ -153,14 +169,21 @@ def test_files_are_read_to_the_cpu_whatever_device_they_were_saved_from(
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: whether others than the owner's one are touched")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="needs a GPU: whether others than the owner's one are touched",
+)
 def test_only_the_rank_s_own_gpu_is_touched(root: Path) -> None:
     last = torch.device("cuda", torch.cuda.device_count() - 1)
     before = [torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())]
     state = {"model": {name: value.to(last) for name, value in make_state(0)["model"].items()}}
     held = [torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())]
     fetched = make_state(2)["model"]
-    send(state["model"], lambda names: {name: fetched[name] for name in names}, CheckpointGroup(Alone()))
+    send(
+        state["model"],
+        lambda names: {name: fetched[name] for name in names},
+        CheckpointGroup(Alone()),
+    )
     after = [torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())]
     assert after == held
     assert [index for index, one in enumerate(before) if one != held[index]] == [last.index]
@@ -168,15 +191,26 @@ def test_only_the_rank_s_own_gpu_is_touched(root: Path) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    sizes=st.dictionaries(st.text("abcdef", min_size=1, max_size=4), st.tuples(st.integers(0, 50), st.booleans()), max_size=20),
+    sizes=st.dictionaries(
+        st.text("abcdef", min_size=1, max_size=4),
+        st.tuples(st.integers(0, 50), st.booleans()),
+        max_size=20,
+    ),
     most=st.integers(1, 400),
 )
-def test_buckets_hold_everything_once_one_type_each_and_no_more_than_asked(sizes: dict[str, tuple[int, bool]], most: int) -> None:
+def test_buckets_hold_everything_once_one_type_each_and_no_more_than_asked(
+    sizes: dict[str, tuple[int, bool]], most: int
+) -> None:
     layouts = {
-        name: _Layout(torch.Size([count]), torch.float64 if wide else torch.float32) for name, (count, wide) in sizes.items()
+        name: _Layout(torch.Size([count]), torch.float64 if wide else torch.float32)
+        for name, (count, wide) in sizes.items()
     }
     found = list(buckets(layouts, most))
     assert sorted(name for bucket in found for name in bucket) == sorted(layouts)
     assert all(len({layouts[name].dtype for name in bucket}) == 1 for bucket in found)
-    assert all(len(bucket) == 1 or sum(layouts[name].nbytes for name in bucket) <= most for bucket in found)
-    assert found == list(buckets(dict(reversed(layouts.items())), most)), "the order in a dict decides nothing"
+    assert all(
+        len(bucket) == 1 or sum(layouts[name].nbytes for name in bucket) <= most for bucket in found
+    )
+    assert found == list(buckets(dict(reversed(layouts.items())), most)), (
+        "the order in a dict decides nothing"
+    )

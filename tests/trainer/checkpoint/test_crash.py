@@ -1,4 +1,6 @@
-"""A process that saves is killed at, or refused, its N-th write, fsync, rename …: old or new, to the bit, never garbage."""
+"""A process that saves is killed at, or refused, its N-th write, fsync, rename …: old or new, to
+the bit, never garbage.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,23 @@ class Saver:
         )
 
     def save(
-        self, root: Path, *inject: str, steps: tuple[int, ...] = (NEW,), keep: int = 3, watch_load: bool = False
+        self,
+        root: Path,
+        *inject: str,
+        steps: tuple[int, ...] = (NEW,),
+        keep: int = 3,
+        watch_load: bool = False,
     ) -> dict[str, Any]:
-        """Save `steps` in `root`, the first one under these injections; `killed`, and a result for each save that ended."""
-        request: dict[str, Any] = {"root": str(root), "inject": inject, "steps": steps, "generation": 2, "keep": keep}
+        """Save `steps` in `root`, the first one under these injections; `killed`, and a result for
+        each save that ended.
+        """
+        request: dict[str, Any] = {
+            "root": str(root),
+            "inject": inject,
+            "steps": steps,
+            "generation": 2,
+            "keep": keep,
+        }
         request |= {"buffer": SMALL_BUFFER, "watch_load": watch_load}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -84,8 +99,12 @@ def copy_of(old: Path, tmp_path: Path, name: str) -> Path:
     return Path(shutil.copytree(old, tmp_path / name))
 
 
-def kill_at_every(call: str, saver: Saver, old: Path, tmp_path: Path, *, stride: int, keep: int = 3) -> list[int]:
-    """Kill the save at its N-th `call`, N = 1, 1 + stride, … until it survives; returns the steps that could be resumed from."""
+def kill_at_every(
+    call: str, saver: Saver, old: Path, tmp_path: Path, *, stride: int, keep: int = 3
+) -> list[int]:
+    """Kill the save at its N-th `call`, N = 1, 1 + stride, … until it survives; returns the steps
+    that could be resumed from.
+    """
     outcomes = []
     number = 1
     while True:
@@ -95,7 +114,9 @@ def kill_at_every(call: str, saver: Saver, old: Path, tmp_path: Path, *, stride:
         acknowledged = CheckpointDirectory(root).named() == f"step-{NEW:08d}-e2"
         step = resumable_step(root)
         assert step in (OLD, NEW), f"killed at {call} {number}: {step}"
-        assert step == NEW or not acknowledged, f"killed at {call} {number}: what was acknowledged is lost"
+        assert step == NEW or not acknowledged, (
+            f"killed at {call} {number}: what was acknowledged is lost"
+        )
         outcomes.append(step)
         assert CheckpointDirectory(root).damaged() == [], (
             f"killed at {call} {number}: a half checkpoint carries a whole one's name"
@@ -109,8 +130,12 @@ def kill_at_every(call: str, saver: Saver, old: Path, tmp_path: Path, *, stride:
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "rename"])
-def test_killed_at_a_sample_of_its_calls_a_save_leaves_old_or_new(saver: Saver, old: Path, tmp_path: Path, call: str) -> None:
-    outcomes = kill_at_every(call, saver, old, tmp_path, stride={"write": 7, "fsync": 3, "rename": 1}[call])
+def test_killed_at_a_sample_of_its_calls_a_save_leaves_old_or_new(
+    saver: Saver, old: Path, tmp_path: Path, call: str
+) -> None:
+    outcomes = kill_at_every(
+        call, saver, old, tmp_path, stride={"write": 7, "fsync": 3, "rename": 1}[call]
+    )
     assert outcomes == sorted(outcomes), "once the new one can be resumed from, it stays so"
     assert set(outcomes) == {OLD, NEW}
 
@@ -126,8 +151,12 @@ def test_killed_at_every_single_call_a_save_leaves_old_or_new(
     assert set(outcomes) == {OLD, NEW} or call == "unlink"
 
 
-def fail_at_every(call: str, error: str, cause: str, saver: Saver, old: Path, tmp_path: Path, *, stride: int) -> int:
-    """Let the N-th `call` of a save fail, N = 1, 1 + stride, … until none does; returns how many saves failed."""
+def fail_at_every(
+    call: str, error: str, cause: str, saver: Saver, old: Path, tmp_path: Path, *, stride: int
+) -> int:
+    """Let the N-th `call` of a save fail, N = 1, 1 + stride, … until none does; returns how many
+    saves failed.
+    """
     failed = 0
     number = 1
     while True:
@@ -140,7 +169,9 @@ def fail_at_every(call: str, error: str, cause: str, saver: Saver, old: Path, tm
         else:
             failed += 1
             assert first["cause"] == cause, first
-            assert CheckpointDirectory(root).temporary() == [], f"{error} at {call} {number}: the partial save is not removed"
+            assert CheckpointDirectory(root).temporary() == [], (
+                f"{error} at {call} {number}: the partial save is not removed"
+            )
         assert resumable_step(root) == NEXT
         assert load_step(root, OLD), "the old checkpoint is untouched"
         shutil.rmtree(root)
@@ -161,7 +192,12 @@ def load_step(root: Path, step: int) -> bool:
 
 @pytest.mark.parametrize(
     ("call", "error", "cause", "stride"),
-    [("write", "ENOSPC", "enospc", 9), ("fsync", "EIO", "eio", 3), ("rename", "EIO", "eio", 1), ("mkdir", "EROFS", "other", 1)],
+    [
+        ("write", "ENOSPC", "enospc", 9),
+        ("fsync", "EIO", "eio", 3),
+        ("rename", "EIO", "eio", 1),
+        ("mkdir", "EROFS", "other", 1),
+    ],
 )
 def test_a_disk_that_refuses_fails_that_save_only_and_the_old_checkpoint_stays(
     saver: Saver, old: Path, tmp_path: Path, call: str, error: str, cause: str, stride: int
@@ -209,9 +245,13 @@ def test_what_the_disk_only_fails_to_read_is_read_again_then_passed_over_but_sta
         (result,) = saver.save(root, inject, steps=(), watch_load=True)["results"]
         fallbacks = [(one["step"], one["cause"]) for one in result.get("fallbacks", [])]
         outcomes.add((result.get("loaded"), *fallbacks))
-        assert CheckpointDirectory(root).damaged() == [], "a disk that does not answer is no proof of damage"
+        assert CheckpointDirectory(root).damaged() == [], (
+            "a disk that does not answer is no proof of damage"
+        )
         assert [one.step for one in CheckpointDirectory(root).committed()] == [NEW, OLD]
         shutil.rmtree(root)
         if result == {"loaded": NEW, "fallbacks": []} and number > 30:
             break
-    assert outcomes == expected, "None: the lock could not be read, the group fails and another one tries"
+    assert outcomes == expected, (
+        "None: the lock could not be read, the group fails and another one tries"
+    )

@@ -1,4 +1,6 @@
-"""Damaged checkpoints: noticed before anything is loaded, passed over, counted and kept as evidence."""
+"""Damaged checkpoints: noticed before anything is loaded, passed over, counted and kept as
+evidence.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,10 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "a missing index": (METADATA, Path.unlink),
     "a missing manifest": ("manifest.json", Path.unlink),
     "a manifest that is no JSON": ("manifest.json", lambda path: path.write_bytes(b"\xff\xfe{")),
-    "a manifest that is JSON of something else": ("manifest.json", lambda path: path.write_text("[[[]]]")),
+    "a manifest that is JSON of something else": (
+        "manifest.json",
+        lambda path: path.write_text("[[[]]]"),
+    ),
     "a manifest nested without end": ("manifest.json", lambda path: path.write_text("[" * 100_000)),
     "the manifest of another step": ("manifest.json", exchange_with_older),
     "the tensors of another step": (TENSORS, exchange_with_older),
@@ -90,14 +95,18 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_noticed_before_the_load_and_costs_one_checkpoint(root: Path, damage: str) -> None:
+def test_damage_is_noticed_before_the_load_and_costs_one_checkpoint(
+    root: Path, damage: str
+) -> None:
     name, apply = DAMAGES[damage]
     apply(newest(root) / name)
     store = open_store(root, generation=2)
     assert load(store) == 1
     assert [(one.step, one.cause) for one in store.fallbacks] == [(2, "corrupt")]
     assert [one["step"] for one in RunLedger(root).events() if one["event"] == "fallback"] == [2]
-    assert [one.step for one in CheckpointDirectory(root).damaged()] == [2], "what did not verify is kept aside"
+    assert [one.step for one in CheckpointDirectory(root).damaged()] == [2], (
+        "what did not verify is kept aside"
+    )
     assert save(store, 3).ok
     assert read_manifest(root / "step-00000003-e2").parent == "step-00000001-e1"
 
@@ -108,7 +117,9 @@ def test_an_undamaged_folder_loads_the_newest_and_counts_nothing(root: Path) -> 
     assert store.fallbacks == []
 
 
-def test_when_no_checkpoint_can_be_read_the_training_does_not_quietly_begin_anew(root: Path) -> None:
+def test_when_no_checkpoint_can_be_read_the_training_does_not_quietly_begin_anew(
+    root: Path,
+) -> None:
     for path in root.glob(f"step-*/{TENSORS}"):
         flip_a_bit(path)
     with pytest.raises(CheckpointMismatchError, match=r"no checkpoint in .* can be read"):

@@ -34,21 +34,33 @@ def keep(root: Path, state: dict[str, Any], step: int = 1) -> None:
     store.close()
 
 
-def test_another_reader_finds_every_weight_by_its_full_name_bit_for_bit(root: Path, tmp_path: Path) -> None:
+def test_another_reader_finds_every_weight_by_its_full_name_bit_for_bit(
+    root: Path, tmp_path: Path
+) -> None:
     told = write(root, tmp_path / "model.safetensors")
     found, expected = load_file(tmp_path / "model.safetensors"), make_state(2)["model"]
     assert found.keys() == expected.keys()
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
-    assert {name: one.dtype for name, one in found.items()} == {name: one.dtype for name, one in expected.items()}
+    assert {name: one.dtype for name, one in found.items()} == {
+        name: one.dtype for name, one in expected.items()
+    }
     assert (told["step"], told["tensors"]) == (2, len(expected))
     assert told["bytes"] == (tmp_path / "model.safetensors").stat().st_size
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
-        assert file.metadata() == {"format": "pt", "kdist.checkpoint": "step-00000002-e1", "kdist.step": "2"}
+        assert file.metadata() == {
+            "format": "pt",
+            "kdist.checkpoint": "step-00000002-e1",
+            "kdist.step": "2",
+        }
 
 
-def test_a_step_can_be_chosen_and_one_that_is_not_there_is_refused(root: Path, tmp_path: Path) -> None:
+def test_a_step_can_be_chosen_and_one_that_is_not_there_is_refused(
+    root: Path, tmp_path: Path
+) -> None:
     assert write(root, tmp_path / "one", step=1)["checkpoint"] == "step-00000001-e1"
-    with pytest.raises(CheckpointMismatchError, match=r"no checkpoint of step 7 .* there are: 2, 1"):
+    with pytest.raises(
+        CheckpointMismatchError, match=r"no checkpoint of step 7 .* there are: 2, 1"
+    ):
         export.prepare(root, step=7)
 
 
@@ -115,7 +127,9 @@ def test_a_checkpoint_without_a_model_is_refused(tmp_path: Path) -> None:
         export.prepare(tmp_path / "run")
 
 
-def test_the_weights_come_in_several_reads_as_in_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_weights_come_in_several_reads_as_in_one(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def written() -> bytes:
         stream = io.BytesIO()
         export.prepare(root).write(stream)
@@ -127,7 +141,9 @@ def test_the_weights_come_in_several_reads_as_in_one(root: Path, monkeypatch: py
     assert load(whole).keys() == make_state(2)["model"].keys()
 
 
-def test_the_command_sends_the_file_to_stdout_and_its_digest_to_stderr(root: Path, capfdbinary: Any) -> None:
+def test_the_command_sends_the_file_to_stdout_and_its_digest_to_stderr(
+    root: Path, capfdbinary: Any
+) -> None:
     assert look.main(["export", str(root), "--out", "-"]) == 0
     sent = capfdbinary.readouterr()
     assert json.loads(sent.err)["sha256"] == hashlib.sha256(sent.out).hexdigest()

@@ -1,4 +1,6 @@
-"""A writer that was paused, and taken over from, wakes up at the worst moment: there is one winner, and it is not the sleeper."""
+"""A writer that was paused, and taken over from, wakes up at the worst moment: there is one winner,
+and it is not the sleeper.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ POINTS: list[Callable[[Operation], bool]] = [
 
 
 def fall_asleep_while_saving(root: Path, point: int, answers: Connection) -> None:
-    """Save as the group of generation 2, stopping this process at the given operation, and tell what became of it."""
+    """Save as the group of generation 2, stopping this process at the given operation, and tell
+    what became of it.
+    """
     slept = False
 
     def observe(operation: Operation) -> None:
@@ -63,7 +67,8 @@ def fall_asleep_while_saving(root: Path, point: int, answers: Connection) -> Non
         if not slept and POINTS[point](operation):
             slept = True
             answers.send("asleep")
-            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this very thread stops here, and all others with it
+            # this very thread stops here, and all others with it
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     store = open_store(root, generation=2)
     assert load(store) == OLD
@@ -91,7 +96,9 @@ def test_a_writer_that_wakes_up_after_a_take_over_never_wins(tmp_path: Path, poi
     assert save(first, OLD).ok
     context = prepared_context()
     ours, theirs = context.Pipe()
-    sleeper = context.Process(target=fall_asleep_while_saving, args=(root, point, theirs), daemon=True)
+    sleeper = context.Process(
+        target=fall_asleep_while_saving, args=(root, point, theirs), daemon=True
+    )
     sleeper.start()
     try:
         assert ours.poll(120), "the writer does not reach its point"
@@ -104,7 +111,9 @@ def test_a_writer_that_wakes_up_after_a_take_over_never_wins(tmp_path: Path, poi
             time.sleep(0.01)
         winner = open_store(root, generation=3)
         started_from = load(winner)
-        assert started_from == (SLEEPERS if POINTS[point] in (after_the_rename, with_latest_in_hand) else OLD)
+        assert started_from == (
+            SLEEPERS if POINTS[point] in (after_the_rename, with_latest_in_hand) else OLD
+        )
         assert save(winner, WINNERS).ok
         os.kill(pid, signal.SIGCONT)
         assert ours.poll(120), "the writer does not come to an end"
@@ -122,7 +131,8 @@ def test_a_writer_that_wakes_up_after_a_take_over_never_wins(tmp_path: Path, poi
 def test_what_a_sleeper_brings_in_before_the_winner_has_committed_anything_counts_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Whoever takes over clears the sleeper's files away. Here they escape, as they may where folders are cached.
+    # Whoever takes over clears the sleeper's files away. Here they escape, as they may where
+    # folders are cached.
     monkeypatch.setattr(commit, "sweep", lambda *_, **__: None)
     root = tmp_path / "checkpoints"
     first = open_store(root)
@@ -140,8 +150,12 @@ def test_what_a_sleeper_brings_in_before_the_winner_has_committed_anything_count
     with durable_files.observed(take_over), pytest.raises(LockLostError):
         save(sleeper, SLEEPERS)
     assert operations
-    assert (root / SLEEPERS_NAME).is_dir(), "the sleeper was caught between its look at the lock and its rename"
-    assert resumable_step(root) == OLD, "the third group died without a commit; the fourth starts where the third did"
+    assert (root / SLEEPERS_NAME).is_dir(), (
+        "the sleeper was caught between its look at the lock and its rename"
+    )
+    assert resumable_step(root) == OLD, (
+        "the third group died without a commit; the fourth starts where the third did"
+    )
     last = open_store(root, generation=9)
     assert load(last) == OLD
     assert save(last, WINNERS).ok

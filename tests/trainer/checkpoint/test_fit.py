@@ -11,7 +11,14 @@ import torch
 
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.errors import CheckpointMismatchError
-from tests.trainer.checkpoint.states import FINGERPRINT, digest_of, load, make_state, open_store, position
+from tests.trainer.checkpoint.states import (
+    FINGERPRINT,
+    digest_of,
+    load,
+    make_state,
+    open_store,
+    position,
+)
 
 
 def test_other_data_are_refused_and_nothing_is_loaded(root: Path) -> None:
@@ -19,7 +26,9 @@ def test_other_data_are_refused_and_nothing_is_loaded(root: Path) -> None:
     with pytest.raises(CheckpointMismatchError, match="trained on other data"):
         open_store(root, generation=2).load(tensors, fingerprint="data-2")
     assert digest_of(tensors) == digest_of(make_state(999))
-    assert len(CheckpointDirectory(root).committed()) == 2, "a checkpoint that does not fit is not damaged"
+    assert len(CheckpointDirectory(root).committed()) == 2, (
+        "a checkpoint that does not fit is not damaged"
+    )
 
 
 def grow(state: dict[str, Any]) -> None:
@@ -39,9 +48,17 @@ def change_kind(state: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [(grow, "fc.weight"), (rename, "head.weight"), (lose, "embedding"), (change_kind, "norm.count")]
+    ("change", "said"),
+    [
+        (grow, "fc.weight"),
+        (rename, "head.weight"),
+        (lose, "embedding"),
+        (change_kind, "norm.count"),
+    ],
 )
-def test_another_model_is_refused_naming_what_differs(root: Path, change: Callable[[dict[str, Any]], None], said: str) -> None:
+def test_another_model_is_refused_naming_what_differs(
+    root: Path, change: Callable[[dict[str, Any]], None], said: str
+) -> None:
     tensors = make_state(999)
     change(tensors)
     before = digest_of(tensors)

@@ -1,4 +1,6 @@
-"""Hostile checkpoints, with manifests that are correct: nothing that lies in them is run, nothing outside of them is read."""
+"""Hostile checkpoints, with manifests that are correct: nothing that lies in them is run, nothing
+outside of them is read.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def newest(root: Path) -> Path:
 
 
 def forge(folder: Path, **contents: bytes) -> None:
-    """Replace files of a checkpoint and make the manifest agree with them, as one could who may write the folder."""
+    """Replace files of a checkpoint and make the manifest agree with them, as one could who may
+    write the folder.
+    """
     manifest = read_manifest(folder)
     files = dict(manifest.files)
     for name, data in contents.items():
@@ -68,13 +72,21 @@ def evil_in_torch_file(witness: Path, payload: bytes) -> bytes:
     plain = io.BytesIO()
     torch.save({"x": torch.zeros(1)}, plain)
     forged = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(plain.getvalue())) as source, zipfile.ZipFile(forged, "w", zipfile.ZIP_STORED) as target:
+    with (
+        zipfile.ZipFile(io.BytesIO(plain.getvalue())) as source,
+        zipfile.ZipFile(forged, "w", zipfile.ZIP_STORED) as target,
+    ):
         for entry in source.infolist():
-            target.writestr(entry.filename, payload if entry.filename.endswith("data.pkl") else source.read(entry))
+            target.writestr(
+                entry.filename,
+                payload if entry.filename.endswith("data.pkl") else source.read(entry),
+            )
     return forged.getvalue()
 
 
-def test_an_evil_index_with_a_correct_manifest_is_refused_and_runs_nothing(root: Path, tmp_path: Path) -> None:
+def test_an_evil_index_with_a_correct_manifest_is_refused_and_runs_nothing(
+    root: Path, tmp_path: Path
+) -> None:
     witness = tmp_path / "ran"
     evil = pickle.dumps(Evil(witness))
     pickle.loads(evil)  # noqa: S301 - the attack works on a reader that trusts
@@ -121,9 +133,19 @@ def be_of_odd_numbers(info: _StorageInfo) -> None:
 
 
 @pytest.mark.parametrize(
-    "twist", [lead_outside, lead_to_absolute, lead_beyond, lead_before, ask_for_transforms, be_of_odd_numbers]
+    "twist",
+    [
+        lead_outside,
+        lead_to_absolute,
+        lead_beyond,
+        lead_before,
+        ask_for_transforms,
+        be_of_odd_numbers,
+    ],
 )
-def test_an_index_that_leads_out_of_the_checkpoint_is_refused(root: Path, twist: Callable[[_StorageInfo], None]) -> None:
+def test_an_index_that_leads_out_of_the_checkpoint_is_refused(
+    root: Path, twist: Callable[[_StorageInfo], None]
+) -> None:
     index = index_of(newest(root))
     twist(next(iter(index.storage_data.values())))
     forge(newest(root), **{METADATA: pickle.dumps(index)})
@@ -133,7 +155,9 @@ def test_an_index_that_leads_out_of_the_checkpoint_is_refused(root: Path, twist:
 
 
 def reduced(index: Metadata, owner: Any, name: str) -> bytes:
-    """The index, its members of an enumeration pickled as `getattr(owner, name)`: early releases of Python 3.11 do so."""
+    """The index, its members of an enumeration pickled as `getattr(owner, name)`: early releases of
+    Python 3.11 do so.
+    """
     packed = io.BytesIO()
     pickler = pickle.Pickler(packed)
     pickler.dispatch_table = copyreg.dispatch_table | {
@@ -149,8 +173,12 @@ def test_an_index_written_by_an_early_python_311_is_read(root: Path) -> None:
     assert load(open_store(root, generation=2)) == 2
 
 
-@pytest.mark.parametrize(("owner", "name"), [(_MEM_FORMAT_ENCODING, "mro"), (Metadata, "__init__"), ("text", "format")])
-def test_an_index_that_asks_for_any_other_attribute_is_refused(root: Path, owner: Any, name: str) -> None:
+@pytest.mark.parametrize(
+    ("owner", "name"), [(_MEM_FORMAT_ENCODING, "mro"), (Metadata, "__init__"), ("text", "format")]
+)
+def test_an_index_that_asks_for_any_other_attribute_is_refused(
+    root: Path, owner: Any, name: str
+) -> None:
     forge(newest(root), **{METADATA: reduced(index_of(newest(root)), owner, name)})
     store = open_store(root, generation=2)
     assert load(store) == 1
@@ -158,22 +186,37 @@ def test_an_index_that_asks_for_any_other_attribute_is_refused(root: Path, owner
 
 
 class Slots:
-    """Pickled as a class of the allow-list and a state for it that sets attributes, as BUILD does for `__slots__`."""
+    """Pickled as a class of the allow-list and a state for it that sets attributes, as BUILD does
+    for `__slots__`.
+    """
 
     def __init__(self, owner: Any, state: dict[str, Any]) -> None:
-        self.owner, self.state = owner, state
+        self.owner = owner
+        self.state = state
 
     def packed(self) -> bytes:
         """The pickle: GLOBAL, the pair (None, state), BUILD."""
         inner = pickle.dumps((None, self.state), protocol=2)[2:-1]
-        return b"\x80\x02" + pickle.dumps(self.owner, protocol=2)[2:-1] + inner + pickle.BUILD + pickle.STOP
+        return (
+            b"\x80\x02"
+            + pickle.dumps(self.owner, protocol=2)[2:-1]
+            + inner
+            + pickle.BUILD
+            + pickle.STOP
+        )
 
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Metadata, "__init__"), (MetadataIndex, "__eq__"), (torch.serialization._get_layout, "__defaults__")],
+    [
+        (Metadata, "__init__"),
+        (MetadataIndex, "__eq__"),
+        (torch.serialization._get_layout, "__defaults__"),
+    ],
 )
-def test_an_index_that_sets_a_method_of_a_record_type_is_refused_and_changes_nothing(root: Path, owner: Any, name: str) -> None:
+def test_an_index_that_sets_a_method_of_a_record_type_is_refused_and_changes_nothing(
+    root: Path, owner: Any, name: str
+) -> None:
     before = getattr(owner, name)
     forge(newest(root), **{METADATA: Slots(owner, {name: ("text",)}).packed()})
     store = open_store(root, generation=2)
@@ -199,7 +242,11 @@ def test_a_tensor_that_its_files_cannot_hold_is_refused_before_memory_is_asked_f
     root: Path, twist: Callable[[TensorStorageMetadata], None]
 ) -> None:
     index = index_of(newest(root))
-    value = next(value for value in index.state_dict_metadata.values() if isinstance(value, TensorStorageMetadata))
+    value = next(
+        value
+        for value in index.state_dict_metadata.values()
+        if isinstance(value, TensorStorageMetadata)
+    )
     twist(value)
     forge(newest(root), **{METADATA: pickle.dumps(index)})
     with pytest.raises(DamagedCheckpointError, match=METADATA):
@@ -211,7 +258,8 @@ NO_TENSOR: Any = {"a": 5}
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\x80\x04.", pickle.dumps({"a": 1}), pickle.dumps(Metadata(NO_TENSOR, storage_data={}))]
+    "content",
+    [b"", b"\x80\x04.", pickle.dumps({"a": 1}), pickle.dumps(Metadata(NO_TENSOR, storage_data={}))],
 )
 def test_an_index_of_something_else_is_refused(root: Path, content: bytes) -> None:
     forge(newest(root), **{METADATA: content})
@@ -219,7 +267,9 @@ def test_an_index_of_something_else_is_refused(root: Path, content: bytes) -> No
 
 
 @pytest.mark.parametrize("value", ["model.fc.weight", "optimizer.param_groups.0.lr"])
-def test_evil_among_the_tensors_and_values_with_correct_digests_runs_nothing(root: Path, tmp_path: Path, value: str) -> None:
+def test_evil_among_the_tensors_and_values_with_correct_digests_runs_nothing(
+    root: Path, tmp_path: Path, value: str
+) -> None:
     witness = tmp_path / "ran"
     evil = evil_in_torch_file(witness, pickle.dumps(Evil(witness), protocol=2))
     torch.load(io.BytesIO(evil), weights_only=False)
@@ -236,7 +286,9 @@ def test_evil_among_the_tensors_and_values_with_correct_digests_runs_nothing(roo
     assert [one.cause for one in store.fallbacks] == ["corrupt"]
 
 
-@pytest.mark.parametrize("name", ["../escape", "/etc/passwd", "a/b", "..", ".", "", "manifest.json", "nul\0"])
+@pytest.mark.parametrize(
+    "name", ["../escape", "/etc/passwd", "a/b", "..", ".", "", "manifest.json", "nul\0"]
+)
 def test_a_manifest_that_names_files_elsewhere_is_refused(root: Path, name: str) -> None:
     manifest = read_manifest(newest(root))
     forged = replace(manifest, files={**manifest.files, name: Digest(0, "")})
@@ -248,6 +300,8 @@ def test_a_manifest_of_an_unknown_format_is_not_guessed_at(root: Path) -> None:
     path = newest(root) / "manifest.json"
     body = json.loads(path.read_bytes())["manifest"]
     body["format"] = 2
-    digest = hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    digest = hashlib.sha256(
+        json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
     path.write_text(json.dumps({"manifest": body, "sha256": digest}))
     assert load(open_store(root, generation=2)) == 1

@@ -1,4 +1,6 @@
-"""Names in a checkpoint folder: what is taken for a checkpoint, in which order, and who may look inside."""
+"""Names in a checkpoint folder: what is taken for a checkpoint, in which order, and who may look
+inside.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from tests.trainer.checkpoint.states import load, open_store, save
 
 def test_only_real_folders_of_exactly_the_committed_name_are_checkpoints(tmp_path: Path) -> None:
     good = ["step-00000001-e1", "step-123456789-e12"]
-    bad = ["step-1-e1", "step-00000002-e1.tmp-a-1", "step-00000003-e1.damaged", "step-00000004", "xstep-00000005-e1", "lock"]
+    bad = [
+        "step-1-e1",
+        "step-00000002-e1.tmp-a-1",
+        "step-00000003-e1.damaged",
+        "step-00000004",
+        "xstep-00000005-e1",
+        "lock",
+    ]
     for name in good + bad:
         (tmp_path / name).mkdir()
     (tmp_path / "step-00000006-e1").write_text("a file")
@@ -26,10 +35,17 @@ def test_only_real_folders_of_exactly_the_committed_name_are_checkpoints(tmp_pat
 def test_what_a_later_group_committed_is_newer_whatever_its_step(tmp_path: Path) -> None:
     for step, epoch in [(100, 1), (20, 3), (60, 2), (10, 3)]:
         (tmp_path / name_of(step, epoch)).mkdir()
-    assert [(one.epoch, one.step) for one in CheckpointDirectory(tmp_path).committed()] == [(3, 20), (3, 10), (2, 60), (1, 100)]
+    assert [(one.epoch, one.step) for one in CheckpointDirectory(tmp_path).committed()] == [
+        (3, 20),
+        (3, 10),
+        (2, 60),
+        (1, 100),
+    ]
 
 
-@pytest.mark.parametrize("content", ["../../etc", "", "step-00000001-e1/../..", "step-00000009-e9", "\x00", "é" * 10])
+@pytest.mark.parametrize(
+    "content", ["../../etc", "", "step-00000001-e1/../..", "step-00000009-e9", "\x00", "é" * 10]
+)
 def test_a_latest_that_names_nothing_of_ours_is_not_followed(tmp_path: Path, content: str) -> None:
     (tmp_path / "step-00000001-e1").mkdir()
     (tmp_path / "LATEST").write_text(content, encoding="utf-8")

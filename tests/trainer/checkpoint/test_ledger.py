@@ -32,9 +32,18 @@ def test_a_run_that_has_not_begun_has_an_empty_diary(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "torn", [b'{"event":"commit","st', b'{"event":"commit","step":7}', b"\xff\xfe\x00garbage", b"[1,2]\n", b"\n\n"]
+    "torn",
+    [
+        b'{"event":"commit","st',
+        b'{"event":"commit","step":7}',
+        b"\xff\xfe\x00garbage",
+        b"[1,2]\n",
+        b"\n\n",
+    ],
 )
-def test_a_line_torn_by_a_dead_writer_costs_that_line_and_no_other(tmp_path: Path, torn: bytes) -> None:
+def test_a_line_torn_by_a_dead_writer_costs_that_line_and_no_other(
+    tmp_path: Path, torn: bytes
+) -> None:
     ledger = RunLedger(tmp_path)
     ledger.append("generation", generation=3, reason="start")
     with (tmp_path / FOLDER / EVENTS).open("ab") as file:
@@ -56,7 +65,9 @@ def test_the_step_ledger_goes_on_after_a_torn_line(tmp_path: Path) -> None:
     second.sync()
     second.close()
     second.close()
-    assert [(one["step"], float.fromhex(one["loss"])) for one in RunLedger(tmp_path).read_steps()] == [(1, 0.1), (2, 0.3)]
+    assert [
+        (one["step"], float.fromhex(one["loss"])) for one in RunLedger(tmp_path).read_steps()
+    ] == [(1, 0.1), (2, 0.3)]
 
 
 def test_failures_count_from_the_last_time_that_the_committed_step_rose(tmp_path: Path) -> None:
@@ -74,17 +85,24 @@ def test_failures_count_from_the_last_time_that_the_committed_step_rose(tmp_path
     ledger.append("commit", step=10)
     assert ledger.failures_since_progress() == 1, "committing the same step again is no progress"
     ledger.append("commit", step=8)
-    assert ledger.failures_since_progress() == 1, "nor is committing an earlier one after a fallback"
+    assert ledger.failures_since_progress() == 1, (
+        "nor is committing an earlier one after a fallback"
+    )
     ledger.append("commit", step=11)
     assert ledger.failures_since_progress() == 0
 
 
 def test_lines_of_writers_at_work_at_once_do_not_mix(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from kdist_trainer.checkpoint.ledger import RunLedger\n"
-        "for n in range(50): RunLedger(Path(sys.argv[1])).append('x', writer=sys.argv[2], n=n, text='y' * 500)"
+        "import sys; from pathlib import Path; from kdist_trainer.checkpoint.ledger "
+        "import RunLedger\n"
+        "for n in range(50): RunLedger(Path(sys.argv[1])).append('x', writer=sys.argv[2], "
+        "n=n, text='y' * 500)"
     )
-    writers = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path), str(one)]) for one in range(3)]
+    writers = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path), str(one)])
+        for one in range(3)
+    ]
     assert [one.wait(timeout=60) for one in writers] == [0, 0, 0]
     events = RunLedger(tmp_path).events()
     for writer in ("0", "1", "2"):
@@ -93,8 +111,10 @@ def test_lines_of_writers_at_work_at_once_do_not_mix(tmp_path: Path) -> None:
 
 def test_agents_can_read_ledger_layout_and_lock_without_torch() -> None:
     program = (
-        "import sys, kdist_trainer.checkpoint.ledger, kdist_trainer.checkpoint.layout, kdist_trainer.checkpoint.lock,"
-        " kdist_trainer.checkpoint.layout, kdist_trainer.checkpoint.commit, kdist_trainer.checkpoint.commit\n"
+        "import sys, kdist_trainer.checkpoint.ledger, kdist_trainer.checkpoint.layout, "
+        "kdist_trainer.checkpoint.lock,"
+        " kdist_trainer.checkpoint.layout, kdist_trainer.checkpoint.commit, "
+        "kdist_trainer.checkpoint.commit\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,4 +1,6 @@
-"""`python -m kdist_trainer.checkpoint`: what it says about folders whole, damaged, unfinished, fenced off and absent."""
+"""`python -m kdist_trainer.checkpoint`: what it says about folders whole, damaged, unfinished,
+fenced off and absent.
+"""
 
 from __future__ import annotations
 
@@ -40,37 +42,58 @@ def test_a_sound_folder_is_listed_newest_first_with_what_its_manifests_say(
     assert states(document) == {"step-00000002-e1": "complete", "step-00000001-e1": "complete"}
     assert (document["latest"], document["resumesFrom"]) == ("step-00000002-e1", "step-00000002-e1")
     newest = document["checkpoints"][0]
-    on_disk = sum(path.stat().st_size for path in (root / newest["name"]).iterdir() if path.name != "manifest.json")
-    assert (newest["step"], newest["samplesSeen"], newest["worldSize"], newest["bytes"]) == (2, 64, 1, on_disk)
+    on_disk = sum(
+        path.stat().st_size
+        for path in (root / newest["name"]).iterdir()
+        if path.name != "manifest.json"
+    )
+    assert (newest["step"], newest["samplesSeen"], newest["worldSize"], newest["bytes"]) == (
+        2,
+        64,
+        1,
+        on_disk,
+    )
     assert newest["parent"] == "step-00000001-e1"
     assert abs(newest["time"] - document["time"]) < 3600
 
 
-def test_verify_reads_every_byte_and_names_the_file_that_changed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reads_every_byte_and_names_the_file_that_changed(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert asked(capsys, "verify", root)[0] == 0
     victim = max((root / "step-00000002-e1").glob("*.distcp"), key=lambda path: path.stat().st_size)
     flip(victim)
-    assert states(asked(capsys, "list", root)[1])["step-00000002-e1"] == "complete", "a list reads no contents"
+    assert states(asked(capsys, "list", root)[1])["step-00000002-e1"] == "complete", (
+        "a list reads no contents"
+    )
     code, document = asked(capsys, "verify", root)
     assert code == 1
     assert states(document) == {"step-00000002-e1": "damaged", "step-00000001-e1": "verified"}
-    assert document["checkpoints"][0]["problem"] == f"{victim.name} was changed after it was written"
+    assert (
+        document["checkpoints"][0]["problem"] == f"{victim.name} was changed after it was written"
+    )
     assert document["resumesFrom"] == "step-00000001-e1"
 
 
-def test_one_checkpoint_can_be_verified_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_checkpoint_can_be_verified_alone(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flip(next((root / "step-00000002-e1").glob("*.distcp")))
     code, document = asked(capsys, "verify", root, "--name", "step-00000001-e1")
     assert (code, states(document)) == (0, {"step-00000001-e1": "verified"})
 
 
-def test_what_a_list_says_is_resumed_is_what_a_training_resumes(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_list_says_is_resumed_is_what_a_training_resumes(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (root / "step-00000002-e1" / "manifest.json").unlink()
     assert asked(capsys, "list", root)[1]["resumesFrom"] == "step-00000001-e1"
     assert load(open_store(root, generation=2)) == 1
 
 
-def test_a_commit_of_a_writer_that_had_lost_the_lock_is_superseded(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_commit_of_a_writer_that_had_lost_the_lock_is_superseded(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     aside = root / "step-00000002-e1"
     late = aside.rename(root.parent / aside.name)
     assert load(open_store(root, generation=2)) == 1  # a later group starts from step 1 …
@@ -78,7 +101,9 @@ def test_a_commit_of_a_writer_that_had_lost_the_lock_is_superseded(root: Path, c
     assert states(asked(capsys, "list", root)[1])["step-00000002-e1"] == "superseded"
 
 
-def test_unfinished_saves_and_evidence_are_shown_apart(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unfinished_saves_and_evidence_are_shown_apart(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (root / "step-00000003-e1.tmp-ab-1").mkdir()
     (root / "step-00000001-e1").rename(root / "step-00000001-e1.damaged")
     found = states(asked(capsys, "list", root)[1])
@@ -89,9 +114,16 @@ def test_unfinished_saves_and_evidence_are_shown_apart(root: Path, capsys: pytes
     }
 
 
-def test_a_folder_that_is_not_there_is_empty_and_stays_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_not_there_is_empty_and_stays_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, document = asked(capsys, "list", tmp_path / "none")
-    assert (code, document["exists"], document["checkpoints"], document["resumesFrom"]) == (0, False, [], None)
+    assert (code, document["exists"], document["checkpoints"], document["resumesFrom"]) == (
+        0,
+        False,
+        [],
+        None,
+    )
     assert asked(capsys, "ledger", tmp_path / "none") == (0, {"events": [], "steps": []})
     assert not (tmp_path / "none").exists()
 
@@ -101,7 +133,9 @@ def test_the_end_is_told(root: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert asked(capsys, "list", root)[1]["done"] == {"step": 2, "outcome": "done"}
 
 
-def test_a_folder_put_aside_keeps_everything_and_the_next_run_begins_anew(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_put_aside_keeps_everything_and_the_next_run_begins_anew(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = {path.name for path in root.iterdir()}
     _, first = asked(capsys, "aside", root)
     moved = Path(first["moved"])
@@ -115,7 +149,14 @@ def test_a_short_ledger_comes_as_it_is_and_a_long_one_keeps_its_sums(tmp_path: P
     RunLedger(tmp_path).append("generation", generation=1, reason="start")
     steps = StepLedger(tmp_path)
     lines = [
-        {"step": n, "generation": 1 + n // 700, "first": n * 4, "last": n * 4 + 3, "loss": (1.0).hex(), "seconds": 0.5}
+        {
+            "step": n,
+            "generation": 1 + n // 700,
+            "first": n * 4,
+            "last": n * 4 + 3,
+            "loss": (1.0).hex(),
+            "seconds": 0.5,
+        }
         for n in range(1, 1001)
     ]
     steps.append(lines)
@@ -125,17 +166,31 @@ def test_a_short_ledger_comes_as_it_is_and_a_long_one_keeps_its_sums(tmp_path: P
     assert 100 <= len(thinned) <= 102
     assert sum(line["seconds"] for line in thinned) == pytest.approx(500)
     assert thinned[-1]["step"] == 1000
-    assert {line["step"] for line in thinned} >= {699, 1000}, "a group ends where its generation does"
-    assert [line["first"] for line in thinned[1:]] == [line["last"] + 1 for line in thinned[:-1]], "no sample is left out"
+    assert {line["step"] for line in thinned} >= {699, 1000}, (
+        "a group ends where its generation does"
+    )
+    assert [line["first"] for line in thinned[1:]] == [line["last"] + 1 for line in thinned[:-1]], (
+        "no sample is left out"
+    )
 
 
 def test_it_needs_no_torch(root: Path) -> None:
-    program = "import sys; from kdist_trainer.checkpoint.__main__ import main; main(['list', sys.argv[1]])"
+    program = (
+        "import sys; from kdist_trainer.checkpoint.__main__ import main; main(['list', "
+        "sys.argv[1]])"
+    )
     program += "; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program, str(root)], stdout=subprocess.DEVNULL, check=False).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program, str(root)], stdout=subprocess.DEVNULL, check=False
+        ).returncode
+        == 0
+    )
 
 
-def test_a_disk_that_does_not_answer_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disk_that_does_not_answer_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "lock").write_text("a file where a folder belongs")
     assert main(["list", str(tmp_path)]) == 74
     assert "Not a directory" in capsys.readouterr().err

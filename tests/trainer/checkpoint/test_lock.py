@@ -1,4 +1,6 @@
-"""The lock: a later group takes over at once, another run does not, and who was superseded brings nothing to light."""
+"""The lock: a later group takes over at once, another run does not, and who was superseded brings
+nothing to light.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def test_a_higher_epoch_of_the_same_run_takes_over_at_once(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_a_group_that_comes_late_with_an_old_or_equal_epoch_is_turned_away(tmp_path: Path, epoch: int) -> None:
+def test_a_group_that_comes_late_with_an_old_or_equal_epoch_is_turned_away(
+    tmp_path: Path, epoch: int
+) -> None:
     holder = Lock(tmp_path)
     holder.acquire(run_id="r", epoch=2)
     with pytest.raises(LockLostError):
@@ -87,14 +91,20 @@ def test_checkpoints_that_a_superseded_writer_brings_in_late_do_not_count(tmp_pa
     first.set_base(None)
     assert first.valid([late, before]) == [late, before]
     second.acquire(run_id="r", epoch=2)
-    assert second.valid([late, before]) == [late, before], "until the new group has chosen, whatever is there may be chosen"
+    assert second.valid([late, before]) == [late, before], (
+        "until the new group has chosen, whatever is there may be chosen"
+    )
     second.set_base(before)
     assert second.valid([own, late, before]) == [own, before]
     third = Lock(tmp_path)
     third.acquire(run_id="r", epoch=3)
-    assert third.valid([own, late, before]) == [own, before], "the choice of the second group binds the third"
+    assert third.valid([own, late, before]) == [own, before], (
+        "the choice of the second group binds the third"
+    )
     third.set_base(own)
-    assert third.valid([own, late, before]) == [own, before], "and so it does when the third has chosen another one"
+    assert third.valid([own, late, before]) == [own, before], (
+        "and so it does when the third has chosen another one"
+    )
 
 
 def test_old_claims_are_cleared_away(tmp_path: Path) -> None:

@@ -18,13 +18,25 @@ from kdist_trainer.checkpoint.layout import CheckpointDirectory, read_manifest
 from kdist_trainer.config import Cause, Checkpointing, Exit
 from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, classify
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
-from tests.trainer.checkpoint.states import FINGERPRINT, digest_of, load, make_state, open_store, position, save
+from tests.trainer.checkpoint.states import (
+    FINGERPRINT,
+    digest_of,
+    load,
+    make_state,
+    open_store,
+    position,
+    save,
+)
 
 pytestmark = pytest.mark.processes
 
 
-def save_and_load_again(rank: Rank, root: Path, steps: list[int]) -> tuple[bool, int | None, list[str]]:
-    """Load what is there, save each of `steps`; returns whether the folder is shared, the step loaded and the names staged."""
+def save_and_load_again(
+    rank: Rank, root: Path, steps: list[int]
+) -> tuple[bool, int | None, list[str]]:
+    """Load what is there, save each of `steps`; returns whether the folder is shared, the step
+    loaded and the names staged.
+    """
     store = open_store(root, rank, mode="async")
     loaded = load(store)
     for step in steps:
@@ -35,7 +47,9 @@ def save_and_load_again(rank: Rank, root: Path, steps: list[int]) -> tuple[bool,
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (2, 1)])
-def test_a_state_saved_on_some_ranks_is_loaded_on_any_other_number_to_the_bit(tmp_path: Path, before: int, after: int) -> None:
+def test_a_state_saved_on_some_ranks_is_loaded_on_any_other_number_to_the_bit(
+    tmp_path: Path, before: int, after: int
+) -> None:
     root = tmp_path / "checkpoints"
     first = run_ranks(before, save_and_load_again, tmp_path, root, [1, 2])
     assert [(shared, loaded) for shared, loaded, _ in first] == [(True, None)] * before
@@ -44,16 +58,31 @@ def test_a_state_saved_on_some_ranks_is_loaded_on_any_other_number_to_the_bit(tm
     manifest = read_manifest(root / "step-00000003-e2")
     assert manifest.world_size == after
     assert manifest.parent == f"step-00000002-e{1}"
-    assert sum(name.endswith(".distcp") for name in manifest.files) == after, "every rank writes its share"
+    assert sum(name.endswith(".distcp") for name in manifest.files) == after, (
+        "every rank writes its share"
+    )
 
 
-def test_replicated_tensors_are_dealt_so_that_each_rank_copies_and_writes_only_its_share(tmp_path: Path) -> None:
-    names = [staged for _, _, staged in run_ranks(3, save_and_load_again, tmp_path, tmp_path / "checkpoints", [1])]
+def test_replicated_tensors_are_dealt_so_that_each_rank_copies_and_writes_only_its_share(
+    tmp_path: Path,
+) -> None:
+    names = [
+        staged
+        for _, _, staged in run_ranks(
+            3, save_and_load_again, tmp_path, tmp_path / "checkpoints", [1]
+        )
+    ]
     everything = sorted(name for share in names for name in share)
     assert len(everything) == len(set(everything)), "no tensor is written twice"
-    assert {"model.fc.weight", "optimizer.state.fc.weight.exp_avg", "optimizer.state.embedding.exp_avg"} <= set(everything)
+    assert {
+        "model.fc.weight",
+        "optimizer.state.fc.weight.exp_avg",
+        "optimizer.state.embedding.exp_avg",
+    } <= set(everything)
     large = [{name for name in share if name.endswith(("exp_avg", "fc.weight"))} for share in names]
-    assert [len(share) for share in large] == [1, 1, 1], "the three equally large tensors go to three ranks"
+    assert [len(share) for share in large] == [1, 1, 1], (
+        "the three equally large tensors go to three ranks"
+    )
 
 
 def save_apart(rank: Rank, roots: list[Path], step: int) -> tuple[bool, int | None]:
@@ -65,7 +94,9 @@ def save_apart(rank: Rank, roots: list[Path], step: int) -> tuple[bool, int | No
     return store.shared, loaded
 
 
-def test_folders_that_are_not_shared_are_written_by_rank_0_and_loaded_from_whoever_has_the_newest(tmp_path: Path) -> None:
+def test_folders_that_are_not_shared_are_written_by_rank_0_and_loaded_from_whoever_has_the_newest(
+    tmp_path: Path,
+) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     assert run_ranks(2, save_apart, tmp_path, [here, there], 4) == [(False, None)] * 2
     assert [one.step for one in CheckpointDirectory(here).committed()] == [4]
@@ -73,7 +104,8 @@ def test_folders_that_are_not_shared_are_written_by_rank_0_and_loaded_from_whoev
     # The nodes change places: rank 0's own folder is empty, rank 1 has the checkpoint.
     assert run_ranks(2, save_apart, tmp_path, [there, here], 5, generation=2) == [(False, 4)] * 2
     assert [one.step for one in CheckpointDirectory(there).committed()] == [5]
-    # Back again, with a generation that this folder has not seen: the newer epoch wins wherever it lies.
+    # Back again, with a generation that this folder has not seen: the newer epoch wins wherever it
+    # lies.
     assert run_ranks(2, save_apart, tmp_path, [here, there], 6, generation=2) == [(False, 5)] * 2
     newest = CheckpointDirectory(here).committed()[0]
     assert (newest.step, newest.epoch) == (6, 3)
@@ -83,7 +115,9 @@ def test_folders_that_are_not_shared_are_written_by_rank_0_and_loaded_from_whoev
         assert done["step"] == 6
 
 
-def test_a_damaged_checkpoint_in_a_folder_of_its_own_is_passed_over_by_all_ranks(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_in_a_folder_of_its_own_is_passed_over_by_all_ranks(
+    tmp_path: Path,
+) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     run_ranks(2, save_apart, tmp_path, [here, there], 1)
     run_ranks(2, save_apart, tmp_path, [here, there], 2, generation=2)
@@ -101,13 +135,17 @@ def fall_back_apart(rank: Rank, roots: list[Path]) -> tuple[int | None, list[tup
 def open_sharded(rank: Rank, roots: list[Path]) -> str:
     config = Checkpointing()
     try:
-        CheckpointManager(roots[rank.rank], world=rank, run_id="r", config=config, job={}, sharded=True)
+        CheckpointManager(
+            roots[rank.rank], world=rank, run_id="r", config=config, job={}, sharded=True
+        )
     except CheckpointMismatchError as error:
         return str(error)
     return "opened"
 
 
-def test_sharded_state_on_folders_that_are_not_shared_is_refused_on_every_rank_with_the_fix(tmp_path: Path) -> None:
+def test_sharded_state_on_folders_that_are_not_shared_is_refused_on_every_rank_with_the_fix(
+    tmp_path: Path,
+) -> None:
     messages = run_ranks(2, open_sharded, tmp_path, [tmp_path / "a", tmp_path / "b"])
     assert all("ReadWriteMany" in message for message in messages)
 
@@ -124,12 +162,18 @@ def test_all_ranks_fall_back_to_the_same_checkpoint(tmp_path: Path) -> None:
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 1
     victim.write_bytes(content)
-    assert run_ranks(2, damage_then_load, tmp_path, root, generation=2) == [(1, [(2, "corrupt")])] * 2
-    assert (root / "step-00000002-e1.damaged" / "__1_0.distcp").read_bytes() == content, "evidence is kept as it was"
+    assert (
+        run_ranks(2, damage_then_load, tmp_path, root, generation=2) == [(1, [(2, "corrupt")])] * 2
+    )
+    assert (root / "step-00000002-e1.damaged" / "__1_0.distcp").read_bytes() == content, (
+        "evidence is kept as it was"
+    )
 
 
 def fill_disk_on_one_rank(rank: Rank, root: Path) -> tuple[list[tuple[bool, str]], int | None]:
-    """Rank 1 may not write files beyond a few bytes for one save: all ranks must see it fail, and the next one succeed."""
+    """Rank 1 may not write files beyond a few bytes for one save: all ranks must see it fail, and
+    the next one succeed.
+    """
     import resource
     import signal
 
@@ -146,7 +190,9 @@ def fill_disk_on_one_rank(rank: Rank, root: Path) -> tuple[list[tuple[bool, str]
     return [(one.ok, one.cause) for one in results], None
 
 
-def test_a_disk_that_is_full_for_one_rank_fails_the_save_on_all_and_the_next_one_succeeds(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_for_one_rank_fails_the_save_on_all_and_the_next_one_succeeds(
+    tmp_path: Path,
+) -> None:
     root = tmp_path / "checkpoints"
     answers = run_ranks(2, fill_disk_on_one_rank, tmp_path, root)
     assert answers == [([(True, ""), (False, "enospc"), (True, "")], None)] * 2
@@ -165,14 +211,17 @@ def sockets() -> set[int]:
 
 
 def lose_a_peer_in_the_last_save(rank: Rank, root: Path) -> tuple[Cause, Exit, bool] | None:
-    """What the failure of rank 0 is taken for, when rank 1 is gone at the last save: its sockets for checkpoints are cut."""
+    """What the failure of rank 0 is taken for, when rank 1 is gone at the last save: its sockets
+    for checkpoints are cut.
+    """
     others = sockets()
     store = open_store(root, rank, mode="async")
     load(store)
     if rank.rank == 1:
         for descriptor in sockets() - others:
             with socket.socket(fileno=os.dup(descriptor)) as own:
-                if not own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # gloo ends the process of one that listens
+                # gloo ends the process of one that listens
+                if not own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     own.shutdown(socket.SHUT_RDWR)
         return None
     with pytest.raises(PeersLostError, match="the state of step 1 could not be saved") as raised:
@@ -202,7 +251,9 @@ def train_on_while_saving(rank: Rank, root: Path) -> list[str]:
 
 
 def reload_each(rank: Rank, root: Path) -> list[str]:
-    """Digests of the checkpoints one after the other, the newest first, each removed when it was read."""
+    """Digests of the checkpoints one after the other, the newest first, each removed when it was
+    read.
+    """
     found: list[Any] = []
     for generation in range(2, 7):
         tensors = make_state(999, width=64)
@@ -217,7 +268,9 @@ def reload_each(rank: Rank, root: Path) -> list[str]:
     return found
 
 
-def test_training_on_while_a_save_is_under_way_does_not_change_what_is_saved(tmp_path: Path) -> None:
+def test_training_on_while_a_save_is_under_way_does_not_change_what_is_saved(
+    tmp_path: Path,
+) -> None:
     root = tmp_path / "checkpoints"
     saved = run_ranks(2, train_on_while_saving, tmp_path, root)
     assert saved[0] == saved[1]

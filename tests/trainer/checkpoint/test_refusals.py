@@ -1,4 +1,6 @@
-"""Saves that the disk, another group or another run refuses: counted, told, cleaned up, and the training goes on."""
+"""Saves that the disk, another group or another run refuses: counted, told, cleaned up, and the
+training goes on.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.lock import LockLostError
 from kdist_trainer.errors import CheckpointMismatchError, StorageError
 from tests.small_disk import fill, small_disk
-from tests.trainer.checkpoint.states import load, make_state, open_store, opened, position, resumable_step, save
+from tests.trainer.checkpoint.states import (
+    load,
+    make_state,
+    open_store,
+    opened,
+    position,
+    resumable_step,
+    save,
+)
 
 
 @pytest.fixture
@@ -24,7 +34,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints"
 
 
-def test_a_ledger_that_cannot_be_synced_keeps_the_checkpoint_from_being_committed(root: Path) -> None:
+def test_a_ledger_that_cannot_be_synced_keeps_the_checkpoint_from_being_committed(
+    root: Path,
+) -> None:
     store = opened(root)
     results: list[SaveResult] = []
     store.on_result = results.append
@@ -87,7 +99,9 @@ def test_a_group_that_was_superseded_learns_it_from_its_next_save(root: Path) ->
         save(store, 2)
     assert load(later) == 1
     store.close()
-    assert save(later, 2).ok, "closing the superseded store does not touch the lock of the later one"
+    assert save(later, 2).ok, (
+        "closing the superseded store does not touch the lock of the later one"
+    )
 
 
 def test_another_run_is_refused_until_the_first_lets_go(root: Path) -> None:
@@ -140,14 +154,18 @@ def test_a_folder_that_vanishes_is_like_a_lost_lock(root: Path) -> None:
     ("operation", "told"),
     [("rename", "rename a folder"), ("replace", "replace a file"), ("fsync", "write and fsync")],
 )
-def test_storage_that_lacks_what_saves_need_is_refused_before_the_first_step(root: Path, operation: str, told: str) -> None:
+def test_storage_that_lacks_what_saves_need_is_refused_before_the_first_step(
+    root: Path, operation: str, told: str
+) -> None:
     def refuse(one: Operation) -> None:
         if one.name == operation and ".tmp-probe" in str(one.path):
             raise OSError(errno.ENOTSUP, "Operation not supported")
 
     with (
         durable_files.observed(refuse),
-        pytest.raises(CheckpointMismatchError, match=rf"cannot {told}.*Operation not supported.*use a volume"),
+        pytest.raises(
+            CheckpointMismatchError, match=rf"cannot {told}.*Operation not supported.*use a volume"
+        ),
     ):
         open_store(root)
     assert list(root.iterdir()) == [], "nothing is left behind"

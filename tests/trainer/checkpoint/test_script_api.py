@@ -1,4 +1,6 @@
-"""`Checkpointer` in a user's own loop: it resumes to the bit, stops when asked on one rank, and is nothing outside kdist."""
+"""`Checkpointer` in a user's own loop: it resumes to the bit, stops when asked on one rank, and is
+nothing outside kdist.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +31,30 @@ EVERY = 50
 
 def enter_kdist(root: Path, generation: int) -> None:
     """The environment that kdist gives a script."""
-    os.environ |= {"KDIST_CHECKPOINTS": str(root), "KDIST_RUN_ID": "run-1", "KDIST_GENERATION": str(generation)}
+    os.environ |= {
+        "KDIST_CHECKPOINTS": str(root),
+        "KDIST_RUN_ID": "run-1",
+        "KDIST_GENERATION": str(generation),
+    }
 
 
-def train(rank: Rank, root: Path | None, stop_at: int = -1, crash_at: int = -1) -> tuple[str, int, int, float, str, str]:
-    """A user's loop. Returns how it ended, its first and last step, the learning rate, digests of all state and of the model."""
+def train(
+    rank: Rank, root: Path | None, stop_at: int = -1, crash_at: int = -1
+) -> tuple[str, int, int, float, str, str]:
+    """A user's loop. Returns how it ended, its first and last step, the learning rate, digests of
+    all state and of the model.
+    """
     if root is not None:
         enter_kdist(root, rank.generation)
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[30, 60])
-    with Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler, every_steps=EVERY) as checkpointer:
+    with Checkpointer(
+        model=model, optimizer=optimizer, scheduler=scheduler, every_steps=EVERY
+    ) as checkpointer:
         step = first = checkpointer.resume()
         assert checkpointer.state.get("steps", 0) == first
         while step < STEPS and not checkpointer.stop_requested:
@@ -63,10 +77,19 @@ def train(rank: Rank, root: Path | None, stop_at: int = -1, crash_at: int = -1) 
     digest = hashlib.sha256()
     for tensor in (*model.state_dict().values(), *optimizer.state_dict()["state"][0].values()):
         digest.update(tensor.numpy().tobytes())
-    return word, first, step, float(scheduler.get_last_lr()[0]), digest.hexdigest(), digest_of(model.module.state_dict())
+    return (
+        word,
+        first,
+        step,
+        float(scheduler.get_last_lr()[0]),
+        digest.hexdigest(),
+        digest_of(model.module.state_dict()),
+    )
 
 
-def test_a_script_that_is_asked_to_stop_on_one_rank_saves_on_all_and_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_a_script_that_is_asked_to_stop_on_one_rank_saves_on_all_and_resumes_to_the_bit(
+    tmp_path: Path,
+) -> None:
     undisturbed = run_ranks(2, train, tmp_path, None)
     assert [one[:3] for one in undisturbed] == [("done", 0, STEPS)] * 2
     root = tmp_path / "checkpoints"
@@ -77,16 +100,25 @@ def test_a_script_that_is_asked_to_stop_on_one_rank_saves_on_all_and_resumes_to_
     assert stopped[1][:3] == stopped[0][:3], "all ranks stop at the same step"
     directory = CheckpointDirectory(root)
     assert directory.committed()[0].step == last, "what had been done is saved"
-    assert digest_of_export(root, step=last) == weights != stopped[1][-1], "running means differ, and all are rank 0's"
+    assert digest_of_export(root, step=last) == weights != stopped[1][-1], (
+        "running means differ, and all are rank 0's"
+    )
     claim = Lock(root).last()
     assert claim is not None
     assert claim.released
     resumed = run_ranks(2, train, tmp_path, root, generation=2)
     assert [one[:3] for one in resumed] == [("done", last, STEPS)] * 2
-    assert [one[3:] for one in resumed] == [one[3:] for one in undisturbed], "the same rate and bits as without a break"
+    assert [one[3:] for one in resumed] == [one[3:] for one in undisturbed], (
+        "the same rate and bits as without a break"
+    )
     done = directory.done()
     assert done is not None
-    assert (done["run_id"], done["step"], done["outcome"], done["accuracy"]) == ("run-1", STEPS, "done", 0.5)
+    assert (done["run_id"], done["step"], done["outcome"], done["accuracy"]) == (
+        "run-1",
+        STEPS,
+        "done",
+        0.5,
+    )
 
 
 def test_a_script_that_dies_resumes_from_its_last_regular_save(tmp_path: Path) -> None:
@@ -126,10 +158,14 @@ def count_signals(answers: Connection, root: Path) -> None:
         signal.pause()
 
 
-def test_the_first_sigterm_saves_and_stops_and_a_second_one_ends_the_process_at_once(tmp_path: Path) -> None:
+def test_the_first_sigterm_saves_and_stops_and_a_second_one_ends_the_process_at_once(
+    tmp_path: Path,
+) -> None:
     context = prepared_context()
     ours, theirs = context.Pipe()
-    process = context.Process(target=count_signals, args=(theirs, tmp_path / "checkpoints"), daemon=True)
+    process = context.Process(
+        target=count_signals, args=(theirs, tmp_path / "checkpoints"), daemon=True
+    )
     process.start()
     assert ours.poll(120)
     assert ours.recv() == "ready"
@@ -151,7 +187,9 @@ def test_outside_kdist_a_script_runs_as_if_there_were_no_checkpointer(
         monkeypatch.delenv(name, raising=False)
     before = signal.getsignal(signal.SIGTERM)
     model = nn.Linear(2, 2)
-    with Checkpointer(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), every_steps=1) as checkpointer:
+    with Checkpointer(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), every_steps=1
+    ) as checkpointer:
         assert checkpointer.resume() == 0
         assert not checkpointer.maybe_save(1)
         checkpointer.save(1)

@@ -1,4 +1,6 @@
-"""The store as a training loop uses it: what saving beside the training does, waits for, keeps, counts and refuses."""
+"""The store as a training loop uses it: what saving beside the training does, waits for, keeps,
+counts and refuses.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from kdist_trainer.checkpoint.durable_files import Operation
 from kdist_trainer.checkpoint.layout import CheckpointDirectory, read_manifest
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.reader import inspect
-from tests.trainer.checkpoint.states import digest_of, make_state, open_store, opened, position, resumable_step, save
+from tests.trainer.checkpoint.states import (
+    digest_of,
+    make_state,
+    open_store,
+    opened,
+    position,
+    resumable_step,
+    save,
+)
 
 
 @pytest.fixture
@@ -38,7 +48,9 @@ def content_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_saving_beside_the_training_writes_the_same_bytes_as_saving_in_its_place(tmp_path: Path) -> None:
+def test_saving_beside_the_training_writes_the_same_bytes_as_saving_in_its_place(
+    tmp_path: Path,
+) -> None:
     contents = []
     for blocking in (True, False):
         root = tmp_path / str(blocking)
@@ -50,7 +62,9 @@ def test_saving_beside_the_training_writes_the_same_bytes_as_saving_in_its_place
     assert sorted(contents[0]) == [".metadata", "__0_0.distcp", "manifest.json", "state.json"]
 
 
-def test_the_training_goes_on_while_the_save_is_written_and_what_it_changes_is_not_saved(root: Path) -> None:
+def test_the_training_goes_on_while_the_save_is_written_and_what_it_changes_is_not_saved(
+    root: Path,
+) -> None:
     store = opened(root, blocking=False)
     results: list[SaveResult] = []
     store.on_result = results.append
@@ -95,7 +109,9 @@ def test_before_commit_runs_after_the_files_and_before_the_name(root: Path) -> N
 
     def look() -> None:
         (folder,) = root.glob("step-*")
-        seen.append([folder.name.partition(".")[2][:3], *sorted(path.name for path in folder.iterdir())])
+        seen.append(
+            [folder.name.partition(".")[2][:3], *sorted(path.name for path in folder.iterdir())]
+        )
 
     store.save(make_state(1), position(1), step=1, before_commit=look)
     assert seen == [["tmp", ".metadata", "__0_0.distcp", "manifest.json", "state.json"]]
@@ -106,7 +122,11 @@ def test_the_manifest_says_where_a_checkpoint_comes_from(root: Path) -> None:
     save(store, 1)
     save(store, 2)
     manifest = read_manifest(root / "step-00000002-e1")
-    assert (manifest.parent, manifest.samples_seen, manifest.world_size) == ("step-00000001-e1", 64, 1)
+    assert (manifest.parent, manifest.samples_seen, manifest.world_size) == (
+        "step-00000001-e1",
+        64,
+        1,
+    )
     assert (manifest.run_id, len(manifest.config_digest)) == ("run-1", 64)
     assert inspect(root / "step-00000002-e1").job == {"name": "config-1"}
     assert set(manifest.versions) == {"kdist", "torch", "python"}
@@ -129,7 +149,9 @@ def test_so_many_checkpoints_are_kept_and_older_ones_go(root: Path, keep: int) -
     assert CheckpointDirectory(root).temporary() == []
 
 
-def test_the_checkpoint_that_latest_names_is_never_pruned(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checkpoint_that_latest_names_is_never_pruned(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = opened(root, keep=1)
     save(store, 1)
     # A later group could not yet write LATEST when it pruned: what it names must still be there.
@@ -140,7 +162,11 @@ def test_the_checkpoint_that_latest_names_is_never_pruned(root: Path, monkeypatc
 
 def test_litter_of_dead_groups_is_cleared_but_not_that_of_a_later_one(root: Path) -> None:
     root.mkdir()
-    for name in ("step-00000001-e1.tmp-a-1", "step-00000001-e2.tmp-b-1", "step-00000009-e7.tmp-c-1"):
+    for name in (
+        "step-00000001-e1.tmp-a-1",
+        "step-00000001-e2.tmp-b-1",
+        "step-00000009-e7.tmp-c-1",
+    ):
         (root / name).mkdir()
         (root / name / "file").write_text("x")
     open_store(root, generation=3)
@@ -154,7 +180,10 @@ def test_files_of_a_moment_that_a_crash_left_are_cleared_once_they_are_old(root:
         if name != "probe-young":
             os.utime(root / name, (0, 0))
     open_store(root)
-    assert sorted(path.name for path in root.iterdir() if path.is_file()) == ["notes.txt", "probe-young"]
+    assert sorted(path.name for path in root.iterdir() if path.is_file()) == [
+        "notes.txt",
+        "probe-young",
+    ]
 
 
 def test_a_step_that_this_group_has_committed_is_not_written_again(root: Path) -> None:
@@ -170,7 +199,9 @@ def test_a_step_that_this_group_has_committed_is_not_written_again(root: Path) -
 
 def test_the_final_save_is_committed_and_noted_as_done_when_it_returns(root: Path) -> None:
     store = opened(root, blocking=False)
-    store.save(make_state(7), position(7), step=7, final={"outcome": "done", "metrics": {"accuracy": 0.5}})
+    store.save(
+        make_state(7), position(7), step=7, final={"outcome": "done", "metrics": {"accuracy": 0.5}}
+    )
     assert CheckpointDirectory(root).done() == {
         "run_id": "run-1",
         "step": 7,
@@ -206,8 +237,10 @@ def test_files_are_synced_even_where_dcp_would_forget(root: Path) -> None:
     with durable_files.observed(operations.append):
         save(store, 1)
     for created in [one.path for one in operations if one.name == "create"]:
-        last_write = max(at for at, one in enumerate(operations) if one.name == "write" and one.path == created)
-        assert any(one.name == "fsync" and one.path == created for one in operations[last_write:]), (
-            f"{created.name} is not synced"
+        last_write = max(
+            at for at, one in enumerate(operations) if one.name == "write" and one.path == created
         )
+        assert any(
+            one.name == "fsync" and one.path == created for one in operations[last_write:]
+        ), f"{created.name} is not synced"
     assert root.stat().st_mode & 0o777 == 0o700

@@ -1,4 +1,6 @@
-"""Whoever listens is told of every collective on its way, gets its handle, and leaves no trace when he goes."""
+"""Whoever listens is told of every collective on its way, gets its handle, and leaves no trace when
+he goes.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ class Witness:
     """Writes down what it is told; follows to the end what it is asked to."""
 
     def __init__(self, name: str, lines: list[str], *, follows: bool = False) -> None:
-        self._name, self._lines, self._follows = name, lines, follows
+        self._name = name
+        self._lines = lines
+        self._follows = follows
 
     def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
         """Note the call."""
-        self._lines.append(f"{self._name}: {op} of {[tensor.numel() for tensor in tensors]} among {group.size()}")
+        self._lines.append(
+            f"{self._name}: {op} of {[tensor.numel() for tensor in tensors]} among {group.size()}"
+        )
         return self._follow if self._follows else None
 
     def _follow(self, work: Work) -> None:
@@ -50,14 +56,23 @@ def listen_and_leave() -> dict[str, Any]:
         silent = len(lines)
         x = torch.ones(2)
         dist.all_reduce(x)
-        return told | {"both": both, "one": lines[len(both) : silent], "none": lines[silent:], "sum": x.tolist()}
+        return told | {
+            "both": both,
+            "one": lines[len(both) : silent],
+            "none": lines[silent:],
+            "sum": x.tolist(),
+        }
 
 
 @pytest.mark.processes
 def test_listeners_are_told_the_last_first_and_of_nothing_once_they_are_gone() -> None:
     for told in run_group(listen_and_leave, 2):
         assert told["listeners"]
-        assert told["both"] == ["late: all_reduce of [3] among 2", "early: all_reduce of [3] among 2", "late: done"]
+        assert told["both"] == [
+            "late: all_reduce of [3] among 2",
+            "early: all_reduce of [3] among 2",
+            "late: done",
+        ]
         assert told["one"] == ["early: barrier of [] among 2"]
         assert told["none"] == []
         assert told["sum"] == [2.0, 2.0]
@@ -74,7 +89,9 @@ def average_with_and_without() -> list[list[float]]:
             model = DistributedDataParallel(nn.Linear(5, 3))
             torch.manual_seed(world.rank)
             model(torch.randn(7, 5)).square().sum().backward()
-            found.append([float(value) for weight in model.parameters() for value in weight.grad.flatten()])  # type: ignore[union-attr]
+            found.append(
+                [float(value) for weight in model.parameters() for value in weight.grad.flatten()]
+            )  # type: ignore[union-attr]
     return found
 
 

@@ -12,12 +12,22 @@ from torch.utils import flop_counter
 
 from kdist_trainer.config import Training
 from kdist_trainer.instrumentation import device_stats
-from kdist_trainer.instrumentation.device_stats import DeviceStats, peak_flops, resident_bytes, was_counting
+from kdist_trainer.instrumentation.device_stats import (
+    DeviceStats,
+    peak_flops,
+    resident_bytes,
+    was_counting,
+)
 from kdist_trainer.metrics.step_stats import StepStats
 
 
 def make(stats: StepStats, waiting: int | None = None, **train: Any) -> DeviceStats:
-    return DeviceStats(stats, torch.device("cpu"), Training(workload="digits", steps=1, **train), waiting=lambda: waiting)
+    return DeviceStats(
+        stats,
+        torch.device("cpu"),
+        Training(workload="digits", steps=1, **train),
+        waiting=lambda: waiting,
+    )
 
 
 def test_a_forward_pass_is_a_third_of_the_arithmetic() -> None:
@@ -65,7 +75,9 @@ def test_only_the_counters_own_stumble_is_forgiven() -> None:
     assert not was_counting(own.value)
 
 
-def test_memory_and_waiting_batches_are_looked_at_once_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_and_waiting_batches_are_looked_at_once_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stats, now = StepStats(), 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     found = make(stats, waiting=3)
@@ -81,7 +93,9 @@ def test_memory_and_waiting_batches_are_looked_at_once_a_moment(monkeypatch: pyt
     assert stats.queue_depth == 3
 
 
-def test_where_there_is_no_proc_memory_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_there_is_no_proc_memory_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(device_stats, "_PAGES", tmp_path / "statm")
     assert resident_bytes() is None
 
@@ -100,5 +114,7 @@ def test_where_there_is_no_proc_memory_is_unknown(monkeypatch: pytest.MonkeyPatc
         ("something new", "bf16", None),
     ],
 )
-def test_the_peak_is_that_of_the_precision_or_unknown(device: str, precision: str, peak: float | None) -> None:
+def test_the_peak_is_that_of_the_precision_or_unknown(
+    device: str, precision: str, peak: float | None
+) -> None:
     assert peak_flops(device, precision) == peak

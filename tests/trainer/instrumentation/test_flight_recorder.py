@@ -1,4 +1,6 @@
-"""What reaches a process group is noted before it begins, whoever calls it, by group, and told from what goes on beside it."""
+"""What reaches a process group is noted before it begins, whoever calls it, by group, and told from
+what goes on beside it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ def call_everything(folder: Path) -> dict[str, list[str]]:
         x = torch.ones(4, 2)
         dist.all_reduce(x)
         dist.all_gather([torch.empty(3), torch.empty(3)], torch.ones(3))
-        dist.all_to_all_single(torch.empty(3), torch.ones(3), *(([2, 1], [2, 1]) if world.rank == 0 else ([1, 2], [1, 2])))
+        dist.all_to_all_single(
+            torch.empty(3),
+            torch.ones(3),
+            *(([2, 1], [2, 1]) if world.rank == 0 else ([1, 2], [1, 2])),
+        )
         dist.barrier()
         with torch.inference_mode():
             dist.broadcast(torch.ones(5), 0)
@@ -66,7 +72,9 @@ def call_everything(folder: Path) -> dict[str, list[str]]:
 
 
 def see_as_script(rank: int, heartbeat: Heartbeat, seen: Path) -> list[str]:
-    """What rank 0 is in while rank 1 keeps it waiting, and once the collective has ended and nobody has waited for it."""
+    """What rank 0 is in while rank 1 keeps it waiting, and once the collective has ended and nobody
+    has waited for it.
+    """
     flight_recorder.install(heartbeat, ScriptRecorder)
     if rank == 1:
         assert soon(seen.exists, 60)
@@ -89,13 +97,20 @@ def test_every_collective_is_noted_whoever_calls_it(tmp_path: Path) -> None:
         "barrier #4",
         "broadcast(float32[5]) #5",
     ]
-    assert first["groups"][-2:] == ["all_reduce(float32[4,2]) #1 of group 1(0-1)", "send(float32[4,2]) #1 of group p2p"]
+    assert first["groups"][-2:] == [
+        "all_reduce(float32[4,2]) #1 of group 1(0-1)",
+        "send(float32[4,2]) #1 of group p2p",
+    ]
     assert second["groups"][-1] == "recv(float32[4,2]) #1 of group p2p"
     assert any(call.startswith("all_reduce(float32[4,2])") for call in first["functional"])
     assert first["waited"] == ["None"], "an operator waited for it"
     script = first.pop("script") + second.pop("script")
-    assert [call.partition(" ")[0] for call in script] == ["all_reduce(float32[6])"], "only who waits"
-    assert any(call.startswith("all_reduce(float32[20])") for call in first["ddp"]), "DDP's reducer is C++"
+    assert [call.partition(" ")[0] for call in script] == ["all_reduce(float32[6])"], (
+        "only who waits"
+    )
+    assert any(call.startswith("all_reduce(float32[20])") for call in first["ddp"]), (
+        "DDP's reducer is C++"
+    )
     assert any("all_gather" in call for call in first["fsdp"])
     assert any("reduce_scatter" in call for call in first["fsdp"])
     assert first["inside"][0].startswith("all_reduce(float32[4,2])")

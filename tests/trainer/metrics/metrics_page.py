@@ -1,4 +1,6 @@
-"""Makes docs/metrics.md of the declared metrics: `python -m tests.trainer.metrics.metrics_page`; a test compares."""
+"""Makes docs/metrics.md of the declared metrics: `python -m tests.trainer.metrics.metrics_page`; a
+test compares.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,26 @@ taken. The table is made from the declarations in `trainer/kdist_trainer/stats`:
 
 def render() -> str:
     """Text of the page."""
-    return _INTRODUCTION + "".join(_row(metric) + "\n" for metric in sorted(CATALOGUE, key=lambda metric: metric.name))
+    return _INTRODUCTION + "".join(
+        _row(metric) + "\n" for metric in sorted(CATALOGUE, key=lambda metric: metric.name)
+    )
 
 
 def _row(metric: Metric) -> str:
     labels = ", ".join(_label(metric, name) for name in label_names(metric)[1:])
-    buckets = f"; buckets {' '.join(f'{bound:g}' for bound in metric.buckets)}" if metric.kind is Kind.HISTOGRAM else ""
-    cells = [f"`{metric.name}`", metric.kind, metric.scope, labels or "-", metric.unit or "-", metric.help + buckets]
+    buckets = (
+        f"; buckets {' '.join(f'{bound:g}' for bound in metric.buckets)}"
+        if metric.kind is Kind.HISTOGRAM
+        else ""
+    )
+    cells = [
+        f"`{metric.name}`",
+        metric.kind,
+        metric.scope,
+        labels or "-",
+        metric.unit or "-",
+        metric.help + buckets,
+    ]
     return f"| {' | '.join(cells)} |"
 
 

@@ -1,4 +1,6 @@
-"""What tests of the exporter share: an exporter that listens, ranks that report to it, and a reader of its text."""
+"""What tests of the exporter share: an exporter that listens, ranks that report to it, and a reader
+of its text.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,14 @@ def exporting(scratch: Path, *, port: int = 0) -> Iterator[Exporter]:
 
 def make_exporter(scratch: Path, *, port: int = 0) -> Exporter:
     """An exporter that has not started."""
-    return Exporter(job="digits", run_id="r1", socket_path=scratch / "metrics.sock", port=port, host="127.0.0.1", info=INFO)
+    return Exporter(
+        job="digits",
+        run_id="r1",
+        socket_path=scratch / "metrics.sock",
+        port=port,
+        host="127.0.0.1",
+        info=INFO,
+    )
 
 
 def read(text: str) -> Samples:
@@ -60,15 +69,25 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 
 def total(samples: Samples, name: str, **labels: str) -> float:
     """Sum of the samples of a name that have these labels."""
-    return sum(number for (found, have), number in samples.items() if found == name and labels.items() <= dict(have).items())
+    return sum(
+        number
+        for (found, have), number in samples.items()
+        if found == name and labels.items() <= dict(have).items()
+    )
 
 
 def counters(samples: Samples) -> Samples:
     """The samples that may only grow."""
-    return {key: number for key, number in samples.items() if key[0].endswith(("_total", "_bucket", "_count", "_sum"))}
+    return {
+        key: number
+        for key, number in samples.items()
+        if key[0].endswith(("_total", "_bucket", "_count", "_sum"))
+    }
 
 
-def fetch(port: int, path: str, *, method: str = "GET", accept: str = "") -> tuple[int, str, dict[str, str]]:
+def fetch(
+    port: int, path: str, *, method: str = "GET", accept: str = ""
+) -> tuple[int, str, dict[str, str]]:
     """Status, body and headers (lower case) of one request to this machine."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
@@ -80,7 +99,9 @@ def fetch(port: int, path: str, *, method: str = "GET", accept: str = "") -> tup
         connection.close()
 
 
-def full_stats(rank: int, generation: int = 1, *, strategies: Collection[str] = ("ddp", "hsdp")) -> StepStats:
+def full_stats(
+    rank: int, generation: int = 1, *, strategies: Collection[str] = ("ddp", "hsdp")
+) -> StepStats:
     """A rank's sums in which every number has been touched that a job of these strategies has."""
     stats = StepStats(rank=rank, generation=generation)
     stats.add_step(0.02, 8, 100)
@@ -99,7 +120,13 @@ def full_stats(rank: int, generation: int = 1, *, strategies: Collection[str] = 
     stats.add_checkpoint("restore", total=0.2)
     stats.add_fallback("corrupt")
     stats.checkpoint_interval, stats.probe_bandwidth = 300.0, 8e9
-    stats.memory, stats.queue_depth, stats.peak_flops, stats.model_flops, stats.alloc_retries = 3e8, 4, 989e12, 1e15, 1
+    stats.memory, stats.queue_depth, stats.peak_flops, stats.model_flops, stats.alloc_retries = (
+        3e8,
+        4,
+        989e12,
+        1e15,
+        1,
+    )
     stats.device_allocated, stats.device_reserved, stats.device_peak = 1e9, 2e9, 1.5e9
     stats.loss, stats.grad_norm, stats.learning_rate, stats.target_steps = 0.5, 1.5, 0.001, 200
     return stats
@@ -120,7 +147,9 @@ def tell_all(exporter: Exporter) -> None:
     exporter.set_restarts_remaining(9, budget=10)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0, *, every: float = 0.01) -> None:
+def wait_until(
+    condition: Callable[[], bool], seconds: float = 60.0, *, every: float = 0.01
+) -> None:
     """Return once the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():

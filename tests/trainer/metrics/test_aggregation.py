@@ -52,7 +52,9 @@ def test_a_record_of_a_rank_that_is_not_here_is_malformed(totals: RankMetrics) -
     assert 7 not in totals.snapshot().by_rank
 
 
-def test_records_that_come_before_their_group_is_known_count_once_it_is(totals: RankMetrics) -> None:
+def test_records_that_come_before_their_group_is_known_count_once_it_is(
+    totals: RankMetrics,
+) -> None:
     assert totals.accept(record_of(full_stats(1, generation=2)), now=1.0) == "accepted"
     assert totals.snapshot().by_rank[1][STEPS] == 0
     totals.form(generation=2, world_size=2, local_ranks=[0, 1])
@@ -80,7 +82,9 @@ def test_a_sum_that_shrinks_inside_a_rank_is_held(totals: RankMetrics) -> None:
     assert totals.snapshot().by_rank[0][backward] == pytest.approx(0.003)
 
 
-def test_only_current_ranks_are_shown_and_their_predecessors_sums_move_to_them(totals: RankMetrics) -> None:
+def test_only_current_ranks_are_shown_and_their_predecessors_sums_move_to_them(
+    totals: RankMetrics,
+) -> None:
     for rank, steps in ((0, 3), (1, 5)):
         stats = StepStats(rank=rank, generation=1)
         for step in range(steps):
@@ -97,7 +101,9 @@ def test_when_a_node_gets_fewer_ranks_no_step_is_forgotten(totals: RankMetrics) 
     assert totals.snapshot().by_rank[0][STEPS] == 2
 
 
-def test_what_rank_0_counted_here_stays_when_it_moves_away_and_what_it_showed_goes(totals: RankMetrics) -> None:
+def test_what_rank_0_counted_here_stays_when_it_moves_away_and_what_it_showed_goes(
+    totals: RankMetrics,
+) -> None:
     totals.accept(record_of(full_stats(0)), now=1.0)
     assert totals.snapshot().gauges[LOSS] == 0.5
     totals.form(generation=2, world_size=4, local_ranks=[2, 3])
@@ -129,7 +135,11 @@ def test_a_step_is_productive_but_for_its_wait_for_data(totals: RankMetrics) -> 
     assert (spent["data_wait"], spent["productive_step"], spent["init"]) == (1.0, 3.0, 6.0)
 
 
-groups = st.tuples(st.integers(0, 5), st.integers(1, 3), st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=6))
+groups = st.tuples(
+    st.integers(0, 5),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=6),
+)
 
 
 @given(st.lists(groups, min_size=1, max_size=8))
@@ -139,7 +149,10 @@ def test_no_series_goes_back_and_no_step_is_lost_however_ranks_are_renumbered(
     totals, done, shown = RankMetrics(), 0, dict[int, float]()
     for generation, (first, count, reports) in enumerate(history, start=1):
         totals.form(generation=generation, world_size=8, local_ranks=range(first, first + count))
-        ranks = {rank: StepStats(rank=rank, generation=generation) for rank in range(first, first + count)}
+        ranks = {
+            rank: StepStats(rank=rank, generation=generation)
+            for rank in range(first, first + count)
+        }
         for local_rank, steps in reports:
             stats = ranks[first + local_rank % count]
             for _ in range(steps):

@@ -1,4 +1,6 @@
-"""The exporter's two doors, the ranks' socket and the port: private, replaceable, never in the way."""
+"""The exporter's two doors, the ranks' socket and the port: private, replaceable, never in the
+way.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ import pytest
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.metrics.reporter import Reporter, reachable
 from kdist_trainer.metrics.wire import pack
-from tests.trainer.metrics.scrape import exporting, fetch, full_stats, read, send_raw, total, wait_until
+from tests.trainer.metrics.scrape import (
+    exporting,
+    fetch,
+    full_stats,
+    read,
+    send_raw,
+    total,
+    wait_until,
+)
 
 
 def test_what_is_no_record_is_counted_and_changes_nothing_else(exporter: Exporter) -> None:
@@ -38,12 +48,17 @@ def test_what_is_no_record_is_counted_and_changes_nothing_else(exporter: Exporte
     send_raw(exporter.socket_path, *bad, pack(nan_count))
     after = read(exporter.expose())
     assert total(after, "kdist_exporter_records_total", outcome="malformed") == len(bad) + 1
-    changed = {name for (name, labels), number in after.items() if before.get((name, labels), 0) != number}
+    changed = {
+        name for (name, labels), number in after.items() if before.get((name, labels), 0) != number
+    }
     assert changed <= {"kdist_exporter_records_total", "kdist_wall_seconds_total"}
 
 
 def test_a_taken_port_is_given_way_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, exporting(tmp_path, port=taken.getsockname()[1]) as exporter:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        exporting(tmp_path, port=taken.getsockname()[1]) as exporter,
+    ):
         assert exporter.port != taken.getsockname()[1]
         assert fetch(exporter.port, "/healthz")[0] == 200
     assert '"event":"metrics-port-taken","level":"warning"' in capfd.readouterr().err
@@ -60,7 +75,9 @@ def test_the_socket_is_private_and_replaces_one_that_was_left_behind(tmp_path: P
     assert not (tmp_path / "metrics.sock").exists()
 
 
-def test_a_scratch_folder_with_a_very_long_path_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scratch_folder_with_a_very_long_path_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scratch = tmp_path / ("x" * 120) / ("y" * 120)
     scratch.mkdir(parents=True)
     monkeypatch.setenv("KDIST_METRICS_SOCKET", str(scratch / "metrics.sock"))
@@ -93,14 +110,27 @@ while True:
         first = fetch(exporter.port, "/metrics")
         second = fetch(exporter.port, "/metrics")
         assert (first[0], second[0]) == (200, 200)
-        assert total(read(first[1]), "kdist_steps_total") == total(read(second[1]), "kdist_steps_total") > 0
+        assert (
+            total(read(first[1]), "kdist_steps_total")
+            == total(read(second[1]), "kdist_steps_total")
+            > 0
+        )
     finally:
         worker.kill()
         worker.wait()
 
 
-def test_a_training_starts_even_where_nothing_can_be_bound(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    made = Exporter(job="digits", run_id="r", socket_path=tmp_path / "no" / "s", port=0, host="203.0.113.1", info={})
+def test_a_training_starts_even_where_nothing_can_be_bound(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = Exporter(
+        job="digits",
+        run_id="r",
+        socket_path=tmp_path / "no" / "s",
+        port=0,
+        host="203.0.113.1",
+        info={},
+    )
     made.start()
     made.set_group(generation=1, world_size=1, local_ranks=[0])
     assert total(read(made.expose()), "kdist_generation") == 1
@@ -110,7 +140,9 @@ def test_a_training_starts_even_where_nothing_can_be_bound(tmp_path: Path, capfd
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_exporter_listens_on_its_port_of_the_given_address_and_nowhere_else(tmp_path: Path) -> None:
+def test_the_exporter_listens_on_its_port_of_the_given_address_and_nowhere_else(
+    tmp_path: Path,
+) -> None:
     before = listening()
     with exporting(tmp_path) as exporter:
         assert listening() - before == {f"0100007F:{exporter.port:04X}"}
@@ -124,6 +156,10 @@ def listening() -> set[str]:
             mine.add(str(descriptor.readlink()))
     found = set()
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        rows = [row.split() for row in Path(table).read_text().splitlines()[1:]] if Path(table).exists() else []
+        rows = (
+            [row.split() for row in Path(table).read_text().splitlines()[1:]]
+            if Path(table).exists()
+            else []
+        )
         found |= {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine}
     return found

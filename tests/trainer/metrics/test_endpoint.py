@@ -49,13 +49,22 @@ def test_head_says_what_get_would_and_sends_no_body(exporter: Exporter, path: st
     status, body, headers = fetch(exporter.port, path)
     assert (status, len(body)) == (200, int(headers["content-length"]))
     head_status, head_body, head_headers = fetch(exporter.port, path, method="HEAD")
-    assert (head_status, head_body, head_headers["content-type"]) == (200, "", headers["content-type"])
+    assert (head_status, head_body, head_headers["content-type"]) == (
+        200,
+        "",
+        headers["content-type"],
+    )
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PATCH", "get", "<script>"])
+@pytest.mark.parametrize(
+    "method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PATCH", "get", "<script>"]
+)
 @pytest.mark.parametrize("path", ["/metrics", "/nothing"])
 def test_only_reading_is_allowed(exporter: Exporter, method: str, path: str) -> None:
-    answer = exchange(exporter.port, f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+    answer = exchange(
+        exporter.port,
+        f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{{}}".encode(),
+    )
     assert answer.startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
     assert b"\r\nAllow: GET, HEAD\r\n" in answer
 
@@ -101,16 +110,24 @@ def test_what_is_no_request_is_refused(exporter: Exporter, request_head: bytes) 
     assert exchange(exporter.port, request_head).startswith(b"HTTP/1.1 400 Bad Request\r\n")
 
 
-@pytest.mark.parametrize("accept", ["\xff\x00", ";;;=,,", "application/openmetrics-text;version=9", "text/plain;q=x", "*" * 4000])
+@pytest.mark.parametrize(
+    "accept",
+    ["\xff\x00", ";;;=,,", "application/openmetrics-text;version=9", "text/plain;q=x", "*" * 4000],
+)
 def test_a_strange_accept_header_still_gets_metrics(exporter: Exporter, accept: str) -> None:
-    answer = exchange(exporter.port, b"GET /metrics HTTP/1.1\r\nAccept: " + accept.encode("latin-1") + b"\r\n\r\n")
+    answer = exchange(
+        exporter.port, b"GET /metrics HTTP/1.1\r\nAccept: " + accept.encode("latin-1") + b"\r\n\r\n"
+    )
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-@pytest.mark.parametrize("head", [b"GET /" + b"a" * 100_000, b"GET /metrics HTTP/1.1\r\n" + b"A: b\r\n" * 20_000])
+@pytest.mark.parametrize(
+    "head", [b"GET /" + b"a" * 100_000, b"GET /metrics HTTP/1.1\r\n" + b"A: b\r\n" * 20_000]
+)
 def test_a_huge_head_is_cut_off(exporter: Exporter, head: bytes) -> None:
     answer = exchange(exporter.port, head + b"\r\n\r\n")
-    assert answer[:12] in {b"", b"HTTP/1.1 431"}  # the connection may be gone before the answer is read
+    # the connection may be gone before the answer is read
+    assert answer[:12] in {b"", b"HTTP/1.1 431"}
     assert answers(exporter.port)
 
 
@@ -138,7 +155,10 @@ def test_a_client_that_dribbles_its_request_is_dropped_at_the_deadline(exporter:
 
 
 def test_many_idle_clients_do_not_keep_a_probe_out(exporter: Exporter) -> None:
-    idle = [socket.create_connection(("127.0.0.1", exporter.port), timeout=60) for _ in range(endpoint.MAX_CONNECTIONS + 60)]
+    idle = [
+        socket.create_connection(("127.0.0.1", exporter.port), timeout=60)
+        for _ in range(endpoint.MAX_CONNECTIONS + 60)
+    ]
     try:
         assert answers(exporter.port)
     finally:
@@ -163,7 +183,10 @@ def test_a_client_that_does_not_read_its_answer_holds_up_nobody(exporter: Export
 
 def test_a_hundred_scrapes_at_once_are_all_answered(exporter: Exporter) -> None:
     results: list[int] = []
-    threads = [threading.Thread(target=lambda: results.append(fetch(exporter.port, "/metrics")[0])) for _ in range(100)]
+    threads = [
+        threading.Thread(target=lambda: results.append(fetch(exporter.port, "/metrics")[0]))
+        for _ in range(100)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -171,7 +194,9 @@ def test_a_hundred_scrapes_at_once_are_all_answered(exporter: Exporter) -> None:
     assert results == [200] * 100
 
 
-def test_nothing_of_the_environment_or_the_disk_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_the_environment_or_the_disk_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TOKEN", "canary-1f2e")
     with exporting(tmp_path) as exporter:
         exporter.set_group(generation=1, world_size=1, local_ranks=[0])
@@ -182,30 +207,48 @@ def test_nothing_of_the_environment_or_the_disk_is_shown(tmp_path: Path, monkeyp
             assert str(tmp_path) not in text
 
 
-def test_a_fault_of_ours_is_one_failed_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_ours_is_one_failed_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with exporting(tmp_path) as exporter:
         monkeypatch.setattr(exporter, "_healthy", lambda: 1 // 0)
         assert fetch(exporter.port, "/healthz")[:2] == (500, "internal server error\n")
         assert fetch(exporter.port, "/metrics")[0] == 200
 
 
-def test_healthz_says_whether_the_agent_is_alive_and_readyz_whether_it_trains(tmp_path: Path) -> None:
+def test_healthz_says_whether_the_agent_is_alive_and_readyz_whether_it_trains(
+    tmp_path: Path,
+) -> None:
     alive = True
     made = Exporter(
-        job="digits", run_id="r", socket_path=tmp_path / "s", port=0, host="127.0.0.1", info={}, healthy=lambda: alive
+        job="digits",
+        run_id="r",
+        socket_path=tmp_path / "s",
+        port=0,
+        host="127.0.0.1",
+        info={},
+        healthy=lambda: alive,
     )
     made.start()
     try:
-        assert (fetch(made.port, "/healthz")[0], fetch(made.port, "/readyz")[:2]) == (200, (503, "pending\n"))
+        assert (fetch(made.port, "/healthz")[0], fetch(made.port, "/readyz")[:2]) == (
+            200,
+            (503, "pending\n"),
+        )
         made.set_state("running")
         alive = False
-        assert (fetch(made.port, "/healthz")[0], fetch(made.port, "/readyz")[:2]) == (503, (200, "running\n"))
+        assert (fetch(made.port, "/healthz")[0], fetch(made.port, "/readyz")[:2]) == (
+            503,
+            (200, "running\n"),
+        )
     finally:
         made.close()
 
 
 def test_an_ipv6_address_can_be_listened_on(tmp_path: Path) -> None:
-    made = Exporter(job="digits", run_id="r", socket_path=tmp_path / "s", port=0, host="::1", info={})
+    made = Exporter(
+        job="digits", run_id="r", socket_path=tmp_path / "s", port=0, host="::1", info={}
+    )
     made.start()
     try:
         with socket.create_connection(("::1", made.port), timeout=60) as connection:
@@ -215,7 +258,9 @@ def test_an_ipv6_address_can_be_listened_on(tmp_path: Path) -> None:
         made.close()
 
 
-def test_status_is_json_that_every_parser_takes(exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_is_json_that_every_parser_takes(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(word: str) -> None:
         raise ValueError(word)
 
@@ -225,15 +270,38 @@ def test_status_is_json_that_every_parser_takes(exporter: Exporter, monkeypatch:
     Reporter(stats).close()
     document = json.loads(fetch(exporter.port, "/status")[1], parse_constant=refuse)
     assert document["loss"] == "nan"
-    assert (document["step"], document["target_steps"], document["last_checkpoint_step"]) == (100, 200, 100)
+    assert (document["step"], document["target_steps"], document["last_checkpoint_step"]) == (
+        100,
+        200,
+        100,
+    )
     assert set(document) == {
-        *("job", "run_id", "node", "state", "phase", "generation", "world_size", "step", "target_steps", "loss"),
-        *("learning_rate", "samples_per_second", "restarts", "restarts_remaining", "last_checkpoint_step"),
+        *(
+            "job",
+            "run_id",
+            "node",
+            "state",
+            "phase",
+            "generation",
+            "world_size",
+            "step",
+            "target_steps",
+            "loss",
+        ),
+        *(
+            "learning_rate",
+            "samples_per_second",
+            "restarts",
+            "restarts_remaining",
+            "last_checkpoint_step",
+        ),
         *("last_checkpoint_time", "lost_steps", "wall_seconds", "ranks", "pid", "exit", "nodes"),
     }
 
 
-def test_status_tells_the_exit_record_of_an_agent_that_stays_after_its_end(exporter: Exporter) -> None:
+def test_status_tells_the_exit_record_of_an_agent_that_stays_after_its_end(
+    exporter: Exporter,
+) -> None:
     assert json.loads(fetch(exporter.port, "/status")[1])["exit"] is None
     record = {"outcome": "failed", "code": 70, "message": "ValueError: odd", "traceback": ["line"]}
     exporter.set_end(record)

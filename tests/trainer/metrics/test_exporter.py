@@ -50,11 +50,15 @@ def test_with_half_of_the_records_lost_the_totals_are_exact(exporter: Exporter) 
     assert total(samples, "kdist_collective_bytes_total") == 800 * 64
     assert value(samples, "kdist_step_duration_seconds_count") == 800
     assert value(samples, "kdist_allreduce_duration_seconds_count") == 800
-    assert total(samples, "kdist_step_phase_seconds_total") == pytest.approx(value(samples, "kdist_step_duration_seconds_sum"))
+    assert total(samples, "kdist_step_phase_seconds_total") == pytest.approx(
+        value(samples, "kdist_step_duration_seconds_sum")
+    )
     assert total(samples, "kdist_exporter_records_total", outcome="accepted") < 500
 
 
-def test_every_counter_only_grows_over_generations_that_renumber_the_ranks(exporter: Exporter) -> None:
+def test_every_counter_only_grows_over_generations_that_renumber_the_ranks(
+    exporter: Exporter,
+) -> None:
     shown = counters(read(exporter.expose()))
     for generation, ranks in enumerate([[0, 1], [1, 2], [2, 3], [0, 1], [0, 1]], start=2):
         exporter.add_restart("signal")
@@ -63,7 +67,9 @@ def test_every_counter_only_grows_over_generations_that_renumber_the_ranks(expor
             Reporter(full_stats(rank, generation)).close()
             Reporter(full_stats(rank, generation - 1)).close()
         samples = counters(read(exporter.expose()))
-        assert {dict(labels)["rank"] for _, labels in samples if "rank" in dict(labels)} == {str(rank) for rank in ranks}
+        assert {dict(labels)["rank"] for _, labels in samples if "rank" in dict(labels)} == {
+            str(rank) for rank in ranks
+        }
         assert [key for key, number in samples.items() if number < shown.get(key, 0)] == []
         assert total(samples, "kdist_steps_total") == 2 * (generation - 1)
         shown = {**shown, **samples}
@@ -96,7 +102,9 @@ def test_the_budget_is_full_again_once_a_rank_has_committed(exporter: Exporter) 
     assert left() == 9, "what was committed before this failure has been counted"
 
 
-def test_wall_time_sums_to_the_time_since_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wall_time_sums_to_the_time_since_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KDIST_METRICS_SOCKET", str(tmp_path / "metrics.sock"))
     before = time.monotonic()
     with exporting(tmp_path) as exporter:
@@ -119,7 +127,9 @@ def test_wall_time_sums_to_the_time_since_the_start(tmp_path: Path, monkeypatch:
     assert value(samples, "kdist_wall_seconds_total", category="productive_step") >= 0.5
 
 
-def test_the_time_to_the_first_step_and_to_recover_are_found_from_the_records(exporter: Exporter) -> None:
+def test_the_time_to_the_first_step_and_to_recover_are_found_from_the_records(
+    exporter: Exporter,
+) -> None:
     Reporter(full_stats(0)).close()
     assert ("kdist_time_to_recover_seconds", frozenset()) not in read(exporter.expose())
     exporter.add_restart("signal")
@@ -150,13 +160,25 @@ def test_after_its_end_the_exporter_still_knows_everything(tmp_path: Path) -> No
     assert exporter.status()["step"] == 100
 
 
-def test_status_shows_each_local_rank_with_its_heartbeat(exporter: Exporter, tmp_path: Path) -> None:
+def test_status_shows_each_local_rank_with_its_heartbeat(
+    exporter: Exporter, tmp_path: Path
+) -> None:
     Heartbeat.create(tmp_path / "rank-1.heartbeat")
     Heartbeat.attach(tmp_path / "rank-1.heartbeat").beat(Phase.SAVE, 7)
     Reporter(full_stats(1)).close()
     first, second = exporter.status()["ranks"]
-    assert (first["rank"], first["step"], first["phase"], first["heartbeat_age"]) == (0, None, None, None)
-    assert (second["rank"], second["local_rank"], second["step"], second["phase"]) == (1, 1, 100, "save")
+    assert (first["rank"], first["step"], first["phase"], first["heartbeat_age"]) == (
+        0,
+        None,
+        None,
+        None,
+    )
+    assert (second["rank"], second["local_rank"], second["step"], second["phase"]) == (
+        1,
+        1,
+        100,
+        "save",
+    )
     assert second["busy_seconds"] == pytest.approx(4 * 0.003)
     assert 0 <= second["heartbeat_age"] < 60
 

@@ -1,4 +1,6 @@
-"""What Prometheus reads: every declared metric, well named, within the series budget, values as they are."""
+"""What Prometheus reads: every declared metric, well named, within the series budget, values as
+they are.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.metrics.wire import MAX_RECORD, pack
 from tests.trainer.metrics.metrics_page import PAGE, render
-from tests.trainer.metrics.scrape import exporting, fetch, full_stats, make_exporter, read, tell_all, total, value
+from tests.trainer.metrics.scrape import (
+    exporting,
+    fetch,
+    full_stats,
+    make_exporter,
+    read,
+    tell_all,
+    total,
+    value,
+)
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
@@ -28,8 +39,16 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def scrape_everything(scratch: Path, local_ranks: int, *, accept: str = "", strategies: Collection[str] = ("ddp", "hsdp")) -> str:
-    """A real scrape of an agent to which all has happened: a restart, a failed save, a fallback, every metric filled."""
+def scrape_everything(
+    scratch: Path,
+    local_ranks: int,
+    *,
+    accept: str = "",
+    strategies: Collection[str] = ("ddp", "hsdp"),
+) -> str:
+    """A real scrape of an agent to which all has happened: a restart, a failed save, a fallback,
+    every metric filled.
+    """
     with exporting(scratch) as exporter:
         exporter.set_group(generation=1, world_size=local_ranks, local_ranks=range(local_ranks))
         exporter.set_state("running")
@@ -48,20 +67,40 @@ def scrape_everything(scratch: Path, local_ranks: int, *, accept: str = "", stra
 
 def test_promtool_finds_nothing_wrong_with_a_real_scrape(scratch: Path) -> None:
     text = scrape_everything(scratch, 2)
-    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_promtool_does_find_a_badly_named_metric() -> None:
     text = "# HELP kdist_step_ms Step time\n# TYPE kdist_step_ms gauge\nkdist_step_ms 1\n"
-    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode != 0
 
 
 def test_every_declared_metric_is_in_a_scrape_with_its_type_and_labels(scratch: Path) -> None:
-    families = {family.name: family for family in text_string_to_metric_families(scrape_everything(scratch, 2))}
-    seen = {name + "_total" if family.type == "counter" else name for name, family in families.items()}
-    assert seen == {metric.name for metric in CATALOGUE} - {"kdist_tokens_total"}  # digits has no tokens
+    families = {
+        family.name: family
+        for family in text_string_to_metric_families(scrape_everything(scratch, 2))
+    }
+    seen = {
+        name + "_total" if family.type == "counter" else name for name, family in families.items()
+    }
+    # digits has no tokens
+    assert seen == {metric.name for metric in CATALOGUE} - {"kdist_tokens_total"}
     for metric in CATALOGUE:
         if family := families.get(metric.name.removesuffix("_total")):
             assert (family.type, family.documentation) == (metric.kind, metric.help)
@@ -79,19 +118,39 @@ def test_openmetrics_is_spoken_where_it_is_asked_for_without_created_series(scra
 
 @pytest.mark.parametrize("strategy", ["ddp", "hsdp"])
 @pytest.mark.parametrize("local_ranks", [1, 2, 8])
-def test_the_series_of_an_agent_stay_in_their_budget(scratch: Path, local_ranks: int, strategy: str) -> None:
+def test_the_series_of_an_agent_stay_in_their_budget(
+    scratch: Path, local_ranks: int, strategy: str
+) -> None:
     text = scrape_everything(scratch, local_ranks, strategies=[strategy])
-    assert len([line for line in text.splitlines() if not line.startswith("#")]) <= 80 + 30 * local_ranks
-    assert ("kdist_allreduce_duration_seconds" in text) == (strategy == "ddp"), "what never happened is not shown"
+    assert (
+        len([line for line in text.splitlines() if not line.startswith("#")])
+        <= 80 + 30 * local_ranks
+    )
+    assert ("kdist_allreduce_duration_seconds" in text) == (strategy == "ddp"), (
+        "what never happened is not shown"
+    )
     assert ("all_gather" in text) == (strategy == "hsdp")
 
 
 def test_label_values_are_few_and_fixed(scratch: Path) -> None:
-    bounded = {"rank", "phase", "category", "op", "mode", "cause", "kind", "state", "outcome", "signal"}
+    bounded = {
+        "rank",
+        "phase",
+        "category",
+        "op",
+        "mode",
+        "cause",
+        "kind",
+        "state",
+        "outcome",
+        "signal",
+    }
     facts = {"version", "torch_version", "python_version", "framework", "workload_kind", "run_id"}
     facts |= {"world_size_min", "world_size_max"}
     assert {label for metric in CATALOGUE for label in metric.labels} <= bounded | facts
-    assert not any(facts & set(metric.labels) for metric in CATALOGUE if not metric.name.endswith("_info"))
+    assert not any(
+        facts & set(metric.labels) for metric in CATALOGUE if not metric.name.endswith("_info")
+    )
 
 
 def test_a_record_fits_its_datagram() -> None:
@@ -114,7 +173,13 @@ def test_what_is_unknown_is_absent_not_zero(tmp_path: Path) -> None:
     exporter.set_group(generation=1, world_size=1, local_ranks=[0])
     samples = read(exporter.expose())
     names = {name for name, _ in samples}
-    assert not names & {"kdist_loss", "kdist_target_steps", "kdist_tokens_total", "kdist_last_step", "kdist_restarts_remaining"}
+    assert not names & {
+        "kdist_loss",
+        "kdist_target_steps",
+        "kdist_tokens_total",
+        "kdist_last_step",
+        "kdist_restarts_remaining",
+    }
     assert value(samples, "kdist_steps_total", rank="0") == 0
 
 
@@ -173,7 +238,9 @@ def test_what_jobs_wait_for_falls_into_buckets_that_have_a_bound(scratch: Path) 
             exporter.observe_rendezvous(seconds, "formed")
         Reporter(stats).close()
         samples = read(fetch(exporter.port, "/metrics")[1])
-    meeting, save = (f"kdist_{name}_duration_seconds_bucket" for name in ("rendezvous", "checkpoint"))
+    meeting, save = (
+        f"kdist_{name}_duration_seconds_bucket" for name in ("rendezvous", "checkpoint")
+    )
     bounds = [f"{bound:.1f}" for bound in RENDEZVOUS_DURATION.buckets]
     assert [value(samples, meeting, outcome="formed", le=bound) for bound in bounds] == [1, 2, 3]
     assert value(samples, save, op="save", mode="blocking", le="30.0") == 1

@@ -26,7 +26,13 @@ OF_ONE_LIFE = ("kdist_exporter_records", "kdist_exporter_scrape")
 @contextmanager
 def agent_at(kept: Path, scratch: Path, *, run_id: str = "r1") -> Iterator[Exporter]:
     exporter = Exporter(
-        job="digits", run_id=run_id, socket_path=scratch / "metrics.sock", port=0, host="127.0.0.1", info=INFO, kept=kept
+        job="digits",
+        run_id=run_id,
+        socket_path=scratch / "metrics.sock",
+        port=0,
+        host="127.0.0.1",
+        info=INFO,
+        kept=kept,
     )
     exporter.start()
     try:
@@ -79,7 +85,8 @@ def test_what_was_shown_is_kept_before_it_is_shown(scratch: Path) -> None:
     with agent_at(kept, scratch) as exporter:
         live(exporter, 1, (0, 1))
         before = shown(exporter)
-        kept.with_suffix(".copy").write_bytes(kept.read_bytes())  # as if the agent were killed right now
+        # as if the agent were killed right now
+        kept.with_suffix(".copy").write_bytes(kept.read_bytes())
     kept.write_bytes(kept.with_suffix(".copy").read_bytes())
     with agent_at(kept, scratch) as exporter:
         exporter.set_group(generation=2, world_size=2, local_ranks=[0, 1])
@@ -155,7 +162,9 @@ def test_what_is_damaged_is_left_aside(scratch: Path, damage: bytes | dict[str, 
         assert total(shown(exporter), "kdist_steps_total") == 0
 
 
-def test_storage_that_hangs_or_refuses_holds_up_no_scrape(scratch: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_storage_that_hangs_or_refuses_holds_up_no_scrape(
+    scratch: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     os.mkfifo(scratch / "hangs.new")  # opening it to write waits for a reader that never comes
     (scratch / "file").write_text("")
     for kept in (scratch / "hangs.json", scratch / "file" / "sums.json"):
@@ -167,9 +176,13 @@ def test_storage_that_hangs_or_refuses_holds_up_no_scrape(scratch: Path, capfd: 
     assert capfd.readouterr().err.count('"event":"sums-not-kept"') == 1
 
 
-def test_a_pod_of_an_indexed_job_has_its_place_by_its_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_of_an_indexed_job_has_its_place_by_its_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("JOB_COMPLETION_INDEX", raising=False)
-    assert place(tmp_path, run_id="r", node="a-0-xyz") != place(tmp_path, run_id="r", node="a-0-abc")
+    assert place(tmp_path, run_id="r", node="a-0-xyz") != place(
+        tmp_path, run_id="r", node="a-0-abc"
+    )
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
     first = place(tmp_path, run_id="r", node="a-0-xyz")
     assert first == place(tmp_path, run_id="r", node="a-0-abc")

@@ -71,7 +71,9 @@ def test_without_an_agent_nothing_is_sent_and_nothing_fails(path: Path) -> None:
     assert stats.dropped >= 10
 
 
-def test_an_agent_that_goes_away_and_comes_back_gets_the_sums(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_goes_away_and_comes_back_gets_the_sums(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kdist_trainer.metrics.reporter._RECONNECT_SECONDS", 0.0)
     stats = StepStats()
     reporter = Reporter(stats, min_interval_seconds=0)
@@ -114,7 +116,9 @@ def test_a_number_that_cannot_be_packed_costs_a_record_and_no_more(agent: socket
     reporter.close()
 
 
-def test_outside_kdist_a_reporter_does_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_outside_kdist_a_reporter_does_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("KDIST_METRICS_SOCKET", raising=False)
     with Reporter() as reporter:
         reporter.step(loss=1.0, samples=4)
@@ -123,7 +127,10 @@ def test_outside_kdist_a_reporter_does_nothing(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_script_reports_steps_beats_and_speaks_of_its_progress(
-    agent: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    agent: socket.socket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("KDIST_SCRATCH", str(tmp_path))
     monkeypatch.setenv("KDIST_GENERATION", "4")
@@ -134,7 +141,11 @@ def test_a_script_reports_steps_beats_and_speaks_of_its_progress(
             reporter.step(loss=loss, samples=8, learning_rate=0.1, grad_norm=1.0, target_steps=9)
         reporter.step(samples=8, step=40)
     last = received(agent)[-1]
-    assert (last.generation, last.counters[STEPS], last.counters[SLOTS["kdist_samples_total"].start]) == (4, 3, 24)
+    assert (
+        last.generation,
+        last.counters[STEPS],
+        last.counters[SLOTS["kdist_samples_total"].start],
+    ) == (4, 3, 24)
     assert last.counters[SLOTS["kdist_nonfinite_total"]] == (1.0, 0.0)
     assert last.counters[SLOTS["kdist_step_duration_seconds"].stop - 1] > 0
     beat = heartbeat.read()
@@ -144,8 +155,13 @@ def test_a_script_reports_steps_beats_and_speaks_of_its_progress(
     assert (lines[1]["step"], lines[1]["target"], lines[1]["loss"]) == (1, 9, 2.0)
 
 
-def test_a_script_that_never_closes_its_reporter_still_sends_its_last_sums(agent: socket.socket, path: Path) -> None:
-    code = "from kdist_trainer import Reporter\nr = Reporter(min_interval_seconds=3600)\nfor _ in range(5): r.step(samples=1)"
+def test_a_script_that_never_closes_its_reporter_still_sends_its_last_sums(
+    agent: socket.socket, path: Path
+) -> None:
+    code = (
+        "from kdist_trainer import Reporter\nr = Reporter(min_interval_seconds=3600)\nfor _ "
+        "in range(5): r.step(samples=1)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
     assert received(agent)[-1].counters[STEPS] == 5
 
@@ -161,7 +177,9 @@ sys.stdout.flush()
 while True:
     reader.recv(2048)
 """
-    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as reader:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE
+    ) as reader:
         try:
             assert reader.stdout is not None
             assert reader.stdout.readline() == b"ready\n"
@@ -180,7 +198,9 @@ while True:
 
 
 @pytest.mark.processes
-def test_closing_waits_for_a_reader_that_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_waits_for_a_reader_that_goes_on(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kdist_trainer.metrics.reporter.CLOSE_SECONDS", 60.0)
     code = """
 import os, signal, socket, sys
@@ -195,7 +215,9 @@ while steps < 100:
     steps = unpack(reader.recv(2048)).counters[SLOTS["kdist_steps_total"].start]
 sys.stdout.write("got all\\n")
 """
-    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as reader:
         assert reader.stdout is not None
         assert reader.stdin is not None
         assert reader.stdout.readline() == b"ready\n"

@@ -1,4 +1,6 @@
-"""The metrics of a real training that loses a worker: what happened is said, and no counter goes back."""
+"""The metrics of a real training that loses a worker: what happened is said, and no counter goes
+back.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def test_a_killed_worker_shows_in_the_metrics_and_no_counter_goes_back(tmp_path:
 
         def look() -> Samples:
             samples = read(fetch(port, "/metrics")[1])
-            assert [key for key, number in counters(samples).items() if number < shown.get(key, 0)] == []
+            assert [
+                key for key, number in counters(samples).items() if number < shown.get(key, 0)
+            ] == []
             shown.update(counters(samples))
             return samples
 
@@ -52,4 +56,6 @@ def test_a_killed_worker_shows_in_the_metrics_and_no_counter_goes_back(tmp_path:
     assert value(samples, "kdist_time_to_recover_seconds") > 0
     assert value(samples, "kdist_wall_seconds_total", category="restart") > 0
     productive = value(samples, "kdist_wall_seconds_total", category="productive_step")
-    assert productive <= value(samples, "kdist_step_duration_seconds_sum") / 2 * 1.01, "no second is counted twice"
+    assert productive <= value(samples, "kdist_step_duration_seconds_sum") / 2 * 1.01, (
+        "no second is counted twice"
+    )

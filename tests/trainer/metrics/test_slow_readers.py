@@ -1,4 +1,6 @@
-"""A real training does not notice its exporter: scraped by a hundred, its reader stopped, half of its records lost."""
+"""A real training does not notice its exporter: scraped by a hundred, its reader stopped, half of
+its records lost.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,11 @@ def check_totals_are_exact(samples: dict[Any, float]) -> None:
     assert value(samples, "kdist_last_step") == value(samples, "kdist_target_steps") == STEPS
     spent = total(samples, "kdist_step_phase_seconds_total")
     assert spent == pytest.approx(value(samples, "kdist_step_duration_seconds_sum"), rel=0.01)
-    assert total(samples, "kdist_collectives_total") == value(samples, "kdist_allreduce_duration_seconds_count") >= 2 * STEPS
+    assert (
+        total(samples, "kdist_collectives_total")
+        == value(samples, "kdist_allreduce_duration_seconds_count")
+        >= 2 * STEPS
+    )
     assert total(samples, "kdist_collective_bytes_total") > 0
     assert value(samples, "kdist_job_state", state="succeeded") == 1
     assert value(samples, "kdist_world_size") == 2
@@ -89,5 +95,12 @@ def check_totals_are_exact(samples: dict[Any, float]) -> None:
 
 
 def check_promtool_finds_nothing(text: str) -> None:
-    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -22,7 +22,9 @@ moves = st.one_of(
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), moves), max_size=40))
-def test_categories_sum_to_elapsed_and_none_shrinks_whatever_is_said(history: list[tuple[float, tuple[str, object]]]) -> None:
+def test_categories_sum_to_elapsed_and_none_shrinks_whatever_is_said(
+    history: list[tuple[float, tuple[str, object]]],
+) -> None:
     now, reported = 1000.0, [0.0] * COUNT
     clock = WallTimeBreakdown(now)
     before = clock.read(now)
@@ -91,17 +93,34 @@ def test_a_run_with_a_restart_is_shown_as_it_was() -> None:
     for _ in range(10):
         life.work(Wall.PRODUCTIVE_STEP, 9)
     life.enter("succeeded", 0)
-    truth = {"startup": 2, "rendezvous": 10, "init": 6, "data_wait": 10, "productive_step": 160, "checkpoint_save": 20}
-    truth |= {"idle": 13, "restart": 3, "checkpoint_restore": 8, "evaluation": 0, "stalled": 0, "unobserved": 0}
+    truth = {
+        "startup": 2,
+        "rendezvous": 10,
+        "init": 6,
+        "data_wait": 10,
+        "productive_step": 160,
+        "checkpoint_save": 20,
+    }
+    truth |= {
+        "idle": 13,
+        "restart": 3,
+        "checkpoint_restore": 8,
+        "evaluation": 0,
+        "stalled": 0,
+        "unobserved": 0,
+    }
     assert sum(truth.values()) == life.now
     shown = life.clock.read(life.now)
-    assert {name: round(seconds, 6) for name, seconds in shown.items()} == pytest.approx(truth, abs=1.0)
+    assert {name: round(seconds, 6) for name, seconds in shown.items()} == pytest.approx(
+        truth, abs=1.0
+    )
 
 
 def test_a_report_that_comes_late_is_not_counted_on_top_of_a_guess() -> None:
     life = Life()
     life.enter("initializing", 10)
-    life.enter("running", 2)  # the agent sees a heartbeat before the first report, which speaks of both
+    # the agent sees a heartbeat before the first report, which speaks of both
+    life.enter("running", 2)
     life.reported[WALL_CATEGORIES.index(Wall.INIT)] += 8
     life.work(Wall.PRODUCTIVE_STEP, 1)
     life.work(Wall.PRODUCTIVE_STEP, 20)
@@ -127,7 +146,9 @@ def test_a_script_that_reports_nothing_spends_its_time_starting() -> None:
     clock.enter("running", now=1.0)
     clock.read(50.0)
     clock.enter("succeeded", now=100.0)
-    assert clock.read(100.0) == pytest.approx({**dict.fromkeys(WALL_CATEGORIES, 0.0), "startup": 1.0, "init": 99.0})
+    assert clock.read(100.0) == pytest.approx(
+        {**dict.fromkeys(WALL_CATEGORIES, 0.0), "startup": 1.0, "init": 99.0}
+    )
 
 
 def test_what_a_script_does_is_unobserved_until_it_tells_of_a_step() -> None:
@@ -137,7 +158,12 @@ def test_what_a_script_does_is_unobserved_until_it_tells_of_a_step() -> None:
             clock.enter(state, now=now)
     nothing = [0.0] * COUNT
     silent.report(nothing, has_stepped=False, now=50.0)
-    assert silent.read(100.0) == {**dict.fromkeys(WALL_CATEGORIES, 0.0), "startup": 2, "rendezvous": 3, "unobserved": 95}
+    assert silent.read(100.0) == {
+        **dict.fromkeys(WALL_CATEGORIES, 0.0),
+        "startup": 2,
+        "rendezvous": 3,
+        "unobserved": 95,
+    }
     stepped = [10.0 if index == PRODUCTIVE else 0.0 for index in range(COUNT)]
     telling.report(nothing, has_stepped=False, now=90.0)
     telling.report(stepped, has_stepped=True, now=100.0)

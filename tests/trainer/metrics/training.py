@@ -32,7 +32,14 @@ class TrainingRun:
         config = TrainConfig(name="digits", nodes=nodes, procs_per_node=2, train=training)
         (home / "train.json").write_text(config.to_json())
         command = ["--config", str(home / "train.json"), "--run-id", "r", "--port", "0"]
-        command += ["--node", "node-0", "--scratch", str(self.scratch), "--rendezvous", f"file:{home / 'store'}"]
+        command += [
+            "--node",
+            "node-0",
+            "--scratch",
+            str(self.scratch),
+            "--rendezvous",
+            f"file:{home / 'store'}",
+        ]
         command += ["--on-end", "park"]  # so that it can be asked for as long as the test likes
         command += ["--checkpoints", str(self.checkpoints)]
         with self.log.open("wb") as log:
@@ -55,7 +62,11 @@ class TrainingRun:
 
     def wait_for_end(self) -> dict[str, Any]:
         """The DONE document, once it is there."""
-        wait_until(lambda: self.agent.poll() is not None or self.status()["state"] == "succeeded", PATIENCE, every=0.2)
+        wait_until(
+            lambda: self.agent.poll() is not None or self.status()["state"] == "succeeded",
+            PATIENCE,
+            every=0.2,
+        )
         assert self.agent.poll() is None, self.log.read_text()[-4000:]
         document: dict[str, Any] = json.loads((self.checkpoints / "DONE").read_text())
         assert_done_tells_what_is_kept(self.checkpoints, document)
@@ -63,7 +74,10 @@ class TrainingRun:
 
     def port(self) -> int:
         """Where the exporter listens, once it does."""
-        wait_until(lambda: self.agent.poll() is not None or (self.scratch / "agent.json").exists(), PATIENCE)
+        wait_until(
+            lambda: self.agent.poll() is not None or (self.scratch / "agent.json").exists(),
+            PATIENCE,
+        )
         assert self.agent.poll() is None, self.log.read_text()[-4000:]
         return int(json.loads((self.scratch / "agent.json").read_text())["port"])
 

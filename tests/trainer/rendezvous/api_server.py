@@ -1,4 +1,6 @@
-"""A small but real HTTP server with one ConfigMap, as an API server keeps it, that fails on request."""
+"""A small but real HTTP server with one ConfigMap, as an API server keeps it, that fails on
+request.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,17 @@ from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
 
 TOKEN = "token-1"  # noqa: S105 - of nobody
 LOST_ANSWER, CUT = -1, -2
-"""Instead of a status: the request is served but the answer is lost; the connection is cut before anything."""
+"""Instead of a status: the request is served but the answer is lost; the connection is cut before
+anything.
+"""
 
 
 class ApiServer:
-    """Serves `/api/v1/namespaces/ml/configmaps/store` on a free port, over many connections at once.
+    """Serves `/api/v1/namespaces/ml/configmaps/store` on a free port, over many connections at
+    once.
 
-    `faults` are statuses, or `LOST_ANSWER` or `CUT`, one for each of the next requests; None serves it. With `tls` agents as
-    processes can find it, by `environment`.
+    `faults` are statuses, or `LOST_ANSWER` or `CUT`, one for each of the next requests; None serves
+    it. With `tls` agents as processes can find it, by `environment`.
     """
 
     def __init__(self, account: Path, *, tls: bool = False) -> None:
@@ -40,7 +45,12 @@ class ApiServer:
         self.document: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": "store", "namespace": "ml", "resourceVersion": "1", "labels": {"kdist.dev/job": "digits"}},
+            "metadata": {
+                "name": "store",
+                "namespace": "ml",
+                "resourceVersion": "1",
+                "labels": {"kdist.dev/job": "digits"},
+            },
         }
         self._lock = threading.Lock()
         self._versions = itertools.count(2)
@@ -75,7 +85,10 @@ class ApiServer:
 
     def environment(self, port: int | None = None) -> dict[str, str]:
         """What a pod is told of it; `port` where the way to it is another one."""
-        address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port or self.port)}
+        address = {
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": str(port or self.port),
+        }
         return {**address, "KDIST_ACCOUNT": str(self.account)}
 
     def config_map(self, *, patience: float = 10.0, name: str = "store") -> ConfigMap:
@@ -92,7 +105,10 @@ class ApiServer:
         with self._lock:
             if method == "PUT":
                 document = json.loads(body)
-                if document["metadata"].get("resourceVersion") != self.document["metadata"]["resourceVersion"]:
+                if (
+                    document["metadata"].get("resourceVersion")
+                    != self.document["metadata"]["resourceVersion"]
+                ):
                     return 409, _status(409)
                 document["metadata"]["resourceVersion"] = str(next(self._versions))
                 self.document = document
@@ -106,8 +122,26 @@ class ApiServer:
 def _certify(account: Path) -> ssl.SSLContext:
     """What a server needs that shows a certificate of its own, which `account` vouches for."""
     key, certificate = account.with_name("server.key"), account / "ca.crt"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=127.0.0.1",
+    ]
+    command += [
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -166,7 +200,9 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
             if fault == CUT:
                 return self._cut()
             if fault is None or fault == LOST_ANSWER:
-                status, document = api.serve(self.command, self.path, self.headers.get("Authorization", ""), body)
+                status, document = api.serve(
+                    self.command, self.path, self.headers.get("Authorization", ""), body
+                )
             else:
                 status, document = fault, _status(fault)
             api.requests.append((self.command, status))

@@ -1,4 +1,6 @@
-"""A real API server on etcd, both as plain processes on free ports, with one namespace, one ConfigMap and the job's Role."""
+"""A real API server on etcd, both as plain processes on free ports, with one namespace, one
+ConfigMap and the job's Role.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _PATIENCE = 120.0
 
 
 class ControlPlane:
-    """Runs while the `with` block lasts. `account` is the folder of a pod's account, which may get and update the ConfigMap."""
+    """Runs while the `with` block lasts. `account` is the folder of a pod's account, which may get
+    and update the ConfigMap.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,14 +41,28 @@ class ControlPlane:
 
     def __enter__(self) -> ControlPlane:
         if not (BINARIES / "kube-apiserver").exists():
-            pytest.skip(f"no kube-apiserver in {BINARIES}: `tests/cluster/cluster` builds it where it starts the cluster")
+            pytest.skip(
+                f"no kube-apiserver in {BINARIES}: `tests/cluster/cluster` builds it "
+                "where it starts the cluster"
+            )
         self.account.mkdir(parents=True)
         (self.account / "token").write_text(_POD)
-        (self.folder / "tokens.csv").write_text(f'{_ADMIN},admin,1,"system:masters"\n{_POD},pod,2\n')
+        (self.folder / "tokens.csv").write_text(
+            f'{_ADMIN},admin,1,"system:masters"\n{_POD},pod,2\n'
+        )
         openssl = shutil.which("openssl") or "openssl"
-        subprocess.run([openssl, "genrsa", "-out", str(self.folder / "sa.key"), "2048"], check=True, capture_output=True)
+        subprocess.run(
+            [openssl, "genrsa", "-out", str(self.folder / "sa.key"), "2048"],
+            check=True,
+            capture_output=True,
+        )
         address = f"http://127.0.0.1:{self._etcd_port}"
-        etcd = [str(BINARIES / "etcd"), "--data-dir", str(self.folder / "etcd"), "--unsafe-no-fsync"]
+        etcd = [
+            str(BINARIES / "etcd"),
+            "--data-dir",
+            str(self.folder / "etcd"),
+            "--unsafe-no-fsync",
+        ]
         etcd += ["--listen-client-urls", address, "--advertise-client-urls", address]
         etcd += ["--listen-peer-urls", f"http://127.0.0.1:{self._peer_port}"]
         self._etcd = self._start("etcd", etcd)
@@ -53,7 +71,12 @@ class ControlPlane:
         shutil.copy(self.folder / "certificates" / "apiserver.crt", self.account / "ca.crt")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
         if self._etcd is not None:
             self._etcd.kill()
@@ -61,11 +84,28 @@ class ControlPlane:
 
     def start(self) -> None:
         """Start the API server and wait until it is ready."""
-        api = [str(BINARIES / "kube-apiserver"), f"--etcd-servers=http://127.0.0.1:{self._etcd_port}"]
-        api += ["--bind-address=127.0.0.1", f"--secure-port={self.port}", "--advertise-address=127.0.0.1"]
-        api += [f"--cert-dir={self.folder / 'certificates'}", f"--token-auth-file={self.folder / 'tokens.csv'}"]
-        api += ["--authorization-mode=RBAC", "--service-cluster-ip-range=10.0.0.0/24", "--service-account-issuer=https://test"]
-        api += [f"--service-account-{name}-file={self.folder / 'sa.key'}" for name in ("key", "signing-key")]
+        api = [
+            str(BINARIES / "kube-apiserver"),
+            f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
+        ]
+        api += [
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self.port}",
+            "--advertise-address=127.0.0.1",
+        ]
+        api += [
+            f"--cert-dir={self.folder / 'certificates'}",
+            f"--token-auth-file={self.folder / 'tokens.csv'}",
+        ]
+        api += [
+            "--authorization-mode=RBAC",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            "--service-account-issuer=https://test",
+        ]
+        api += [
+            f"--service-account-{name}-file={self.folder / 'sa.key'}"
+            for name in ("key", "signing-key")
+        ]
         self._api = self._start("api", api)
         deadline = time.monotonic() + _PATIENCE
         while not self._is_ready():
@@ -105,14 +145,22 @@ class ControlPlane:
         token: str = _ADMIN,
         media_type: str = "application/json",
     ) -> dict[str, Any]:
-        """One request, as an administrator if nothing else is said. Raises `urllib.error.HTTPError`."""
-        context = ssl.create_default_context(cafile=str(self.folder / "certificates" / "apiserver.crt"))
+        """One request, as an administrator if nothing else is said. Raises
+        `urllib.error.HTTPError`.
+        """
+        context = ssl.create_default_context(
+            cafile=str(self.folder / "certificates" / "apiserver.crt")
+        )
         headers = {"Authorization": f"Bearer {token}", "Content-Type": media_type}
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"https://127.0.0.1:{self.port}{path}", data, headers, method=method)
+        request = urllib.request.Request(
+            f"https://127.0.0.1:{self.port}{path}", data, headers, method=method
+        )
         with urllib.request.urlopen(request, timeout=10, context=context) as response:  # noqa: S310 - https to ourselves
             text = response.read()
-        document: dict[str, Any] = json.loads(text) if text.startswith(b"{") else {"text": text.decode()}
+        document: dict[str, Any] = (
+            json.loads(text) if text.startswith(b"{") else {"text": text.decode()}
+        )
         return document
 
     def _is_ready(self) -> bool:
@@ -124,12 +172,24 @@ class ControlPlane:
     def _furnish(self) -> None:
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": NAME}
         pod = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "pod"}
-        rule = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [NAME], "verbs": ["get", "update"]}
-        core, rbac = f"/api/v1/namespaces/{NAMESPACE}", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
+        rule = {
+            "apiGroups": [""],
+            "resources": ["configmaps"],
+            "resourceNames": [NAME],
+            "verbs": ["get", "update"],
+        }
+        core, rbac = (
+            f"/api/v1/namespaces/{NAMESPACE}",
+            f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}",
+        )
         self.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         self.request("POST", f"{core}/configmaps", {"metadata": {"name": NAME}})
         self.request("POST", f"{rbac}/roles", {"metadata": {"name": NAME}, "rules": [rule]})
-        self.request("POST", f"{rbac}/rolebindings", {"metadata": {"name": NAME}, "roleRef": role, "subjects": [pod]})
+        self.request(
+            "POST",
+            f"{rbac}/rolebindings",
+            {"metadata": {"name": NAME}, "roleRef": role, "subjects": [pod]},
+        )
 
     def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:

@@ -1,4 +1,6 @@
-"""The store of `kdist run`: what torch expects of a store, from many writers at once, any of which may die."""
+"""The store of `kdist run`: what torch expects of a store, from many writers at once, any of which
+may die.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ import torch.distributed as dist
 from kdist_trainer.rendezvous.file_store import FileStore
 
 
-def test_a_writer_does_not_wait_for_ever_for_one_that_was_stopped_in_the_middle(tmp_path: Path) -> None:
+def test_a_writer_does_not_wait_for_ever_for_one_that_was_stopped_in_the_middle(
+    tmp_path: Path,
+) -> None:
     store = FileStore(tmp_path, timeout_seconds=0.3)
     with (tmp_path / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -35,7 +39,9 @@ def test_of_many_writers_who_compare_and_set_each_step_is_made_once(tmp_path: Pa
     def count(store: FileStore, times: int) -> None:
         while times:
             seen = store.get("n")
-            if store.compare_set("n", seen, str(int(seen) + 1)) == str(int(seen) + 1).encode() and _won(store, seen):
+            if store.compare_set("n", seen, str(int(seen) + 1)) == str(
+                int(seen) + 1
+            ).encode() and _won(store, seen):
                 times -= 1
 
     wins: set[bytes] = set()

@@ -1,4 +1,6 @@
-"""The rendezvous: torch's own protocol, in our timings; and torch still has the names that we count on."""
+"""The rendezvous: torch's own protocol, in our timings; and torch still has the names that we count
+on.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,18 @@ from tests.patience import soon
 
 @pytest.fixture(autouse=True)
 def _stores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here several agents share one process, and with it the variable that each of them sets for a while."""
+    """Here several agents share one process, and with it the variable that each of them sets for a
+    while.
+    """
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
 _INDICES = itertools.count()
 
 
-def meet(folder: Path, *, run_id: str = "run", low: int = 1, high: int = 2, index: int | None = None) -> Rendezvous:
+def meet(
+    folder: Path, *, run_id: str = "run", low: int = 1, high: int = 2, index: int | None = None
+) -> Rendezvous:
     return open_rendezvous(
         FileStore(folder, timeout_seconds=20),
         run_id=run_id,
@@ -60,8 +66,13 @@ def meet_all(nodes: list[Rendezvous]) -> list[RendezvousInfo]:
 def test_torch_has_the_names_that_we_replace_and_use(tmp_path: Path) -> None:
     assert callable(vars(torch_api)["get_free_port"])
     assert "get_free_port()" in inspect.getsource(torch_api.RendezvousStoreInfo.build)
-    assert all(callable(vars(torch_dynamic)[name]) for name in ("_delay", "get_method_name", "_RendezvousExitOp"))
-    assert {"_heartbeat_lock", "_state_holder", "_op_executor", "_this_node"} <= set(vars(meet(tmp_path)))
+    assert all(
+        callable(vars(torch_dynamic)[name])
+        for name in ("_delay", "get_method_name", "_RendezvousExitOp")
+    )
+    assert {"_heartbeat_lock", "_state_holder", "_op_executor", "_this_node"} <= set(
+        vars(meet(tmp_path))
+    )
 
 
 def test_nodes_meet_and_meet_again(tmp_path: Path) -> None:
@@ -69,12 +80,17 @@ def test_nodes_meet_and_meet_again(tmp_path: Path) -> None:
     assert {(info.rank, info.world_size) for info in meet_all(nodes)} == {(0, 2), (1, 2)}
     again = meet_all(nodes)
     assert {(info.rank, info.world_size) for info in again} == {(0, 2), (1, 2)}
-    assert len({info.bootstrap_store_info.master_port for info in again if info.bootstrap_store_info}) == 1
+    assert (
+        len({info.bootstrap_store_info.master_port for info in again if info.bootstrap_store_info})
+        == 1
+    )
     for node in nodes:
         node.leave()
 
 
-def test_looks_at_the_state_are_a_moment_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_at_the_state_are_a_moment_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     meet(tmp_path, high=2)
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
@@ -131,7 +147,9 @@ def test_a_closed_rendezvous_turns_everybody_away_and_says_so(tmp_path: Path) ->
     node.leave()
 
 
-def test_nodes_of_one_address_are_ranked_by_their_index_whichever_came_first(tmp_path: Path) -> None:
+def test_nodes_of_one_address_are_ranked_by_their_index_whichever_came_first(
+    tmp_path: Path,
+) -> None:
     nodes = [meet(tmp_path, low=3, high=3, index=index) for index in (10, 2, 0)]
     assert [info.rank for info in meet_all(nodes)] == [2, 1, 0]
     for node in nodes:

@@ -1,4 +1,6 @@
-"""The store in a ConfigMap: what torch expects of a store, from many writers at once, whatever the API server does."""
+"""The store in a ConfigMap: what torch expects of a store, from many writers at once, whatever the
+API server does.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,15 @@ from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore, decode_ke
 from tests.trainer.rendezvous.api_server import CUT, LOST_ANSWER, ApiServer
 
 
-def open_store(api: ApiServer, *, patience: float = 10.0, seconds: float = 5.0, **places: str) -> KubernetesStore:
+def open_store(
+    api: ApiServer, *, patience: float = 10.0, seconds: float = 5.0, **places: str
+) -> KubernetesStore:
     config_map = api.config_map(patience=patience, **places)
     return KubernetesStore(config_map, run_id="run", timeout_seconds=seconds, poll_seconds=0.02)
 
 
-def test_a_key_can_be_removed(api: ApiServer) -> None:  # torch passes this on to no store written in Python
+# torch passes this on to no store written in Python
+def test_a_key_can_be_removed(api: ApiServer) -> None:
     for one in (open_store(api), HashStore()):
         one.set("x", "1")
         assert one.delete_key("x")
@@ -55,7 +60,9 @@ def test_of_many_writers_each_change_is_made_once_even_if_answers_are_lost(api: 
             store.append("text", "x")
 
     with api.failing(None, LOST_ANSWER, None, 500, None, None, CUT, for_ever=True):
-        threads = [threading.Thread(target=count, args=(open_store(api, patience=60),)) for _ in range(6)]
+        threads = [
+            threading.Thread(target=count, args=(open_store(api, patience=60),)) for _ in range(6)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -67,14 +74,18 @@ def test_of_many_writers_each_change_is_made_once_even_if_answers_are_lost(api: 
 
 def test_one_read_serves_all_keys_that_are_asked_for_at_once(api: ApiServer) -> None:
     store = open_store(api)
-    store.multi_set([f"key/{number}" for number in range(64)], [str(number) for number in range(64)])
+    store.multi_set(
+        [f"key/{number}" for number in range(64)], [str(number) for number in range(64)]
+    )
     before = len(api.requests)
     assert len(store.multi_get([f"key/{number}" for number in range(64)])) == 64
     assert len(api.requests) - before <= 1
     assert [method for method, _ in api.requests].count("PUT") == 1
 
 
-@pytest.mark.parametrize("faults", [[429, 429], [500], [503, 504, 502], [CUT, CUT], [401], [403, 403], [404], [408]])
+@pytest.mark.parametrize(
+    "faults", [[429, 429], [500], [503, 504, 502], [CUT, CUT], [401], [403, 403], [404], [408]]
+)
 def test_what_passes_is_ridden_out(api: ApiServer, faults: list[int]) -> None:
     with api.failing(*faults):
         assert open_store(api).add("n", 1) == 1
@@ -116,7 +127,9 @@ def test_a_token_that_was_replaced_is_read_anew(api: ApiServer, tmp_path: Path) 
     assert store.get("key") == b"value"
 
 
-@pytest.mark.parametrize(("fault", "words"), [(403, "does not let the pod use it"), (404, "does not have it")])
+@pytest.mark.parametrize(
+    ("fault", "words"), [(403, "does not let the pod use it"), (404, "does not have it")]
+)
 def test_a_refusal_from_the_start_that_lasts_is_a_problem_of_configuration(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch, fault: int, words: str
 ) -> None:
@@ -125,7 +138,9 @@ def test_a_refusal_from_the_start_that_lasts_is_a_problem_of_configuration(
         open_store(api).set("key", "value")
 
 
-def test_a_refusal_after_a_success_is_ridden_out_like_an_outage(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_after_a_success_is_ridden_out_like_an_outage(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(configmap_client, "REFUSAL_SECONDS", 0.0)
     store = open_store(api, patience=0.3)
     store.set("key", "value")
@@ -156,10 +171,15 @@ def test_rounds_long_over_and_in_need_other_runs_make_room(api: ApiServer) -> No
         store.set(f"torch.rendezvous.run.{number}/torchelastic/role_info/0", "x")
         store.set(f"kdist/run/generation/{number}", "x")
     kept = [decode_key(key) for key in api.document["binaryData"]]
-    assert min(key for key in kept if "role_info" in key) == "torch.rendezvous.run.18/torchelastic/role_info/0"
+    assert (
+        min(key for key in kept if "role_info" in key)
+        == "torch.rendezvous.run.18/torchelastic/role_info/0"
+    )
     assert min(key for key in kept if "generation" in key) == "kdist/run/generation/18"
     assert store.check(["kdist/other/last"])
-    assert list(prune({"kdist/other/x": b"x" * 600_000, "kdist/run/x": b""}, run_id="run")) == ["kdist/run/x"]
+    assert list(prune({"kdist/other/x": b"x" * 600_000, "kdist/run/x": b""}, run_id="run")) == [
+        "kdist/run/x"
+    ]
 
 
 @given(st.text(min_size=1, max_size=60))
@@ -168,7 +188,9 @@ def test_every_key_becomes_one_that_a_config_map_holds_and_back(key: str) -> Non
         encoded = encode_key(key)
     except ValueError:  # surrogates, or too long
         return
-    assert encoded.replace("-", "").replace("_", "").replace(".", "").isalnum() or not encoded.strip("-_.")
+    assert encoded.replace("-", "").replace("_", "").replace(
+        ".", ""
+    ).isalnum() or not encoded.strip("-_.")
     assert encoded.isascii()
     assert decode_key(encoded) == key
 
@@ -177,12 +199,19 @@ def test_the_environment_of_a_pod_names_the_server_and_nothing_else_does() -> No
     server = configmap_client.ApiEndpoint.from_environment(
         {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
     )
-    assert (server.host, server.port, server.scheme, str(server.account)) == ("fd00::1", 443, "https", "/var/run/secrets/kdist")
+    assert (server.host, server.port, server.scheme, str(server.account)) == (
+        "fd00::1",
+        443,
+        "https",
+        "/var/run/secrets/kdist",
+    )
     with pytest.raises(ConfigError):
         configmap_client.ApiEndpoint.from_environment({})
 
 
 def test_an_answer_that_is_no_config_map_is_refused(api: ApiServer) -> None:
-    api.document = json.loads('{"kind": "ConfigMap", "metadata": {"resourceVersion": "1"}, "binaryData": {"a": 5}}')
+    api.document = json.loads(
+        '{"kind": "ConfigMap", "metadata": {"resourceVersion": "1"}, "binaryData": {"a": 5}}'
+    )
     with pytest.raises(dist.DistStoreError, match="no ConfigMap"):
         open_store(api).get("a")

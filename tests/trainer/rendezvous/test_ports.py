@@ -1,4 +1,6 @@
-"""The port for a group's first rank: free, and none that the kernel gives to a passing connection."""
+"""The port for a group's first rank: free, and none that the kernel gives to a passing
+connection.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from kdist_trainer.rendezvous import ports
 from kdist_trainer.rendezvous.ports import pick_port
 
 
-@pytest.mark.skipif(not Path("/proc/sys/net").exists(), reason="only Linux says which ports it gives away")
+@pytest.mark.skipif(
+    not Path("/proc/sys/net").exists(), reason="only Linux says which ports it gives away"
+)
 def test_it_lies_below_the_ports_that_the_kernel_gives_away() -> None:
     given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     picked = {pick_port() for _ in range(20)}
@@ -20,7 +24,11 @@ def test_it_lies_below_the_ports_that_the_kernel_gives_away() -> None:
 
 
 def test_a_port_that_somebody_listens_on_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, ""), (socket.AF_INET6, "::1")):
+    for family, host in (
+        (socket.AF_INET, "127.0.0.1"),
+        (socket.AF_INET, ""),
+        (socket.AF_INET6, "::1"),
+    ):
         with socket.socket(family, socket.SOCK_STREAM) as server:
             server.bind((host, 0))
             server.listen()

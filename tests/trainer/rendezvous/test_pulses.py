@@ -1,4 +1,6 @@
-"""Whom an agent takes for dead: nodes whose signs of life it saw stand still, whatever their clocks say."""
+"""Whom an agent takes for dead: nodes whose signs of life it saw stand still, whatever their clocks
+say.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,11 @@ from datetime import UTC, datetime, timedelta
 
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout, _NodeDesc
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    RendezvousSettings,
+    RendezvousTimeout,
+    _NodeDesc,
+)
 
 from kdist_trainer.rendezvous.handler import RendezvousTimings, _State
 
@@ -19,7 +25,9 @@ HERE, THERE = _NodeDesc("10.0.0.1", 7, 0), _NodeDesc("10.0.0.2", 7, 0)
 
 def open_state(*, complete: bool = False, node: _NodeDesc = HERE) -> _State:
     """A state with two nodes in it, whose clocks are an hour apart."""
-    settings = RendezvousSettings("run", 1, 2, RendezvousTimeout(), timedelta(seconds=PACE.keep_alive), 3)
+    settings = RendezvousSettings(
+        "run", 1, 2, RendezvousTimeout(), timedelta(seconds=PACE.keep_alive), 3
+    )
     state = _State(C10dRendezvousBackend(HashStore(), "run"), settings, PACE)
     state.node = node
     state.sync()
@@ -69,7 +77,9 @@ def test_a_group_at_work_keeps_a_silent_node_until_a_member_has_left_to_form_ano
     state.state.last_heartbeats[waiting] = datetime.now(UTC)
     state.mark_dirty()
     state.sync()
-    assert set(state.state.participants) == {HERE, THERE}, "an agent may pause while a newcomer waits"
+    assert set(state.state.participants) == {HERE, THERE}, (
+        "an agent may pause while a newcomer waits"
+    )
     del state.state.participants[HERE]
     state.state.wait_list.add(HERE)
     state.mark_dirty()

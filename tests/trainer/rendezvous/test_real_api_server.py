@@ -25,7 +25,9 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 def open_store(plane: ControlPlane, *, patience: float = 60.0) -> KubernetesStore:
-    return KubernetesStore(plane.config_map(patience=patience), run_id="run", timeout_seconds=30, poll_seconds=0.05)
+    return KubernetesStore(
+        plane.config_map(patience=patience), run_id="run", timeout_seconds=30, poll_seconds=0.05
+    )
 
 
 def test_many_writers_lose_nothing_and_change_nothing_but_the_values(plane: ControlPlane) -> None:
@@ -46,9 +48,15 @@ def test_many_writers_lose_nothing_and_change_nothing_but_the_values(plane: Cont
     assert set(after) - {"binaryData"} == set(before) - {"binaryData"}
 
 
-def test_applying_the_manifest_again_keeps_what_agents_have_written_and_they_go_on(plane: ControlPlane) -> None:
+def test_applying_the_manifest_again_keeps_what_agents_have_written_and_they_go_on(
+    plane: ControlPlane,
+) -> None:
     path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}?fieldManager=kdist"
-    manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME, "labels": {"kdist.dev/job": "digits"}}}
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": NAME, "labels": {"kdist.dev/job": "digits"}},
+    }
     store = open_store(plane)
     for value in ("1", "2", "3"):
         plane.request("PATCH", path, manifest, media_type="application/apply-patch+yaml")
@@ -56,12 +64,20 @@ def test_applying_the_manifest_again_keeps_what_agents_have_written_and_they_go_
     document = plane.request("PATCH", path, manifest, media_type="application/apply-patch+yaml")
     assert open_store(plane).get("key") == b"3"
     assert document["metadata"]["labels"] == {"kdist.dev/job": "digits"}
-    assert {one["manager"] for one in document["metadata"]["managedFields"]} >= {"kdist", "kdist-trainer"}
+    assert {one["manager"] for one in document["metadata"]["managedFields"]} >= {
+        "kdist",
+        "kdist-trainer",
+    }
 
 
-def test_every_key_that_agents_use_is_taken_and_a_full_mebibyte_is_not_reached(plane: ControlPlane) -> None:
+def test_every_key_that_agents_use_is_taken_and_a_full_mebibyte_is_not_reached(
+    plane: ControlPlane,
+) -> None:
     store = open_store(plane)
-    store.multi_set(["torch.rendezvous.run.0/torchelastic/role_info/0", "kdist/run/generation/1", "ü _"], ["a", "b", b"\x00"])
+    store.multi_set(
+        ["torch.rendezvous.run.0/torchelastic/role_info/0", "kdist/run/generation/1", "ü _"],
+        ["a", "b", b"\x00"],
+    )
     assert open_store(plane).multi_get(["kdist/run/generation/1", "ü _"]) == [b"b", b"\x00"]
     store.set("kdist/run/large", b"x" * 990_000)
     with pytest.raises(dist.DistStoreError, match="at most"):
@@ -69,12 +85,16 @@ def test_every_key_that_agents_use_is_taken_and_a_full_mebibyte_is_not_reached(p
     store.delete_key("kdist/run/large")
 
 
-def test_a_pod_may_read_and_replace_its_config_map_and_nothing_else(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_may_read_and_replace_its_config_map_and_nothing_else(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(configmap_client, "REFUSAL_SECONDS", 0.5)
     with pytest.raises(ConfigError, match="does not let the pod use it"):
         ConfigMap(plane.server(), NAMESPACE, "another", patience=lambda: 30.0).read()
     with pytest.raises(urllib.error.HTTPError, match="403"):
-        plane.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}", token="pod-token")  # noqa: S106
+        plane.request(
+            "DELETE", f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}", token="pod-token"
+        )  # noqa: S106
 
 
 def test_an_api_server_that_is_killed_and_comes_back_is_no_change(plane: ControlPlane) -> None:

@@ -13,7 +13,10 @@ def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Steps and values of every curve that TensorBoard draws of the files in `folder`."""
     found = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     found.Reload()
-    return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    return {
+        tag: [(event.step, event.value) for event in found.Scalars(tag)]
+        for tag in found.Tags()["scalars"]
+    }
 
 
 def steps(folder: Path, curve: str = LOSS) -> list[int]:

@@ -1,4 +1,6 @@
-"""TensorBoard as it is shown to whoever looks: on loopback, never at a training's expense, and gone when they go."""
+"""TensorBoard as it is shown to whoever looks: on loopback, never at a training's expense, and gone
+when they go.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tests.patience import soon
 
 def start(folder: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "kdist_trainer.tensorboard", str(folder)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
 
 
 def listens(port: int) -> bool:

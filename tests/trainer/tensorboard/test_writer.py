@@ -1,4 +1,6 @@
-"""The curves that TensorBoard draws of a run: every step once, and never at the training's expense."""
+"""The curves that TensorBoard draws of a run: every step once, and never at the training's
+expense.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,16 @@ from tests.patience import soon
 from tests.trainer.tensorboard.drawn import LOSS, read, steps
 
 
-def draw(curves: TensorBoardWriter, first: int, last: int, *, loss: float = 1.0, seconds: float = 1.0) -> None:
+def draw(
+    curves: TensorBoardWriter, first: int, last: int, *, loss: float = 1.0, seconds: float = 1.0
+) -> None:
     for step in range(first, last + 1):
         curves.add_step(step, samples=8, seconds=seconds, loss=loss)
 
 
 def test_steps_that_are_done_again_are_drawn_once(tmp_path: Path) -> None:
-    for first, last, loss in ((1, 20, 1.0), (11, 14, 2.0), (13, 30, 3.0)):  # two groups are lost on the way
+    # two groups are lost on the way
+    for first, last, loss in ((1, 20, 1.0), (11, 14, 2.0), (13, 30, 3.0)):
         curves = TensorBoardWriter(tmp_path, StepStats())
         curves.begin(first - 1)
         draw(curves, first, last, loss=loss)
@@ -38,10 +43,14 @@ def test_a_rank_that_goes_back_on_its_own_draws_what_it_does_then(tmp_path: Path
     curves.begin(5)
     draw(curves, 6, 7, loss=2.0)
     curves.close()
-    assert read(tmp_path / FOLDER)[LOSS] == [(step, 1.0 if step < 6 else 2.0) for step in range(1, 8)]
+    assert read(tmp_path / FOLDER)[LOSS] == [
+        (step, 1.0 if step < 6 else 2.0) for step in range(1, 8)
+    ]
 
 
-def test_files_of_a_machine_whose_clock_is_ahead_are_read_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_machine_whose_clock_is_ahead_are_read_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = time.time()
     for skew, first in ((3600, 1), (0, 5)):
         with monkeypatch.context() as patch:
@@ -68,7 +77,11 @@ def test_a_point_says_what_was_learned_how_fast_and_where_the_time_went(tmp_path
     assert drawn["train/grad_norm"] == (1, 2.5)
     assert drawn["throughput/samples_per_second"][1] == pytest.approx(8 / 2.1)
     assert drawn["evaluation/accuracy"] == (1, 0.75)
-    parts = {tag.removeprefix("step_seconds/"): value for tag, (_, value) in drawn.items() if tag.startswith("step_seconds/")}
+    parts = {
+        tag.removeprefix("step_seconds/"): value
+        for tag, (_, value) in drawn.items()
+        if tag.startswith("step_seconds/")
+    }
     assert (parts["forward"], parts["data_wait"], parts["total"]) == (1.5, 0.5, 2.0)
     assert set(parts) == {phase.name.lower() for phase in StepPhase} | {"total"}
 
@@ -135,7 +148,9 @@ def test_without_tensorboard_the_training_goes_on_and_says_so_once(
     assert capfd.readouterr().err.count("tensorboard-missing") == 1
 
 
-def test_storage_that_hangs_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_that_hangs_holds_up_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     released = threading.Event()
     opening = writer.open_file
 

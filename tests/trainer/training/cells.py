@@ -1,4 +1,6 @@
-"""Which strategy runs in which precision on how many ranks: the table of docs/strategies.md, and one short training of each."""
+"""Which strategy runs in which precision on how many ranks: the table of docs/strategies.md, and
+one short training of each.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,16 @@ STRATEGIES: tuple[str, ...] = (*get_args(Training.model_fields["strategy"].annot
 PRECISIONS: tuple[str, ...] = get_args(Training.model_fields["precision"].annotation)
 SIZES = (1, 2, 4)
 TOLERANCE = {"fp32": 1e-5, "tf32": 1e-5, "bf16": 2e-2, "bf16-params": 2e-2, "fp16": 5e-2}
-"""Largest relative distance of a step's loss from that of one rank with ddp in the same precision."""
+"""Largest relative distance of a step's loss from that of one rank with ddp in the same
+precision.
+"""
 STEPS = 50
 WORKLOADS: dict[str, dict[str, Any]] = {
     "digits": {"options": {"width": 4, "dropout": 0.0}, "globalBatch": 24},
-    "gpt": {"options": {"width": 16, "heads": 2, "block": 16, "corpusBytes": 65536}, "globalBatch": 8},
+    "gpt": {
+        "options": {"width": 16, "heads": 2, "block": 16, "corpusBytes": 65536},
+        "globalBatch": 8,
+    },
 }
 
 
@@ -38,7 +45,9 @@ def layout(strategy: str, size: int) -> dict[str, Any]:
 
 
 def document(workload: str, strategy: str, precision: str, **section: Any) -> dict[str, Any]:
-    """A training of 50 steps without anything drawn at random, so that all cells should learn the same."""
+    """A training of 50 steps without anything drawn at random, so that all cells should learn the
+    same.
+    """
     return describe(
         **{
             "workload": workload,
@@ -48,7 +57,8 @@ def document(workload: str, strategy: str, precision: str, **section: Any) -> di
             "offload": "cpu" if strategy == OFFLOADED else "none",
             "precision": precision,
             "virtualShards": 4,
-            # Plain descent: Adam divides by gradients that are nothing but rounding where a weight hardly matters.
+            # Plain descent: Adam divides by gradients that are nothing but rounding where a weight
+            # hardly matters.
             "optimizer": {"name": "sgd", "learningRate": 0.05, "momentum": 0.0},
             **WORKLOADS[workload],
             **section,
@@ -60,13 +70,21 @@ def losses(folder: Path, *, generation: int = 1) -> list[float]:
     """Loss of every step of a generation of the training in `folder`, in order."""
     lines = RunLedger(folder / "checkpoints").read_steps()
     return [
-        float.fromhex(line["loss"]) for line in sorted(lines, key=lambda line: line["step"]) if line["generation"] == generation
+        float.fromhex(line["loss"])
+        for line in sorted(lines, key=lambda line: line["step"])
+        if line["generation"] == generation
     ]
 
 
-def learn(folder: Path, size: int, workload: str, strategy: str, precision: str, **section: Any) -> list[float]:
+def learn(
+    folder: Path, size: int, workload: str, strategy: str, precision: str, **section: Any
+) -> list[float]:
     """Losses of one cell's training."""
-    train_here(document(workload, strategy, precision, **{**layout(strategy, size), **section}), folder, size)
+    train_here(
+        document(workload, strategy, precision, **{**layout(strategy, size), **section}),
+        folder,
+        size,
+    )
     return losses(folder)
 
 
@@ -85,8 +103,12 @@ def table() -> str:
         refused = [size for size in SIZES if refusal(able[0], strategy, size)]
         ranks = " and ".join(str(size) for size in refused)
         word = (
-            f"1 rank; refused on {ranks}: {refusal(able[0], strategy, refused[0]).split(',')[0]}" if refused else "1, 2, 4 ranks"
+            f"1 rank; refused on {ranks}: {refusal(able[0], strategy, refused[0]).split(',')[0]}"
+            if refused
+            else "1, 2, 4 ranks"
         )
-        word += "".join(f"; refused for `{workload}`" for workload in WORKLOADS if workload not in able)
+        word += "".join(
+            f"; refused for `{workload}`" for workload in WORKLOADS if workload not in able
+        )
         rows.append(f"| `{strategy}` | " + " | ".join([word] * len(PRECISIONS)) + " |")
     return "\n".join(rows)

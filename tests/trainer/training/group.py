@@ -24,8 +24,15 @@ class RankFailed(AssertionError):  # noqa: N818 - it reads as what happened
     """A rank raised or died; the text is its traceback or its exit code."""
 
 
-def run_group(function: Callable[..., Any], size: int, *args: Any, environment: Mapping[str, str] | None = None) -> list[Any]:
-    """Run `function(*args)` on `size` ranks; what each returned, in the order of ranks. Raises `RankFailed`."""
+def run_group(
+    function: Callable[..., Any],
+    size: int,
+    *args: Any,
+    environment: Mapping[str, str] | None = None,
+) -> list[Any]:
+    """Run `function(*args)` on `size` ranks; what each returned, in the order of ranks. Raises
+    `RankFailed`.
+    """
     from torch._C._distributed_c10d import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -44,13 +51,18 @@ def run_group(function: Callable[..., Any], size: int, *args: Any, environment: 
     for rank in range(size):
         ours, theirs = context.Pipe(duplex=False)
         variables = {**shared, "RANK": str(rank), "LOCAL_RANK": "0"}
-        process = context.Process(target=_be_rank, args=(theirs, variables, function, args), daemon=False)
+        process = context.Process(
+            target=_be_rank, args=(theirs, variables, function, args), daemon=False
+        )
         process.start()
         theirs.close()
         pipes.append(ours)
         processes.append(process)
     try:
-        return [_result(pipe, process, rank) for rank, (pipe, process) in enumerate(zip(pipes, processes, strict=True))]
+        return [
+            _result(pipe, process, rank)
+            for rank, (pipe, process) in enumerate(zip(pipes, processes, strict=True))
+        ]
     finally:
         for process in processes:
             process.kill()
@@ -72,8 +84,12 @@ def _result(pipe: Connection, process: Any, rank: int) -> Any:
     raise RankFailed(f"rank {rank} ended without a result: exit code {process.exitcode}")
 
 
-def _be_rank(pipe: Connection, variables: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """The child's part. It leaves by `_exit`, as a rank of an agent does: gloo's destructors may abort a success."""
+def _be_rank(
+    pipe: Connection, variables: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    """The child's part. It leaves by `_exit`, as a rank of an agent does: gloo's destructors may
+    abort a success.
+    """
     for name in ("KDIST_CHECKPOINTS", "KDIST_SCRATCH", "KDIST_METRICS_SOCKET", "KDIST_DATA"):
         os.environ.pop(name, None)
     os.environ.update(variables)

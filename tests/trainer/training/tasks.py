@@ -1,4 +1,6 @@
-"""Small workloads with everything that makes equal bits hard: dropout, momentum, a schedule, clipping, several buckets."""
+"""Small workloads with everything that makes equal bits hard: dropout, momentum, a schedule,
+clipping, several buckets.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +35,30 @@ FEATURES = 16
 
 
 class Small(Workload):
-    """A little perceptron on made-up numbers. Options: width, depth, dropout, length, pause (seconds in each loss)."""
+    """A little perceptron on made-up numbers. Options: width, depth, dropout, length, pause
+    (seconds in each loss).
+    """
 
     def model(self) -> nn.Module:
-        width, dropout = self.context.options.get("width", 24), self.context.options.get("dropout", 0.2)
-        hidden = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(self.context.options.get("depth", 1))]
-        return nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Dropout(dropout), *hidden, nn.Linear(width, 3))
+        width, dropout = (
+            self.context.options.get("width", 24),
+            self.context.options.get("dropout", 0.2),
+        )
+        hidden = [
+            nn.Sequential(nn.Linear(width, width), nn.Tanh())
+            for _ in range(self.context.options.get("depth", 1))
+        ]
+        return nn.Sequential(
+            nn.Linear(FEATURES, width), nn.Tanh(), nn.Dropout(dropout), *hidden, nn.Linear(width, 3)
+        )
 
     def dataset(self, split: Split) -> TensorDataset:
         draw = torch.Generator().manual_seed(7)
         length = self.context.options.get("length", 50) if split == "train" else 20
         return TensorDataset(
-            torch.randn(length, FEATURES, generator=draw), torch.randint(0, 3, (length,), generator=draw), torch.arange(length)
+            torch.randn(length, FEATURES, generator=draw),
+            torch.randint(0, 3, (length,), generator=draw),
+            torch.arange(length),
         )
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
@@ -54,7 +68,9 @@ class Small(Workload):
 
 
 class Interrupted(Small):
-    """Sends itself SIGTERM while it computes the loss. Options: at_loss (how many losses before), on_rank."""
+    """Sends itself SIGTERM while it computes the loss. Options: at_loss (how many losses before),
+    on_rank.
+    """
 
     def __init__(self, context: WorkloadContext) -> None:
         super().__init__(context)
@@ -62,7 +78,10 @@ class Interrupted(Small):
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         self.losses += torch.is_grad_enabled()
-        if self.losses == self.context.options["at_loss"] and int(os.environ["RANK"]) == self.context.options["on_rank"]:
+        if (
+            self.losses == self.context.options["at_loss"]
+            and int(os.environ["RANK"]) == self.context.options["on_rank"]
+        ):
             os.kill(os.getpid(), signal.SIGTERM)
         return super().loss(model, batch)
 
@@ -77,15 +96,21 @@ class Exploding(Small):
 
 
 class Wild(Small):
-    """The loss and the gradient of one sample are NaN, all others are as they should be. Options: at_sample."""
+    """The loss and the gradient of one sample are NaN, all others are as they should be. Options:
+    at_sample.
+    """
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         loss, count = super().loss(model, batch)
-        return loss * torch.where((batch[2] == self.context.options["at_sample"]).any(), torch.nan, 1.0), count
+        return loss * torch.where(
+            (batch[2] == self.context.options["at_sample"]).any(), torch.nan, 1.0
+        ), count
 
 
 class Poisoned(Small):
-    """One sample is NaN, and its batch goes into running statistics before anything tells. Options: at_sample."""
+    """One sample is NaN, and its batch goes into running statistics before anything tells. Options:
+    at_sample.
+    """
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 24), nn.BatchNorm1d(24), nn.Linear(24, 3))
@@ -107,7 +132,9 @@ class Creeping(Small):
 
 
 class Late(Small):
-    """Rank 1 comes late to one step: not before rank 0's heartbeat shows the collective that it waits in."""
+    """Rank 1 comes late to one step: not before rank 0's heartbeat shows the collective that it
+    waits in.
+    """
 
     def __init__(self, context: WorkloadContext) -> None:
         super().__init__(context)
@@ -119,7 +146,9 @@ class Late(Small):
             folder = Path(os.environ["KDIST_SCRATCH"]).parent
             other = Heartbeat(folder / "scratch-0/rank-0.heartbeat")
             end = time.monotonic() + PATIENCE
-            while ((beat := other.read()).collective is None or beat.step < 4) and time.monotonic() < end:
+            while (
+                (beat := other.read()).collective is None or beat.step < 4
+            ) and time.monotonic() < end:
                 time.sleep(0.001)
             (folder / "waits").write_text(f"{beat.phase} {beat.step} {beat.collective}")
         return super().loss(model, batch)
@@ -173,7 +202,9 @@ class SlowToCount(Padded):
 
 
 def describe(**train: Any) -> dict[str, Any]:
-    """A `train.json` for `Small`: 50 samples in batches of 12, so that epochs end inside of steps and the last step is short."""
+    """A `train.json` for `Small`: 50 samples in batches of 12, so that epochs end inside of steps
+    and the last step is short.
+    """
     section = {
         "workload": f"{__name__}:Small",
         "epochs": 2,
@@ -191,7 +222,9 @@ def describe(**train: Any) -> dict[str, Any]:
 
 
 WIDE = {"width": 520, "depth": 3}
-"""Options that make three buckets of a MiB: the order in which they are reduced begins to matter."""
+"""Options that make three buckets of a MiB: the order in which they are reduced begins to
+matter.
+"""
 
 
 def train(document: dict[str, Any], folder: Path) -> str:
@@ -205,9 +238,15 @@ def train(document: dict[str, Any], folder: Path) -> str:
 
 
 def train_watched(
-    document: dict[str, Any], folder: Path, *, steps: list[float] | None = None, sent: list[int] | None = None
+    document: dict[str, Any],
+    folder: Path,
+    *,
+    steps: list[float] | None = None,
+    sent: list[int] | None = None,
 ) -> TrainContext:
-    """The same, and the run it was; `steps` gets the seconds of each step, `sent` each step that was told of in any case."""
+    """The same, and the run it was; `steps` gets the seconds of each step, `sent` each step that
+    was told of in any case.
+    """
     runs: list[TrainContext] = []
     original = trainer.begin
 
@@ -224,10 +263,17 @@ def train_watched(
     return runs[0]
 
 
-def train_here(document: dict[str, Any], folder: Path, size: int, *, generation: int = 1) -> list[str]:
-    """Start `size` ranks that train with checkpoints in `folder`; what each returned. DONE tells what was kept."""
+def train_here(
+    document: dict[str, Any], folder: Path, size: int, *, generation: int = 1
+) -> list[str]:
+    """Start `size` ranks that train with checkpoints in `folder`; what each returned. DONE tells
+    what was kept.
+    """
     folder.mkdir(exist_ok=True)
-    environment = {"KDIST_CHECKPOINTS": str(folder / "checkpoints"), "KDIST_GENERATION": str(generation)}
+    environment = {
+        "KDIST_CHECKPOINTS": str(folder / "checkpoints"),
+        "KDIST_GENERATION": str(generation),
+    }
     returned = run_group(train, size, document, folder, environment=environment)
     assert_each_done_tells_what_is_kept(folder)
     return returned

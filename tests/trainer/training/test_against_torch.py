@@ -35,7 +35,9 @@ class ByHand:
         self.fetch = fetcher(workload, samples)
         generators(torch.device("cpu"))(derive(self.settings.seed, WEIGHTS))
         self.model = workload.model()
-        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=0.1, momentum=0.9
+        )
         self.scheduler: Any = None
 
     def run(self) -> list[float]:
@@ -76,7 +78,8 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize(
-    ("size", "more"), [(1, {}), (2, {}), (3, {"virtualShards": 4}), (2, {"microBatch": 2, "virtualShards": 3})]
+    ("size", "more"),
+    [(1, {}), (2, {}), (3, {"virtualShards": 4}), (2, {"microBatch": 2, "virtualShards": 3})],
 )
 def test_losses_and_weights_are_those_of_one_process_over_the_whole_batch(
     tmp_path: Path, size: int, more: dict[str, Any]
@@ -87,7 +90,10 @@ def test_losses_and_weights_are_those_of_one_process_over_the_whole_batch(
 
 
 def test_a_rank_without_samples_in_the_last_step_changes_nothing(tmp_path: Path) -> None:
-    document = describe(options={**QUIET, "length": 25}, optimizer=SGD, schedule={}, clipGradNorm=None, epochs=1)  # 12, 12, 1
+    # 12, 12, 1
+    document = describe(
+        options={**QUIET, "length": 25}, optimizer=SGD, schedule={}, clipGradNorm=None, epochs=1
+    )
     train_here(document, tmp_path, 3)
     assert_same(tmp_path, ByHand(document))
 
@@ -103,21 +109,28 @@ def test_the_learning_rate_follows_the_schedule(tmp_path: Path) -> None:
     document = describe(options=QUIET, optimizer=SGD, schedule=schedule, clipGradNorm=None)
     train_here(document, tmp_path, 1)
     hand = ByHand(document)
-    hand.scheduler = LinearLR(hand.optimizer, start_factor=1.0, end_factor=0.1, total_iters=8)  # nine steps
+    # nine steps
+    hand.scheduler = LinearLR(hand.optimizer, start_factor=1.0, end_factor=0.1, total_iters=8)
     assert_same(tmp_path, hand)
 
 
 def test_the_warm_up_of_the_learning_rate_moves_from_the_first_step(tmp_path: Path) -> None:
-    document = describe(options=QUIET, optimizer=SGD, schedule={"warmupSteps": 3}, clipGradNorm=None)
+    document = describe(
+        options=QUIET, optimizer=SGD, schedule={"warmupSteps": 3}, clipGradNorm=None
+    )
     train_here(document, tmp_path, 1)
     hand = ByHand(document)
     hand.scheduler = LambdaLR(hand.optimizer, lambda step: [0.25, 0.5, 0.75, 1.0][min(step, 3)])
     assert_same(tmp_path, hand)
 
 
-def test_a_count_that_depends_on_the_data_is_summed_over_ranks_before_it_divides(tmp_path: Path) -> None:
+def test_a_count_that_depends_on_the_data_is_summed_over_ranks_before_it_divides(
+    tmp_path: Path,
+) -> None:
     workload = f"{Padded.__module__}:Padded"
-    document = describe(workload=workload, options=QUIET, optimizer=SGD, schedule={}, clipGradNorm=None)
+    document = describe(
+        workload=workload, options=QUIET, optimizer=SGD, schedule={}, clipGradNorm=None
+    )
     train_here(document, tmp_path, 2)
     assert_same(tmp_path, PaddedByHand(document, Padded))
 

@@ -1,4 +1,6 @@
-"""Buffers: after a step they are the first copy's on every rank, for one broadcast, or none where nothing changes."""
+"""Buffers: after a step they are the first copy's on every rank, for one broadcast, or none where
+nothing changes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
 pytestmark = pytest.mark.processes
-KINDS = (torch.float32, torch.bool, torch.int64, torch.bfloat16, torch.complex64, torch.uint8, torch.float64)
+KINDS = (
+    torch.float32,
+    torch.bool,
+    torch.int64,
+    torch.bfloat16,
+    torch.complex64,
+    torch.uint8,
+    torch.float64,
+)
 
 
 class Odd(nn.Module):
@@ -60,11 +70,16 @@ def in_group(work: Callable[[int, Sends], Any]) -> Any:
 
 def values(module: nn.Module) -> list[bytes]:
     """Each buffer's bytes."""
-    return [bytes(one.reshape(-1).contiguous().view(torch.uint8).numpy().data) for _, one in sorted(module.named_buffers())]
+    return [
+        bytes(one.reshape(-1).contiguous().view(torch.uint8).numpy().data)
+        for _, one in sorted(module.named_buffers())
+    ]
 
 
 def agree_on_all_kinds() -> Any:
-    """Whether the warm-up left no trace; buffers before and after ranks agreed, by how many broadcasts, and put back."""
+    """Whether the warm-up left no trace; buffers before and after ranks agreed, by how many
+    broadcasts, and put back.
+    """
 
     def work(rank: int, sends: Sends) -> Any:
         module = Odd()
@@ -90,7 +105,9 @@ def test_buffers_of_all_kinds_become_those_of_rank_0_in_one_broadcast() -> None:
     assert second[1] != first[1] != third[1]
     assert first[1] == first[2] == second[2] == third[2]
     assert [one[3] for one in (first, second, third)] == [1, 1, 1]
-    assert first[4] == second[4] == third[4] == first[2], "a step that was left out leaves none of its own"
+    assert first[4] == second[4] == third[4] == first[2], (
+        "a step that was left out leaves none of its own"
+    )
 
 
 def test_a_rank_alone_has_its_buffers_back_and_sends_nothing() -> None:
@@ -111,7 +128,9 @@ class Tardy(nn.Module):
 
 
 def agree_late() -> Any:
-    """Whether anything was sent, by how many broadcasts; buffers after a late change; whether they are sent by now, and which."""
+    """Whether anything was sent, by how many broadcasts; buffers after a late change; whether they
+    are sent by now, and which.
+    """
 
     def work(rank: int, sends: Sends) -> Any:
         module = Tardy()

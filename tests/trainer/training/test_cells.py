@@ -1,6 +1,8 @@
-"""Every strategy in every precision on 1, 2 and 4 ranks learns what one rank learns, or says why it does not run.
+"""Every strategy in every precision on 1, 2 and 4 ranks learns what one rank learns, or says why it
+does not run.
 
-`KDIST_REGENERATE=1 pytest tests/trainer/training/test_cells.py -k table` writes the table of docs/strategies.md anew.
+`KDIST_REGENERATE=1 pytest tests/trainer/training/test_cells.py -k table` writes the table of
+docs/strategies.md anew.
 """
 
 from __future__ import annotations
@@ -29,7 +31,11 @@ from tests.trainer.training.group import RankFailed
 
 pytestmark = pytest.mark.processes
 CELLS = [(work, *rest) for work, *rest in product(WORKLOADS, STRATEGIES, PRECISIONS, SIZES)]
-OK = [(workload, strategy, *rest, size) for workload, strategy, *rest, size in CELLS if not refusal(workload, strategy, size)]
+OK = [
+    (workload, strategy, *rest, size)
+    for workload, strategy, *rest, size in CELLS
+    if not refusal(workload, strategy, size)
+]
 TELLING = [
     ("digits", "fsdp", "fp32", 4),
     ("digits", "hsdp", "bf16", 2),
@@ -41,8 +47,16 @@ TELLING = [
 ]
 """The cells that CI trains; the others are for a longer run."""
 FEW = 20
-"""Steps of the trainings that run each time: enough to tell a gradient that is not the whole group's."""
-REFUSED = sorted({(workload, strategy, size) for workload, strategy, _, size in CELLS if refusal(workload, strategy, size)})
+"""Steps of the trainings that run each time: enough to tell a gradient that is not the whole
+group's.
+"""
+REFUSED = sorted(
+    {
+        (workload, strategy, size)
+        for workload, strategy, _, size in CELLS
+        if refusal(workload, strategy, size)
+    }
+)
 
 
 Courses = dict[tuple[str, str, int], list[float]]
@@ -50,12 +64,16 @@ Courses = dict[tuple[str, str, int], list[float]]
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Courses:
-    """Losses of one rank with ddp, by workload, precision and number of steps, as they are asked for."""
+    """Losses of one rank with ddp, by workload, precision and number of steps, as they are asked
+    for.
+    """
 
     class Asked(Courses):
         def __missing__(self, key: tuple[str, str, int]) -> list[float]:
             workload, precision, steps = key
-            self[key] = learn(tmp_path_factory.mktemp("alone"), 1, workload, "ddp", precision, steps=steps)
+            self[key] = learn(
+                tmp_path_factory.mktemp("alone"), 1, workload, "ddp", precision, steps=steps
+            )
             return self[key]
 
     return Asked()
@@ -88,7 +106,10 @@ def test_two_ranks_learn_what_one_learns(strategy: str, alone: Courses, tmp_path
 
 @pytest.mark.parametrize(
     ("workload", "strategy", "size"),
-    [pytest.param(*cell, marks=[pytest.mark.chaos, pytest.mark.wide] if cell[2] == 4 else []) for cell in REFUSED],
+    [
+        pytest.param(*cell, marks=[pytest.mark.chaos, pytest.mark.wide] if cell[2] == 4 else [])
+        for cell in REFUSED
+    ],
 )
 def test_what_cannot_run_says_why(workload: str, strategy: str, size: int, tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match=refusal(workload, strategy, size)):

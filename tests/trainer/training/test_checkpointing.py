@@ -27,4 +27,9 @@ def test_the_interval_of_saves_is_the_configured_one_or_that_of_the_steps(
     stats = StepStats()
     stats.step_ewma = step_seconds
     nothing: Any = None
-    assert TrainerCheckpointing(None, nothing, every=every, diary=nothing, stats=stats).interval_seconds() == interval
+    assert (
+        TrainerCheckpointing(
+            None, nothing, every=every, diary=nothing, stats=stats
+        ).interval_seconds()
+        == interval
+    )

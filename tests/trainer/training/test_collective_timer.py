@@ -16,7 +16,9 @@ from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 
 
 class Handle:
-    """A collective that ends when a test says so, or, as gloo's reduce-scatter, has no future and ends when it is waited for."""
+    """A collective that ends when a test says so, or, as gloo's reduce-scatter, has no future and
+    ends when it is waited for.
+    """
 
     def __init__(self, *, lazy: bool = False) -> None:
         self.future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
@@ -68,7 +70,9 @@ def launch(timer: GlooCollectiveTimer, op: str, *, ranks: int = 2, lazy: bool = 
     return handle
 
 
-def test_each_kind_is_timed_with_its_overlaps_once_and_waits_leave_the_phase_they_fell_in(clock: Clock) -> None:
+def test_each_kind_is_timed_with_its_overlaps_once_and_waits_leave_the_phase_they_fell_in(
+    clock: Clock,
+) -> None:
     stats = StepStats()
     laps = StepTimer(stats)
     timer = GlooCollectiveTimer(stats, laps)
@@ -94,7 +98,9 @@ def test_each_kind_is_timed_with_its_overlaps_once_and_waits_leave_the_phase_the
     assert stats.collective_seconds == [126, 7, 48], "what has not ended did so with the passes"
     assert stats.collective_bytes == [16, 64, 32]
     assert stats.collectives == [1, 2, 1]
-    exposed, forward, backward = (stats.phase[one] for one in (StepPhase.COMM_EXPOSED, StepPhase.FORWARD, StepPhase.BACKWARD))
+    exposed, forward, backward = (
+        stats.phase[one] for one in (StepPhase.COMM_EXPOSED, StepPhase.FORWARD, StepPhase.BACKWARD)
+    )
     assert (exposed, forward, backward) == (36, 11, 80)
     assert laps.end() == 127
     timer.close()
@@ -104,7 +110,11 @@ def test_what_goes_on_beside_the_training_or_among_one_rank_is_not_counted(clock
     stats = StepStats()
     timer = GlooCollectiveTimer(stats, StepTimer(stats))
     timer.start()
-    found: list[object] = [launch(timer, "all_gather", ranks=1), launch(timer, "broadcast"), launch(timer, "barrier")]
+    found: list[object] = [
+        launch(timer, "all_gather", ranks=1),
+        launch(timer, "broadcast"),
+        launch(timer, "barrier"),
+    ]
 
     def beside() -> None:
         found.append(launch(timer, "all_reduce"))
@@ -127,7 +137,9 @@ class OnDevice:
     nbytes = 16
 
 
-def test_on_a_device_events_of_steps_that_are_over_are_read_steps_later(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_device_events_of_steps_that_are_over_are_read_steps_later(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Event:
         """One that the device passes when it is recorded."""
 
@@ -149,7 +161,9 @@ def test_on_a_device_events_of_steps_that_are_over_are_read_steps_later(clock: C
     group, tensors = cast("Any", Group(2)), [cast("Tensor", OnDevice())]
     for step in range(4):
         timer.start()
-        assert timer.begin("all_reduce", [torch.ones(4)], group) is None, "what a CPU exchanges is not the device's"
+        assert timer.begin("all_reduce", [torch.ones(4)], group) is None, (
+            "what a CPU exchanges is not the device's"
+        )
         handles = [Handle(), Handle()]
         for handle in handles:
             follow = timer.begin("all_gather_single", tensors, group)
@@ -163,6 +177,8 @@ def test_on_a_device_events_of_steps_that_are_over_are_read_steps_later(clock: C
         counted = max(0, step - 1)
         assert stats.collectives == [0, 2 * counted, 0]
         assert stats.collective_bytes == [0, 2 * 32 * counted, 0]
-        assert stats.collective_seconds == [0, pytest.approx(4 * counted), 0], "the second ended two seconds after the first"
+        assert stats.collective_seconds == [0, pytest.approx(4 * counted), 0], (
+            "the second ended two seconds after the first"
+        )
     assert sum(stats.phase) == 0, "what a computation hid of it is not known"
     timer.close()

@@ -1,4 +1,6 @@
-"""Ranks that share a copy of the model: they read the same samples, which count once, and only whole copies train."""
+"""Ranks that share a copy of the model: they read the same samples, which count once, and only
+whole copies train.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,21 @@ from tests.trainer.training.tasks import Small, describe, train_here
 
 @pytest.mark.parametrize(("rank", "expected"), [(0, (0, 0)), (1, (0, 1)), (4, (2, 0)), (5, (2, 1))])
 def test_neighbours_share_a_copy(rank: int, expected: tuple[int, int]) -> None:
-    world = World(rank, 6, 0, 2, 1, torch.device("cpu"), "gloo", timedelta(seconds=1), model_parallel=2)
+    world = World(
+        rank, 6, 0, 2, 1, torch.device("cpu"), "gloo", timedelta(seconds=1), model_parallel=2
+    )
     assert (world.data_rank, world.model_rank) == expected
     assert world.data_size == 3
 
 
 def test_a_group_that_is_no_whole_number_of_copies_is_refused_before_it_forms() -> None:
-    with pytest.raises(ConfigError, match="2 ranks share one copy of the model, and 3 ranks are no multiple of that"):
-        World.from_environment(timeout_seconds=1, model_parallel=2, environment={"RANK": "0", "WORLD_SIZE": "3"})
+    with pytest.raises(
+        ConfigError,
+        match="2 ranks share one copy of the model, and 3 ranks are no multiple of that",
+    ):
+        World.from_environment(
+            timeout_seconds=1, model_parallel=2, environment={"RANK": "0", "WORLD_SIZE": "3"}
+        )
 
 
 def count(described: dict[str, Any], folder: Path) -> int:
@@ -66,7 +75,11 @@ def test_a_sample_that_two_ranks_compute_together_counts_once(tmp_path: Path) ->
 
 
 def test_the_command_line_knows_which_workloads_have_a_plan_and_how_many_heads_there_are() -> None:
-    able = [name for name in workloads.shipped() if workloads.load(name).tensor_plan is not Workload.tensor_plan]
+    able = [
+        name
+        for name in workloads.shipped()
+        if workloads.load(name).tensor_plan is not Workload.tensor_plan
+    ]
     assert tuple(able) == validators.TENSOR_WORKLOADS
     assert GptOptions().heads == validators.GPT_HEADS
 
@@ -79,5 +92,7 @@ class Misspelt(Small):
 @pytest.mark.processes
 def test_a_plan_that_names_what_the_model_has_not_is_refused(tmp_path: Path) -> None:
     section = {"workload": f"{__name__}:Misspelt", "strategy": "tensor", "modelParallel": 1}
-    with pytest.raises(RankFailed, match=r"Misspelt.tensor_plan names layers.0, and the model has no such part"):
+    with pytest.raises(
+        RankFailed, match=r"Misspelt.tensor_plan names layers.0, and the model has no such part"
+    ):
         train_here(describe(**section), tmp_path, 1)

@@ -31,12 +31,17 @@ def frozen() -> nn.Sequential:
 
 def adamw_in_groups(model: nn.Module) -> torch.optim.Optimizer:
     first, *others = [one for one in model.parameters() if one.requires_grad]
-    groups: list[dict[str, Any]] = [{"params": [first]}, {"params": others, "lr": 0.1, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [
+        {"params": [first]},
+        {"params": others, "lr": 0.1, "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(groups, amsgrad=True)
 
 
 def momentum(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1, momentum=0.9)
+    return torch.optim.SGD(
+        [one for one in model.parameters() if one.requires_grad], lr=0.1, momentum=0.9
+    )
 
 
 def stateless(model: nn.Module) -> torch.optim.Optimizer:
@@ -45,16 +50,25 @@ def stateless(model: nn.Module) -> torch.optim.Optimizer:
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
     if isinstance(value, dict):
-        return {key: one for name, inner in value.items() for key, one in flat(inner, f"{path}.{name}").items()}
+        return {
+            key: one
+            for name, inner in value.items()
+            for key, one in flat(inner, f"{path}.{name}").items()
+        }
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return {key: one for index, inner in enumerate(value) for key, one in flat(inner, f"{path}.{index}").items()}
+        return {
+            key: one
+            for index, inner in enumerate(value)
+            for key, one in flat(inner, f"{path}.{index}").items()
+        }
     return {path: value}
 
 
 @pytest.mark.parametrize("make_model", [plain, tied, frozen])
 @pytest.mark.parametrize("make_optimizer", [adamw_in_groups, momentum, stateless])
 def test_the_fast_way_to_the_state_gives_what_torch_gives(
-    make_model: Callable[[], nn.Module], make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    make_model: Callable[[], nn.Module],
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
 ) -> None:
     model = make_model()
     optimizer = make_optimizer(model)
@@ -66,5 +80,7 @@ def test_the_fast_way_to_the_state_gives_what_torch_gives(
     ours, theirs = flat(named_state(model, optimizer)), flat(expected)
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
-        assert torch.equal(ours[name], value) if isinstance(value, Tensor) else ours[name] == value, name
+        assert (
+            torch.equal(ours[name], value) if isinstance(value, Tensor) else ours[name] == value
+        ), name
     assert model.state_dict().keys() == expected_model.keys()

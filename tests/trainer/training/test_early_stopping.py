@@ -16,7 +16,9 @@ def observed(patience: EarlyStopping, *values: float) -> list[bool]:
 
 
 def test_patience_counts_from_the_best_evaluation_on() -> None:
-    assert observed(EarlyStopping(EarlyStop(patience=2)), 3.0, 2.0, 2.5, 1.0, 1.1, 1.2) == [False] * 5 + [True]
+    assert observed(EarlyStopping(EarlyStop(patience=2)), 3.0, 2.0, 2.5, 1.0, 1.1, 1.2) == [
+        False
+    ] * 5 + [True]
 
 
 def test_less_than_the_smallest_progress_is_none() -> None:
@@ -25,11 +27,20 @@ def test_less_than_the_smallest_progress_is_none() -> None:
 
 def test_more_is_better_where_the_goal_says_so() -> None:
     patience = EarlyStopping(EarlyStop(metric="accuracy", goal="max", patience=1))
-    assert [patience.observe({"accuracy": value}) for value in (0.5, 0.6, 0.6)] == [False, False, True]
+    assert [patience.observe({"accuracy": value}) for value in (0.5, 0.6, 0.6)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_number_that_is_not_finite_is_no_progress() -> None:
-    assert observed(EarlyStopping(EarlyStop(patience=2)), math.nan, 1.0, -math.inf, math.nan) == [False, False, False, True]
+    assert observed(EarlyStopping(EarlyStop(patience=2)), math.nan, 1.0, -math.inf, math.nan) == [
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_metric_that_is_not_measured_is_told_with_those_that_are() -> None:

@@ -1,4 +1,6 @@
-"""A job that is edited between two runs: each field's fate is told, and what is taken over takes effect."""
+"""A job that is edited between two runs: each field's fate is told, and what is taken over takes
+effect.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,20 @@ TABLE = re.compile(r"(<!-- made by config/changes\.py -->\n).*(<!-- end -->\n)",
 
 def sections(**edits: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """A `train` section as a checkpoint keeps it, and the same after an edit."""
-    before = Training.model_validate(describe()["train"], strict=False).model_dump(mode="json", by_alias=True)
-    now = Training.model_validate({**describe()["train"], **edits}, strict=False).model_dump(mode="json", by_alias=True)
+    before = Training.model_validate(describe()["train"], strict=False).model_dump(
+        mode="json", by_alias=True
+    )
+    now = Training.model_validate({**describe()["train"], **edits}, strict=False).model_dump(
+        mode="json", by_alias=True
+    )
     return before, now
 
 
 def fates(*, stream: bool = False, **edits: Any) -> dict[str, str]:
-    return {change.field: change.fate.value for change in changes.compare(*sections(**edits), stream=stream)}
+    return {
+        change.field: change.fate.value
+        for change in changes.compare(*sections(**edits), stream=stream)
+    }
 
 
 def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -66,8 +75,14 @@ def test_the_table_in_the_documentation_is_that_of_the_rules() -> None:
     ("edits", "expected"),
     [
         ({}, {}),
-        ({"epochs": 3, "loader": {"workers": 2}}, {"epochs": "taken over", "loader.workers": "free"}),
-        ({"optimizer": {"name": "sgd"}}, {"optimizer.name": "refused", "optimizer.learningRate": "taken over"}),
+        (
+            {"epochs": 3, "loader": {"workers": 2}},
+            {"epochs": "taken over", "loader.workers": "free"},
+        ),
+        (
+            {"optimizer": {"name": "sgd"}},
+            {"optimizer.name": "refused", "optimizer.learningRate": "taken over"},
+        ),
         ({"precision": "bf16"}, {"precision": "taken over"}),
         ({"precision": "bf16-params"}, {"precision": "refused"}),
         ({"emaDecay": 0.9}, {"emaDecay": "refused"}),
@@ -90,16 +105,27 @@ def test_a_stream_does_not_go_on_with_another_batch() -> None:
         ({}, False, None),
         ({"loader": {"workers": 2}}, False, None),
         ({"epochs": 3}, True, None),
-        ({"epochs": 1}, False, "the run is done with step 9, after 100 samples, and the job was edited since: epochs 2 -> 1;"),
+        (
+            {"epochs": 1},
+            False,
+            (
+                "the run is done with step 9, after 100 samples, and the job was edited "
+                "since: epochs 2 -> 1;"
+            ),
+        ),
         ({"epochs": None, "steps": 9}, False, "epochs 2 -> none; steps none -> 9"),
         ({"epochs": None, "steps": 10}, True, None),
         ({"clipGradNorm": 2.0}, False, "clipGradNorm 1.0 -> 2.0"),
         ({"epochs": 3, "seed": 4}, False, "seed 3 -> 4: refused"),
     ],
 )
-def test_a_run_that_has_ended_goes_on_only_where_its_end_moved(edits: dict[str, Any], goes_on: bool, problem: str | None) -> None:
+def test_a_run_that_has_ended_goes_on_only_where_its_end_moved(
+    edits: dict[str, Any], goes_on: bool, problem: str | None
+) -> None:
     before, now = sections(**edits)
-    finished = changes.judge_done({"step": 9, "samples_seen": 100, "job": {"train": before}}, {"train": now, "script": None})
+    finished = changes.judge_done(
+        {"step": 9, "samples_seen": 100, "job": {"train": before}}, {"train": now, "script": None}
+    )
     assert finished.goes_on is goes_on
     assert finished.problem is None if problem is None else problem in str(finished.problem)
     assert finished.is_over is (problem is None and not goes_on)
@@ -109,7 +135,9 @@ def test_a_script_that_has_ended_is_not_its_edited_self() -> None:
     job: dict[str, Any] = {"script": {"path": "a.py", "module": None, "args": []}, "train": None}
     assert changes.judge_done({"job": {"script": job["script"]}}, job).is_over
     edited = {**job, "script": {"path": "a.py", "module": None, "args": ["--lr", "1"]}}
-    assert 'script.args [] -> ["--lr", "1"]' in str(changes.judge_done({"job": {"script": job["script"]}}, edited).problem)
+    assert 'script.args [] -> ["--lr", "1"]' in str(
+        changes.judge_done({"job": {"script": job["script"]}}, edited).problem
+    )
 
 
 def optimizer_at(rate: float) -> torch.optim.Optimizer:
@@ -184,16 +212,27 @@ def test_steps_stay_steps_with_another_batch(tmp_path: Path) -> None:
     interrupt(tmp_path, 1, epochs=None, steps=20)
     at = len(losses(tmp_path))
     go_on(tmp_path, epochs=None, steps=20, globalBatch=24)
-    assert (done(tmp_path)["step"], done(tmp_path)["samples_seen"]) == (20, at * 12 + (20 - at) * 24)
+    assert (done(tmp_path)["step"], done(tmp_path)["samples_seen"]) == (
+        20,
+        at * 12 + (20 - at) * 24,
+    )
 
 
 @pytest.mark.processes
 def test_the_edited_rate_and_schedule_hold_from_the_position_on(tmp_path: Path) -> None:
     interrupt(tmp_path, 1, epochs=6)
     at, settings = len(losses(tmp_path)), {"name": "linear", "warmupSteps": 2}
-    heard, rate = go_on(tmp_path, epochs=6, optimizer={"name": "adamw", "learningRate": 0.5}, schedule=settings)
+    heard, rate = go_on(
+        tmp_path, epochs=6, optimizer={"name": "adamw", "learningRate": 0.5}, schedule=settings
+    )
     (told,) = [event for event in heard if event["event"] == "job-edited"]
-    assert told["fields"] == ["workload", "options", "optimizer.learningRate", "schedule.name", "schedule.warmupSteps"]
+    assert told["fields"] == [
+        "workload",
+        "options",
+        "optimizer.learningRate",
+        "schedule.name",
+        "schedule.warmupSteps",
+    ]
     assert "optimizer.learningRate 0.01 -> 0.5: taken over" in told["message"]
     assert rate == 0.5 * factor(Schedule(name="linear", warmup_steps=2), steps=25)(at)
 
@@ -211,11 +250,15 @@ def test_an_edit_that_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     interrupt(tmp_path, 1, epochs=6)
     optimizer = {"name": "sgd", "learningRate": 0.01}
     with pytest.raises(RankFailed, match=r"Mismatch.*spec\.train\.optimizer\.name adamw -> sgd"):
-        train_here(describe(virtualShards=4, epochs=6, optimizer=optimizer), tmp_path, 1, generation=2)
+        train_here(
+            describe(virtualShards=4, epochs=6, optimizer=optimizer), tmp_path, 1, generation=2
+        )
 
 
 @pytest.mark.processes
-def test_a_run_whose_end_was_moved_goes_on_to_the_weights_of_one_that_was_longer_from_the_start(tmp_path: Path) -> None:
+def test_a_run_whose_end_was_moved_goes_on_to_the_weights_of_one_that_was_longer_from_the_start(
+    tmp_path: Path,
+) -> None:
     for folder, lengths in ((tmp_path / "long", (4,)), (tmp_path / "twice", (2, 4))):
         for generation, steps in enumerate(lengths, 1):
             document = describe(epochs=None, steps=steps, schedule={"name": "constant"})

@@ -15,7 +15,16 @@ from kdist_trainer.training import trainer
 from kdist_trainer.training.context import TrainContext
 from tests.faults.code.stateful import Stateful
 from tests.trainer.training.group import run_group
-from tests.trainer.training.tasks import WIDE, Adaptive, Whimsical, describe, done, losses, train, train_here
+from tests.trainer.training.tasks import (
+    WIDE,
+    Adaptive,
+    Whimsical,
+    describe,
+    done,
+    losses,
+    train,
+    train_here,
+)
 
 pytestmark = pytest.mark.processes
 STATEFUL = f"{Stateful.__module__}:Stateful"
@@ -31,7 +40,9 @@ def resume_from(whole: Path, folder: Path, step: int) -> None:
 
 
 def assert_resumes_are_exact(tmp_path: Path, size: int, steps: list[int], **section: Any) -> None:
-    document = describe(checkpoint={"every": {"steps": 1}, "mode": "blocking", "keep": 1000}, **section)
+    document = describe(
+        checkpoint={"every": {"steps": 1}, "mode": "blocking", "keep": 1000}, **section
+    )
     whole = tmp_path / "whole"
     train_here(document, whole, size)
     for step in steps:
@@ -39,8 +50,12 @@ def assert_resumes_are_exact(tmp_path: Path, size: int, steps: list[int], **sect
         resume_from(whole, part, step)
         assert train_here(document, part, size, generation=2) == ["done"] * size
         undisturbed = {number: loss for number, loss in losses(whole).items() if number > step}
-        assert losses(part, generation=2) == undisturbed, f"losses differ after a resume from step {step}"
-        assert done(part)["weights"] == done(whole)["weights"], f"weights differ after a resume from step {step}"
+        assert losses(part, generation=2) == undisturbed, (
+            f"losses differ after a resume from step {step}"
+        )
+        assert done(part)["weights"] == done(whole)["weights"], (
+            f"weights differ after a resume from step {step}"
+        )
 
 
 def test_a_single_rank_resumes_exactly_on_both_sides_of_an_epochs_end(tmp_path: Path) -> None:
@@ -56,7 +71,9 @@ def test_three_ranks_with_several_buckets_resume_exactly(tmp_path: Path) -> None
 
 
 def test_an_optimizer_without_a_state_of_its_own_resumes_exactly(tmp_path: Path) -> None:
-    assert_resumes_are_exact(tmp_path, 2, [3], optimizer={"name": "sgd", "learningRate": 0.1, "momentum": 0.0})
+    assert_resumes_are_exact(
+        tmp_path, 2, [3], optimizer={"name": "sgd", "learningRate": 0.1, "momentum": 0.0}
+    )
 
 
 def test_draws_from_numpy_and_python_in_the_loss_are_repeated(tmp_path: Path) -> None:
@@ -64,8 +81,16 @@ def test_draws_from_numpy_and_python_in_the_loss_are_repeated(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("size", "strategy"), [(2, "ddp"), (3, "fsdp")])
-def test_state_that_is_no_parameter_is_carried_over_and_the_same_on_all_ranks(tmp_path: Path, size: int, strategy: str) -> None:
-    section = {"workload": STATEFUL, "strategy": strategy, "virtualShards": 3, "emaDecay": 0.9, "evaluateEverySteps": 4}
+def test_state_that_is_no_parameter_is_carried_over_and_the_same_on_all_ranks(
+    tmp_path: Path, size: int, strategy: str
+) -> None:
+    section = {
+        "workload": STATEFUL,
+        "strategy": strategy,
+        "virtualShards": 3,
+        "emaDecay": 0.9,
+        "evaluateEverySteps": 4,
+    }
     assert_resumes_are_exact(tmp_path, size, [4], **section, evaluate="end")
     before, after = (folder / "checkpoints" for folder in (tmp_path / "whole", tmp_path / "from-4"))
     assert metrics_of(before)[-2:] == metrics_of(after)
@@ -74,15 +99,32 @@ def test_state_that_is_no_parameter_is_carried_over_and_the_same_on_all_ranks(tm
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.chaos), "fsdp"])
-def test_an_optimizer_that_is_made_with_its_state_trains_and_resumes_exactly(tmp_path: Path, strategy: str) -> None:
-    assert_resumes_are_exact(tmp_path, 2, [3], workload=f"{Adaptive.__module__}:Adaptive", strategy=strategy)
+def test_an_optimizer_that_is_made_with_its_state_trains_and_resumes_exactly(
+    tmp_path: Path, strategy: str
+) -> None:
+    assert_resumes_are_exact(
+        tmp_path, 2, [3], workload=f"{Adaptive.__module__}:Adaptive", strategy=strategy
+    )
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_wide_averages_of_narrow_weights_resume_exactly_and_are_exported_wide(tmp_path: Path, strategy: str) -> None:
-    assert_resumes_are_exact(tmp_path, 2, [4], workload=STATEFUL, strategy=strategy, precision="bf16-params", emaDecay=0.99)
-    both = [prepare(tmp_path / name / "checkpoints", average=True).fetch(["head.0.weight"]) for name in ("whole", "from-4")]
+def test_wide_averages_of_narrow_weights_resume_exactly_and_are_exported_wide(
+    tmp_path: Path, strategy: str
+) -> None:
+    assert_resumes_are_exact(
+        tmp_path,
+        2,
+        [4],
+        workload=STATEFUL,
+        strategy=strategy,
+        precision="bf16-params",
+        emaDecay=0.99,
+    )
+    both = [
+        prepare(tmp_path / name / "checkpoints", average=True).fetch(["head.0.weight"])
+        for name in ("whole", "from-4")
+    ]
     assert both[0]["head.0.weight"].dtype is torch.float32
     assert torch.equal(*[one["head.0.weight"] for one in both])
 
@@ -92,9 +134,16 @@ def metrics_of(root: Path) -> list[Any]:
     return [event["metrics"] for event in RunLedger(root).events() if event["event"] == "evaluated"]
 
 
-CELLS = [(size, optimizer, precision) for precision in PRECISIONS for optimizer in ("adamw", "sgd") for size in (1, 2, 3)]
+CELLS = [
+    (size, optimizer, precision)
+    for precision in PRECISIONS
+    for optimizer in ("adamw", "sgd")
+    for size in (1, 2, 3)
+]
 TELLING = [(2, "adamw", "bf16"), (3, "sgd", "fp16")]
-"""With the resumes of three ranks above, one cell of each row and column; the others are for a developer's time."""
+"""With the resumes of three ranks above, one cell of each row and column; the others are for a
+developer's time.
+"""
 
 
 @pytest.mark.chaos
@@ -105,9 +154,13 @@ TELLING = [(2, "adamw", "bf16"), (3, "sgd", "fp16")]
         for cell in (*TELLING, *sorted({*CELLS} - {*TELLING}))
     ],
 )
-def test_any_group_resumes_exactly_from_any_step(tmp_path: Path, size: int, optimizer: str, precision: str) -> None:
+def test_any_group_resumes_exactly_from_any_step(
+    tmp_path: Path, size: int, optimizer: str, precision: str
+) -> None:
     settings = {"name": optimizer, "learningRate": 0.01}
-    assert_resumes_are_exact(tmp_path, size, list(range(1, STEPS)), options=WIDE, optimizer=settings, precision=precision)
+    assert_resumes_are_exact(
+        tmp_path, size, list(range(1, STEPS)), options=WIDE, optimizer=settings, precision=precision
+    )
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -129,12 +182,19 @@ def leave_cold(run: TrainContext) -> None:
 
 
 def test_without_the_warm_up_three_ranks_would_not_resume_exactly(tmp_path: Path) -> None:
-    document = describe(checkpoint={"every": {"steps": 1}, "mode": "blocking", "keep": 1000}, options=WIDE)
+    document = describe(
+        checkpoint={"every": {"steps": 1}, "mode": "blocking", "keep": 1000}, options=WIDE
+    )
     folders = [tmp_path / "whole", tmp_path / "part"]
     for generation, folder in enumerate(folders, start=1):
         folder.mkdir()
         if generation == 2:
             resume_from(folders[0], folder, 4)
-        environment = {"KDIST_CHECKPOINTS": str(folder / "checkpoints"), "KDIST_GENERATION": str(generation)}
+        environment = {
+            "KDIST_CHECKPOINTS": str(folder / "checkpoints"),
+            "KDIST_GENERATION": str(generation),
+        }
         run_group(train_cold, 3, document, folder, environment=environment)
-    assert done(folders[0])["weights"] != done(folders[1])["weights"], "torch no longer needs it: delete the warm-up"
+    assert done(folders[0])["weights"] != done(folders[1])["weights"], (
+        "torch no longer needs it: delete the warm-up"
+    )

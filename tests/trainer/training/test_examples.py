@@ -29,7 +29,9 @@ def test_an_example_passes_the_kit(file: Path, monkeypatch: pytest.MonkeyPatch) 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        check_workload(workloads.load(train["workload"]), options=train["options"], samples=4, steps=5)
+        check_workload(
+            workloads.load(train["workload"]), options=train["options"], samples=4, steps=5
+        )
     finally:
         torch.set_num_threads(threads)
 
@@ -37,10 +39,17 @@ def test_an_example_passes_the_kit(file: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("file", "metric", "least"),
-    [("job.yaml", "accuracy", 0.9), pytest.param("image.yaml", "accuracy", 0.9, marks=pytest.mark.chaos)],
+    [
+        ("job.yaml", "accuracy", 0.9),
+        pytest.param("image.yaml", "accuracy", 0.9, marks=pytest.mark.chaos),
+    ],
 )
-def test_an_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, metric: str, least: float) -> None:
+def test_an_example_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, metric: str, least: float
+) -> None:
     train = yaml.safe_load((EXAMPLE / file).read_text())["spec"]["train"]
     monkeypatch.syspath_prepend(EXAMPLE / "src")
-    train_here(describe(**{**train, "clipGradNorm": None, "schedule": {}, "evaluate": "end"}), tmp_path, 2)
+    train_here(
+        describe(**{**train, "clipGradNorm": None, "schedule": {}, "evaluate": "end"}), tmp_path, 2
+    )
     assert done(tmp_path)["metrics"][metric] >= least

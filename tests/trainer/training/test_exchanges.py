@@ -1,4 +1,6 @@
-"""What the ranks of each strategy exchange in a step is counted to the byte, and their waiting taken out of the phases."""
+"""What the ranks of each strategy exchange in a step is counted to the byte, and their waiting
+taken out of the phases.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ STEPS = 6
 
 
 def weights_of(module: nn.Module) -> list[int]:
-    """Bytes of what each part holds that is gathered as one; last the rest of the model, which stays gathered."""
-    blocks = [part for part in module.modules() if isinstance(part, FSDPModule) and part is not module]
+    """Bytes of what each part holds that is gathered as one; last the rest of the model, which
+    stays gathered.
+    """
+    blocks = [
+        part for part in module.modules() if isinstance(part, FSDPModule) and part is not module
+    ]
     held = [sum(weight.nbytes for weight in block.parameters()) for block in blocks]
     return [*held, sum(weight.nbytes for weight in module.parameters()) - sum(held)]
 
@@ -44,7 +50,9 @@ def train_and_tell(strategy: str, size: int, folder: Path) -> dict[str, Any]:
 
 def told(strategy: str, size: int, folder: Path) -> list[dict[str, Any]]:
     """What each rank counted, checked for what holds under any strategy."""
-    found = run_group(train_and_tell, size, strategy, size, folder, environment={"LOCAL_WORLD_SIZE": "2"})
+    found = run_group(
+        train_and_tell, size, strategy, size, folder, environment={"LOCAL_WORLD_SIZE": "2"}
+    )
     for rank in found:
         assert sum(rank["phase"]) == pytest.approx(rank["seconds"], rel=1e-3)
         assert all(seconds >= 0 for seconds in rank["phase"])
@@ -67,15 +75,25 @@ def test_hsdp_also_reduces_each_ranks_part_over_the_nodes(tmp_path: Path) -> Non
     for rank in told("hsdp", 4, tmp_path):
         *blocks, rest = rank["weights"]
         assert rank["count"] == [len(blocks) + 1, 2 * len(blocks) + 1, len(blocks) + 1]
-        assert rank["bytes"] == [(sum(blocks) + rest) / 2, 2 * sum(blocks) + rest, sum(blocks) + rest]
+        assert rank["bytes"] == [
+            (sum(blocks) + rest) / 2,
+            2 * sum(blocks) + rest,
+            sum(blocks) + rest,
+        ]
 
 
-def test_tensor_reduces_activations_twice_in_each_layer_forward_and_backward_and_gathers_the_scores(tmp_path: Path) -> None:
+def test_tensor_reduces_activations_twice_in_each_layer_forward_and_backward_and_gathers_the_scores(
+    tmp_path: Path,
+) -> None:
     samples, block, width, layers, scores = 8, 16, 16, 2, 256
     reduced = 2 * 2 * layers + 1  # and the gradient of what the head takes
     for rank in told("tensor", 2, tmp_path):
         assert rank["count"] == [reduced, 1, 0]
-        assert rank["bytes"] == [4 * samples * block * width * reduced, 4 * samples * block * scores, 0]
+        assert rank["bytes"] == [
+            4 * samples * block * width * reduced,
+            4 * samples * block * scores,
+            0,
+        ]
 
 
 @pytest.mark.chaos

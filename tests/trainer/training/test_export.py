@@ -1,4 +1,6 @@
-"""Exported weights are the model: a plain module that takes them over computes what the training computed."""
+"""Exported weights are the model: a plain module that takes them over computes what the training
+computed.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,17 @@ def digest(state: dict[str, Tensor]) -> str:
     """What DONE says of a model's weights."""
     sha = hashlib.sha256()
     for name in sorted(state):
-        sha.update(name.encode() + state[name].contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        sha.update(
+            name.encode() + state[name].contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        )
     return sha.hexdigest()
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.chaos), "fsdp"])
-def test_a_plain_module_with_the_exported_weights_computes_the_same(tmp_path: Path, strategy: str) -> None:
+def test_a_plain_module_with_the_exported_weights_computes_the_same(
+    tmp_path: Path, strategy: str
+) -> None:
     section: dict[str, Any] = {"steps": 6, "emaDecay": 0.5, "evaluate": "end", "strategy": strategy}
     train_here(document("gpt", precision="fp32", **section), tmp_path, 2)
     root = tmp_path / "checkpoints"

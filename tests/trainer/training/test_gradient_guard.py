@@ -11,7 +11,11 @@ from kdist_trainer.training.gradient_guard import MOST_ROLLBACKS, USUAL_AFTER, G
 
 
 def make(**section: object) -> GradientGuard:
-    return GradientGuard(Training.model_validate({"workload": "digits", "steps": 1, "on_nonfinite": "skip", **section}))
+    return GradientGuard(
+        Training.model_validate(
+            {"workload": "digits", "steps": 1, "on_nonfinite": "skip", **section}
+        )
+    )
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf])

@@ -44,13 +44,21 @@ class Augmented(Small):
 
 def make_loader(samples: Samples, *, workers: int = 0, size: int = 2, rank: int = 0) -> Loader:
     workload = Augmented(WorkloadContext())
-    steps = StepPlan(Order(length=len(samples), seed=1), ShardAssignment(6, 3, rank, size, micro_batch=1), total=2 * len(samples))
+    steps = StepPlan(
+        Order(length=len(samples), seed=1),
+        ShardAssignment(6, 3, rank, size, micro_batch=1),
+        total=2 * len(samples),
+    )
     return Loader(steps, workload, samples, settings=config.LoaderConfig(workers=workers), seed=9)
 
 
 def plain(batches: Iterator[Batch]) -> list[Any]:
     return [
-        (batch.first, batch.samples, [(*piece[:4], *(values_of(part) for part in piece.batch)) for piece in batch.pieces])
+        (
+            batch.first,
+            batch.samples,
+            [(*piece[:4], *(values_of(part) for part in piece.batch)) for piece in batch.pieces],
+        )
         for batch in batches
     ]
 
@@ -61,7 +69,10 @@ def values_of(part: Any) -> Any:
 
 @pytest.mark.processes
 def test_loader_processes_give_the_batches_that_the_rank_would_fetch_itself() -> None:
-    here, ahead = (plain(make_loader(Noisy(), workers=workers).batches(step=0, position=0)) for workers in (0, 2))
+    here, ahead = (
+        plain(make_loader(Noisy(), workers=workers).batches(step=0, position=0))
+        for workers in (0, 2)
+    )
     assert len(here) == 8
     assert here == ahead
 
@@ -77,7 +88,9 @@ def test_randomness_follows_the_shard_and_not_the_rank() -> None:
     def by_shard(size: int) -> dict[tuple[int, int, int], Any]:
         found: dict[tuple[int, int, int], Any] = {}
         for rank in range(size):
-            for first, _, pieces in plain(make_loader(Noisy(), size=size, rank=rank).batches(step=0, position=0)):
+            for first, _, pieces in plain(
+                make_loader(Noisy(), size=size, rank=rank).batches(step=0, position=0)
+            ):
                 found |= {(first, piece[0], piece[1]): piece for piece in pieces if piece[2]}
         return found
 
@@ -85,7 +98,11 @@ def test_randomness_follows_the_shard_and_not_the_rank() -> None:
 
 
 def test_no_two_pieces_draw_the_same() -> None:
-    drawn = [tuple(piece[6]) for *_, pieces in plain(make_loader(Noisy()).batches(step=0, position=0)) for piece in pieces]
+    drawn = [
+        tuple(piece[6])
+        for *_, pieces in plain(make_loader(Noisy()).batches(step=0, position=0))
+        for piece in pieces
+    ]
     assert len(drawn) == len(set(drawn)) > 20
 
 
@@ -101,5 +118,7 @@ def test_tensors_are_taken_with_one_index_as_their_samples_one_by_one() -> None:
 def test_the_first_sample_serves_a_warm_up_even_where_the_run_is_shorter_than_a_batch() -> None:
     steps = StepPlan(Order(length=2, seed=1), ShardAssignment(6, 3, 2, 3), total=2)
     workload = Small(WorkloadContext({"length": 2}))
-    piece = Loader(steps, workload, workload.dataset("train"), settings=config.LoaderConfig(), seed=0).sample()
+    piece = Loader(
+        steps, workload, workload.dataset("train"), settings=config.LoaderConfig(), seed=0
+    ).sample()
     assert (piece.weight, len(piece.batch[0])) == (0.0, 1)

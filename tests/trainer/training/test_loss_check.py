@@ -1,4 +1,6 @@
-"""What a loss must return is checked before the first step: a mean is told from a sum, and nothing else is taken for one."""
+"""What a loss must return is checked before the first step: a mean is told from a sum, and nothing
+else is taken for one.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from kdist_trainer.training.loss_check import refuse_mean, split
 from kdist_trainer.workload import Workload, WorkloadContext
 from tests.trainer.training.cells import OFFLOADED, STRATEGIES, layout
 from tests.trainer.training.group import RankFailed
-from tests.trainer.training.tasks import Exploding, Padded, Small, Whimsical, describe, losses, train_here
+from tests.trainer.training.tasks import (
+    Exploding,
+    Padded,
+    Small,
+    Whimsical,
+    describe,
+    losses,
+    train_here,
+)
 
 
 class Mean(Small):
@@ -38,7 +48,10 @@ class Ragged(Mean):
         return super().loss(model, batch[:3])
 
     def collate(self, samples: Any) -> Any:
-        return [*super().collate(samples), *([torch.zeros(())] if os.environ["RANK"] == "1" else [])]
+        return [
+            *super().collate(samples),
+            *([torch.zeros(())] if os.environ["RANK"] == "1" else []),
+        ]
 
 
 class Regularised(Small):
@@ -68,7 +81,9 @@ class Normalised(Small):
     """Its normalisation is frozen in one part and learns in another."""
 
     def model(self) -> nn.Module:
-        module = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3), nn.BatchNorm1d(3))
+        module = nn.Sequential(
+            nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3), nn.BatchNorm1d(3)
+        )
         module[1].eval()
         return module
 
@@ -83,7 +98,10 @@ def judge(kind: type[Workload], batch: Any = None) -> nn.Module:
 
 
 def test_a_mean_is_refused_with_what_to_return() -> None:
-    with pytest.raises(ConfigError, match=r"Mean\.loss returns a mean.*for 4 terms.*return the loss summed over the batch"):
+    with pytest.raises(
+        ConfigError,
+        match=r"Mean\.loss returns a mean.*for 4 terms.*return the loss summed over the batch",
+    ):
         judge(Mean)
 
 
@@ -92,7 +110,9 @@ def test_a_sum_is_not_taken_for_a_mean(kind: type[Workload]) -> None:
     assert judge(kind).training
 
 
-@pytest.mark.parametrize("batch", [["a"] * 12, (torch.zeros(12, 16), torch.zeros(3)), {"text": "whole"}])
+@pytest.mark.parametrize(
+    "batch", [["a"] * 12, (torch.zeros(12, 16), torch.zeros(3)), {"text": "whole"}]
+)
 def test_a_batch_that_cannot_be_doubled_is_not_judged(batch: Any) -> None:
     assert judge(Mean, batch).training
 
@@ -107,11 +127,17 @@ def test_the_check_leaves_modes_and_statistics_as_they_were() -> None:
     assert torch.equal(module.get_buffer("4.running_mean"), torch.zeros(3))
 
 
-@pytest.mark.parametrize(("returned", "told"), [(torch.zeros(()), "a Tensor"), ((torch.zeros(()), 1.5), "(Tensor, float)")])
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [(torch.zeros(()), "a Tensor"), ((torch.zeros(()), 1.5), "(Tensor, float)")],
+)
 def test_what_is_no_pair_of_sum_and_count_is_refused(returned: Any, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         split(Small(WorkloadContext()), returned)
-    assert f"Small.loss must return (Tensor, int), and returned {told}: return the loss summed" in str(caught.value)
+    assert (
+        f"Small.loss must return (Tensor, int), and returned {told}: return the loss summed"
+        in str(caught.value)
+    )
 
 
 @pytest.mark.processes
@@ -119,16 +145,33 @@ def test_what_is_no_pair_of_sum_and_count_is_refused(returned: Any, told: str) -
     ("kind", "strategy", "told"),
     [
         ("Bare", "ddp", r"returned a Tensor"),
-        *[("Mean", strategy, "returns a mean") for strategy in STRATEGIES if strategy != "data_parallel"],
+        *[
+            ("Mean", strategy, "returns a mean")
+            for strategy in STRATEGIES
+            if strategy != "data_parallel"
+        ],
     ],
 )
-def test_a_training_with_such_a_loss_ends_before_its_first_step(tmp_path: Path, kind: str, strategy: str, told: str) -> None:
-    section = {"strategy": strategy.split()[0], "offload": "cpu" if strategy == OFFLOADED else "none", **layout(strategy, 2)}
-    with pytest.raises(RankFailed, match=f"ConfigError.*{kind}.loss.*{told}.*return the loss summed over the batch"):
+def test_a_training_with_such_a_loss_ends_before_its_first_step(
+    tmp_path: Path, kind: str, strategy: str, told: str
+) -> None:
+    section = {
+        "strategy": strategy.split()[0],
+        "offload": "cpu" if strategy == OFFLOADED else "none",
+        **layout(strategy, 2),
+    }
+    with pytest.raises(
+        RankFailed, match=f"ConfigError.*{kind}.loss.*{told}.*return the loss summed over the batch"
+    ):
         train_here(describe(workload=f"{__name__}:{kind}", **section), tmp_path, 2)
     assert not losses(tmp_path)
 
 
 @pytest.mark.processes
-def test_a_sharded_model_is_not_asked_where_the_batch_of_one_rank_cannot_be_doubled(tmp_path: Path) -> None:
-    assert train_here(describe(workload=f"{__name__}:Ragged", strategy="fsdp"), tmp_path, 2) == ["done"] * 2
+def test_a_sharded_model_is_not_asked_where_the_batch_of_one_rank_cannot_be_doubled(
+    tmp_path: Path,
+) -> None:
+    assert (
+        train_here(describe(workload=f"{__name__}:Ragged", strategy="fsdp"), tmp_path, 2)
+        == ["done"] * 2
+    )

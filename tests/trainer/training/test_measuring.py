@@ -1,4 +1,6 @@
-"""What the timing of collectives is worth: held to torch's profiler, and to ranks of which one is known to be slow."""
+"""What the timing of collectives is worth: held to torch's profiler, and to ranks of which one is
+known to be slow.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ pytestmark = pytest.mark.chaos
 
 
 def measure_both_ways() -> dict[str, float]:
-    """Time fifty steps' all-reduces by ours and by the profiler, as one rank of two; seconds with one in flight."""
+    """Time fifty steps' all-reduces by ours and by the profiler, as one rank of two; seconds with
+    one in flight.
+    """
     with World.from_environment(timeout_seconds=60):
         stats = StepStats()
         timer = GlooAllReduceTimer(stats)
@@ -41,7 +45,11 @@ def measure_both_ways() -> dict[str, float]:
                 wrapped(inputs).sum().backward()
                 timer.settle()
         events = profiler.events() or []
-        spans = [(one.time_range.start, one.time_range.end) for one in events if one.name == "gloo:all_reduce"]
+        spans = [
+            (one.time_range.start, one.time_range.end)
+            for one in events
+            if one.name == "gloo:all_reduce"
+        ]
     return {
         "ours": stats.collective_seconds[0],
         "profiler": union(spans) / 1e6,
@@ -51,7 +59,9 @@ def measure_both_ways() -> dict[str, float]:
 
 
 def measure_fsdp_both_ways() -> dict[str, tuple[float, float]]:
-    """Seconds with an all-gather, and with a reduce-scatter, in flight in twenty steps of `fsdp`: by us, and by the profiler."""
+    """Seconds with an all-gather, and with a reduce-scatter, in flight in twenty steps of `fsdp`:
+    by us, and by the profiler.
+    """
     with World.from_environment(timeout_seconds=60):
         stats = StepStats()
         laps = StepTimer(stats)
@@ -72,7 +82,8 @@ def measure_fsdp_both_ways() -> dict[str, tuple[float, float]]:
                 timer.settle()
         events = profiler.events() or []
     found = {"exposed": (stats.phase[StepPhase.COMM_EXPOSED], sum(stats.collective_seconds))}
-    # From the call to the end of what gloo does for it: a reduce-scatter is an all-reduce of a copy.
+    # From the call to the end of what gloo does for it: a reduce-scatter is an all-reduce of a
+    # copy.
     for op, called, name in (
         (Op.ALL_GATHER, "c10d::_allgather_base_", "gloo:all_gather"),
         (Op.REDUCE_SCATTER, "c10d::_reduce_scatter_base_", "gloo:all_reduce"),
@@ -80,7 +91,10 @@ def measure_fsdp_both_ways() -> dict[str, tuple[float, float]]:
         ends = sorted(one.time_range.end for one in events if one.name == name)
         begins = sorted(one.time_range.start for one in events if one.name == called)
         assert len(begins) == len(ends) == stats.collectives[op]
-        found[op.name.lower()] = (stats.collective_seconds[op], union(list(zip(begins, ends, strict=True))) / 1e6)
+        found[op.name.lower()] = (
+            stats.collective_seconds[op],
+            union(list(zip(begins, ends, strict=True))) / 1e6,
+        )
     return found
 
 
@@ -93,7 +107,9 @@ def union(spans: list[tuple[float, float]]) -> float:
     return covered
 
 
-def test_the_time_with_an_all_reduce_in_flight_is_the_profilers(record_property: Callable[[str, object], None]) -> None:
+def test_the_time_with_an_all_reduce_in_flight_is_the_profilers(
+    record_property: Callable[[str, object], None],
+) -> None:
     for told in run_group(measure_both_ways, 2):
         assert told["count"] == told["spans"] >= 5 * STEPS
         record_property("our seconds", round(told["ours"], 4))
@@ -101,7 +117,9 @@ def test_the_time_with_an_all_reduce_in_flight_is_the_profilers(record_property:
         assert told["ours"] == pytest.approx(told["profiler"], rel=0.25)
 
 
-def test_the_time_in_which_fsdp_gathers_and_scatters_is_the_profilers(record_property: Callable[[str, object], None]) -> None:
+def test_the_time_in_which_fsdp_gathers_and_scatters_is_the_profilers(
+    record_property: Callable[[str, object], None],
+) -> None:
     for told in run_group(measure_fsdp_both_ways, 2):
         record_property("seconds", told)
         exposed, busy = told.pop("exposed")
@@ -119,15 +137,27 @@ def train_and_tell(document: dict[str, Any], folder: Path) -> tuple[float, float
 
 @pytest.mark.parametrize(
     ("strategy", "seed"),
-    [("ddp", 0), ("fsdp", 1), *[pytest.param("ddp", seed, marks=pytest.mark.wide) for seed in (1, 2, 3, 4)]],
+    [
+        ("ddp", 0),
+        ("fsdp", 1),
+        *[pytest.param("ddp", seed, marks=pytest.mark.wide) for seed in (1, 2, 3, 4)],
+    ],
 )
-def test_a_slow_rank_is_named_by_its_busy_time_and_by_no_collective(tmp_path: Path, strategy: str, seed: int) -> None:
+def test_a_slow_rank_is_named_by_its_busy_time_and_by_no_collective(
+    tmp_path: Path, strategy: str, seed: int
+) -> None:
     slow = random.Random(seed).randrange(3)
     options = {"rank": slow, "seconds": 0.1}
     told = run_group(
         train_and_tell,
         3,
-        describe(workload=f"{Dawdling.__module__}:Dawdling", options=options, strategy=strategy, virtualShards=3, epochs=4),
+        describe(
+            workload=f"{Dawdling.__module__}:Dawdling",
+            options=options,
+            strategy=strategy,
+            virtualShards=3,
+            epochs=4,
+        ),
         tmp_path,
     )
     busy, reducing = zip(*told, strict=True)

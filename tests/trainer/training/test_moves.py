@@ -1,7 +1,9 @@
-"""A checkpoint belongs to no strategy: each one takes over the state of each other to the bit, at another number of ranks.
+"""A checkpoint belongs to no strategy: each one takes over the state of each other to the bit, at
+another number of ranks.
 
-A run that has reached its last step is resumed, which takes its state over, and ends with saving it: what was saved first
-and what was saved then must be the same weights, optimizer, averages and position.
+A run that has reached its last step is resumed, which takes its state over, and ends with saving
+it: what was saved first and what was saved then must be the same weights, optimizer, averages and
+position.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ STATE: dict[str, Any] = {
 
 
 def state_of(folder: Path) -> dict[str, Any]:
-    """All that the newest checkpoint in `folder` holds, flat, tensors whole; and the position and small states beside."""
+    """All that the newest checkpoint in `folder` holds, flat, tensors whole; and the position and
+    small states beside.
+    """
     newest = CheckpointDirectory(folder / "checkpoints").latest()
     assert newest is not None, "there is no checkpoint"
     buffer = io.BytesIO()
@@ -55,16 +59,27 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     wrong = sorted(found.keys() ^ expected.keys())
     for name in found.keys() & expected.keys():
         one, other = found[name], expected[name]
-        same = one.dtype == other.dtype and torch.equal(one, other) if isinstance(one, Tensor) else one == other
+        same = (
+            one.dtype == other.dtype and torch.equal(one, other)
+            if isinstance(one, Tensor)
+            else one == other
+        )
         if not same:
             wrong.append(name)
     return wrong
 
 
 def go_through(folder: Path, strategy: str, size: int, *, generation: int) -> None:
-    """Train under a strategy to the end of `STATE`; a run that is there already is taken over and saved."""
+    """Train under a strategy to the end of `STATE`; a run that is there already is taken over and
+    saved.
+    """
     (folder / "checkpoints/DONE").unlink(missing_ok=True)
-    train_here(document("gpt", strategy, "fp32", **layout(strategy, size), **STATE), folder, size, generation=generation)
+    train_here(
+        document("gpt", strategy, "fp32", **layout(strategy, size), **STATE),
+        folder,
+        size,
+        generation=generation,
+    )
     newest = CheckpointDirectory(folder / "checkpoints").latest()
     assert newest is not None
     assert newest.name == f"step-00000003-e{generation}"
@@ -86,7 +101,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_a_state_goes_through_every_strategy_and_stays_the_same_to_the_bit(tmp_path: Path) -> None:
     go_through(tmp_path, "ddp", 2, generation=1)
     before = state_of(tmp_path)
-    assert {"step", "exp_avg", "exp_avg_sq"} <= {name.rsplit(".", 1)[-1] for name in before if name.startswith("optimizer.state")}
+    assert {"step", "exp_avg", "exp_avg_sq"} <= {
+        name.rsplit(".", 1)[-1] for name in before if name.startswith("optimizer.state")
+    }
     way = [
         ("fsdp", 3),
         ("tensor", 2),
@@ -106,7 +123,12 @@ def test_a_state_goes_through_every_strategy_and_stays_the_same_to_the_bit(tmp_p
 @pytest.mark.wide
 @pytest.mark.parametrize(
     ("first", "then", "size"),
-    [(first, then, size) for first in STRATEGIES for then in STRATEGIES for size in READERS.get(then, (1, 3))],
+    [
+        (first, then, size)
+        for first in STRATEGIES
+        for then in STRATEGIES
+        for size in READERS.get(then, (1, 3))
+    ],
 )
 def test_each_strategy_takes_over_the_state_of_each_other(
     first: str, then: str, size: int, saved: dict[str, Path], tmp_path: Path

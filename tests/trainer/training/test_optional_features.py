@@ -1,4 +1,6 @@
-"""What the loop does besides stepping: evaluations on the way, early ends, averages, refused updates, memory saved."""
+"""What the loop does besides stepping: evaluations on the way, early ends, averages, refused
+updates, memory saved.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,14 @@ def events(folder: Path, name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.chaos)])
-def test_a_job_that_gets_no_better_ends_early_with_the_state_of_that_step(tmp_path: Path, size: int) -> None:
+def test_a_job_that_gets_no_better_ends_early_with_the_state_of_that_step(
+    tmp_path: Path, size: int
+) -> None:
     section: dict[str, Any] = {"epochs": 8, "evaluateEverySteps": 3, "evaluate": "end"}
-    still = {"optimizer": {"name": "sgd", "learningRate": 1e-9}, "earlyStop": {"patience": 2, "minDelta": 0.1}}
+    still = {
+        "optimizer": {"name": "sgd", "learningRate": 1e-9},
+        "earlyStop": {"patience": 2, "minDelta": 0.1},
+    }
     train_here(describe(**section, **still), tmp_path, size)
     assert done(tmp_path)["step"] == 9, "the first evaluation is the best; two more are waited for"
     assert [event["step"] for event in events(tmp_path, "evaluated")] == [3, 6, 9, 9]
@@ -38,8 +45,15 @@ def test_a_job_that_gets_no_better_ends_early_with_the_state_of_that_step(tmp_pa
 
 @pytest.mark.processes
 def test_a_resume_goes_on_waiting_where_patience_was(tmp_path: Path) -> None:
-    section: dict[str, Any] = {"epochs": 8, "evaluateEverySteps": 3, "checkpoint": {**EVERY_STEP, "mode": "blocking"}}
-    still = {"optimizer": {"name": "sgd", "learningRate": 1e-9}, "earlyStop": {"patience": 2, "minDelta": 0.1}}
+    section: dict[str, Any] = {
+        "epochs": 8,
+        "evaluateEverySteps": 3,
+        "checkpoint": {**EVERY_STEP, "mode": "blocking"},
+    }
+    still = {
+        "optimizer": {"name": "sgd", "learningRate": 1e-9},
+        "earlyStop": {"patience": 2, "minDelta": 0.1},
+    }
     train_here(describe(**section, **still), tmp_path, 1)
     for path in (tmp_path / "checkpoints").iterdir():
         if path.name == "DONE" or path.name in ("step-00000008-e1", "step-00000009-e1"):
@@ -50,16 +64,30 @@ def test_a_resume_goes_on_waiting_where_patience_was(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_stop_at_the_step_of_an_evaluation_puts_it_off_to_the_resume(tmp_path: Path, size: int) -> None:
-    section: dict[str, Any] = {"epochs": 8, "evaluateEverySteps": 3, "syncEverySteps": 1, "workload": f"{TASKS}:Interrupted"}
+def test_a_stop_at_the_step_of_an_evaluation_puts_it_off_to_the_resume(
+    tmp_path: Path, size: int
+) -> None:
+    section: dict[str, Any] = {
+        "epochs": 8,
+        "evaluateEverySteps": 3,
+        "syncEverySteps": 1,
+        "workload": f"{TASKS}:Interrupted",
+    }
     section["virtualShards"] = size
-    still = {"optimizer": {"name": "sgd", "learningRate": 1e-9}, "earlyStop": {"patience": 2, "minDelta": 0.1}}
+    still = {
+        "optimizer": {"name": "sgd", "learningRate": 1e-9},
+        "earlyStop": {"patience": 2, "minDelta": 0.1},
+    }
     losses = 2 + 3 + 2  # of the warm-up, of three steps, and of the two that follow the evaluation
     told = {"at_loss": losses, "on_rank": 0}
-    assert train_here(describe(**section, **still, options=told), tmp_path, size) == ["stopped"] * size
+    assert (
+        train_here(describe(**section, **still, options=told), tmp_path, size) == ["stopped"] * size
+    )
     assert [event["step"] for event in events(tmp_path, "stopped")] == [6]
     assert [event["step"] for event in events(tmp_path, "evaluated")] == [3]
-    train_here(describe(**section, **still, options={**told, "at_loss": 0}), tmp_path, size, generation=2)
+    train_here(
+        describe(**section, **still, options={**told, "at_loss": 0}), tmp_path, size, generation=2
+    )
     assert [event["step"] for event in events(tmp_path, "evaluated")] == [3, 6, 9]
     assert done(tmp_path)["step"] == 9
 
@@ -74,32 +102,50 @@ def test_evaluations_on_the_way_change_no_bit(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("strategy", "size"), [("ddp", 2), *[pytest.param(one, 2, marks=pytest.mark.chaos) for one in ("fsdp", "pipeline")]]
+    ("strategy", "size"),
+    [("ddp", 2), *[pytest.param(one, 2, marks=pytest.mark.chaos) for one in ("fsdp", "pipeline")]],
 )
 def test_a_wild_step_is_left_out_by_all_ranks_with_its_statistics_and_told_with_its_samples(
     tmp_path: Path, strategy: str, size: int
 ) -> None:
-    section = {"workload": f"{TASKS}:Poisoned", "options": {"at_sample": 11}, "epochs": 1, "onNonfinite": "skip"}
-    train_here(describe(**section, strategy=strategy, evaluate="end", **layout(strategy, size)), tmp_path, size)
+    section = {
+        "workload": f"{TASKS}:Poisoned",
+        "options": {"at_sample": 11},
+        "epochs": 1,
+        "onNonfinite": "skip",
+    }
+    train_here(
+        describe(**section, strategy=strategy, evaluate="end", **layout(strategy, size)),
+        tmp_path,
+        size,
+    )
     (skipped,) = events(tmp_path, "skipped")
     assert losses(tmp_path)[skipped["step"]] == "nan"
     assert skipped["last"] - skipped["first"] < 12
     assert all(loss != "nan" for step, loss in losses(tmp_path).items() if step != skipped["step"])
-    assert math.isfinite(done(tmp_path)["metrics"]["loss"]), "a batch norm's running mean is of all its past"
+    assert math.isfinite(done(tmp_path)["metrics"]["loss"]), (
+        "a batch norm's running mean is of all its past"
+    )
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.chaos), 2])
-def test_a_training_goes_back_and_leaves_the_wild_step_out_the_second_time(tmp_path: Path, size: int) -> None:
+def test_a_training_goes_back_and_leaves_the_wild_step_out_the_second_time(
+    tmp_path: Path, size: int
+) -> None:
     every = {"checkpoint": {"every": {"steps": 2}, "mode": "async", "keep": 1000}}
     section = {"workload": f"{TASKS}:Wild", "options": {"at_sample": 11}, "epochs": 3}
     train_here(describe(**section, **every, onNonfinite="rollback"), tmp_path / "back", size)
     train_here(describe(**section, **every, onNonfinite="skip"), tmp_path / "skip", size)
     gone = events(tmp_path / "back", "rolled_back")
     skipped = events(tmp_path / "skip", "skipped")
-    assert [event["refused"] for event in gone] == [event["step"] for event in skipped if event["step"] > 2]
+    assert [event["refused"] for event in gone] == [
+        event["step"] for event in skipped if event["step"] > 2
+    ]
     assert all(event["step"] % 2 == 0 and event["step"] < event["refused"] for event in gone)
-    assert done(tmp_path / "back")["weights"] == done(tmp_path / "skip")["weights"], "nothing else differs"
+    assert done(tmp_path / "back")["weights"] == done(tmp_path / "skip")["weights"], (
+        "nothing else differs"
+    )
 
 
 @pytest.mark.processes
@@ -151,15 +197,29 @@ def test_averages_of_narrow_weights_are_wide() -> None:
         pytest.param("tensor", 4, marks=[pytest.mark.chaos, pytest.mark.wide]),
     ],
 )
-def test_averages_are_evaluated_kept_and_taken_up_again(tmp_path: Path, strategy: str, size: int) -> None:
-    section: dict[str, Any] = {"emaDecay": 0.5, "steps": 8, "evaluate": "end", "strategy": strategy, **layout(strategy, size)}
-    every: dict[str, Any] = {"checkpoint": {"every": {"steps": 4}, "mode": "blocking", "keep": 1000}}
+def test_averages_are_evaluated_kept_and_taken_up_again(
+    tmp_path: Path, strategy: str, size: int
+) -> None:
+    section: dict[str, Any] = {
+        "emaDecay": 0.5,
+        "steps": 8,
+        "evaluate": "end",
+        "strategy": strategy,
+        **layout(strategy, size),
+    }
+    every: dict[str, Any] = {
+        "checkpoint": {"every": {"steps": 4}, "mode": "blocking", "keep": 1000}
+    }
     plain = {**section}
     del plain["emaDecay"]
     train_here(document("gpt", precision="fp32", **plain), tmp_path / "plain", size)
     train_here(document("gpt", precision="fp32", **section, **every), tmp_path / "whole", size)
-    assert done(tmp_path / "whole")["metrics"] != done(tmp_path / "plain")["metrics"], "the average is what is measured"
-    assert done(tmp_path / "whole")["weights"] == done(tmp_path / "plain")["weights"], "training does not notice it"
+    assert done(tmp_path / "whole")["metrics"] != done(tmp_path / "plain")["metrics"], (
+        "the average is what is measured"
+    )
+    assert done(tmp_path / "whole")["weights"] == done(tmp_path / "plain")["weights"], (
+        "training does not notice it"
+    )
     part = tmp_path / "part"
     (part / "checkpoints").mkdir(parents=True)
     (tmp_path / "whole/checkpoints/step-00000004-e1").rename(part / "checkpoints/step-00000004-e1")
@@ -170,11 +230,20 @@ def test_averages_are_evaluated_kept_and_taken_up_again(tmp_path: Path, strategy
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "strategy",
-    [pytest.param("ddp", marks=pytest.mark.chaos), "fsdp", pytest.param("tensor", marks=[pytest.mark.chaos, pytest.mark.wide])],
+    [
+        pytest.param("ddp", marks=pytest.mark.chaos),
+        "fsdp",
+        pytest.param("tensor", marks=[pytest.mark.chaos, pytest.mark.wide]),
+    ],
 )
 def test_computing_blocks_twice_changes_no_bit(tmp_path: Path, strategy: str) -> None:
     for name, kind in (("once", "none"), ("twice", "blocks")):
-        section: dict[str, Any] = {"steps": 4, "activationCheckpointing": kind, "strategy": strategy, **layout(strategy, 2)}
+        section: dict[str, Any] = {
+            "steps": 4,
+            "activationCheckpointing": kind,
+            "strategy": strategy,
+            **layout(strategy, 2),
+        }
         train_here(document("gpt", precision="fp32", **section), tmp_path / name, 2)
     assert done(tmp_path / "twice")["weights"] == done(tmp_path / "once")["weights"]
 
@@ -187,13 +256,26 @@ def test_a_workload_without_blocks_cannot_compute_them_twice(tmp_path: Path) -> 
 
 @pytest.mark.processes
 @pytest.mark.chaos
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", pytest.param("tensor", marks=pytest.mark.wide)])
-def test_a_compiled_model_learns_the_same_and_its_checkpoint_serves_the_plain_one(tmp_path: Path, strategy: str) -> None:
-    section: dict[str, Any] = {"steps": 6, "strategy": strategy, "compile": "aot_eager", **layout(strategy, 2)}
+@pytest.mark.parametrize(
+    "strategy", ["ddp", "fsdp", pytest.param("tensor", marks=pytest.mark.wide)]
+)
+def test_a_compiled_model_learns_the_same_and_its_checkpoint_serves_the_plain_one(
+    tmp_path: Path, strategy: str
+) -> None:
+    section: dict[str, Any] = {
+        "steps": 6,
+        "strategy": strategy,
+        "compile": "aot_eager",
+        **layout(strategy, 2),
+    }
     train_here(document("gpt", precision="fp32", **section), tmp_path / "compiled", 2)
-    train_here(document("gpt", precision="fp32", **{**section, "compile": "off"}), tmp_path / "plain", 2)
+    train_here(
+        document("gpt", precision="fp32", **{**section, "compile": "off"}), tmp_path / "plain", 2
+    )
     for step, loss in losses(tmp_path / "plain").items():
-        assert float.fromhex(losses(tmp_path / "compiled")[step]) == pytest.approx(float.fromhex(loss), rel=1e-5)
+        assert float.fromhex(losses(tmp_path / "compiled")[step]) == pytest.approx(
+            float.fromhex(loss), rel=1e-5
+        )
     names = [set(model_names(tmp_path / name)) for name in ("compiled", "plain")]
     assert names[0] == names[1]
 
@@ -204,4 +286,8 @@ def model_names(folder: Path) -> list[str]:
 
     newest = CheckpointDirectory(folder / "checkpoints").latest()
     assert newest is not None
-    return [name for name in FileSystemReader(newest).read_metadata().state_dict_metadata if name.startswith("model.")]
+    return [
+        name
+        for name in FileSystemReader(newest).read_metadata().state_dict_metadata
+        if name.startswith("model.")
+    ]

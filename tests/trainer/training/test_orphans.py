@@ -33,7 +33,9 @@ if __name__ == "__main__":
 
 def test_loader_processes_end_with_a_rank_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(_RANK)
-    rank = subprocess.Popen([sys.executable, str(tmp_path / "rank.py")], stdout=subprocess.PIPE, text=True)
+    rank = subprocess.Popen(
+        [sys.executable, str(tmp_path / "rank.py")], stdout=subprocess.PIPE, text=True
+    )
     assert rank.stdout is not None
     loader, server = rank.stdout.readline().split()
     rank.kill()

@@ -1,4 +1,6 @@
-"""A pipeline learns what one rank learns, whatever the microbatches; its stages agree; and what cannot be cut says why."""
+"""A pipeline learns what one rank learns, whatever the microbatches; its stages agree; and what
+cannot be cut says why.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,21 @@ from kdist_trainer.world import World
 from tests.trainer.training.cells import distance, learn
 from tests.trainer.training.cells import losses as course
 from tests.trainer.training.group import RankFailed, run_group
-from tests.trainer.training.tasks import Interrupted, Small, Wild, describe, done, losses, train_here
+from tests.trainer.training.tasks import (
+    Interrupted,
+    Small,
+    Wild,
+    describe,
+    done,
+    losses,
+    train_here,
+)
 
 STAGES: dict[str, Any] = {"strategy": "pipeline", "modelParallel": 2}
-PLAIN: dict[str, Any] = {"options": {"dropout": 0.0, "depth": 2}, "optimizer": {"name": "sgd", "learningRate": 0.1}}
+PLAIN: dict[str, Any] = {
+    "options": {"dropout": 0.0, "depth": 2},
+    "optimizer": {"name": "sgd", "learningRate": 0.1},
+}
 
 
 class Normed(Interrupted):
@@ -65,13 +78,17 @@ def test_the_heaviest_stage_is_as_light_as_can_be(loads: list[int], stages: int)
         weights = [sum(loads[one:other]) for one, other in pairwise(cuts)]
         return max(weights) if min(weights) else float("inf")
 
-    every = ([0, *between, len(loads)] for between in combinations(range(1, len(loads)), stages - 1))
+    every = (
+        [0, *between, len(loads)] for between in combinations(range(1, len(loads)), stages - 1)
+    )
     assert heaviest(found) == min(heaviest(cuts) for cuts in every)
 
 
 def test_a_model_that_cannot_be_cut_says_why() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    with pytest.raises(ConfigError, match="chain has 2 parts with weights, which cannot make 3 stages"):
+    with pytest.raises(
+        ConfigError, match="chain has 2 parts with weights, which cannot make 3 stages"
+    ):
         cut(model, list(model), 3)
     with pytest.raises(ConfigError, match="a workload whose `chain` names its parts"):
         cut(model, (), 2)
@@ -84,7 +101,9 @@ def test_a_model_that_cannot_be_cut_says_why() -> None:
 
 def hold(ways: int, folder: Path) -> list[str]:
     """Names of the weights that this rank holds."""
-    train = Training.model_validate({"workload": "small", "steps": 1, "strategy": "pipeline", "modelParallel": ways})
+    train = Training.model_validate(
+        {"workload": "small", "steps": 1, "strategy": "pipeline", "modelParallel": ways}
+    )
     workload = Small(WorkloadContext({"depth": 3}))
     with World.from_environment(timeout_seconds=60, model_parallel=ways) as world:
         model = workload.model()
@@ -105,12 +124,20 @@ def test_each_rank_holds_its_stage_only_under_the_names_of_the_whole_model(tmp_p
 
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.chaos)])
-def test_uneven_microbatches_clipping_and_a_short_last_step_change_nothing(size: int, tmp_path: Path) -> None:
+def test_uneven_microbatches_clipping_and_a_short_last_step_change_nothing(
+    size: int, tmp_path: Path
+) -> None:
     section = {**PLAIN, "evaluate": "end", "emaDecay": 0.9, "virtualShards": 2, "globalBatch": 13}
     train_here(describe(**section), tmp_path / "one", 1)
-    train_here(describe(**section, **STAGES, pipeline={"schedule": "1f1b", "microbatches": 4}), tmp_path / "stages", size)
+    train_here(
+        describe(**section, **STAGES, pipeline={"schedule": "1f1b", "microbatches": 4}),
+        tmp_path / "stages",
+        size,
+    )
     assert distance(course(tmp_path / "stages"), course(tmp_path / "one")) <= 1e-5
-    assert done(tmp_path / "stages")["metrics"]["loss"] == pytest.approx(done(tmp_path / "one")["metrics"]["loss"], rel=1e-5)
+    assert done(tmp_path / "stages")["metrics"]["loss"] == pytest.approx(
+        done(tmp_path / "one")["metrics"]["loss"], rel=1e-5
+    )
 
 
 @pytest.mark.processes
@@ -121,9 +148,16 @@ def test_both_schedules_and_a_resume_end_with_the_same_bits(tmp_path: Path) -> N
     for schedule in ("1f1b", "gpipe"):
         section = {**calm, **STAGES, "pipeline": {"schedule": schedule, "microbatches": 2}}
         train_here(describe(**section), tmp_path / schedule, 4)
-    torn = {"workload": task, "options": {"at_loss": 20, "on_rank": 3}, **STAGES, "pipeline": {"microbatches": 2}}
+    torn = {
+        "workload": task,
+        "options": {"at_loss": 20, "on_rank": 3},
+        **STAGES,
+        "pipeline": {"microbatches": 2},
+    }
     assert train_here(describe(**torn, syncEverySteps=1), tmp_path / "torn", 4) == ["stopped"] * 4
-    train_here(describe(**calm, **STAGES, pipeline={"microbatches": 2}), tmp_path / "torn", 4, generation=2)
+    train_here(
+        describe(**calm, **STAGES, pipeline={"microbatches": 2}), tmp_path / "torn", 4, generation=2
+    )
     ends = [done(tmp_path / name)["weights"] for name in ("1f1b", "gpipe", "torn")]
     assert ends[0]
     assert ends == [ends[0]] * 3
@@ -134,11 +168,18 @@ def test_both_schedules_and_a_resume_end_with_the_same_bits(tmp_path: Path) -> N
 @pytest.mark.chaos
 @pytest.mark.wide
 @pytest.mark.parametrize(
-    "section", [{"compile": "aot_eager"}, {"activationCheckpointing": "blocks"}], ids=lambda one: next(iter(one))
+    "section",
+    [{"compile": "aot_eager"}, {"activationCheckpointing": "blocks"}],
+    ids=lambda one: next(iter(one)),
 )
-def test_stages_are_compiled_and_computed_twice_like_a_whole_model(section: dict[str, Any], tmp_path: Path) -> None:
+def test_stages_are_compiled_and_computed_twice_like_a_whole_model(
+    section: dict[str, Any], tmp_path: Path
+) -> None:
     plain = learn(tmp_path / "plain", 2, "gpt", "pipeline", "fp32", steps=5)
-    assert distance(learn(tmp_path / "other", 2, "gpt", "pipeline", "fp32", steps=5, **section), plain) <= 1e-6
+    assert (
+        distance(learn(tmp_path / "other", 2, "gpt", "pipeline", "fp32", steps=5, **section), plain)
+        <= 1e-6
+    )
 
 
 @pytest.mark.processes
@@ -148,7 +189,9 @@ def test_a_wild_step_is_left_out_by_all_stages(tmp_path: Path) -> None:
     train_here(describe(**section), tmp_path / "one", 1)
     train_here(describe(**section, **STAGES), tmp_path / "stages", 2)
     one, stages = losses(tmp_path / "one"), losses(tmp_path / "stages")
-    assert [step for step, loss in one.items() if loss == "nan"] == [step for step, loss in stages.items() if loss == "nan"]
+    assert [step for step, loss in one.items() if loss == "nan"] == [
+        step for step, loss in stages.items() if loss == "nan"
+    ]
     for step, loss in one.items():
         if loss != "nan":
             assert float.fromhex(stages[step]) == pytest.approx(float.fromhex(loss), rel=1e-5)

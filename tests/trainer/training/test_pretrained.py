@@ -1,4 +1,6 @@
-"""Weights to begin with: the model's own where the file has them, refused or kept where it has not, the same on every rank."""
+"""Weights to begin with: the model's own where the file has them, refused or kept where it has not,
+the same on every rank.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,31 @@ from kdist_trainer.training.pretrained import CheckpointFolder, SafetensorsFile,
 from kdist_trainer.workload import WorkloadContext
 from tests.trainer.training.cells import document
 from tests.trainer.training.group import RankFailed
-from tests.trainer.training.tasks import FEATURES, Small, describe, done, losses, train_here, weights
+from tests.trainer.training.tasks import (
+    FEATURES,
+    Small,
+    describe,
+    done,
+    losses,
+    train_here,
+    weights,
+)
 
 
-def begin_with(path: Path, *, load: str = "each", misfits: str = "refuse", **section: Any) -> dict[str, Any]:
+def begin_with(
+    path: Path, *, load: str = "each", misfits: str = "refuse", **section: Any
+) -> dict[str, Any]:
     """A training of one step, so short that its weights show what it began with."""
-    still = {"steps": 1, "epochs": None, "optimizer": {"name": "sgd", "learningRate": 1e-9}, "schedule": {}}
+    still = {
+        "steps": 1,
+        "epochs": None,
+        "optimizer": {"name": "sgd", "learningRate": 1e-9},
+        "schedule": {},
+    }
     every = {"every": {"steps": 1_000_000}, "mode": "blocking", "load": load}
-    return describe(**still, checkpoint=every, init={"path": str(path), "misfits": misfits}, **section)
+    return describe(
+        **still, checkpoint=every, init={"path": str(path), "misfits": misfits}, **section
+    )
 
 
 def other_weights(path: Path) -> dict[str, torch.Tensor]:
@@ -42,7 +61,9 @@ def test_a_training_begins_with_the_weights_of_a_file(tmp_path: Path, load: str,
     expected = other_weights(tmp_path / "model.safetensors")
     train_here(begin_with(tmp_path / "model.safetensors", load=load), tmp_path / "run", size)
     found = weights(tmp_path / "run")
-    assert [name for name in expected if not torch.allclose(found[name], expected[name], atol=1e-6)] == []
+    assert [
+        name for name in expected if not torch.allclose(found[name], expected[name], atol=1e-6)
+    ] == []
 
 
 @pytest.mark.processes
@@ -56,8 +77,13 @@ def test_a_training_begins_with_the_weights_of_a_file(tmp_path: Path, load: str,
         pytest.param("ddp", "each", marks=pytest.mark.wide),
     ],
 )
-def test_a_run_can_begin_with_what_another_one_learned_under_another_strategy(tmp_path: Path, strategy: str, load: str) -> None:
-    section: dict[str, Any] = {"steps": 3, "checkpoint": {"every": {"steps": 100}, "mode": "blocking", "load": load}}
+def test_a_run_can_begin_with_what_another_one_learned_under_another_strategy(
+    tmp_path: Path, strategy: str, load: str
+) -> None:
+    section: dict[str, Any] = {
+        "steps": 3,
+        "checkpoint": {"every": {"steps": 100}, "mode": "blocking", "load": load},
+    }
     first = document("gpt", precision="fp32", strategy="fsdp", **section)
     train_here(first, tmp_path / "first", 2)
     second = document("gpt", precision="fp32", strategy=strategy, **section, emaDecay=0.9)
@@ -68,7 +94,9 @@ def test_a_run_can_begin_with_what_another_one_learned_under_another_strategy(tm
         found = export.prepare(tmp_path / "second/checkpoints", average=average)
         known = export.prepare(tmp_path / "first/checkpoints")
         for name in known.sources:
-            assert torch.allclose(found.fetch([name])[name], known.fetch([name])[name], atol=1e-6), name
+            assert torch.allclose(
+                found.fetch([name])[name], known.fetch([name])[name], atol=1e-6
+            ), name
 
 
 @pytest.mark.processes
@@ -91,12 +119,17 @@ def test_a_resumed_run_goes_on_and_does_not_begin_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_weights_of_another_model_are_refused_or_only_those_that_fit_are_taken(tmp_path: Path) -> None:
+def test_weights_of_another_model_are_refused_or_only_those_that_fit_are_taken(
+    tmp_path: Path,
+) -> None:
     state = other_weights(tmp_path / "model.safetensors")
     last = list(state)[-1]
     state[last], state["extra"] = torch.ones(7), torch.ones(1)
     save_file(state, tmp_path / "model.safetensors")
-    with pytest.raises(RankFailed, match=rf"Mismatch: train.init: .* {last} is \(7,\) there and \(3,\) in the model"):
+    with pytest.raises(
+        RankFailed,
+        match=rf"Mismatch: train.init: .* {last} is \(7,\) there and \(3,\) in the model",
+    ):
         train_here(begin_with(tmp_path / "model.safetensors"), tmp_path / "refused", 1)
     train_here(begin_with(tmp_path / "model.safetensors", misfits="keep"), tmp_path / "kept", 1)
     found = weights(tmp_path / "kept")
@@ -104,10 +137,15 @@ def test_weights_of_another_model_are_refused_or_only_those_that_fit_are_taken(t
 
 
 class Tied(Small):
-    """Its last layer's weight is its first one's, as language models tie their head to their embedding."""
+    """Its last layer's weight is its first one's, as language models tie their head to their
+    embedding.
+    """
 
     def model(self) -> nn.Module:
-        first, last = nn.Linear(FEATURES, FEATURES, bias=False), nn.Linear(FEATURES, FEATURES, bias=False)
+        first, last = (
+            nn.Linear(FEATURES, FEATURES, bias=False),
+            nn.Linear(FEATURES, FEATURES, bias=False),
+        )
         last.weight = first.weight
         return nn.Sequential(first, nn.Tanh(), last)
 
@@ -158,7 +196,9 @@ def test_a_path_below_a_mount_is_looked_for_where_the_mount_is(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x80\x02}q\x00.", b"\x08\0\0\0\0\0\0\0{}      "])
-def test_what_is_no_safetensors_file_is_refused_and_not_run(tmp_path: Path, content: bytes | None) -> None:
+def test_what_is_no_safetensors_file_is_refused_and_not_run(
+    tmp_path: Path, content: bytes | None
+) -> None:
     path = tmp_path / "model.safetensors"
     if content is not None:
         path.write_bytes(content)

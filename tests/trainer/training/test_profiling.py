@@ -1,4 +1,6 @@
-"""Profiles on request: the steps that were asked for, on the ranks that were, and nothing left behind in the loop."""
+"""Profiles on request: the steps that were asked for, on the ranks that were, and nothing left
+behind in the loop.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from tests.trainer.training.tasks import Small, describe, done, train_here
 
 
 class Asking(Small):
-    """Asks for a profile of itself on rank 1, while it computes a loss. Options: at_loss, steps, ranks."""
+    """Asks for a profile of itself on rank 1, while it computes a loss. Options: at_loss, steps,
+    ranks.
+    """
 
     def __init__(self, context: WorkloadContext) -> None:
         super().__init__(context)
@@ -57,13 +61,17 @@ def test_all_ranks_record_the_same_steps_and_the_training_does_not_notice(tmp_pa
     plan = found["plan"]
     assert plan["ranks"] == [0, 1]
     assert plan["last"] - plan["first"] == 2
-    assert {(one["first"], one["last"]) for one in found["ranks"].values()} == {(plan["first"], plan["last"])}
+    assert {(one["first"], one["last"]) for one in found["ranks"].values()} == {
+        (plan["first"], plan["last"])
+    }
     name = (tmp_path / "asked/asked").read_text()
     for rank in (0, 1):
         path = requests.folder_of(tmp_path / "asked/checkpoints", name) / requests.trace_name(rank)
         trace = json.loads(gzip.decompress(path.read_bytes()))
         names = [event.get("name", "") for event in trace["traceEvents"]]
-        assert sum(each == "aten::cross_entropy_loss" for each in names) == 3, "one loss in each of the three steps"
+        assert sum(each == "aten::cross_entropy_loss" for each in names) == 3, (
+            "one loss in each of the three steps"
+        )
         assert "gloo:all_reduce" in names
         summary = found["ranks"][str(rank)]
         assert 0 < summary["communicationSeconds"] < summary["seconds"]
@@ -104,7 +112,13 @@ def test_old_answers_go_and_the_newest_stay(tmp_path: Path) -> None:
         one = requests.ProfileRequest(f"r{number}", 1)
         requests.announce(tmp_path, one, ranks=[0], first=1, last=1)
         os.utime(requests.folder_of(tmp_path, one.name), (number, number))
-    assert sorted(path.name for path in (tmp_path / "profiles").iterdir()) == ["r2", "r3", "r4", "r5", "r6"]
+    assert sorted(path.name for path in (tmp_path / "profiles").iterdir()) == [
+        "r2",
+        "r3",
+        "r4",
+        "r5",
+        "r6",
+    ]
 
 
 def test_the_command_asks_looks_and_sends(tmp_path: Path, capfdbinary: Any) -> None:
@@ -123,6 +137,12 @@ def test_the_command_asks_looks_and_sends(tmp_path: Path, capfdbinary: Any) -> N
     assert capfdbinary.readouterr().out == b"\x1f\x8b trace"
 
 
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda span: (span[0], span[0] + span[1]))))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 60), st.integers(0, 20)).map(
+            lambda span: (span[0], span[0] + span[1])
+        )
+    )
+)
 def test_time_covered_twice_counts_once(spans: list[tuple[int, int]]) -> None:
     assert union(spans) == len({moment for start, end in spans for moment in range(start, end)})

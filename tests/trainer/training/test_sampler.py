@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdist_trainer.data.sampler import LARGE, Keyed, Order, ShardAssignment, StepPlan, order_of, share_of
+from kdist_trainer.data.sampler import (
+    LARGE,
+    Keyed,
+    Order,
+    ShardAssignment,
+    StepPlan,
+    order_of,
+    share_of,
+)
 from kdist_trainer.errors import ConfigError, DataError
 
 
@@ -27,8 +35,19 @@ def indices_by_shard(steps: StepPlan) -> list[tuple[int, int, int, list[int]]]:
     return found
 
 
-def make_steps(*, length: int, batch: int, shards: int, rank: int, size: int, total: int, micro: int | None = None) -> StepPlan:
-    return StepPlan(Order(length=length, seed=5), ShardAssignment(batch, shards, rank, size, micro), total=total)
+def make_steps(
+    *,
+    length: int,
+    batch: int,
+    shards: int,
+    rank: int,
+    size: int,
+    total: int,
+    micro: int | None = None,
+) -> StepPlan:
+    return StepPlan(
+        Order(length=length, seed=5), ShardAssignment(batch, shards, rank, size, micro), total=total
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -41,19 +60,40 @@ def test_every_sample_is_used_once_per_epoch_by_any_number_of_ranks(data: st.Dat
     micro = data.draw(st.none() | st.integers(1, 10))
     used: Counter[int] = Counter()
     for rank in range(size):
-        steps = make_steps(length=length, batch=batch, shards=shards, rank=rank, size=size, total=epochs * length, micro=micro)
+        steps = make_steps(
+            length=length,
+            batch=batch,
+            shards=shards,
+            rank=rank,
+            size=size,
+            total=epochs * length,
+            micro=micro,
+        )
         used.update(index for *_, indices in indices_by_shard(steps) for index in indices)
     assert used == Counter(dict.fromkeys(range(length), epochs))
 
 
 @settings(max_examples=80, deadline=None)
-@given(shards=st.integers(1, 6), batch=st.integers(6, 40), length=st.integers(1, 60), micro=st.none() | st.integers(1, 7))
+@given(
+    shards=st.integers(1, 6),
+    batch=st.integers(6, 40),
+    length=st.integers(1, 60),
+    micro=st.none() | st.integers(1, 7),
+)
 def test_what_a_shard_holds_does_not_depend_on_the_number_of_ranks(
     shards: int, batch: int, length: int, micro: int | None
 ) -> None:
     def dealt(size: int) -> list[tuple[int, int, int, list[int]]]:
         groups = [
-            make_steps(length=length, batch=batch, shards=shards, rank=rank, size=size, total=2 * length, micro=micro)
+            make_steps(
+                length=length,
+                batch=batch,
+                shards=shards,
+                rank=rank,
+                size=size,
+                total=2 * length,
+                micro=micro,
+            )
             for rank in range(size)
         ]
         return sorted(part for steps in groups for part in indices_by_shard(steps))
@@ -72,17 +112,25 @@ def test_an_epoch_ends_inside_a_step_and_only_the_last_step_is_short() -> None:
 
 def test_a_batch_may_be_longer_than_an_epoch() -> None:
     order = Order(length=3, seed=1)
-    assert order.between(1, 11).tolist() == [order.between(at, at + 1).item() for at in range(1, 11)]
+    assert order.between(1, 11).tolist() == [
+        order.between(at, at + 1).item() for at in range(1, 11)
+    ]
 
 
 def test_a_rank_without_a_sample_in_the_last_step_stands_in_with_weight_zero() -> None:
-    ranks = [make_steps(length=9, batch=4, shards=4, rank=rank, size=4, total=9) for rank in range(4)]
+    ranks = [
+        make_steps(length=9, batch=4, shards=4, rank=rank, size=4, total=9) for rank in range(4)
+    ]
     weights = [[part.weight for part in steps.parts(8)] for steps in ranks]
     assert weights == [[1.0], [0.0], [0.0], [0.0]]
 
 
 def test_uneven_shards_leave_no_rank_empty() -> None:
-    assert [list(ShardAssignment(12, 4, rank, 3).own_shards()) for rank in range(3)] == [[0, 1], [2], [3]]
+    assert [list(ShardAssignment(12, 4, rank, 3).own_shards()) for rank in range(3)] == [
+        [0, 1],
+        [2],
+        [3],
+    ]
 
 
 def test_a_shard_is_cut_into_micro_batches() -> None:
@@ -117,9 +165,10 @@ def test_a_lone_sample_of_a_short_step_and_a_stand_in_are_scant_but_no_usual_par
     assert not any(part.scant for deal in deals for part in deal.parts(12))
     assert [(part.samples, part.scant) for part in deals[0].parts(5)] == [(2, False), (1, True)]
     assert [(part.samples, part.scant) for part in deals[1].parts(2)] == [(0, True)] * 2
-    assert [part.scant for part in ShardAssignment(12, 4, 0, 2, micro_batch=2).parts(8)] == [False, False], (
-        "a usual part has one sample"
-    )
+    assert [part.scant for part in ShardAssignment(12, 4, 0, 2, micro_batch=2).parts(8)] == [
+        False,
+        False,
+    ], "a usual part has one sample"
     assert [part.scant for part in ShardAssignment(4, 4, 0, 1).parts(3)] == [False] * 3
 
 
@@ -145,12 +194,18 @@ VAST = [43414665, 22015241, 66384805, 44359768]
 
 
 def test_the_keyed_order_is_as_even_as_chance() -> None:
-    """Over many keys each sample comes equally often to each place, and next to each other: chi-squared, 63 degrees."""
+    """Over many keys each sample comes equally often to each place, and next to each other:
+    chi-squared, 63 degrees.
+    """
     length, draws = 8, 4_000
     places = np.zeros((length, length))
     neighbours = np.zeros((length, length))
     for epoch in range(draws):
-        drawn = Keyed(length=length, seed=1)._permuted(epoch, np.arange(length, dtype=np.uint64)).astype(int)
+        drawn = (
+            Keyed(length=length, seed=1)
+            ._permuted(epoch, np.arange(length, dtype=np.uint64))
+            .astype(int)
+        )
         places[np.arange(length), drawn] += 1
         neighbours[drawn[:-1], drawn[1:]] += 1
     apart = ~np.eye(length, dtype=bool)
@@ -163,28 +218,46 @@ def chi_squared(found: Any, expected: float) -> float:
 
 
 def test_a_large_sets_order_follows_no_line() -> None:
-    """Indices are spread evenly over the set, and what comes next tells nothing of what comes after."""
+    """Indices are spread evenly over the set, and what comes next tells nothing of what comes
+    after.
+    """
     length, taken = 10**8, 2**18
-    drawn = Keyed(length=length, seed=3).between(7 * length + 12_345, 7 * length + 12_345 + taken).numpy()
+    drawn = (
+        Keyed(length=length, seed=3)
+        .between(7 * length + 12_345, 7 * length + 12_345 + taken)
+        .numpy()
+    )
     counts = np.bincount(drawn * 256 // length, minlength=256)
     assert chi_squared(counts, taken / 256) < 255 + 6 * math.sqrt(2 * 255)
     for lag in (1, 2, 256, 4096):
         assert abs(np.corrcoef(drawn[:-lag], drawn[lag:])[0, 1]) < 6 / math.sqrt(taken)
     assert len(np.unique(drawn)) == taken
-    first, second = (Keyed(length=length, seed=3).between(epoch * length, epoch * length + taken).numpy() for epoch in (0, 1))
+    first, second = (
+        Keyed(length=length, seed=3).between(epoch * length, epoch * length + taken).numpy()
+        for epoch in (0, 1)
+    )
     assert abs(np.corrcoef(first, second)[0, 1]) < 6 / math.sqrt(taken)
 
 
 def test_only_a_large_set_has_the_keyed_order() -> None:
-    assert [type(order_of(length, seed=0)) for length in (1, LARGE - 1, LARGE)] == [Order, Order, Keyed]
+    assert [type(order_of(length, seed=0)) for length in (1, LARGE - 1, LARGE)] == [
+        Order,
+        Order,
+        Keyed,
+    ]
 
 
 def test_shares_cover_everything_once() -> None:
     assert [list(share_of(7, 3, holder)) for holder in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
 
 
-@pytest.mark.parametrize(("batch", "shards", "size", "field"), [(8, 2, 3, "train.virtualShards"), (3, 4, 2, "train.globalBatch")])
-def test_a_deal_that_leaves_a_rank_or_shard_empty_is_refused(batch: int, shards: int, size: int, field: str) -> None:
+@pytest.mark.parametrize(
+    ("batch", "shards", "size", "field"),
+    [(8, 2, 3, "train.virtualShards"), (3, 4, 2, "train.globalBatch")],
+)
+def test_a_deal_that_leaves_a_rank_or_shard_empty_is_refused(
+    batch: int, shards: int, size: int, field: str
+) -> None:
     with pytest.raises(ConfigError, match=field):
         ShardAssignment(batch, shards, 0, size)
 

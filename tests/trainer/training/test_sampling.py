@@ -1,4 +1,6 @@
-"""Weighted draws and streams: the same samples at any number of ranks and after any resume, and none lost or doubled."""
+"""Weighted draws and streams: the same samples at any number of ranks and after any resume, and
+none lost or doubled.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from torch.utils.data import TensorDataset
 
 from kdist_trainer import config
 from kdist_trainer.data.loader import Loader
-from kdist_trainer.data.sampler import LARGE, SequentialOrder, ShardAssignment, StepPlan, Weighted, WeightedByPosition, order_of
+from kdist_trainer.data.sampler import (
+    LARGE,
+    SequentialOrder,
+    ShardAssignment,
+    StepPlan,
+    Weighted,
+    WeightedByPosition,
+    order_of,
+)
 from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.workload import Samples, Split, WorkloadContext
@@ -29,7 +39,8 @@ class Numbered(Stream):
     """Files that hold so many samples each; a sample is (file, number)."""
 
     def __init__(self, counts: Sequence[int], *, known: bool) -> None:
-        self.counts, self.known = list(counts), known
+        self.counts = list(counts)
+        self.known = known
         self.reads = 0
 
     def files(self) -> list[str]:
@@ -58,14 +69,19 @@ class Streamed(Small):
 
     def dataset(self, split: Split) -> Any:
         whole: TensorDataset = super().dataset("train")
-        return Files(whole, self.context.options.get("files", 6)) if split == "train" else super().dataset(split)
+        return (
+            Files(whole, self.context.options.get("files", 6))
+            if split == "train"
+            else super().dataset(split)
+        )
 
 
 class Files(Stream):
     """A data set as if it were in files; of how many samples each is not known beforehand."""
 
     def __init__(self, whole: TensorDataset, files: int) -> None:
-        self.whole, self.number = whole, files
+        self.whole = whole
+        self.number = files
 
     def files(self) -> list[str]:
         return [f"part-{index}" for index in range(self.number)]
@@ -75,7 +91,8 @@ class Files(Stream):
             yield self.whole[index]
 
 
-shapes = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 5))  # shards, samples a shard and step, further files
+# shards, samples a shard and step, further files
+shapes = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 5))
 
 
 KINDS = pytest.mark.parametrize("kind", [Weighted, WeightedByPosition])
@@ -83,8 +100,13 @@ KINDS = pytest.mark.parametrize("kind", [Weighted, WeightedByPosition])
 
 @KINDS
 @settings(max_examples=100, deadline=None)
-@given(weights=st.lists(st.integers(0, 9), min_size=1, max_size=30).filter(any), seed=st.integers(0, 2**62))
-def test_draws_follow_the_weights_and_nothing_of_weight_0_is_drawn(kind: type[Weighted], weights: list[int], seed: int) -> None:
+@given(
+    weights=st.lists(st.integers(0, 9), min_size=1, max_size=30).filter(any),
+    seed=st.integers(0, 2**62),
+)
+def test_draws_follow_the_weights_and_nothing_of_weight_0_is_drawn(
+    kind: type[Weighted], weights: list[int], seed: int
+) -> None:
     order = kind(weights=torch.tensor(weights), length=len(weights), seed=seed)
     drawn = Counter(order.between(0, 40 * len(weights)).tolist())
     assert all(weights[index] > 0 for index in drawn)
@@ -94,20 +116,31 @@ def test_draws_follow_the_weights_and_nothing_of_weight_0_is_drawn(kind: type[We
 @KINDS
 def test_a_sample_is_drawn_as_often_as_its_share_of_the_weights_says(kind: type[Weighted]) -> None:
     order = kind(weights=torch.tensor([1.0, 3.0, 0.0, 4.0]), length=4, seed=1)
-    drawn = Counter(index for epoch in range(10_000) for index in order.between(4 * epoch, 4 * epoch + 4).tolist())
+    drawn = Counter(
+        index
+        for epoch in range(10_000)
+        for index in order.between(4 * epoch, 4 * epoch + 4).tolist()
+    )
     assert [round(drawn[index] / 40_000, 1) for index in range(4)] == [0.1, 0.4, 0.0, 0.5]
 
 
 @KINDS
 @settings(max_examples=60, deadline=None)
 @given(length=st.integers(1, 20), first=st.integers(0, 100), count=st.integers(0, 60))
-def test_draws_depend_on_the_position_alone(kind: type[Weighted], length: int, first: int, count: int) -> None:
+def test_draws_depend_on_the_position_alone(
+    kind: type[Weighted], length: int, first: int, count: int
+) -> None:
     weights = torch.arange(1, length + 1)
     whole = kind(weights=weights, length=length, seed=3).between(0, first + count).tolist()
-    assert kind(weights=weights, length=length, seed=3).between(first, first + count).tolist() == whole[first:]
+    assert (
+        kind(weights=weights, length=length, seed=3).between(first, first + count).tolist()
+        == whole[first:]
+    )
 
 
-@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, float("nan")], [1.0, float("inf")]])
+@pytest.mark.parametrize(
+    "weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, float("nan")], [1.0, float("inf")]]
+)
 def test_numbers_that_are_no_weights_are_refused(weights: list[float]) -> None:
     with pytest.raises(DataError, match=r"weights\(\)"):
         Weighted(weights=torch.tensor(weights), length=2, seed=0)
@@ -115,36 +148,57 @@ def test_numbers_that_are_no_weights_are_refused(weights: list[float]) -> None:
 
 def test_the_draws_stay_what_they_were_when_libraries_are_upgraded() -> None:
     for kind, golden in GOLDEN.items():
-        assert kind(weights=torch.tensor([1.0, 2.0, 3.0, 4.0]), length=4, seed=2).between(0, 12).tolist() == golden
+        assert (
+            kind(weights=torch.tensor([1.0, 2.0, 3.0, 4.0]), length=4, seed=2)
+            .between(0, 12)
+            .tolist()
+            == golden
+        )
 
 
-GOLDEN = {Weighted: [2, 1, 1, 3, 2, 0, 3, 3, 2, 1, 2, 3], WeightedByPosition: [3, 2, 3, 3, 1, 3, 3, 2, 3, 1, 1, 1]}
+GOLDEN = {
+    Weighted: [2, 1, 1, 3, 2, 0, 3, 3, 2, 1, 2, 3],
+    WeightedByPosition: [3, 2, 3, 3, 1, 3, 3, 2, 3, 1, 1, 1],
+}
 
 
 def test_only_the_draws_of_a_large_set_are_computed_one_by_one() -> None:
-    kinds = [type(order_of(length, seed=0, weights=torch.ones(length))) for length in (1, LARGE - 1, LARGE)]
+    kinds = [
+        type(order_of(length, seed=0, weights=torch.ones(length)))
+        for length in (1, LARGE - 1, LARGE)
+    ]
     assert kinds == [Weighted, Weighted, WeightedByPosition]
 
 
-def read_by(ranks: int, stream: Numbered, *, batch: int, shards: int, first: int, last: int) -> list[tuple[int, int]]:
-    """What all ranks together read in the steps from `first` up to `last`, each with a reader of its own."""
+def read_by(
+    ranks: int, stream: Numbered, *, batch: int, shards: int, first: int, last: int
+) -> list[tuple[int, int]]:
+    """What all ranks together read in the steps from `first` up to `last`, each with a reader of
+    its own.
+    """
     found = []
     for rank in range(ranks):
         samples = StreamSamples(stream, batch=batch, shards=shards, seed=5)
         steps = StepPlan(
-            SequentialOrder(length=len(samples), seed=5), ShardAssignment(batch, shards, rank, ranks), total=last * batch
+            SequentialOrder(length=len(samples), seed=5),
+            ShardAssignment(batch, shards, rank, ranks),
+            total=last * batch,
         )
         for step in range(first, last):
             for part in steps.parts(step * batch):
                 if part.samples:
-                    indices = steps.order.between(step * batch + part.first, step * batch + part.last)
+                    indices = steps.order.between(
+                        step * batch + part.first, step * batch + part.last
+                    )
                     found += [samples[index] for index in indices.tolist()]
     return found
 
 
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_ranks_that_come_and_go_read_what_one_rank_would_have_and_nothing_twice(data: st.DataObject) -> None:
+def test_ranks_that_come_and_go_read_what_one_rank_would_have_and_nothing_twice(
+    data: st.DataObject,
+) -> None:
     shards, share, more = data.draw(shapes)
     counts = data.draw(st.lists(st.integers(1, 6), min_size=shards + more, max_size=shards + more))
     stream = Numbered(counts, known=data.draw(st.booleans()))
@@ -160,11 +214,15 @@ def test_ranks_that_come_and_go_read_what_one_rank_would_have_and_nothing_twice(
 
 @settings(max_examples=80, deadline=None)
 @given(shape=shapes, known=st.booleans())
-def test_a_pass_over_equal_files_reads_each_sample_once(shape: tuple[int, int, int], known: bool) -> None:
+def test_a_pass_over_equal_files_reads_each_sample_once(
+    shape: tuple[int, int, int], known: bool
+) -> None:
     shards, share, _ = shape
     stream = Numbered([share] * shards * 3, known=known)
     found = read_by(1, stream, batch=shards * share, shards=shards, first=0, last=3)
-    assert Counter(found) == Counter((file, number) for file in range(shards * 3) for number in range(share))
+    assert Counter(found) == Counter(
+        (file, number) for file in range(shards * 3) for number in range(share)
+    )
 
 
 def test_a_resume_passes_over_files_of_known_length_unread() -> None:
@@ -186,11 +244,23 @@ def test_whoever_reads_every_other_step_of_a_stream_reads_each_sample_once(known
     assert stream.reads <= 400
 
 
-@pytest.mark.parametrize(("workers", "shards", "expected"), [(4, 1, 1), (2, 4, 2), (3, 4, 2), (4, 4, 4), (8, 6, 6)])
-def test_a_shard_is_always_read_by_the_same_loader_process(workers: int, shards: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "shards", "expected"), [(4, 1, 1), (2, 4, 2), (3, 4, 2), (4, 4, 4), (8, 6, 6)]
+)
+def test_a_shard_is_always_read_by_the_same_loader_process(
+    workers: int, shards: int, expected: int
+) -> None:
     samples = StreamSamples(Numbered([50] * 8, known=True), batch=12, shards=shards, seed=5)
-    steps = StepPlan(SequentialOrder(length=len(samples), seed=5), ShardAssignment(12, shards, 0, 1), total=120)
-    loader = Loader(steps, Streamed(WorkloadContext()), samples, settings=config.LoaderConfig(workers=workers), seed=5)
+    steps = StepPlan(
+        SequentialOrder(length=len(samples), seed=5), ShardAssignment(12, shards, 0, 1), total=120
+    )
+    loader = Loader(
+        steps,
+        Streamed(WorkloadContext()),
+        samples,
+        settings=config.LoaderConfig(workers=workers),
+        seed=5,
+    )
     assert loader._processes_of_use() == expected
 
 
@@ -205,15 +275,29 @@ def test_streams_that_cannot_be_dealt_or_hold_nothing_are_refused() -> None:
         StreamSamples(Numbered([1, 1], known=True), batch=6, shards=3, seed=0)
     for known in (True, False):
         with pytest.raises(DataError, match="hold no samples"):
-            StreamSamples(Numbered([0, 0], known=known), batch=1, shards=1, seed=0)[0 if not known else 3]
+            StreamSamples(Numbered([0, 0], known=known), batch=1, shards=1, seed=0)[
+                0 if not known else 3
+            ]
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", [pytest.param("Drawn", marks=pytest.mark.chaos), "Streamed"])
-def test_a_training_goes_on_on_fewer_ranks_with_the_samples_that_come_next(tmp_path: Path, kind: str) -> None:
+def test_a_training_goes_on_on_fewer_ranks_with_the_samples_that_come_next(
+    tmp_path: Path, kind: str
+) -> None:
     every: dict[str, Any] = {"every": {"steps": 4}, "mode": "blocking", "keep": 1000}
-    plain: dict[str, Any] = {"optimizer": {"name": "sgd", "learningRate": 0.01}, "options": {"dropout": 0.0}}
-    section = describe(workload=f"{Drawn.__module__}:{kind}", steps=9, epochs=None, checkpoint=every, virtualShards=4, **plain)
+    plain: dict[str, Any] = {
+        "optimizer": {"name": "sgd", "learningRate": 0.01},
+        "options": {"dropout": 0.0},
+    }
+    section = describe(
+        workload=f"{Drawn.__module__}:{kind}",
+        steps=9,
+        epochs=None,
+        checkpoint=every,
+        virtualShards=4,
+        **plain,
+    )
     train_here(section, tmp_path, 2)
     whole = losses(tmp_path)
     for name in ("DONE", "step-00000008-e1", "step-00000009-e1"):
@@ -229,5 +313,7 @@ def test_a_training_goes_on_on_fewer_ranks_with_the_samples_that_come_next(tmp_p
 
 @pytest.mark.processes
 def test_a_stream_has_no_epochs(tmp_path: Path) -> None:
-    with pytest.raises(RankFailed, match=r"ConfigError: train.epochs: Streamed.dataset\('train'\) is a stream"):
+    with pytest.raises(
+        RankFailed, match=r"ConfigError: train.epochs: Streamed.dataset\('train'\) is a stream"
+    ):
         train_here(describe(workload=f"{Drawn.__module__}:Streamed"), tmp_path, 1)

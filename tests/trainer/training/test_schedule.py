@@ -25,11 +25,22 @@ def curve(steps: int, **settings: Any) -> list[float]:
         ({"name": "linear"}, [1, 0.75, 0.5, 0.25, 0]),
         ({"name": "linear", "final_ratio": 0.2}, [1, 0.8, 0.6, 0.4, 0.2]),
         ({"name": "linear", "warmup_steps": 2}, [0.333333, 0.666667, 1, 0.5, 0]),
-        ({"name": "cosine"}, [1, round((1 + math.cos(math.pi / 4)) / 2, 6), 0.5, round((1 - math.cos(math.pi / 4)) / 2, 6), 0]),
+        (
+            {"name": "cosine"},
+            [
+                1,
+                round((1 + math.cos(math.pi / 4)) / 2, 6),
+                0.5,
+                round((1 - math.cos(math.pi / 4)) / 2, 6),
+                0,
+            ],
+        ),
         ({"name": "cosine", "warmup_steps": 9}, [0.1, 0.2, 0.3, 0.4, 0.5]),
     ],
 )
-def test_the_curve_rises_and_falls_as_asked(settings: dict[str, Any], expected: list[float]) -> None:
+def test_the_curve_rises_and_falls_as_asked(
+    settings: dict[str, Any], expected: list[float]
+) -> None:
     assert curve(5, **settings) == expected
 
 

@@ -1,4 +1,6 @@
-"""The ledger as the loop writes it: nothing is lost to a disk that refuses for a while, and nothing raises."""
+"""The ledger as the loop writes it: nothing is lost to a disk that refuses for a while, and nothing
+raises.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,35 @@ def record(step: int) -> StepRecord:
 
 def test_a_step_is_one_line_with_its_samples_and_the_bits_of_its_loss(tmp_path: Path) -> None:
     StepLog(tmp_path, world_of(0)).add_steps([record(1)], [0.1])
-    line = {"step": 1, "generation": 4, "world_size": 2, "first": 0, "last": 9, "loss": (0.1).hex(), "seconds": 0.25}
+    line = {
+        "step": 1,
+        "generation": 4,
+        "world_size": 2,
+        "first": 0,
+        "last": 9,
+        "loss": (0.1).hex(),
+        "seconds": 0.25,
+    }
     assert RunLedger(tmp_path).read_steps() == [line | {"wait_seconds": 0.0}]
 
 
-def test_what_the_rank_waited_for_others_is_shared_out_among_the_steps_since(tmp_path: Path) -> None:
+def test_what_the_rank_waited_for_others_is_shared_out_among_the_steps_since(
+    tmp_path: Path,
+) -> None:
     sums = iter([0.3, 0.3, 1.3])
     diary = StepLog(tmp_path, world_of(0), waited=lambda: next(sums))
     diary.add_steps([record(1), record(2), record(3)], [1.0] * 3)
     diary.add_steps([], [])
     diary.add_steps([record(4)], [1.0])
     diary.add_steps([record(5), record(6)], [1.0] * 2)
-    assert [line["wait_seconds"] for line in RunLedger(tmp_path).read_steps()] == [0.1, 0.1, 0.1, 0.0, 0.5, 0.5]
+    assert [line["wait_seconds"] for line in RunLedger(tmp_path).read_steps()] == [
+        0.1,
+        0.1,
+        0.1,
+        0.0,
+        0.5,
+        0.5,
+    ]
 
 
 def test_lines_that_a_disk_refuses_wait_and_hold_back_the_commit(tmp_path: Path) -> None:
@@ -58,13 +77,16 @@ def test_an_event_that_cannot_be_written_is_let_go(tmp_path: Path) -> None:
     diary.add_event("first_step", step=1)
     (tmp_path / "ledger").unlink()
     diary.add_event("first_step", step=2)
-    assert [(event["event"], event["generation"], event["step"]) for event in RunLedger(tmp_path).events()] == [
-        ("first_step", 4, 2)
-    ]
+    assert [
+        (event["event"], event["generation"], event["step"])
+        for event in RunLedger(tmp_path).events()
+    ] == [("first_step", 4, 2)]
 
 
 @pytest.mark.parametrize(("rank", "folder"), [(1, True), (0, False)])
-def test_other_ranks_and_runs_without_a_folder_keep_no_ledger(tmp_path: Path, rank: int, folder: bool) -> None:
+def test_other_ranks_and_runs_without_a_folder_keep_no_ledger(
+    tmp_path: Path, rank: int, folder: bool
+) -> None:
     diary = StepLog(tmp_path if folder else None, world_of(rank))
     diary.add_steps([record(1)], [1.0])
     diary.add_event("first_step", step=1)

@@ -12,7 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kdist_trainer.instrumentation import step_timer
-from kdist_trainer.instrumentation.step_timer import BandwidthProbe, GlooAllReduceTimer, StepTimer, add_spans
+from kdist_trainer.instrumentation.step_timer import (
+    BandwidthProbe,
+    GlooAllReduceTimer,
+    StepTimer,
+    add_spans,
+)
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 from kdist_trainer.world import World
@@ -20,7 +25,9 @@ from tests.trainer.training.group import run_group
 from tests.trainer.training.tasks import WIDE, Late, SlowToCount, describe, train, train_watched
 
 
-def test_laps_sum_to_the_time_they_cover_and_skips_belong_to_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_laps_sum_to_the_time_they_cover_and_skips_belong_to_no_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = iter([0.0, 1.0, 3.0, 7.0, 57.0, 61.0])
     monkeypatch.setattr(step_timer, "perf_counter", lambda: next(now))
     stats = StepStats()
@@ -32,7 +39,11 @@ def test_laps_sum_to_the_time_they_cover_and_skips_belong_to_no_step(monkeypatch
     assert laps.skip() == 50.0
     laps.lap(StepPhase.FORWARD)
     assert laps.end() == 4.0
-    assert (stats.phase[StepPhase.DATA_WAIT], stats.phase[StepPhase.FORWARD], sum(stats.phase)) == (2.0, 8.0, 10.0)
+    assert (stats.phase[StepPhase.DATA_WAIT], stats.phase[StepPhase.FORWARD], sum(stats.phase)) == (
+        2.0,
+        8.0,
+        10.0,
+    )
 
 
 def test_overlapping_all_reduces_are_counted_once_and_only_the_tail_is_exposed() -> None:
@@ -63,7 +74,9 @@ class Handle:
         return self.future
 
 
-def test_an_all_reduce_whose_word_is_late_ended_at_the_latest_with_the_backward_pass(tmp_path: Path) -> None:
+def test_an_all_reduce_whose_word_is_late_ended_at_the_latest_with_the_backward_pass(
+    tmp_path: Path,
+) -> None:
     stats, heartbeat = StepStats(), Heartbeat.create(tmp_path / "beat")
     timer = GlooAllReduceTimer(stats, heartbeat)
     group: Any = None
@@ -84,7 +97,9 @@ def test_an_all_reduce_whose_word_is_late_ended_at_the_latest_with_the_backward_
     assert 0 < stats.phase[StepPhase.COMM_EXPOSED] <= stats.collective_seconds[0]
     heartbeat.enter("barrier", 0, "")
     handles[1].future.set_result([])
-    assert heartbeat.read().inside, "a word of the step before says nothing about what was entered since"
+    assert heartbeat.read().inside, (
+        "a word of the step before says nothing about what was entered since"
+    )
     timer.close()
     timer.start()
     timer.settle()
@@ -122,7 +137,12 @@ def probe_and_tell() -> dict[str, Any]:
         seconds = perf_counter() - begun
         BandwidthProbe(off, group, cpu, enabled=False).measure()
         due.append(prober.is_due(1.0))
-    return {"bandwidth": stats.probe_bandwidth, "seconds": seconds, "due": due, "off": off.probe_bandwidth}
+    return {
+        "bandwidth": stats.probe_bandwidth,
+        "seconds": seconds,
+        "due": due,
+        "off": off.probe_bandwidth,
+    }
 
 
 @pytest.mark.processes
@@ -130,7 +150,8 @@ def test_a_probe_tells_the_bandwidth_of_nccl_tests_and_when_it_is_due_again() ->
     for rank in run_group(probe_and_tell, 2):
         assert rank["due"] == [False, False, True, False]
         assert rank["off"] is None
-        least = 4 * 2**20 / rank["seconds"]  # for two ranks the factor 2(n-1)/n is 1, and the best of three rounds is faster
+        # for two ranks the factor 2(n-1)/n is 1, and the best of three rounds is faster
+        least = 4 * 2**20 / rank["seconds"]
         assert least * 3 <= rank["bandwidth"] < 1e12
 
 
@@ -144,8 +165,12 @@ def test_a_rank_that_waits_shows_which_collective_it_is_in(tmp_path: Path) -> No
 
 @pytest.mark.processes
 @pytest.mark.parametrize("hook", ["timing", "none"])
-def test_phases_sum_to_the_steps_and_all_reduces_move_every_gradient(tmp_path: Path, hook: str) -> None:
-    told = run_group(train_and_tell, 2, describe(options=WIDE, commHook=hook, virtualShards=4), tmp_path)
+def test_phases_sum_to_the_steps_and_all_reduces_move_every_gradient(
+    tmp_path: Path, hook: str
+) -> None:
+    told = run_group(
+        train_and_tell, 2, describe(options=WIDE, commHook=hook, virtualShards=4), tmp_path
+    )
     for rank in told:
         assert sum(rank["phase"]) == pytest.approx(rank["seconds"], rel=1e-3)
         assert all(seconds >= 0 for seconds in rank["phase"])
@@ -153,14 +178,18 @@ def test_phases_sum_to_the_steps_and_all_reduces_move_every_gradient(tmp_path: P
     assert sum(rank["samples"] for rank in told) == 100
     if hook == "timing":
         assert all(rank["bytes"] == rank["steps"] * rank["weights"] for rank in told)
-        assert all(rank["count"] == 4 * rank["steps"] for rank in told), "four buckets of a MiB or less"
+        assert all(rank["count"] == 4 * rank["steps"] for rank in told), (
+            "four buckets of a MiB or less"
+        )
         assert all(0 < rank["phase"][StepPhase.COMM_EXPOSED] <= rank["busy"] for rank in told)
     else:
         assert all(rank["count"] == rank["busy"] == 0 for rank in told)
 
 
 @pytest.mark.processes
-def test_a_rank_is_not_busy_while_it_waits_for_a_slower_one_to_count_its_samples(tmp_path: Path) -> None:
+def test_a_rank_is_not_busy_while_it_waits_for_a_slower_one_to_count_its_samples(
+    tmp_path: Path,
+) -> None:
     slow = {"workload": f"{SlowToCount.__module__}:SlowToCount", "options": {"seconds": 0.1}}
     waiting, slow_rank = run_group(train_and_tell, 2, describe(virtualShards=2, **slow), tmp_path)
     slept, forward = 0.1 * slow_rank["steps"], StepPhase.FORWARD

@@ -1,4 +1,6 @@
-"""One rank is asked to stop, a loss is not finite, a checkpoint is due: all ranks do the same at the same step."""
+"""One rank is asked to stop, a loss is not finite, a checkpoint is due: all ranks do the same at
+the same step.
+"""
 
 from __future__ import annotations
 
@@ -24,30 +26,43 @@ TASKS = Interrupted.__module__
 
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_signal_on_one_rank_stops_all_at_one_step_and_nothing_is_lost(tmp_path: Path, size: int) -> None:
+def test_a_signal_on_one_rank_stops_all_at_one_step_and_nothing_is_lost(
+    tmp_path: Path, size: int
+) -> None:
     undisturbed = describe(epochs=8)
     train_here(undisturbed, tmp_path / "whole", size)
     interrupted = describe(
-        epochs=8, workload=f"{TASKS}:Interrupted", options={"at_loss": 12, "on_rank": size - 1}, syncEverySteps=4
+        epochs=8,
+        workload=f"{TASKS}:Interrupted",
+        options={"at_loss": 12, "on_rank": size - 1},
+        syncEverySteps=4,
     )
     assert train_here(interrupted, tmp_path / "part", size) == ["stopped"] * size
     (checkpoint,) = CheckpointDirectory(tmp_path / "part/checkpoints").committed()
-    assert 10 <= checkpoint.step <= 10 + 2 * 4, "two of the twelve losses were the warm-up's; then come two intervals"
+    assert 10 <= checkpoint.step <= 10 + 2 * 4, (
+        "two of the twelve losses were the warm-up's; then come two intervals"
+    )
     assert train_here(undisturbed, tmp_path / "part", size, generation=2) == ["done"] * size
     assert done(tmp_path / "part")["weights"] == done(tmp_path / "whole")["weights"]
     ledger = RunLedger(tmp_path / "part/checkpoints")
     assert_every_sample_once(ledger.read_steps(), total=8 * 50)
     assert min(losses(tmp_path / "part", generation=2)) == checkpoint.step + 1
-    assert [event["step"] for event in ledger.events() if event["event"] == "stopped"] == [checkpoint.step]
+    assert [event["step"] for event in ledger.events() if event["event"] == "stopped"] == [
+        checkpoint.step
+    ]
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_loss_that_is_not_finite_ends_the_job_and_leaves_the_last_good_checkpoint(tmp_path: Path, size: int) -> None:
+def test_a_loss_that_is_not_finite_ends_the_job_and_leaves_the_last_good_checkpoint(
+    tmp_path: Path, size: int
+) -> None:
     checkpoint = {"every": {"steps": 1}, "mode": "async", "keep": 1000}
     clean = describe(epochs=1, checkpoint=checkpoint)
     train_here(clean, tmp_path / "clean", size)
-    document = describe(workload=f"{TASKS}:Exploding", options={"at_sample": 11}, epochs=1, checkpoint=checkpoint)
+    document = describe(
+        workload=f"{TASKS}:Exploding", options={"at_sample": 11}, epochs=1, checkpoint=checkpoint
+    )
     with pytest.raises(RankFailed, match="NonFiniteError"):
         train_here(document, tmp_path / "wild", size)
     failure = read(tmp_path / "wild/scratch-0", 0)
@@ -64,33 +79,53 @@ def test_a_loss_that_is_not_finite_ends_the_job_and_leaves_the_last_good_checkpo
 @pytest.mark.processes
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     checkpoint = {"every": {"steps": 1}, "mode": "blocking", "keep": 1000}
-    document = describe(workload=f"{TASKS}:Creeping", options={"at_sample": 11}, epochs=1, checkpoint=checkpoint)
+    document = describe(
+        workload=f"{TASKS}:Creeping", options={"at_sample": 11}, epochs=1, checkpoint=checkpoint
+    )
     with pytest.raises(RankFailed, match="a weight is NaN or infinite after step"):
         train_here(document, tmp_path, 1)
     kept = [one.step for one in CheckpointDirectory(tmp_path / "checkpoints").committed()]
-    assert max(losses(tmp_path)) == max(kept, default=0) + 1, "the step whose gradient was NaN is in no checkpoint"
+    assert max(losses(tmp_path)) == max(kept, default=0) + 1, (
+        "the step whose gradient was NaN is in no checkpoint"
+    )
 
 
 @pytest.mark.processes
 def test_slow_steps_are_stopped_before_their_interval_is_over(tmp_path: Path) -> None:
     options = {"at_loss": 8, "on_rank": 1, "pause": 0.3}
-    document = describe(epochs=8, workload=f"{TASKS}:Interrupted", options=options, virtualShards=2, syncEverySteps=30)
+    document = describe(
+        epochs=8,
+        workload=f"{TASKS}:Interrupted",
+        options=options,
+        virtualShards=2,
+        syncEverySteps=30,
+    )
     assert train_here(document, tmp_path, 2) == ["stopped"] * 2
     (checkpoint,) = CheckpointDirectory(tmp_path / "checkpoints").committed()
-    assert 6 < checkpoint.step <= 6 + 2 * 3, "intervals of a second hold three steps; the eighth loss was that of step 6"
+    assert 6 < checkpoint.step <= 6 + 2 * 3, (
+        "intervals of a second hold three steps; the eighth loss was that of step 6"
+    )
 
 
 @pytest.mark.processes
 def test_a_loss_that_is_not_finite_may_be_ignored(tmp_path: Path) -> None:
     document = describe(
-        workload=f"{TASKS}:Exploding", options={"at_sample": 11}, epochs=1, onNonfinite="ignore", clipGradNorm=None
+        workload=f"{TASKS}:Exploding",
+        options={"at_sample": 11},
+        epochs=1,
+        onNonfinite="ignore",
+        clipGradNorm=None,
     )
     assert train_here(document, tmp_path, 1) == ["done"]
 
 
 @pytest.mark.processes
 def test_checkpoints_by_number_come_at_multiples_whatever_the_interval(tmp_path: Path) -> None:
-    document = describe(epochs=4, syncEverySteps=7, checkpoint={"every": {"steps": 5}, "mode": "async", "keep": 1000})
+    document = describe(
+        epochs=4,
+        syncEverySteps=7,
+        checkpoint={"every": {"steps": 5}, "mode": "async", "keep": 1000},
+    )
     train_here(document, tmp_path, 2)
     steps = sorted(one.step for one in CheckpointDirectory(tmp_path / "checkpoints").committed())
     assert steps == [5, 10, 15, 17]  # 200 samples in batches of 12
@@ -98,13 +133,18 @@ def test_checkpoints_by_number_come_at_multiples_whatever_the_interval(tmp_path:
 
 @pytest.mark.processes
 def test_checkpoints_by_the_clock_are_saved_by_all_ranks(tmp_path: Path) -> None:
-    slow = describe(epochs=10, options={"pause": 0.1}, checkpoint={"every": {"seconds": 1}, "mode": "async", "keep": 1000})
+    slow = describe(
+        epochs=10,
+        options={"pause": 0.1},
+        checkpoint={"every": {"seconds": 1}, "mode": "async", "keep": 1000},
+    )
     train_here(slow, tmp_path, 2)
     assert len(CheckpointDirectory(tmp_path / "checkpoints").committed()) >= 3
 
 
 @pytest.mark.parametrize(
-    ("step_seconds", "most", "expected"), [(0.0, 10, 1), (0.001, 10, 10), (0.3, 10, 3), (0.99, 10, 1), (60, 10, 1), (0.001, 1, 1)]
+    ("step_seconds", "most", "expected"),
+    [(0.0, 10, 1), (0.001, 10, 10), (0.3, 10, 3), (0.99, 10, 1), (60, 10, 1), (0.001, 1, 1)],
 )
 def test_slow_steps_shorten_the_interval(step_seconds: float, most: int, expected: int) -> None:
     assert interval_of(step_seconds, most) == expected
@@ -124,7 +164,9 @@ print("asked", flush=True)
 while True:
     signal.pause()
 """
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "ready\n"

@@ -109,7 +109,9 @@ class Mixed(Small):
         (Rooted, "cannot be sent to loader processes"),
     ],
 )
-def test_the_kit_names_what_the_loop_could_not_work_with(kind: type[Workload], complaint: str) -> None:
+def test_the_kit_names_what_the_loop_could_not_work_with(
+    kind: type[Workload], complaint: str
+) -> None:
     with pytest.raises(AssertionError, match=complaint):
         check_workload(kind)
 
@@ -127,12 +129,16 @@ def test_the_kit_names_what_the_loop_could_not_work_with(kind: type[Workload], c
         ("kdist_trainer.workload:Workload", "lacks dataset, loss, model"),
     ],
 )
-def test_a_workload_that_is_not_there_is_refused_with_the_nearest_name(name: str, complaint: str) -> None:
+def test_a_workload_that_is_not_there_is_refused_with_the_nearest_name(
+    name: str, complaint: str
+) -> None:
     with pytest.raises(ConfigError, match=complaint):
         workloads.load(name)
 
 
-def test_a_module_that_lacks_one_of_its_own_imports_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_lacks_one_of_its_own_imports_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "halfway.py").write_text("import a_module_that_nobody_has\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="a_module_that_nobody_has"):
@@ -150,7 +156,11 @@ def test_digits_are_split_the_same_way_every_time_and_no_scan_is_in_both() -> No
     digits = Digits(WorkloadContext())
     train, test = digits.dataset("train"), digits.dataset("test")
     assert (len(train), len(test)) == (1437, 360)
-    assert digits.fingerprint(train) == Digits(WorkloadContext()).fingerprint(digits.dataset("train")) != digits.fingerprint(test)
+    assert (
+        digits.fingerprint(train)
+        == Digits(WorkloadContext()).fingerprint(digits.dataset("train"))
+        != digits.fingerprint(test)
+    )
     counts = torch.bincount(test.tensors[1], minlength=10)
     assert counts.min() >= 25, "every digit is in the test split"
 
@@ -174,7 +184,12 @@ def test_the_text_of_gpt_is_cut_into_neighbouring_windows() -> None:
 
 
 def test_the_text_is_the_files_in_the_order_of_their_paths(tmp_path: Path) -> None:
-    for name, content in (("b.py", "b" * 600), ("a/z.py", "z" * 600), ("a.py", "a" * 600), ("c.txt", "c" * 600)):
+    for name, content in (
+        ("b.py", "b" * 600),
+        ("a/z.py", "z" * 600),
+        ("a.py", "a" * 600),
+        ("c.txt", "c" * 600),
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
     text = bytes(read_corpus(tmp_path, 1500).tolist())
@@ -188,7 +203,14 @@ def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_digits_reach_97_percent_on_two_ranks(tmp_path: Path) -> None:
-    train = {"workload": "digits", "options": {}, "epochs": 15, "globalBatch": 64, "evaluate": "end", "clipGradNorm": None}
+    train = {
+        "workload": "digits",
+        "options": {},
+        "epochs": 15,
+        "globalBatch": 64,
+        "evaluate": "end",
+        "clipGradNorm": None,
+    }
     document = describe(**train, schedule={}, optimizer={"learningRate": 0.003}, seed=0)
     assert train_here(document, tmp_path, 2) == ["done", "done"]
     assert done(tmp_path)["metrics"]["accuracy"] >= 0.97
@@ -198,7 +220,14 @@ def test_digits_reach_97_percent_on_two_ranks(tmp_path: Path) -> None:
 def test_an_evaluation_counts_every_test_sample_once_on_any_number_of_ranks(tmp_path: Path) -> None:
     found = []
     for size in (1, 2, 3):
-        document = describe(workload="digits", options={"width": 2}, steps=1, epochs=None, evaluate="end", virtualShards=3)
+        document = describe(
+            workload="digits",
+            options={"width": 2},
+            steps=1,
+            epochs=None,
+            evaluate="end",
+            virtualShards=3,
+        )
         train_here(document, tmp_path / str(size), size)
         found.append(done(tmp_path / str(size))["metrics"])
     assert found[0]["accuracy"] * 360 == pytest.approx(round(found[0]["accuracy"] * 360), abs=1e-9)
@@ -208,7 +237,15 @@ def test_an_evaluation_counts_every_test_sample_once_on_any_number_of_ranks(tmp_
 @pytest.mark.processes
 def test_gpt_learns_its_text_and_tells_bits_per_byte(tmp_path: Path) -> None:
     options = {"layers": 1, "width": 32, "heads": 2, "block": 32, "corpusBytes": 65536}
-    document = describe(workload="gpt", options=options, steps=60, epochs=None, globalBatch=32, evaluate="end", schedule={})
+    document = describe(
+        workload="gpt",
+        options=options,
+        steps=60,
+        epochs=None,
+        globalBatch=32,
+        evaluate="end",
+        schedule={},
+    )
     train_here(document, tmp_path, 2)
     metrics = done(tmp_path)["metrics"]
     assert metrics["bits_per_byte"] < 5, "8 bits are chance"

@@ -1,7 +1,8 @@
-"""kdist's elastic agent: torch's LocalElasticAgent starts the ranks, kdist's rules say when and what their end means.
+"""kdist's elastic agent: torch's LocalElasticAgent starts the ranks, kdist's rules say when and
+what their end means.
 
-One round of `_invoke_run`: meet the other agents, agree on a generation, start the ranks, look after them, and draw the
-conclusion: form again, or end with a record that all agents share.
+One round of `_invoke_run`: meet the other agents, agree on a generation, start the ranks, look
+after them, and draw the conclusion: form again, or end with a record that all agents share.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ _DEATH_SECONDS = 30.0  # to free what a rank held, on the host and on its device
 
 
 class ElasticAgent(LocalElasticAgent):
-    """The agent of one node. `run` returns when its work is over; `record` then says how it ended."""
+    """The agent of one node. `run` returns when its work is over; `record` then says how it
+    ended.
+    """
 
     def __init__(
         self,
@@ -62,8 +65,14 @@ class ElasticAgent(LocalElasticAgent):
         stop: StopSignals,
         start_method: str,
     ) -> None:
-        """`hasty` is the exchange while ranks are at work, when nobody waits for a store that is away."""
-        super().__init__(spec, DefaultLogsSpecs(log_dir=str(settings.scratch / "torchelastic")), start_method=start_method)
+        """`hasty` is the exchange while ranks are at work, when nobody waits for a store that is
+        away.
+        """
+        super().__init__(
+            spec,
+            DefaultLogsSpecs(log_dir=str(settings.scratch / "torchelastic")),
+            start_method=start_method,
+        )
         assert isinstance(spec.rdzv_handler, Rendezvous)  # noqa: S101 - launch makes it so
         self.record: dict[str, Any] = {}
         self._rendezvous_handler = spec.rdzv_handler
@@ -77,7 +86,9 @@ class ElasticAgent(LocalElasticAgent):
             max_restarts=settings.config.max_restarts,
             is_script=settings.config.script is not None,
         )
-        self._conclusion = TerminationPolicy(settings, exchange, self._rendezvous_handler, teller, self._book, stop)
+        self._conclusion = TerminationPolicy(
+            settings, exchange, self._rendezvous_handler, teller, self._book, stop
+        )
         self._incarnation = f"{os.getpid()}-{time.time_ns()}"
         self._generation: Generation | None = None
         self._pulse: float | None = None
@@ -117,18 +128,28 @@ class ElasticAgent(LocalElasticAgent):
                         self._rendezvous(self._worker_group)
                         generation = self._agree()
                 break
-            except (RendezvousClosedError, RendezvousGracefulExitError):  # torch's word for it to a node above the maximum
+            except (RendezvousClosedError, RendezvousGracefulExitError):
+                # torch's word for it to a node above the maximum
                 raise RunOutcome(self._conclusion.final_record()) from None
             except (StopRequested, RendezvousError, dist.DistError, RuntimeError) as error:
                 if self._stop.requested:
                     self._conclusion.leave()
-                    raise RunOutcome(stopped("stopped while waiting for other nodes", step=None)) from None
+                    raise RunOutcome(
+                        stopped("stopped while waiting for other nodes", step=None)
+                    ) from None
                 if isinstance(error, RendezvousTimeoutError) or time.monotonic() > deadline:
                     self._teller.rendezvous_ended("timeout")
-                    self._give_up(f"no group of {self._settings.bounds.now().min} nodes came together within {timeout} s")
+                    self._give_up(
+                        f"no group of {self._settings.bounds.now().min} nodes came "
+                        f"together within {timeout} s"
+                    )
                 gone = isinstance(error, RendezvousConnectionError | dist.DistNetworkError)
                 if gone and self._settings.place.scheme == endpoint.C10D:
-                    raise RunOutcome(self._lost(f"the agent that keeps the store of the rendezvous is gone: {error}")) from None
+                    raise RunOutcome(
+                        self._lost(
+                            f"the agent that keeps the store of the rendezvous is gone: {error}"
+                        )
+                    ) from None
                 log.warn("rendezvous-retried", message=f"the group did not come about: {error}")
                 time.sleep(self._rendezvous_handler.pace.poll)
         self._teller.rendezvous_ended("formed")
@@ -137,12 +158,19 @@ class ElasticAgent(LocalElasticAgent):
         return generation
 
     def _rest(self) -> bool:
-        """Give a disk that refuses time to be cleared, for otherwise the restarts are spent in seconds; True once done."""
+        """Give a disk that refuses time to be cleared, for otherwise the restarts are spent in
+        seconds; True once done.
+        """
         if seconds := self._book.pause_seconds():
-            log.warn("disk-refuses", message=f"the checkpoints' disk takes nothing: the next attempt is in {seconds} s")
+            log.warn(
+                "disk-refuses",
+                message=f"the checkpoints' disk takes nothing: the next attempt is in {seconds} s",
+            )
             time.sleep(seconds)
         elif seconds := self._book.repeat_seconds():
-            log.warn("backing-off", message=f"the same failure again: the next attempt is in {seconds} s")
+            log.warn(
+                "backing-off", message=f"the same failure again: the next attempt is in {seconds} s"
+            )
             time.sleep(seconds)
         return True
 
@@ -151,7 +179,16 @@ class ElasticAgent(LocalElasticAgent):
         raise RunOutcome(self._lost(message))
 
     def _lost(self, message: str) -> dict[str, Any]:
-        return failed(Failure(Cause.RENDEZVOUS, Exit.PEERS_LOST, True, message, node=self._settings.node, time=time.time()))
+        return failed(
+            Failure(
+                Cause.RENDEZVOUS,
+                Exit.PEERS_LOST,
+                True,
+                message,
+                node=self._settings.node,
+                time=time.time(),
+            )
+        )
 
     def _agree(self) -> Generation:
         """What the leader decides on this generation; the leader decides it now."""
@@ -159,9 +196,13 @@ class ElasticAgent(LocalElasticAgent):
         store, rank = group.store, group.group_rank
         store.set(f"{_AGENT}{rank}", json.dumps([self._settings.node, self._incarnation]))
         if rank == 0:
-            agents = dict(json.loads(store.get(f"{_AGENT}{other}")) for other in range(group.group_world_size))
+            agents = dict(
+                json.loads(store.get(f"{_AGENT}{other}")) for other in range(group.group_world_size)
+            )
             nodes = self._settings.bounds.now()
-            generation = self._book.open_generation(agents, world_size=group.workers[0].world_size, bounds=(nodes.min, nodes.max))
+            generation = self._book.open_generation(
+                agents, world_size=group.workers[0].world_size, bounds=(nodes.min, nodes.max)
+            )
             store.set(_GENERATION, generation.to_json())
         return Generation.from_json(store.get(_GENERATION))
 
@@ -173,16 +214,25 @@ class ElasticAgent(LocalElasticAgent):
         size = len(group.workers)
         exit_analysis.clear(settings.scratch, size)
         watchdog = Watchdog(
-            settings.scratch, ranks=size, hang_seconds=config.hang_timeout_seconds, from_start=config.train is not None
+            settings.scratch,
+            ranks=size,
+            hang_seconds=config.hang_timeout_seconds,
+            from_start=config.train is not None,
         )
         ranks = [worker.global_rank for worker in group.workers]
-        self._teller.group_formed(generation, world_size=group.workers[0].world_size, ranks=ranks, leader=group.group_rank == 0)
+        self._teller.group_formed(
+            generation,
+            world_size=group.workers[0].world_size,
+            ranks=ranks,
+            leader=group.group_rank == 0,
+        )
         processes = self._start_ranks(ranks)
         handler = self._rendezvous_handler
         try:
             number = generation.number
             with RendezvousPoller(
-                lambda: PollResult(handler.news(), self._hasty.generation(number)), seconds=handler.pace.watch
+                lambda: PollResult(handler.news(), self._hasty.generation(number)),
+                seconds=handler.pace.watch,
             ) as hear:
                 return WorkerMonitor(
                     config=config,
@@ -200,18 +250,38 @@ class ElasticAgent(LocalElasticAgent):
                 ).attend()
         finally:
             self._pulse = None
-            immortal = [ranks[local_rank] for local_rank in processes.kill(patience_seconds=_DEATH_SECONDS)]
+            immortal = [
+                ranks[local_rank] for local_rank in processes.kill(patience_seconds=_DEATH_SECONDS)
+            ]
             processes.close()
             watchdog.close()
             if immortal:
                 raise RunOutcome(self._cannot_end(immortal))
 
     def _cannot_end(self, ranks: list[int]) -> dict[str, Any]:
-        """The record where ranks outlive SIGKILL: what they hold is not free for a next generation on this node."""
+        """The record where ranks outlive SIGKILL: what they hold is not free for a next generation
+        on this node.
+        """
         which = ", ".join(map(str, ranks))
-        message = f"rank {which} on node {self._settings.node} was killed and does not end: the kernel waits in it, for a disk, "
-        message += "a network's file system or a device that does not answer; see `dmesg` there, or replace the node"
-        return failed(Failure(Cause.HANG, Exit.HANG, True, message, rank=ranks[0], node=self._settings.node, time=time.time()))
+        message = (
+            f"rank {which} on node {self._settings.node} was killed and does not end: the "
+            "kernel waits in it, for a disk, "
+        )
+        message += (
+            "a network's file system or a device that does not answer; see `dmesg` there, or "
+            "replace the node"
+        )
+        return failed(
+            Failure(
+                Cause.HANG,
+                Exit.HANG,
+                True,
+                message,
+                rank=ranks[0],
+                node=self._settings.node,
+                time=time.time(),
+            )
+        )
 
     def _start_ranks(self, ranks: list[int]) -> WorkerProcesses:
         self._beat()
@@ -226,13 +296,16 @@ class ElasticAgent(LocalElasticAgent):
     def _beat(self) -> None:
         self._pulse = time.monotonic()
 
-    def _set_local_rank_env(self, worker_env: dict[str, str | None], local_rank: int, spec: WorkerSpec) -> None:
+    def _set_local_rank_env(
+        self, worker_env: dict[str, str | None], local_rank: int, spec: WorkerSpec
+    ) -> None:
         super()._set_local_rank_env(worker_env, local_rank, spec)
         if self._generation is not None:
             worker_env["KDIST_GENERATION"] = str(self._generation.number)
             worker_env["KDIST_NODES"] = "{}:{}".format(*self._generation.bounds)
 
-    # torch would resolve this host's name for each of its own events, which nobody reads and which may take seconds.
+    # torch would resolve this host's name for each of its own events, which nobody reads and which
+    # may take seconds.
 
     @contextmanager
     def record_duration(self, state: str) -> Iterator[None]:  # noqa: ARG002

@@ -1,7 +1,9 @@
-"""What agents tell each other besides the rendezvous: one document per generation, and one verdict per run.
+"""What agents tell each other besides the rendezvous: one document per generation, and one verdict
+per run.
 
-Both live in the rendezvous's store, so they are there for an agent that comes late or comes back, and gone with the store.
-Documents are changed by compare-and-set: any number of agents may write at once.
+Both live in the rendezvous's store, so they are there for an agent that comes late or comes back,
+and gone with the store. Documents are changed by compare-and-set: any number of agents may write at
+once.
 """
 
 from __future__ import annotations
@@ -46,34 +48,49 @@ class AgentStore:
             edit(document)
             if json.dumps(document) == as_read:
                 return document
-            # A store answers with what it holds, not with who wrote it: two equal writes must not look like one.
-            after = json.dumps({**document, _WRITER: uuid.uuid4().hex}, separators=(",", ":")).encode()
+            # A store answers with what it holds, not with who wrote it: two equal writes must not
+            # look like one.
+            after = json.dumps(
+                {**document, _WRITER: uuid.uuid4().hex}, separators=(",", ":")
+            ).encode()
             if self._store.compare_set(full, before.decode(), after.decode()) == after:
                 return document
         raise RuntimeError(f"{key} changes too fast to be written")
 
     def _read(self, full: str) -> tuple[Document, bytes]:
-        """The document at a whole key, and the bytes it is kept as; both empty if nobody wrote it."""
+        """The document at a whole key, and the bytes it is kept as; both empty if nobody wrote
+        it.
+        """
         raw = bytes(self._store.get(full)) if self._store.check([full]) else b""
         document: Document = json.loads(raw) if raw else {}
         document.pop(_WRITER, None)
         return document, raw
 
     def generation(self, number: int) -> Document:
-        """The document of a generation: `agents`, `failures`, `plan`, `finished`, `beats`, as far as they were written."""
+        """The document of a generation: `agents`, `failures`, `plan`, `finished`, `beats`, as far
+        as they were written.
+        """
         return self.read(f"generation/{number}")
 
     def open_generation(self, number: int, agents: dict[str, str]) -> None:
-        """Note that a generation has begun, of these agents: a word by node that tells an agent from its successor."""
+        """Note that a generation has begun, of these agents: a word by node that tells an agent
+        from its successor.
+        """
         self._change_generation(number, lambda document: document.update(agents=agents))
-        self.change("last", lambda document: document.update(generation=max(number, document.get("generation", 0))))
+        self.change(
+            "last",
+            lambda document: document.update(generation=max(number, document.get("generation", 0))),
+        )
 
     def last_generation(self) -> int:
         """The highest generation begun in this store; 0 if there was none."""
         return int(self.read("last").get("generation", 0))
 
-    def post_failures(self, number: int, failures: list[Failure], *, notes: list[Document] | None = None) -> list[Failure]:
-        """Add what tells most of this node's failures of a generation; returns those of all nodes so far.
+    def post_failures(
+        self, number: int, failures: list[Failure], *, notes: list[Document] | None = None
+    ) -> list[Failure]:
+        """Add what tells most of this node's failures of a generation; returns those of all nodes
+        so far.
 
         `notes` say what all ranks of this node were in.
         """
@@ -82,12 +99,16 @@ class AgentStore:
         def edit(document: Document) -> None:
             if notes:
                 document.setdefault("beats", {})[self._node] = notes
-            document.setdefault("failures", []).extend(json.loads(failure.to_json()) for failure in telling)
+            document.setdefault("failures", []).extend(
+                json.loads(failure.to_json()) for failure in telling
+            )
 
         return failures_of(self._change_generation(number, edit))
 
     def plan(self, number: int, reason: str) -> Document:
-        """Note that a generation ends on purpose, so that losing peers in it is no failure. The first reason stands."""
+        """Note that a generation ends on purpose, so that losing peers in it is no failure. The
+        first reason stands.
+        """
         return self._change_generation(number, lambda document: document.setdefault("plan", reason))
 
     def finish(self, number: int) -> Document:
@@ -102,14 +123,18 @@ class AgentStore:
 
     def post_beats(self, number: int, beats: list[Document]) -> Document:
         """Say where this node's ranks stand, when they do not get on; returns the document."""
-        return self._change_generation(number, lambda document: document.setdefault("beats", {}).update({self._node: beats}))
+        return self._change_generation(
+            number, lambda document: document.setdefault("beats", {}).update({self._node: beats})
+        )
 
     def verdict(self) -> Document:
         """The record that ended the run; empty while it has not ended."""
         return self.read("verdict")
 
     def settle(self, record: Document) -> Document:
-        """End the run with `record` unless it has ended before; returns the record that it ended with."""
+        """End the run with `record` unless it has ended before; returns the record that it ended
+        with.
+        """
 
         def edit(document: Document) -> None:
             if not document:
@@ -122,10 +147,16 @@ class AgentStore:
 
 
 def _choose(failures: list[Failure]) -> list[Failure]:
-    """The first few primary failures, or the echo that counts, shortened: hundreds of ranks must fit into one store."""
-    primary = sorted((failure for failure in failures if failure.primary), key=lambda failure: failure.time)
+    """The first few primary failures, or the echo that counts, shortened: hundreds of ranks must
+    fit into one store.
+    """
+    primary = sorted(
+        (failure for failure in failures if failure.primary), key=lambda failure: failure.time
+    )
     echo = deciding(failures)
-    return primary[:_MOST_PRIMARY] or ([replace(echo, traceback=echo.traceback[-_ECHO_LINES:])] if echo else [])
+    return primary[:_MOST_PRIMARY] or (
+        [replace(echo, traceback=echo.traceback[-_ECHO_LINES:])] if echo else []
+    )
 
 
 def failures_of(document: Document) -> list[Failure]:

@@ -1,8 +1,10 @@
-"""What the ranks were in when their group ended: told for people, and where ranks did different things, by majority the odd one.
+"""What the ranks were in when their group ended: told for people, and where ranks did different
+things, by majority the odd one.
 
-All ranks of a group must enter the same collectives in the same order. Each leaves its last ones in memory that outlives it;
-laid side by side they show the first that differs, or the rank that did not come, whatever torch made of it: a time-out, an
-abort in C++, a connection that was closed, or a wrong sum.
+All ranks of a group must enter the same collectives in the same order. Each leaves its last ones in
+memory that outlives it; laid side by side they show the first that differs, or the rank that did
+not come, whatever torch made of it: a time-out, an abort in C++, a connection that was closed, or a
+wrong sum.
 """
 
 from __future__ import annotations
@@ -20,11 +22,15 @@ Note = dict[str, Any]
 COMPARE_SECONDS = 2.0
 """How often the ranks of one node are compared while they work."""
 MOST_CALLS = 512
-"""Calls of all ranks together that agents tell each other, so that those of hundreds of ranks fit into one document."""
+"""Calls of all ranks together that agents tell each other, so that those of hundreds of ranks fit
+into one document.
+"""
 _MOST_LINES = 32
 _P2P = {"send", "recv"}
 _UNEVEN = "_uneven"
-"""End of the name of a collective in which each rank may rightly give another amount than its peers."""
+"""End of the name of a collective in which each rank may rightly give another amount than its
+peers.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,9 @@ class DesyncDetector:
         self._before: Mismatch | None = None
 
     def look(self, read: Callable[[], Sequence[Note]]) -> Mismatch | None:
-        """Who has entered another collective than its peers; only what is seen twice, as ranks write while they are read."""
+        """Who has entered another collective than its peers; only what is seen twice, as ranks
+        write while they are read.
+        """
         now = time.monotonic()
         if now < self._next:
             return None
@@ -56,17 +64,24 @@ class DesyncDetector:
 def write_calls(calls: Sequence[Call], *, world_size: int) -> list[list[Any]]:
     """A rank's last calls, for a note."""
     most = max(1, min(16, MOST_CALLS // max(1, world_size)))
-    return [[call.group, call.sequence, call.op, call.dtype, call.numel, call.shape] for call in calls[-most:]]
+    return [
+        [call.group, call.sequence, call.op, call.dtype, call.numel, call.shape]
+        for call in calls[-most:]
+    ]
 
 
 def _read(note: Note) -> Iterator[Call]:
-    for number, (group, sequence, op, dtype, numel, shape) in enumerate(note.get("calls", ()), start=1):
+    for number, (group, sequence, op, dtype, numel, shape) in enumerate(
+        note.get("calls", ()), start=1
+    ):
         if op not in _P2P and not group.startswith("?"):
             yield Call(number, sequence, op, dtype, numel, shape, group)
 
 
 def find_odd(notes: Iterable[Note]) -> Mismatch | None:
-    """The first collective that ranks of one group have entered differently, and by majority who; None where all agree."""
+    """The first collective that ranks of one group have entered differently, and by majority who;
+    None where all agree.
+    """
     for places in _by_group(notes).values():
         for sequence in sorted({sequence for calls in places.values() for sequence in calls}):
             here = {rank: calls[sequence] for rank, calls in places.items() if sequence in calls}
@@ -105,22 +120,31 @@ def _judge(calls: Mapping[int, Call], kinds: Mapping[int, tuple[Any, ...]]) -> M
 
 
 def find_missing(notes: Sequence[Note]) -> Mismatch | None:
-    """The few ranks that did not come to a collective which most wait in; None where there are none."""
+    """The few ranks that did not come to a collective which most wait in; None where there are
+    none.
+    """
     inside = {int(note["rank"]) for note in notes if note["inside"]}
     for places in _by_group(notes).values():
         last = {rank: calls[max(calls)] for rank, calls in places.items()}
         latest = max(call.sequence for call in last.values())
         behind = tuple(sorted(rank for rank, call in last.items() if call.sequence < latest))
-        waiting = [rank for rank, call in last.items() if call.sequence == latest and rank in inside]
+        waiting = [
+            rank for rank, call in last.items() if call.sequence == latest and rank in inside
+        ]
         if behind and len(waiting) * 2 > len(last):
             call = last[behind[0]]
-            message = f"{name_ranks(behind)} did not come to {last[waiting[0]]}, in which {name_ranks(waiting)} waited"
+            message = (
+                f"{name_ranks(behind)} did not come to {last[waiting[0]]}, in which "
+                f"{name_ranks(waiting)} waited"
+            )
             return Mismatch(behind, f"{message}; the last before that was {call}", str(call))
     return None
 
 
 def tell(notes: Iterable[Note]) -> tuple[str, ...]:
-    """What each rank was in, ranks that were in the same together: `ranks 0,2-7 in all_reduce(float32[8]) #3`."""
+    """What each rank was in, ranks that were in the same together: `ranks 0,2-7 in
+    all_reduce(float32[8]) #3`.
+    """
     notes = sorted(notes, key=lambda note: int(note["rank"]))
     if not any(note["inside"] or note["stopped"] or note.get("calls") for note in notes):
         return ()  # nobody noted any, as of a script
@@ -131,7 +155,11 @@ def tell(notes: Iterable[Note]) -> tuple[str, ...]:
         doing = f"in {note['collective']}" if note["inside"] else out
         said[doing + (", stopped by a signal" if note["stopped"] else "")].append(int(note["rank"]))
     lines = [f"{name_ranks(ranks)} {doing}" for doing, ranks in said.items()]
-    return tuple(lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], f"and {len(lines) - _MOST_LINES + 1} more"])
+    return tuple(
+        lines
+        if len(lines) <= _MOST_LINES
+        else [*lines[: _MOST_LINES - 1], f"and {len(lines) - _MOST_LINES + 1} more"]
+    )
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -1,6 +1,8 @@
-"""Why the ranks of this node ended: from their exit codes, from what they left behind, and from what the agent did to them.
+"""Why the ranks of this node ended: from their exit codes, from what they left behind, and from
+what the agent did to them.
 
-Whether the kernel killed for want of memory: it counts its victims, and SIGKILL alone does not say who sent it.
+Whether the kernel killed for want of memory: it counts its victims, and SIGKILL alone does not say
+who sent it.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ from kdist_trainer.instrumentation import fault_handler
 from kdist_trainer.result import DONE, STOPPED
 
 FORKSERVER_LOST = 255
-"""What multiprocessing reports when the forkserver died and nobody can say how its children ended."""
+"""What multiprocessing reports when the forkserver died and nobody can say how its children
+ended.
+"""
 
 
 @dataclass
 class GroupResult:
-    """How the ranks of one group ended here, by local rank. Those that the agent killed because of others are in none."""
+    """How the ranks of one group ended here, by local rank. Those that the agent killed because of
+    others are in none.
+    """
 
     outcomes: dict[int, str] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
@@ -49,11 +55,15 @@ class ExitContext:
     exits: dict[int, int]
     """Exit codes by local rank, of the ranks that ended by themselves."""
     managed: bool = True
-    """Whether a rank that ends well leaves a result. A script may end by `os._exit`, and its code then speaks for it."""
+    """Whether a rank that ends well leaves a result. A script may end by `os._exit`, and its code
+    then speaks for it.
+    """
     terminated: bool = False
     """Whether the agent had sent SIGTERM, so that dying of it is no failure."""
     out_of_memory: bool = False
-    """Whether the kernel has killed for want of memory just before the first rank was seen to be killed."""
+    """Whether the kernel has killed for want of memory just before the first rank was seen to be
+    killed.
+    """
     steps: dict[int, int | None] = field(default_factory=dict)
     collectives: dict[int, str | None] = field(default_factory=dict)
 
@@ -66,7 +76,8 @@ def outcomes(known: ExitContext) -> dict[int, str]:
     for local_rank, code in known.exits.items():
         left = result.read(known.scratch, local_rank)
         if left is not None and known.managed:
-            found[local_rank] = left  # it had finished: what happened to its process later does not matter
+            # it had finished: what happened to its process later does not matter
+            found[local_rank] = left
         elif left is not None or (code == 0 and not known.managed):
             found[local_rank] = STOPPED if known.terminated else DONE
         elif code in stops:
@@ -77,14 +88,20 @@ def outcomes(known: ExitContext) -> dict[int, str]:
 def failures(known: ExitContext) -> dict[int, Failure]:
     """A failure for each rank that ended by itself and not well, by local rank."""
     good = outcomes(known)
-    return {local_rank: _examine(known, local_rank, code) for local_rank, code in known.exits.items() if local_rank not in good}
+    return {
+        local_rank: _examine(known, local_rank, code)
+        for local_rank, code in known.exits.items()
+        if local_rank not in good
+    }
 
 
 def failures_left(known: ExitContext) -> dict[int, Failure]:
     """The failures that ranks have left which have not ended yet, by local rank."""
     living = [number for number in range(len(known.global_ranks)) if number not in known.exits]
     return {
-        local_rank: _examine(known, local_rank, 0) for local_rank in living if errors.read(known.scratch, local_rank) is not None
+        local_rank: _examine(known, local_rank, 0)
+        for local_rank in living
+        if errors.read(known.scratch, local_rank) is not None
     }
 
 
@@ -135,11 +152,18 @@ _OWN_CODES = {
 """What the exit code of a managed rank says where its failure could not be left on the disk."""
 
 
-def _judge(code: int, known: ExitContext, *, collective: str | None) -> tuple[Cause, Exit, bool, str]:
+def _judge(
+    code: int, known: ExitContext, *, collective: str | None
+) -> tuple[Cause, Exit, bool, str]:
     """Cause, exit code, primary and words for a rank that left nothing but its exit code."""
     if known.managed and code in _OWN_CODES:
         own, echo = Exit(code), code in (Exit.PEERS_LOST, Exit.HANG)
-        return _OWN_CODES[own], own, not echo, f"ended with code {code}; the rest it could not write to {known.scratch}"
+        return (
+            _OWN_CODES[own],
+            own,
+            not echo,
+            f"ended with code {code}; the rest it could not write to {known.scratch}",
+        )
     if code == -signal.SIGKILL and known.out_of_memory:
         return Cause.OOM_HOST, Exit.HOST_OOM, True, "was killed: the host's memory ran out"
     if code == -signal.SIGABRT and collective:
@@ -147,9 +171,17 @@ def _judge(code: int, known: ExitContext, *, collective: str | None) -> tuple[Ca
     if code < 0:
         return Cause.SIGNAL, Exit.PEERS_LOST, True, f"was killed by {signal_name(code)}"
     if code == FORKSERVER_LOST:
-        return Cause.SIGNAL, Exit.PEERS_LOST, True, "was lost with the forkserver, or ended with code 255"
+        return (
+            Cause.SIGNAL,
+            Exit.PEERS_LOST,
+            True,
+            "was lost with the forkserver, or ended with code 255",
+        )
     if code == 0:
-        how = "ended with code 0 and without a result, before its training was over: something called os._exit or exec"
+        how = (
+            "ended with code 0 and without a result, before its training was over: something "
+            "called os._exit or exec"
+        )
         return Cause.USER_CODE, Exit.USER, True, how
     if code >= 128:
         return Cause.UNKNOWN, Exit.PEERS_LOST, True, f"ended with code {code}"
@@ -167,7 +199,9 @@ def signal_name(code: int) -> str | None:
 
 
 def clear(scratch: Path, local_ranks: int) -> None:
-    """Remove what the ranks of an earlier generation left, and keep room for what the next ones will. Raises `OSError`."""
+    """Remove what the ranks of an earlier generation left, and keep room for what the next ones
+    will. Raises `OSError`.
+    """
     for local_rank in range(local_ranks):
         preallocated.reserve(errors.path_of(scratch, local_rank))
         preallocated.reserve(result.path_of(scratch, local_rank))
@@ -181,15 +215,22 @@ _MACHINE = Path("/proc/vmstat")
 
 
 RECENT_SECONDS = 10.0
-"""How long a process may take to end that the kernel has killed: it counts first, and large memory is not freed at once."""
+"""How long a process may take to end that the kernel has killed: it counts first, and large memory
+is not freed at once.
+"""
 _LOOK_SECONDS = 1.0
 
 
 class OomKills:
-    """Watches the kernel's count. A kill of long ago explains no SIGKILL of today, so what counts is its growth of late."""
+    """Watches the kernel's count. A kill of long ago explains no SIGKILL of today, so what counts
+    is its growth of late.
+    """
 
-    def __init__(self, count: Callable[[], int] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._count, self._clock = count or count_oom_kills, clock
+    def __init__(
+        self, count: Callable[[], int] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._count = count or count_oom_kills
+        self._clock = clock
         self._seen: deque[tuple[float, int]] = deque([(clock(), self._count())])
 
     def look(self) -> None:
@@ -201,13 +242,17 @@ class OomKills:
                 self._seen.popleft()
 
     def recent(self) -> bool:
-        """Whether the kernel has killed within the last seconds: since the newest look that is at least so long ago."""
+        """Whether the kernel has killed within the last seconds: since the newest look that is at
+        least so long ago.
+        """
         self.look()
         return self._count() > self._seen[0][1]
 
 
 def count_oom_kills() -> int:
-    """Processes killed for want of memory so far: in this control group, else on this machine, else 0."""
+    """Processes killed for want of memory so far: in this control group, else on this machine, else
+    0.
+    """
     for path in _counters():
         count = read_count(path)
         if count is not None:

@@ -30,7 +30,9 @@ class RunOutcome(Exception):  # noqa: N818 - it is how the agent's loop is left,
 
 
 def deciding(failures: Iterable[Failure]) -> Failure | None:
-    """The failure that decides: the first primary one; without any, a time-out before a lost peer; None without failures."""
+    """The failure that decides: the first primary one; without any, a time-out before a lost peer;
+    None without failures.
+    """
     ordered = sorted(failures, key=lambda failure: failure.time)
     for failure in ordered:
         if failure.primary:
@@ -43,7 +45,13 @@ def deciding(failures: Iterable[Failure]) -> Failure | None:
 
 def success(*, step: int | None) -> dict[str, Any]:
     """The record of a run that is done."""
-    return {"code": int(Exit.DONE), "cause": None, "outcome": "done", "message": "done", "step": step}
+    return {
+        "code": int(Exit.DONE),
+        "cause": None,
+        "outcome": "done",
+        "message": "done",
+        "step": step,
+    }
 
 
 def stopped(message: str, *, step: int | None) -> dict[str, Any]:
@@ -62,11 +70,17 @@ def failed(failure: Failure) -> dict[str, Any]:
     return {**json.loads(failure.to_json()), "outcome": "failed"}
 
 
-def write_record(record: dict[str, Any], scratch: Path, termination_message: Path | None = None) -> None:
-    """Write the record to `scratch`, and a short form where Kubernetes looks. Never raises: the exit code still speaks."""
+def write_record(
+    record: dict[str, Any], scratch: Path, termination_message: Path | None = None
+) -> None:
+    """Write the record to `scratch`, and a short form where Kubernetes looks. Never raises: the
+    exit code still speaks.
+    """
     fresh = scratch / f"{RECORD}.new"
     with suppress(OSError):
-        fresh.write_bytes(json.dumps(record, indent=2, ensure_ascii=False).encode(errors="replace") + b"\n")
+        fresh.write_bytes(
+            json.dumps(record, indent=2, ensure_ascii=False).encode(errors="replace") + b"\n"
+        )
         fresh.replace(scratch / RECORD)
     if termination_message is not None:
         with suppress(OSError):  # a mounted file: it can be written, not replaced
@@ -74,14 +88,21 @@ def write_record(record: dict[str, Any], scratch: Path, termination_message: Pat
 
 
 def shorten(record: dict[str, Any], limit: int = TERMINATION_BYTES) -> bytes:
-    """The record as JSON of at most `limit` bytes: the traceback's first lines go first, then the ends of texts and lists."""
+    """The record as JSON of at most `limit` bytes: the traceback's first lines go first, then the
+    ends of texts and lists.
+    """
     for length, most in ((2000, 32), (500, 16), (50, 4)):
-        short = {name: value[:length] if isinstance(value, str) else value for name, value in record.items()}
+        short = {
+            name: value[:length] if isinstance(value, str) else value
+            for name, value in record.items()
+        }
         if isinstance(record.get("collectives"), list):
             short["collectives"] = [line[:length] for line in record["collectives"][:most]]
         lines = [line[:length] for line in record.get("traceback") or []]
         while True:
-            text = json.dumps({**short, "traceback": lines}, ensure_ascii=False).encode(errors="replace")
+            text = json.dumps({**short, "traceback": lines}, ensure_ascii=False).encode(
+                errors="replace"
+            )
             if len(text) <= limit:
                 return text
             if not lines:
@@ -90,10 +111,13 @@ def shorten(record: dict[str, Any], limit: int = TERMINATION_BYTES) -> bytes:
     return json.dumps({"code": record["code"]}).encode()
 
 
-def read_done(checkpoints: Path | None, config: TrainConfig, *, run_id: str) -> dict[str, Any] | None:
+def read_done(
+    checkpoints: Path | None, config: TrainConfig, *, run_id: str
+) -> dict[str, Any] | None:
     """What the run's last commit left; None while what the job asks for by now has not been done.
 
-    Raises `CheckpointMismatchError` where the run has ended and the job was edited since in a way that it cannot go on by.
+    Raises `CheckpointMismatchError` where the run has ended and the job was edited since in a way
+    that it cannot go on by.
     """
     done = CheckpointDirectory(checkpoints).done() if checkpoints is not None else None
     if done is None or done.get("run_id", run_id) != run_id:

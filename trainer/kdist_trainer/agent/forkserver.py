@@ -1,8 +1,10 @@
-"""The forkserver of the ranks, begun as a fork of the agent, so that a node imports torch once and holds it once.
+"""The forkserver of the ranks, begun as a fork of the agent, so that a node imports torch once and
+holds it once.
 
-multiprocessing's own forkserver does the work; only its start is another: not a fresh interpreter, which would import again
-what the agent needs as well, but a fork of the agent, which must have no thread at work and no CUDA yet. Should the server
-die, multiprocessing starts the next one as it always does.
+multiprocessing's own forkserver does the work; only its start is another: not a fresh interpreter,
+which would import again what the agent needs as well, but a fork of the agent, which must have no
+thread at work and no CUDA yet. Should the server die, multiprocessing starts the next one as it
+always does.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _PRELOAD = "kdist_trainer.agent.preload"
 
 
 def start() -> None:
-    """Import torch, then fork the server off. Main thread only, before this process starts threads or touches a GPU."""
+    """Import torch, then fork the server off. Main thread only, before this process starts threads
+    or touches a GPU.
+    """
     preload.import_all(preload.AGENT)
     multiprocessing.set_forkserver_preload([_PRELOAD])
     resource_tracker.ensure_running()
@@ -44,13 +48,18 @@ _SPAWN = util.spawnv_passfds
 
 
 def _fork(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:  # noqa: ARG001 - the standard library's signature
-    """Start what `python -c PROGRAM` would, as a fork of this process that keeps these descriptors; returns its pid."""
+    """Start what `python -c PROGRAM` would, as a fork of this process that keeps these descriptors;
+    returns its pid.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     gc.collect()
     with warnings.catch_warnings():
-        # The threads here, if any, sleep in read() or are a numerical library's, which looks after them across a fork.
-        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+        # The threads here, if any, sleep in read() or are a numerical library's, which looks after
+        # them across a fork.
+        warnings.filterwarnings(
+            "ignore", message=".*multi-threaded.*fork", category=DeprecationWarning
+        )
         pid = os.fork()
     if pid == 0:
         _serve(args[-1], passfds)
@@ -58,7 +67,9 @@ def _fork(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:  # n
 
 
 def _serve(program: str, kept: Sequence[int]) -> NoReturn:
-    """Be the server: without what belongs to the agent, its lifeline above all, and with signals as a new process has them."""
+    """Be the server: without what belongs to the agent, its lifeline above all, and with signals as
+    a new process has them.
+    """
     code = 1
     try:
         close_descriptors(keep=kept)
@@ -84,7 +95,9 @@ def close_descriptors(*, keep: Iterable[int] = ()) -> None:
 
 
 def read_call(program: str) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments of the call that ends `program`, as in `import it; it(1, "two", **{"three": 3})`."""
+    """Positional and keyword arguments of the call that ends `program`, as in `import it; it(1,
+    "two", **{"three": 3})`.
+    """
     last = ast.parse(program).body[-1]
     assert isinstance(last, ast.Expr)  # noqa: S101 - the program is multiprocessing's
     assert isinstance(last.value, ast.Call)  # noqa: S101

@@ -1,9 +1,12 @@
-"""A standstill: what agents tell each other of ranks that do not get on, and the failures that follow from it.
+"""A standstill: what agents tell each other of ranks that do not get on, and the failures that
+follow from it.
 
-The watchdog: finds ranks that do not get on, shows their stacks, and tells the one that hangs from those that wait for it.
+The watchdog: finds ranks that do not get on, shows their stacks, and tells the one that hangs from
+those that wait for it.
 
-A hanging rank stops all others in their next collective, so all stand still at about the same time. To blame is the one that
-is stopped, or in no collective, or in an earlier one than its peers; agents compare notes before they decide.
+A hanging rank stops all others in their next collective, so all stand still at about the same time.
+To blame is the one that is stopped, or in no collective, or in an earlier one than its peers;
+agents compare notes before they decide.
 """
 
 from __future__ import annotations
@@ -39,13 +42,22 @@ def ask(question: Callable[[], Document]) -> Document:
 
 
 def compare_notes(
-    exchange: AgentStore, generation: Generation, node: str, mine: list[Note], *, after_failures: bool = False
+    exchange: AgentStore,
+    generation: Generation,
+    node: str,
+    mine: list[Note],
+    *,
+    after_failures: bool = False,
 ) -> list[Note]:
-    """What all agents know of their ranks, as far as they say so in time; before they are failures, or after."""
+    """What all agents know of their ranks, as far as they say so in time; before they are failures,
+    or after.
+    """
     deadline = time.monotonic() + NOTES_SECONDS
     document = ask(lambda: exchange.post_beats(generation.number, mine)) or {"beats": {node: mine}}
     while time.monotonic() < deadline:
-        if len(document.get("beats", {})) >= len(generation.nodes) or (document.get("failures") and not after_failures):
+        if len(document.get("beats", {})) >= len(generation.nodes) or (
+            document.get("failures") and not after_failures
+        ):
             break
         time.sleep(_POLL_SECONDS)
         document = ask(lambda: exchange.generation(generation.number)) or document
@@ -60,14 +72,31 @@ def accuse(
     generation: int,
     stacks: Mapping[int, Sequence[str]],
 ) -> dict[int, Failure]:
-    """The failures of ranks that stood still, by local rank: the first cause of the one to blame, echoes of the others."""
+    """The failures of ranks that stood still, by local rank: the first cause of the one to blame,
+    echoes of the others.
+    """
     return {
-        local_rank: _accuse(beat, rank, blamed=blamed, node=node, generation=generation, stacks=stacks.get(local_rank, []))
+        local_rank: _accuse(
+            beat,
+            rank,
+            blamed=blamed,
+            node=node,
+            generation=generation,
+            stacks=stacks.get(local_rank, []),
+        )
         for local_rank, (rank, beat) in stood.items()
     }
 
 
-def _accuse(beat: RankSnapshot, rank: int, *, blamed: int | None, node: str, generation: int, stacks: Sequence[str]) -> Failure:
+def _accuse(
+    beat: RankSnapshot,
+    rank: int,
+    *,
+    blamed: int | None,
+    node: str,
+    generation: int,
+    stacks: Sequence[str],
+) -> Failure:
     where = f"in {beat.collective}" if beat.collective else f"in phase {beat.phase.value}"
     failure = Failure(
         cause=Cause.HANG,
@@ -88,8 +117,12 @@ def _accuse(beat: RankSnapshot, rank: int, *, blamed: int | None, node: str, gen
     return replace(failure, cause=Cause.COLLECTIVE_TIMEOUT, primary=False, message=message)
 
 
-def convict(odd: Mismatch, *, node: str, generation: int, step: int | None, when: float | None = None) -> Failure:
-    """The failure of ranks that entered another collective than their peers: another try would do the same."""
+def convict(
+    odd: Mismatch, *, node: str, generation: int, step: int | None, when: float | None = None
+) -> Failure:
+    """The failure of ranks that entered another collective than their peers: another try would do
+    the same.
+    """
     return Failure(
         cause=Cause.COLLECTIVE_MISMATCH,
         code=Exit.USER,
@@ -107,8 +140,8 @@ def convict(odd: Mismatch, *, node: str, generation: int, step: int | None, when
 def judge(failure: Failure, notes: Sequence[Note]) -> Failure:
     """What decides in the light of what all ranks were in.
 
-    A rank that entered another collective is the cause of whatever followed but an exception of its own; a rank that did not
-    come is that of its peers' time-outs.
+    A rank that entered another collective is the cause of whatever followed but an exception of its
+    own; a rank that did not come is that of its peers' time-outs.
     """
     if failure.permanent and failure.cause is not Cause.COLLECTIVE_MISMATCH:
         return failure
@@ -116,7 +149,9 @@ def judge(failure: Failure, notes: Sequence[Note]) -> Failure:
     odd = find_odd(notes)
     if odd is not None:
         where = nodes.get(odd.ranks[0], "") if odd.ranks else failure.node
-        return convict(odd, node=where, generation=failure.generation, step=failure.step, when=failure.time)
+        return convict(
+            odd, node=where, generation=failure.generation, step=failure.step, when=failure.time
+        )
     if failure.primary or failure.code is not Exit.HANG:
         return failure
     missing = find_missing(notes)
@@ -124,7 +159,13 @@ def judge(failure: Failure, notes: Sequence[Note]) -> Failure:
         return failure
     rank = missing.ranks[0]
     return replace(
-        failure, cause=Cause.HANG, primary=True, message=missing.message, rank=rank, node=nodes.get(rank, ""), collective=None
+        failure,
+        cause=Cause.HANG,
+        primary=True,
+        message=missing.message,
+        rank=rank,
+        node=nodes.get(rank, ""),
+        collective=None,
     )
 
 
@@ -145,7 +186,8 @@ def desert(beat: RankSnapshot, *, rank: int, node: str, generation: int, message
 
 
 DUMP_SECONDS = 2.0
-_LONGEST_LOOK = 1.0  # seconds that one look may add: an agent that was paused itself has seen nothing
+# seconds that one look may add: an agent that was paused itself has seen nothing
+_LONGEST_LOOK = 1.0
 _MIN_SLOW_SECONDS = 60.0
 _SLOW = {Phase.START, Phase.RENDEZVOUS, Phase.INIT, Phase.RESTORE, Phase.SAVE, Phase.EXIT}
 """Phases that may take long without a beat: imports, downloads, large reads and writes."""
@@ -154,8 +196,8 @@ _SLOW = {Phase.START, Phase.RENDEZVOUS, Phase.INIT, Phase.RESTORE, Phase.SAVE, P
 class Watchdog:
     """Watches the heartbeats of this node's ranks in one generation.
 
-    `from_start` says that every rank will beat; otherwise (a script that may know nothing of heartbeats) a rank is watched
-    from its first beat on.
+    `from_start` says that every rank will beat; otherwise (a script that may know nothing of
+    heartbeats) a rank is watched from its first beat on.
     """
 
     def __init__(self, scratch: Path, *, ranks: int, hang_seconds: float, from_start: bool) -> None:
@@ -168,8 +210,9 @@ class Watchdog:
         self._waits: list[tuple[int, int, Phase] | None] = [None] * ranks
         self._waited = [0.0] * ranks
         self.longest_wait = 0.0
-        """Seconds of the longest wait for other ranks that has come to its end while the group was making steps, or at any
-        time in a script that does not say."""
+        """Seconds of the longest wait for other ranks that has come to its end while the group was
+        making steps, or at any time in a script that does not say.
+        """
         self._looked = time.monotonic()
         self.beats: list[RankSnapshot] = [heartbeat.read() for heartbeat in self._heartbeats]
 
@@ -183,24 +226,36 @@ class Watchdog:
             self._counts[local_rank] = beat.count
             self._still[local_rank] = 0.0 if moved else self._still[local_rank] + passed
             self._note_wait(local_rank, beat, passed)
-        return [local_rank for local_rank in range(len(self.beats)) if self._still[local_rank] > self._allowed(local_rank)]
+        return [
+            local_rank
+            for local_rank in range(len(self.beats))
+            if self._still[local_rank] > self._allowed(local_rank)
+        ]
 
     def _note_wait(self, local_rank: int, beat: RankSnapshot, passed: float) -> None:
         waits = beat.inside or (beat.count > 0 and beat.phase is Phase.RENDEZVOUS)
-        wait, before = (beat.count, beat.sequence, beat.phase) if waits else None, self._waits[local_rank]
+        wait, before = (
+            (beat.count, beat.sequence, beat.phase) if waits else None,
+            self._waits[local_rank],
+        )
         if wait is not None and wait == before:
             self._waited[local_rank] += passed
             return
-        if before is not None and (before[2] not in _SLOW or before[0] == 0):  # a script without beats is in no phase
+        # a script without beats is in no phase
+        if before is not None and (before[2] not in _SLOW or before[0] == 0):
             self.longest_wait = max(self.longest_wait, self._waited[local_rank])
         self._waits[local_rank], self._waited[local_rank] = wait, 0.0
 
     def never_beats(self) -> bool:
-        """Whether no rank here has said anything of its steps: only collectives are known of such a script."""
+        """Whether no rank here has said anything of its steps: only collectives are known of such a
+        script.
+        """
         return not any(beat.count for beat in self.beats)
 
     def waited_seconds(self) -> float:
-        """How long all ranks here have been in one wait for other ranks; 0 where one of them computes."""
+        """How long all ranks here have been in one wait for other ranks; 0 where one of them
+        computes.
+        """
         return min(self._waited)
 
     def _allowed(self, local_rank: int) -> float:
@@ -219,10 +274,13 @@ class Watchdog:
         """The furthest step of this node's ranks."""
         return max((beat.step for beat in self.beats if beat.step >= 0), default=None)
 
-    def note(self, local_rank: int, *, rank: int, pid: int, node: str = "", world_size: int = 1) -> Note:
+    def note(
+        self, local_rank: int, *, rank: int, pid: int, node: str = "", world_size: int = 1
+    ) -> Note:
         """What other agents need to know of a rank to find the one to blame."""
         beat = self.beats[local_rank]
-        calls = self._heartbeats[local_rank].calls() if self._from_start else []  # a script's ranks may rightly differ
+        # a script's ranks may rightly differ
+        calls = self._heartbeats[local_rank].calls() if self._from_start else []
         return {
             "rank": rank,
             "node": node,
@@ -248,12 +306,23 @@ def heartbeat_path(scratch: Path, local_rank: int) -> Path:
 
 def culprit(notes: Iterable[Note]) -> int | None:
     """The rank to blame for a standstill; None without notes."""
-    ordered = sorted(notes, key=lambda note: (not note["stopped"], note["inside"], note["sequence"], note["step"], note["rank"]))
+    ordered = sorted(
+        notes,
+        key=lambda note: (
+            not note["stopped"],
+            note["inside"],
+            note["sequence"],
+            note["step"],
+            note["rank"],
+        ),
+    )
     return int(ordered[0]["rank"]) if ordered else None
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal or a debugger; False where the system does not say."""
+    """Whether a process is stopped by a signal or a debugger; False where the system does not
+    say.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -262,7 +331,9 @@ def is_stopped(pid: int) -> bool:
 
 
 def dump_stacks(pids: dict[int, int], paths: dict[int, Path]) -> dict[int, list[str]]:
-    """Have the ranks of `pids` (by local rank) write their stacks, also stopped ones; returns the lines, within two seconds."""
+    """Have the ranks of `pids` (by local rank) write their stacks, also stopped ones; returns the
+    lines, within two seconds.
+    """
     before = {local_rank: _size(path) for local_rank, path in paths.items()}
     for pid in pids.values():
         for number in (signal.SIGUSR2, signal.SIGCONT):

@@ -1,6 +1,8 @@
-"""The end of an agent: it says how its work ended, to everybody who may ask, and goes or stays as it was told.
+"""The end of an agent: it says how its work ended, to everybody who may ask, and goes or stays as
+it was told.
 
-One agent from start to end: its surroundings first, then torch, then the loop; the exit record last.
+One agent from start to end: its surroundings first, then torch, then the loop; the exit record
+last.
 """
 
 from __future__ import annotations
@@ -20,10 +22,23 @@ from kdist_trainer import liveness, log, process_tree
 from kdist_trainer.agent import forkserver
 from kdist_trainer.agent.exit_record import failed, read_done, stopped, success, write_record
 from kdist_trainer.agent.log_relay import LogRelay
-from kdist_trainer.agent.settings import PARK, Settings, clear_litter, count_procs, make_tempdir, prepare_scratch
+from kdist_trainer.agent.settings import (
+    PARK,
+    Settings,
+    clear_litter,
+    count_procs,
+    make_tempdir,
+    prepare_scratch,
+)
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.config import Cause, Exit, TrainConfig
-from kdist_trainer.errors import CheckpointMismatchError, Failure, KdistTrainerError, classify, describe
+from kdist_trainer.errors import (
+    CheckpointMismatchError,
+    Failure,
+    KdistTrainerError,
+    classify,
+    describe,
+)
 from kdist_trainer.metrics.exporter import SCRIPT, Exporter
 from kdist_trainer.metrics.persistence import place
 from kdist_trainer.rendezvous.endpoint import FILE
@@ -34,9 +49,15 @@ _ANSWER_SECONDS = 0.5  # for the answer to arrive
 
 
 def start_exporter(
-    settings: Settings, procs: int, *, healthy: Callable[[], bool] = lambda: True, since: float | None = None
+    settings: Settings,
+    procs: int,
+    *,
+    healthy: Callable[[], bool] = lambda: True,
+    since: float | None = None,
 ) -> Exporter:
-    """The exporter of this agent, serving since a monotonic time; where it does is noted in `agent.json`. Raises `OSError`."""
+    """The exporter of this agent, serving since a monotonic time; where it does is noted in
+    `agent.json`. Raises `OSError`.
+    """
     config = settings.config
     info = {
         "node": settings.node,
@@ -55,10 +76,17 @@ def start_exporter(
         healthy=healthy,
         nodes=settings.bounds.now,
         since=since,
-        kept=place(settings.checkpoints, run_id=settings.run_id, node=settings.node) if settings.checkpoints else None,
+        kept=place(settings.checkpoints, run_id=settings.run_id, node=settings.node)
+        if settings.checkpoints
+        else None,
     )
     exporter.start()
-    document = {"pid": os.getpid(), "port": exporter.port, "node": settings.node, "run_id": settings.run_id}
+    document = {
+        "pid": os.getpid(),
+        "port": exporter.port,
+        "node": settings.node,
+        "run_id": settings.run_id,
+    }
     fresh = settings.scratch / "agent.json.new"
     fresh.write_text(json.dumps(document))
     fresh.replace(settings.scratch / "agent.json")
@@ -66,18 +94,29 @@ def start_exporter(
 
 
 def _listening(settings: Settings) -> str:
-    """Where metrics and status are served: to this machine only, or to whoever may reach the pod."""
+    """Where metrics and status are served: to this machine only, or to whoever may reach the
+    pod.
+    """
     if settings.rendezvous.startswith(f"{FILE}:"):
         return "127.0.0.1"
     return "::" if ":" in (settings.address or "") else "0.0.0.0"  # noqa: S104 - Prometheus comes from outside the pod
 
 
-def end(settings: Settings, record: dict[str, Any], *, stop: StopSignals, exporter: Exporter | None = None) -> int:
+def end(
+    settings: Settings,
+    record: dict[str, Any],
+    *,
+    stop: StopSignals,
+    exporter: Exporter | None = None,
+) -> int:
     """Leave the record everywhere, linger or park as the job says; returns the exit code."""
     write_record(record, settings.scratch, settings.termination_message)
     code = Exit(record["code"])
     if code not in (Exit.DONE, Exit.STOPPED):
-        fields = {name: record.get(name) for name in ("cause", "code", "rank", "step", "traceback", "message")}
+        fields = {
+            name: record.get(name)
+            for name in ("cause", "code", "rank", "step", "traceback", "message")
+        }
         log.error("failed", node=record.get("node") or settings.node, **fields)
     parks = settings.on_end == PARK and not code.retryable
     if exporter is None and parks:
@@ -85,7 +124,11 @@ def end(settings: Settings, record: dict[str, Any], *, stop: StopSignals, export
     if exporter is not None:
         exporter.set_end(record)
         if parks:
-            log.event("parked", code=int(code), message="the work is over: this agent stays until it is told to go")
+            log.event(
+                "parked",
+                code=int(code),
+                message="the work is over: this agent stays until it is told to go",
+            )
             while not stop.requested:
                 time.sleep(_LOOK_SECONDS)
         elif not code.retryable:
@@ -95,15 +138,20 @@ def end(settings: Settings, record: dict[str, Any], *, stop: StopSignals, export
 
 
 def _linger(config: TrainConfig, exporter: Exporter, stop: StopSignals) -> None:
-    """Stay until the last numbers were scraped, at most so long as the job says; where nobody ever scraped, not at all.
+    """Stay until the last numbers were scraped, at most so long as the job says; where nobody ever
+    scraped, not at all.
 
-    The end of the first agent has the others of its job taken away, so a request to stop shortens this to their grace only.
+    The end of the first agent has the others of its job taken away, so a request to stop shortens
+    this to their grace only.
     """
     seen, deadline = exporter.scrapes, time.monotonic() + config.metrics_linger_seconds
     while seen and exporter.scrapes == seen and time.monotonic() < deadline and not stop.urgent:
         time.sleep(_LOOK_SECONDS)
         if stop.requested_at is not None:
-            deadline = min(deadline, stop.requested_at + config.grace_seconds - stop_margin(config.grace_seconds))
+            deadline = min(
+                deadline,
+                stop.requested_at + config.grace_seconds - stop_margin(config.grace_seconds),
+            )
     if exporter.scrapes > seen:
         time.sleep(_ANSWER_SECONDS)
 
@@ -113,7 +161,9 @@ RUN = "kdist.dev/run"
 
 
 def launch(settings: Settings) -> int:
-    """Be the agent of one node until its work is over; returns the exit code. Raises `OSError` if it cannot even begin."""
+    """Be the agent of one node until its work is over; returns the exit code. Raises `OSError` if
+    it cannot even begin.
+    """
     began = time.monotonic()
     log.bind(job=settings.config.name, node=settings.node)
     predecessors = prepare_scratch(settings)
@@ -125,17 +175,21 @@ def launch(settings: Settings) -> int:
         return end(settings, failed(describe(error, node=settings.node)), stop=stop)
     if done is not None:
         message = (
-            f"run {settings.run_id} has ended before: nothing is left to do; on a cluster the annotation {RUN} begins another"
+            f"run {settings.run_id} has ended before: nothing is left to do; on a cluster the "
+            f"annotation {RUN} begins another"
         )
         log.warn("done", step=done.get("step"), message=message)
         return end(settings, {**success(step=done.get("step")), "message": message}, stop=stop)
-    # Closed by the kernel when this process ends: held to the last, so that nothing of it outlives it.
+    # Closed by the kernel when this process ends: held to the last, so that nothing of it outlives
+    # it.
     held = _arrange_life(settings)
     if settings.config.train is not None:
         forkserver.start()  # before anything that starts a thread
     procs = count_procs(settings.config)
     health: list[Any] = []
-    exporter = start_exporter(settings, procs, healthy=lambda: not health or health[0].is_healthy(), since=began)
+    exporter = start_exporter(
+        settings, procs, healthy=lambda: not health or health[0].is_healthy(), since=began
+    )
     with LogRelay(settings.scratch, ranks=procs) as relay:
         teller = AgentTelemetry(
             exporter,
@@ -176,7 +230,9 @@ def _conclude(
 
 
 def _arrange_life(settings: Settings) -> liveness.ParentDeathPipe:
-    """Lead a process group of one's own, die with `kdist run`, and tell the ranks where they are and how to die."""
+    """Lead a process group of one's own, die with `kdist run`, and tell the ranks where they are
+    and how to die.
+    """
     with suppress(PermissionError):  # started as a leader already
         os.setsid()
     process_tree.adopt()  # what a rank leaves behind becomes this agent's to end
@@ -187,7 +243,8 @@ def _arrange_life(settings: Settings) -> liveness.ParentDeathPipe:
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.config.threads_per_rank))
     if settings.config.script is not None:
         os.environ.setdefault("KDIST_COMM_HOOK", settings.config.script.comm_hook)
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP"  # SIGTERM and SIGINT are taken by StopSignals
+    # SIGTERM and SIGINT are taken by StopSignals
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP"
     clear_litter(settings.scratch)
     (settings.scratch / "torchelastic").mkdir()
     tempfile.tempdir = str(make_tempdir(settings.scratch))
@@ -195,7 +252,12 @@ def _arrange_life(settings: Settings) -> liveness.ParentDeathPipe:
 
 
 def _work(
-    settings: Settings, procs: int, teller: AgentTelemetry, stop: StopSignals, predecessors: set[int], health: list[Any]
+    settings: Settings,
+    procs: int,
+    teller: AgentTelemetry,
+    stop: StopSignals,
+    predecessors: set[int],
+    health: list[Any],
 ) -> dict[str, Any]:
     """Everything that needs torch; returns the exit record."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -216,14 +278,27 @@ def _work(
         local_world_size=procs,
         rdzv_handler=handler,
         entrypoint=enter if script is None else sys.executable,
-        args=(settings.entrypoint,) if script is None else ("-u", "-m", "kdist_trainer.run_script", *script.command),
+        args=(settings.entrypoint,)
+        if script is None
+        else ("-u", "-m", "kdist_trainer.run_script", *script.command),
         max_restarts=config.max_restarts,
         monitor_interval=_MONITOR_SECONDS,
     )
     if script is not None and settings.code is not None:
         os.chdir(settings.code)
-    patient, hasty = (AgentStore(store, run_id=settings.meeting, node=settings.node) for store in (stores.patient, stores.hasty))
-    agent = ElasticAgent(spec, settings, exchange=patient, hasty=hasty, teller=teller, stop=stop, start_method="forkserver")
+    patient, hasty = (
+        AgentStore(store, run_id=settings.meeting, node=settings.node)
+        for store in (stores.patient, stores.hasty)
+    )
+    agent = ElasticAgent(
+        spec,
+        settings,
+        exchange=patient,
+        hasty=hasty,
+        teller=teller,
+        stop=stop,
+        start_method="forkserver",
+    )
     health.append(agent)
     agent.run()
     if not Exit(agent.record["code"]).retryable:

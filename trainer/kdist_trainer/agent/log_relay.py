@@ -1,11 +1,14 @@
 r"""One stream of a rank's output, cut into lines that carry the rank.
 
-A line becomes `[rank3]: text`, as torch marks the lines of a rank's traceback. Events of kdist stay as they are. The states
-of a progress bar, which it draws over with `\r`, become lines from time to time, and its last state always does.
+A line becomes `[rank3]: text`, as torch marks the lines of a rank's traceback. Events of kdist stay
+as they are. The states of a progress bar, which it draws over with `\r`, become lines from time to
+time, and its last state always does.
 
-Takes what the ranks of a node print from their pipes and writes it, with the agent's own events, to the agent's log.
+Takes what the ranks of a node print from their pipes and writes it, with the agent's own events, to
+the agent's log.
 
-Neither the ranks nor the agent ever wait for whoever reads that log: a thread writes, and beyond a limit lines are left out.
+Neither the ranks nor the agent ever wait for whoever reads that log: a thread writes, and beyond a
+limit lines are left out.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ _INVISIBLE = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]|\s")
 
 
 class RankLines:
-    r"""Lines of one stream. `live` ends the states of a progress bar by `\r\n`, by which the live view tells them."""
+    r"""Lines of one stream. `live` ends the states of a progress bar by `\r\n`, by which the live
+    view tells them.
+    """
 
     def __init__(self, *, live: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._end_of_state = b"\r\n" if live else b"\n"
@@ -50,10 +55,12 @@ class RankLines:
         self._row = b""
         self._drawn = False  # whether the row was begun by \r, as bars are
         self._grown_at = 0.0
-        self._above: list[tuple[bytes, float]] = []  # rows of bars that may go on, and when they were left
+        # rows of bars that may go on, and when they were left
+        self._above: list[tuple[bytes, float]] = []
         self._is_back = False  # whether the row is an older state, back from a bar below it
         self._state = b""  # a bar's state that was drawn over and is not shown yet
-        self._shown, self._shown_at = b"", float("-inf")
+        self._shown = b""
+        self._shown_at = float("-inf")
 
     def begin(self, rank: int) -> None:
         """What comes now is written by this rank."""
@@ -141,7 +148,9 @@ class RankLines:
         return self._mark(row)
 
     def _mark(self, text: bytes) -> list[bytes]:
-        """The text as a line behind its rank, an event as it is; torch's own tracebacks name their rank already."""
+        """The text as a line behind its rank, an event as it is; torch's own tracebacks name their
+        rank already.
+        """
         text = text.removesuffix(b"\r")
         start = text.find(_EVENT_START)
         if start >= 0 and _is_event(text[start:]):
@@ -166,11 +175,14 @@ def _is_event(text: bytes) -> bool:
 LIMIT = 1 << 24
 """Bytes that wait for the log's reader."""
 LIVE = "KDIST_LIVE_VIEW"
-"""Set by `kdist run` where a live view draws progress bars: then their states come more often, and marked."""
+"""Set by `kdist run` where a live view draws progress bars: then their states come more often, and
+marked.
+"""
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
 _TURNS = 16  # reads of all pipes in a row, so that a flood does not hold up the agent
-_GATHER_SECONDS = 0.02  # between two looks, so that a rank that prints a lot does not wake the agent for each line
+# between two looks, so that a rank that prints a lot does not wake the agent for each line
+_GATHER_SECONDS = 0.02
 _DRAIN_SECONDS = 2.0  # that the log's reader may stand still at the agent's end
 
 
@@ -180,7 +192,8 @@ class LogRelay:
     def __init__(self, scratch: Path, *, ranks: int, live: bool | None = None) -> None:
         """Make the pipes, replacing a dead predecessor's. Raises `OSError`."""
         live = LIVE in os.environ if live is None else live
-        self._streams: dict[int, tuple[int, int, RankLines]] = {}  # by descriptor: local rank, stream, lines
+        # by descriptor: local rank, stream, lines
+        self._streams: dict[int, tuple[int, int, RankLines]] = {}
         for local_rank in range(ranks):
             for stream in STREAMS:
                 descriptor = _make_pipe(pipe_path(scratch, local_rank, stream))
@@ -208,7 +221,9 @@ class LogRelay:
             self._log.put(STREAMS[1], [line])
 
     def close(self) -> None:
-        """Write all that is left, unless nobody reads it; what is logged later is written directly."""
+        """Write all that is left, unless nobody reads it; what is logged later is written
+        directly.
+        """
         log.write_to(None)
         self._over = True
         os.write(self._wake, b"\0")
@@ -271,7 +286,9 @@ class LogRelay:
 
 
 def _make_pipe(path: Path) -> int:
-    """A named pipe that can be read without waiting, and that has a writer at all times, so that it has no end."""
+    """A named pipe that can be read without waiting, and that has a writer at all times, so that it
+    has no end.
+    """
     path.unlink(missing_ok=True)
     os.mkfifo(path, 0o600)
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
@@ -282,7 +299,9 @@ def _make_pipe(path: Path) -> int:
 
 
 class _Log:
-    """Lines on their way to standard output and standard error, written by a thread that may have to wait."""
+    """Lines on their way to standard output and standard error, written by a thread that may have
+    to wait.
+    """
 
     def __init__(self) -> None:
         self._lines: deque[tuple[int, bytes]] = deque()
@@ -331,7 +350,9 @@ class _Log:
 
 
 def _write_whole(descriptor: int, data: bytes) -> None:
-    """Write all of it; what a full disk or a closed pipe refuses is lost, and changes nothing else."""
+    """Write all of it; what a full disk or a closed pipe refuses is lost, and changes nothing
+    else.
+    """
     while data:
         try:
             data = data[os.write(descriptor, data) :]

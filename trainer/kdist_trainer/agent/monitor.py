@@ -1,4 +1,5 @@
-"""Hears what the others say, on a thread of its own: a store may be slow or away, and the agent must not wait for it.
+"""Hears what the others say, on a thread of its own: a store may be slow or away, and the agent
+must not wait for it.
 
 Looking after one group's ranks on this node, from their start to the end of the last one.
 """
@@ -20,7 +21,16 @@ from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
 from kdist_trainer.agent.desync import DesyncDetector, Mismatch, Note
 from kdist_trainer.agent.exit_analysis import GroupResult
 from kdist_trainer.agent.exit_record import deciding
-from kdist_trainer.agent.hang_detection import Watchdog, accuse, ask, compare_notes, convict, culprit, desert, dump_stacks
+from kdist_trainer.agent.hang_detection import (
+    Watchdog,
+    accuse,
+    ask,
+    compare_notes,
+    convict,
+    culprit,
+    desert,
+    dump_stacks,
+)
 from kdist_trainer.agent.restart_policy import JOIN, Generation
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.agent.worker_entry import stacks_path
@@ -34,14 +44,20 @@ from kdist_trainer.signals import StopSignals, stop_margin
 
 @dataclass(frozen=True)
 class PollResult:
-    """What the rendezvous says, and the generation's document as it was read after that: who leaves by plan says so first."""
+    """What the rendezvous says, and the generation's document as it was read after that: who leaves
+    by plan says so first.
+    """
 
-    news: RendezvousStatus = field(default_factory=lambda: RendezvousStatus(waiting=0, left=0, silent=0, closed=False))
+    news: RendezvousStatus = field(
+        default_factory=lambda: RendezvousStatus(waiting=0, left=0, silent=0, closed=False)
+    )
     document: Document = field(default_factory=dict)
 
 
 class RendezvousPoller:
-    """Asks `source` every `seconds` while the `with` block lasts; calling it gives the last answer, or raises its error."""
+    """Asks `source` every `seconds` while the `with` block lasts; calling it gives the last answer,
+    or raises its error.
+    """
 
     def __init__(self, source: Callable[[], PollResult], *, seconds: float) -> None:
         self._source = source
@@ -60,7 +76,12 @@ class RendezvousPoller:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._over.set()
         self._thread.join()  # from here on the rendezvous is used by the agent alone
 
@@ -77,12 +98,18 @@ TICK_SECONDS = 0.1
 ECHO_SECONDS = 1.0
 """How long a node that has only seen peers vanish waits for its other ranks to say why."""
 LEFT_SECONDS = 5.0
-"""How long ranks may go on unaware that other nodes have left their group by plan: the next collective tells them."""
+"""How long ranks may go on unaware that other nodes have left their group by plan: the next
+collective tells them.
+"""
 WAIT_SECONDS, SILENT_SECONDS = 5.0, 2.0
-"""How long ranks wait in one collective, and how long another node has missed its signs of life, before it is taken for lost:
-an agent may pause, or be cut off from the store, while its ranks are well."""
+"""How long ranks wait in one collective, and how long another node has missed its signs of life,
+before it is taken for lost: an agent may pause, or be cut off from the store, while its ranks are
+well.
+"""
 SCRIPT_SILENT_SECONDS = 30.0
-"""The same for scripts: in one barrier their ranks may rightly wait for minutes, whatever an agent elsewhere does meanwhile."""
+"""The same for scripts: in one barrier their ranks may rightly wait for minutes, whatever an agent
+elsewhere does meanwhile.
+"""
 _MEETING = {Phase.START, Phase.RENDEZVOUS}
 _LONGER = 2.0
 """How much longer than any wait that has come to its end."""
@@ -144,7 +171,11 @@ class WorkerMonitor:
             if self._is_broken(heard) or self._has_lost_a_node(heard.news):
                 return self._end_deserted(heard)
             self._take_news(heard.news)
-            if time.monotonic() > self._must_end_at or self.stop.urgent or self._has_nothing_to_save():
+            if (
+                time.monotonic() > self._must_end_at
+                or self.stop.urgent
+                or self._has_nothing_to_save()
+            ):
                 return self._end_by_force()
 
     def _pass_on_stop(self) -> None:
@@ -166,7 +197,8 @@ class WorkerMonitor:
             return PollResult()
 
     def _is_broken(self, heard: PollResult) -> bool:
-        """Whether the group can neither go on nor save: a rank elsewhere has failed, or a node was lost without a plan.
+        """Whether the group can neither go on nor save: a rank elsewhere has failed, or a node was
+        lost without a plan.
 
         After a plan ranks end one by one, and a script may save on its own.
         """
@@ -177,7 +209,8 @@ class WorkerMonitor:
         if any(failure.primary for failure in failures):
             return True
         self._echoed_since = (self._echoed_since or now) if failures else None
-        if self._echoed_since is not None:  # what they have seen the end of may be a rank here that is about to say why
+        # what they have seen the end of may be a rank here that is about to say why
+        if self._echoed_since is not None:
             return now - self._echoed_since >= ECHO_SECONDS
         return bool(heard.news.left) and not heard.news.closed
 
@@ -189,18 +222,31 @@ class WorkerMonitor:
         self._left_since = (self._left_since or now) if news.left else None
         if self._terminated_at is not None:
             return
-        if self._joining_since is not None and now - self._joining_since >= self.config.join_window_seconds:
+        if (
+            self._joining_since is not None
+            and now - self._joining_since >= self.config.join_window_seconds
+        ):
             log.event("joining", waiting=news.waiting)
             self._terminate(JOIN, since=now)
-        elif self._left_since is not None and now - self._left_since >= max(LEFT_SECONDS, self.config.join_window_seconds):
-            log.warn("group-left", message=f"{news.left} other nodes left this group: the ranks here end too")
+        elif self._left_since is not None and now - self._left_since >= max(
+            LEFT_SECONDS, self.config.join_window_seconds
+        ):
+            log.warn(
+                "group-left",
+                message=f"{news.left} other nodes left this group: the ranks here end too",
+            )
             self._terminate(None, since=now)
 
     def _take_verdict(self) -> None:
-        """The run is over: after a failure end now, after a success let the ranks come to their own end."""
+        """The run is over: after a failure end now, after a success let the ranks come to their own
+        end.
+        """
         code = ask(self.exchange.verdict).get("code")
         if code is not None:
-            self._must_end_at = min(self._must_end_at, time.monotonic() + (self.config.grace_seconds if code == 0 else 0))
+            self._must_end_at = min(
+                self._must_end_at,
+                time.monotonic() + (self.config.grace_seconds if code == 0 else 0),
+            )
 
     def _terminate(self, plan: str | None, *, since: float) -> None:
         """Ask the ranks to end, once; with a plan their end is no failure."""
@@ -211,19 +257,31 @@ class WorkerMonitor:
             ask(lambda: self.exchange.plan(self.generation.number, plan))
         if plan != STOP:
             self.ranks.signal(signal.SIGTERM)
-        self._must_end_at = since + self.config.grace_seconds - stop_margin(self.config.grace_seconds)
+        self._must_end_at = (
+            since + self.config.grace_seconds - stop_margin(self.config.grace_seconds)
+        )
 
     def _has_nothing_to_save(self) -> bool:
-        """Whether ranks that were asked to end have yet to meet: in torch's connect they hear nothing, and no step is done."""
+        """Whether ranks that were asked to end have yet to meet: in torch's connect they hear
+        nothing, and no step is done.
+        """
         phases = {beat.phase for beat in self.watchdog.beats}
-        return self._terminated_at is not None and self.config.train is not None and not phases.isdisjoint(_MEETING)
+        return (
+            self._terminated_at is not None
+            and self.config.train is not None
+            and not phases.isdisjoint(_MEETING)
+        )
 
     def _note_running(self) -> None:
         """Notice that all ranks have begun, and that one has made a step."""
-        if not self._begun and all(stacks_path(self.scratch, number).exists() for number in self._pids):
+        if not self._begun and all(
+            stacks_path(self.scratch, number).exists() for number in self._pids
+        ):
             self._begun = True
             self.ranks.release()
-        stepping = self.config.script is not None or any(beat.phase is Phase.STEP for beat in self.watchdog.beats)
+        stepping = self.config.script is not None or any(
+            beat.phase is Phase.STEP for beat in self.watchdog.beats
+        )
         if stepping and not self._running:
             self._running = True
             self.teller.state("running")
@@ -231,14 +289,23 @@ class WorkerMonitor:
     def _end_well(self) -> GroupResult:
         exits = self.ranks.exits()
         if self.config.script is not None and self._terminated_at is None:
-            for number in [number for number, code in exits.items() if code == 0 and not result.read(self.scratch, number)]:
+            for number in [
+                number
+                for number, code in exits.items()
+                if code == 0 and not result.read(self.scratch, number)
+            ]:
                 rank = self.global_ranks[number]
-                message = f"rank {rank} ended with code 0 by os._exit or exec: it counts as done, as under torchrun"
+                message = (
+                    f"rank {rank} ended with code 0 by os._exit or exec: it counts as done, "
+                    "as under torchrun"
+                )
                 log.warn("ended-early", rank=rank, message=message)
         return self._end(exits)
 
     def _end_badly(self) -> GroupResult:
-        """Some rank failed. If none of these failures is a first cause, one may follow on this node in a moment."""
+        """Some rank failed. If none of these failures is a first cause, one may follow on this node
+        in a moment.
+        """
         deadline = time.monotonic() + ECHO_SECONDS
         while self.ranks.living and time.monotonic() < deadline:
             if any(failure.primary for failure in self._failures(self.ranks.exits()).values()):
@@ -250,7 +317,9 @@ class WorkerMonitor:
         return replace(self._end(exits), notes=notes)
 
     def _has_lost_a_node(self, news: RendezvousStatus) -> bool:
-        """Whether another node is gone and the ranks here wait for it: a cut connection shows at once, a silent node never."""
+        """Whether another node is gone and the ranks here wait for it: a cut connection shows at
+        once, a silent node never.
+        """
         now, watchdog = time.monotonic(), self.watchdog
         self._silent_since = (self._silent_since or now) if news.silent or news.left else None
         if self._silent_since is None:
@@ -259,21 +328,33 @@ class WorkerMonitor:
         if silent > self.config.hang_timeout_seconds and watchdog.never_beats():
             return True
         least = SILENT_SECONDS if self.config.train is not None else SCRIPT_SILENT_SECONDS
-        return silent > least and watchdog.waited_seconds() > max(WAIT_SECONDS, _LONGER * watchdog.longest_wait)
+        return silent > least and watchdog.waited_seconds() > max(
+            WAIT_SECONDS, _LONGER * watchdog.longest_wait
+        )
 
     def _end_deserted(self, heard: PollResult) -> GroupResult:
-        """End a group that others have broken. What a rank here has left to say counts, though it has not ended yet."""
+        """End a group that others have broken. What a rank here has left to say counts, though it
+        has not ended yet.
+        """
         notes, exits = self._notes(), self.ranks.exits()
         self.ranks.kill()
         known = self._circumstances(exits)
         ended = self._end(exits)
         first = deciding(failures_of(heard.document))
-        message = f"the group has failed elsewhere: {first.message}" if first else "another node of the group is gone"
+        message = (
+            f"the group has failed elsewhere: {first.message}"
+            if first
+            else "another node of the group is gone"
+        )
         log.warn("node-lost", message=message)
         left = exit_analysis.failures_left(known)
         echoes = {
-            number: desert(beat, rank=rank, node=self.node, generation=self.generation.number, message=message)
-            for number, (beat, rank) in enumerate(zip(self.watchdog.beats, self.global_ranks, strict=True))
+            number: desert(
+                beat, rank=rank, node=self.node, generation=self.generation.number, message=message
+            )
+            for number, (beat, rank) in enumerate(
+                zip(self.watchdog.beats, self.global_ranks, strict=True)
+            )
             if number not in exits
         }
         return replace(ended, failures={**echoes, **left, **ended.failures}, notes=notes)
@@ -306,7 +387,9 @@ class WorkerMonitor:
         )
 
     def _is_out_of_memory(self, exits: dict[int, int]) -> bool:
-        """Whether the kernel had killed for want of memory when the first rank was seen to be killed."""
+        """Whether the kernel had killed for want of memory when the first rank was seen to be
+        killed.
+        """
         if self._out_of_memory is None and -signal.SIGKILL in exits.values():
             self._out_of_memory = self._oom_kills.recent()
         return bool(self._out_of_memory)
@@ -315,15 +398,21 @@ class WorkerMonitor:
         """What this node's ranks are in, or were in when they ended."""
         size = len(self.global_ranks) * len(self.generation.nodes)
         return [
-            self.watchdog.note(number, rank=rank, pid=self._pids[number], node=self.node, world_size=size)
+            self.watchdog.note(
+                number, rank=rank, pid=self._pids[number], node=self.node, world_size=size
+            )
             for number, rank in enumerate(self.global_ranks)
         ]
 
     def _end_disagreeing(self, odd: Mismatch) -> GroupResult:
-        """The ranks here have entered different collectives: nothing good can come of it, however long they go on."""
+        """The ranks here have entered different collectives: nothing good can come of it, however
+        long they go on.
+        """
         notes, exits = self._notes(), self.ranks.exits()
         self.ranks.kill()
-        failure = convict(odd, node=self.node, generation=self.generation.number, step=self.watchdog.last_step())
+        failure = convict(
+            odd, node=self.node, generation=self.generation.number, step=self.watchdog.last_step()
+        )
         local_rank = self.global_ranks.index(odd.ranks[0]) if odd.ranks else 0
         return GroupResult(failures={local_rank: failure}, exits=exits, notes=notes)
 
@@ -337,10 +426,17 @@ class WorkerMonitor:
         )
         exits = self.ranks.exits()
         self.ranks.kill()
-        stood = {number: (self.global_ranks[number], self.watchdog.beats[number]) for number in stalled}
-        failures = accuse(stood, blamed=blamed, node=self.node, generation=self.generation.number, stacks=stacks)
+        stood = {
+            number: (self.global_ranks[number], self.watchdog.beats[number]) for number in stalled
+        }
+        failures = accuse(
+            stood, blamed=blamed, node=self.node, generation=self.generation.number, stacks=stacks
+        )
         for local_rank, failure in failures.items():
             if failure.primary:
-                phase, path = self.watchdog.beats[local_rank].phase, stacks_path(self.scratch, local_rank)
+                phase, path = (
+                    self.watchdog.beats[local_rank].phase,
+                    stacks_path(self.scratch, local_rank),
+                )
                 self.teller.hang(failure, phase=phase.value, stacks=str(path))
         return GroupResult(failures=failures, exits=exits, notes=notes)

@@ -25,10 +25,13 @@ from kdist_trainer.rendezvous.tcp_store import open_tcp_store, take_leave
 from kdist_trainer.signals import StopSignals
 
 _WORD_SECONDS = 10.0
-"""How long an agent waits for a word that another one owes it; then the other one is taken for lost and they meet anew."""
+"""How long an agent waits for a word that another one owes it; then the other one is taken for lost
+and they meet anew.
+"""
 _HASTY, _STOPPING = 3.0, 1.0
-"""How long an API server may be away while ranks are at work, and when somebody asked the agent to stop; between groups as
-long as a group may take to form."""
+"""How long an API server may be away while ranks are at work, and when somebody asked the agent to
+stop; between groups as long as a group may take to form.
+"""
 _PAUSE_SECONDS = 1.0
 _LEAVE_SECONDS = 10.0
 
@@ -41,7 +44,9 @@ class StoreUnavailableError(KdistTrainerError):
 
 @dataclass(frozen=True)
 class StoreClients:
-    """Two views of one store: `patient` rides out that it is away for a while, `hasty` soon says that it is."""
+    """Two views of one store: `patient` rides out that it is away for a while, `hasty` soon says
+    that it is.
+    """
 
     patient: Store
     hasty: Store
@@ -49,13 +54,17 @@ class StoreClients:
     """Whether the store is lost with this agent, or with another; None if with none."""
 
     def take_leave(self, *, agents: int) -> None:
-        """The run is over for all `agents`, and this one may go when it does not keep what others still have to read."""
+        """The run is over for all `agents`, and this one may go when it does not keep what others
+        still have to read.
+        """
         if self.keeps is not None:
             take_leave(self.patient, keeps=self.keeps, agents=agents, seconds=_LEAVE_SECONDS)
 
 
 def open_stores(settings: Settings, stop: StopSignals) -> StoreClients:
-    """Open what `settings.rendezvous` names; waits for it. Raises `ConfigError`, `StoreUnavailableError`."""
+    """Open what `settings.rendezvous` names; waits for it. Raises `ConfigError`,
+    `StoreUnavailableError`.
+    """
     where, nodes = settings.place, settings.config.nodes.max
     seconds = settings.config.rendezvous_timeout_seconds
     word = _WORD_SECONDS + nodes / 4
@@ -74,17 +83,24 @@ def open_stores(settings: Settings, stop: StopSignals) -> StoreClients:
                 patience_seconds=seconds,
             )
         except (OSError, DistError) as error:
-            raise StoreUnavailableError(f"the store of the rendezvous at {first}:{second} is not there: {error}") from error
+            raise StoreUnavailableError(
+                f"the store of the rendezvous at {first}:{second} is not there: {error}"
+            ) from error
         return StoreClients(store, store, keeps=keeps)
     opened = threading.Event()
-    server, poll = ApiEndpoint.from_environment(), RendezvousTimings.for_nodes(nodes, remote=True).poll
+    server, poll = (
+        ApiEndpoint.from_environment(),
+        RendezvousTimings.for_nodes(nodes, remote=True).poll,
+    )
 
     def view(calm: float) -> KubernetesStore:
         def patience() -> float:
             return _STOPPING if stop.requested else calm if opened.is_set() else seconds
 
         config_map = ConfigMap(server, first, second, patience=patience)
-        return KubernetesStore(config_map, run_id=settings.meeting, timeout_seconds=word, poll_seconds=poll)
+        return KubernetesStore(
+            config_map, run_id=settings.meeting, timeout_seconds=word, poll_seconds=poll
+        )
 
     stores = StoreClients(view(seconds), view(_HASTY))
     try:
@@ -117,8 +133,13 @@ def open_handler(settings: Settings, stores: StoreClients, *, predecessors: set[
             break
         except RendezvousConnectionError as error:
             if scheme == endpoint.C10D or time.monotonic() > deadline:
-                raise StoreUnavailableError(f"the store of the rendezvous does not answer: {error}") from error
-            log.warn("rendezvous-retried", message=f"the store of the rendezvous does not answer: {error.__cause__ or error}")
+                raise StoreUnavailableError(
+                    f"the store of the rendezvous does not answer: {error}"
+                ) from error
+            log.warn(
+                "rendezvous-retried",
+                message=f"the store of the rendezvous does not answer: {error.__cause__ or error}",
+            )
             time.sleep(_PAUSE_SECONDS)
     with suppress(RendezvousError):  # their keep-alives will be missed
         if predecessors:

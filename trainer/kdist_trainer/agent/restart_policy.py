@@ -1,12 +1,15 @@
 """The same failure again without progress, told from failures that another try may get past.
 
-What kills from outside (a SIGKILL, a lost node, a full disk) is chance, however often. A crash or a hang at the same step is
-not. Where no step is known, as of a script, it is the same if the groups lived for about as long.
+What kills from outside (a SIGKILL, a lost node, a full disk) is chance, however often. A crash or a
+hang at the same step is not. Where no step is known, as of a script, it is the same if the groups
+lived for about as long.
 
-The leader's book: numbers the generations, says why each began, and counts restarts against the job's budget.
+The leader's book: numbers the generations, says why each began, and counts restarts against the
+job's budget.
 
-The leader is the agent with group rank 0 of a round. What it knows of earlier generations it reads from the run ledger beside
-the checkpoints, which outlives pods, and from the agents' documents, so any agent may lead at any time.
+The leader is the agent with group rank 0 of a round. What it knows of earlier generations it reads
+from the run ledger beside the checkpoints, which outlives pods, and from the agents' documents, so
+any agent may lead at any time.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ def is_chance(failure: Failure) -> bool:
 def count(events: Iterable[Event], failure: Failure) -> int:
     """How many groups in a row, `failure`'s the last of them, ended alike without progress.
 
-    `events` are the run's so far, in their order; whether that of `failure` is among them makes no difference.
+    `events` are the run's so far, in their order; whether that of `failure` is among them makes no
+    difference.
     """
     began, earlier = _since_progress(events)
     wanted = _signature(failure.cause.value, failure.step, failure.message)
@@ -63,7 +67,9 @@ def count(events: Iterable[Event], failure: Failure) -> int:
 
 
 def _since_progress(events: Iterable[Event]) -> tuple[dict[int, float], list[Event]]:
-    """When the groups since the last progress began, by number, and the failures that ended them."""
+    """When the groups since the last progress began, by number, and the failures that ended
+    them.
+    """
     began: dict[int, float] = {}
     failures: list[Event] = []
     best = -1
@@ -108,7 +114,10 @@ class StoreEventLog:
 
     def append(self, event: str, **fields: Any) -> None:
         def edit(document: Document) -> None:
-            events = [*document.get("events", []), {"time": round(time.time(), 3), "event": event, **fields}]
+            events = [
+                *document.get("events", []),
+                {"time": round(time.time(), 3), "event": event, **fields},
+            ]
             document["events"] = events[-_KEPT_EVENTS:]
 
         self._exchange.change("events", edit)
@@ -119,7 +128,9 @@ class StoreEventLog:
 
 @dataclass(frozen=True)
 class Generation:
-    """One group of ranks. `restarts` were spent of the budget without progress since; `spent` says it was one too many."""
+    """One group of ranks. `restarts` were spent of the budget without progress since; `spent` says
+    it was one too many.
+    """
 
     number: int
     reason: str
@@ -129,7 +140,9 @@ class Generation:
     lost_steps: int = 0
     spent: bool = False
     bounds: tuple[int, int] = (0, 0)
-    """The fewest and the most nodes, as the leader's train.json says: all ranks shall go by the same."""
+    """The fewest and the most nodes, as the leader's train.json says: all ranks shall go by the
+    same.
+    """
     message: str = ""
     from_step: int = 0
     """The committed step that it goes on from; 0 where there is none."""
@@ -145,50 +158,94 @@ class Generation:
 
 
 def count_restarts(events: Iterable[dict[str, Any]]) -> int:
-    """Failures since the committed step last rose, or since somebody ended the run and started it again."""
+    """Failures since the committed step last rose, or since somebody ended the run and started it
+    again.
+    """
     failures, best = 0, -1
     for event in events:
         if event["event"] == "generation":
-            failures = failures + 1 if event.get("reason") == FAILURE else failures if event.get("reason") == JOIN else 0
-        elif event["event"] == "commit" and isinstance(event.get("step"), int) and event["step"] > best:
+            failures = (
+                failures + 1
+                if event.get("reason") == FAILURE
+                else failures
+                if event.get("reason") == JOIN
+                else 0
+            )
+        elif (
+            event["event"] == "commit"
+            and isinstance(event.get("step"), int)
+            and event["step"] > best
+        ):
             failures, best = 0, event["step"]
     return failures
 
 
 def _pause(times: int) -> int:
-    """Seconds to wait after something happened so often: 0 after the first time, then longer each time."""
+    """Seconds to wait after something happened so often: 0 after the first time, then longer each
+    time.
+    """
     return min(2 ** (times - 2), _LONGEST_PAUSE) if times >= 2 else 0
 
 
 class RestartLedger:
     """The events of one run, as its leader reads and writes them."""
 
-    def __init__(self, exchange: AgentStore, *, checkpoints: Path | None, max_restarts: int, is_script: bool = False) -> None:
+    def __init__(
+        self,
+        exchange: AgentStore,
+        *,
+        checkpoints: Path | None,
+        max_restarts: int,
+        is_script: bool = False,
+    ) -> None:
         self._exchange = exchange
         self._checkpoints = checkpoints
-        self._events: EventLog = StoreEventLog(exchange) if checkpoints is None else RunLedger(checkpoints)
+        self._events: EventLog = (
+            StoreEventLog(exchange) if checkpoints is None else RunLedger(checkpoints)
+        )
         self._max_restarts = max_restarts
         self._is_script = is_script
 
     def note(self, event: str, **fields: Any) -> bool:
-        """Write an event; a disk that refuses it is warned of and ends nothing. Returns whether it was written."""
+        """Write an event; a disk that refuses it is warned of and ends nothing. Returns whether it
+        was written.
+        """
         try:
             self._events.append(event, **fields)
         except OSError as error:
-            log.warn("ledger-failed", message=f"{event} could not be written to the run ledger: {error}")
+            log.warn(
+                "ledger-failed", message=f"{event} could not be written to the run ledger: {error}"
+            )
             return False
         return True
 
     def note_failure(self, failure: Failure) -> None:
         """Write the failure that ended a generation, with the time at which it happened."""
-        fields = {"generation": failure.generation, "cause": failure.cause.value, "rank": failure.rank, "node": failure.node}
-        self.note("failure", **fields, step=failure.step, message=failure.message[:500], time=round(failure.time, 3))
+        fields = {
+            "generation": failure.generation,
+            "cause": failure.cause.value,
+            "rank": failure.rank,
+            "node": failure.node,
+        }
+        self.note(
+            "failure",
+            **fields,
+            step=failure.step,
+            message=failure.message[:500],
+            time=round(failure.time, 3),
+        )
 
-    def open_generation(self, agents: dict[str, str], *, world_size: int, bounds: tuple[int, int] = (0, 0)) -> Generation:
-        """Begin the next generation, of `agents` (their incarnations by node), or find that the budget is spent."""
+    def open_generation(
+        self, agents: dict[str, str], *, world_size: int, bounds: tuple[int, int] = (0, 0)
+    ) -> Generation:
+        """Begin the next generation, of `agents` (their incarnations by node), or find that the
+        budget is spent.
+        """
         events = self._read()
         last = max(
-            self._exchange.last_generation(), *(one.get("generation", 0) for one in events if one["event"] == "generation"), 0
+            self._exchange.last_generation(),
+            *(one.get("generation", 0) for one in events if one["event"] == "generation"),
+            0,
         )
         document = self._exchange.generation(last) if last else {}
         reason, failure = self._explain(last, document, agents)
@@ -215,23 +272,35 @@ class RestartLedger:
             same=same,
         )
         if not spent:
-            # First: an agent that dies between the two must not be taken for one that starts the run anew.
+            # First: an agent that dies between the two must not be taken for one that starts the
+            # run anew.
             self._exchange.open_generation(last + 1, agents)
-            fields: dict[str, Any] = {"world_size": world_size, "nodes": sorted(agents), "from_step": step}
+            fields: dict[str, Any] = {
+                "world_size": world_size,
+                "nodes": sorted(agents),
+                "from_step": step,
+            }
             if self._is_script:
                 fields["entrypoint"] = "script"
-            if not self.note("generation", generation=last + 1, reason=reason, **fields) and reason == FAILURE:
+            if (
+                not self.note("generation", generation=last + 1, reason=reason, **fields)
+                and reason == FAILURE
+            ):
                 self._count_unwritten(step)
         return generation
 
     def pause_seconds(self) -> int:
-        """How long to wait before the next group: 0, or longer each time once the disk has refused two restarts' lines."""
+        """How long to wait before the next group: 0, or longer each time once the disk has refused
+        two restarts' lines.
+        """
         return _pause(self._unwritten(self.committed_step()))
 
     def repeat_seconds(self) -> int:
-        """The same, where the last groups ended by the same failure; where it may be chance, one of them more.
+        """The same, where the last groups ended by the same failure; where it may be chance, one of
+        them more.
 
-        Not after lost nodes, as whoever starts their agents again has waited by then, and not before the end.
+        Not after lost nodes, as whoever starts their agents again has waited by then, and not
+        before the end.
         """
         last = self._exchange.last_generation()
         failure = deciding(failures_of(self._exchange.generation(last))) if last else None
@@ -244,15 +313,21 @@ class RestartLedger:
         return _pause(times - chance)
 
     def _unwritten(self, step: int) -> int:
-        """Restarts since `step` was committed that stand in the rendezvous's store, because the ledger did not take them."""
+        """Restarts since `step` was committed that stand in the rendezvous's store, because the
+        ledger did not take them.
+        """
         document = self._exchange.read(_UNWRITTEN)
         return int(document["restarts"]) if document.get("step") == step else 0
 
     def _count_unwritten(self, step: int) -> None:
         count = self._unwritten(step) + 1
-        self._exchange.change(_UNWRITTEN, lambda document: document.update(step=step, restarts=count))
+        self._exchange.change(
+            _UNWRITTEN, lambda document: document.update(step=step, restarts=count)
+        )
 
-    def _explain(self, last: int, document: Document, agents: dict[str, str]) -> tuple[str, Failure | None]:
+    def _explain(
+        self, last: int, document: Document, agents: dict[str, str]
+    ) -> tuple[str, Failure | None]:
         """Why a generation follows the one with this document."""
         if last == 0:
             return START, None
@@ -261,7 +336,9 @@ class RestartLedger:
         known = failures_of(document)
         failure = deciding(known)
         before: dict[str, str] = document.get("agents", {})
-        gone = sorted(node for node, incarnation in before.items() if agents.get(node) != incarnation)
+        gone = sorted(
+            node for node, incarnation in before.items() if agents.get(node) != incarnation
+        )
         lost_while_joining = failure is not None and gone and document.get("plan") == JOIN
         if "plan" in document and not (failure and failure.primary) and not lost_while_joining:
             return (JOIN if document["plan"] == JOIN else RESUME), None
@@ -279,7 +356,12 @@ class RestartLedger:
                 time=min((one.time for one in known), default=time.time()),
             )
         return FAILURE, failure or Failure(
-            Cause.RENDEZVOUS, Exit.PEERS_LOST, True, "the group did not come about", generation=last, time=time.time()
+            Cause.RENDEZVOUS,
+            Exit.PEERS_LOST,
+            True,
+            "the group did not come about",
+            generation=last,
+            time=time.time(),
         )
 
     def _read(self) -> list[dict[str, Any]]:

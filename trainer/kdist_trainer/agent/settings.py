@@ -1,4 +1,5 @@
-"""How many nodes the job may have now: `kdist scale` changes nodes.json, beside train.json, while agents run.
+"""How many nodes the job may have now: `kdist scale` changes nodes.json, beside train.json, while
+agents run.
 
 What one agent is told on its command line, and what its ranks read in their environment.
 """
@@ -22,7 +23,9 @@ from kdist_trainer.rendezvous.endpoint import RendezvousEndpoint, parse
 
 
 class NodeLimits:
-    """`nodes` of the train.json at `path`, read anew when the file has changed; what it was before, if it cannot be read."""
+    """`nodes` of the train.json at `path`, read anew when the file has changed; what it was before,
+    if it cannot be read.
+    """
 
     def __init__(self, path: Path, first: Nodes) -> None:
         self._path = path
@@ -39,7 +42,9 @@ class NodeLimits:
         try:
             nodes = TrainConfig.read(self._path).nodes
         except (OSError, ValueError) as error:
-            log.warn("bounds-unreadable", message=f"{self._file} has changed and cannot be read: {error}")
+            log.warn(
+                "bounds-unreadable", message=f"{self._file} has changed and cannot be read: {error}"
+            )
             return self._last
         if nodes != self._last:
             log.event("bounds-changed", min=nodes.min, max=nodes.max)
@@ -57,14 +62,20 @@ def _look(path: Path) -> tuple[int, int, int] | None:
 
 WORKER = "kdist_trainer.worker:main"
 PIDS = "agents"
-"""File in the scratch folder with the pids of this node's agents since one of them last joined the rendezvous."""
+"""File in the scratch folder with the pids of this node's agents since one of them last joined the
+rendezvous.
+"""
 EXIT, PARK = ON_END = ("exit", "park")
-"""What an agent does once its work is over for good: end, or stay until it is told to go (a StatefulSet would start it anew)."""
+"""What an agent does once its work is over for good: end, or stay until it is told to go (a
+StatefulSet would start it anew).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One agent. `entrypoint` is the `module:function` that a rank of a managed training runs; it returns its outcome."""
+    """One agent. `entrypoint` is the `module:function` that a rank of a managed training runs; it
+    returns its outcome.
+    """
 
     config_path: Path
     config: TrainConfig
@@ -96,9 +107,11 @@ class Settings:
 
     @property
     def meeting(self) -> str:
-        """Whom this agent meets: those of its run, and of them those with its rendezvous id, whose end is no other's.
+        """Whom this agent meets: those of its run, and of them those with its rendezvous id, whose
+        end is no other's.
 
-        torch names a folder after it, so the run of a rendered job, `NAMESPACE/NAME`, loses its slash.
+        torch names a folder after it, so the run of a rendered job, `NAMESPACE/NAME`, loses its
+        slash.
         """
         run = self.run_id.replace("/", "-")
         if not self.rendezvous_id:
@@ -122,7 +135,9 @@ class Settings:
         return int(number[0]) if number else 0
 
     def forget_predecessors(self) -> None:
-        """Keep this agent's pid alone: the rendezvous no longer holds any agent that ran here before."""
+        """Keep this agent's pid alone: the rendezvous no longer holds any agent that ran here
+        before.
+        """
         with suppress(OSError):  # a full disk
             (self.scratch / PIDS).write_text(f"{os.getpid()}\n")
 
@@ -149,7 +164,9 @@ class Settings:
 
 
 def count_procs(config: TrainConfig) -> int:
-    """Ranks on this node: as the job says, else one per GPU, else one; `data_parallel` is one with all GPUs."""
+    """Ranks on this node: as the job says, else one per GPU, else one; `data_parallel` is one with
+    all GPUs.
+    """
     if isinstance(config.procs_per_node, int):
         return config.procs_per_node
     if config.train is not None and config.train.strategy == "data_parallel":
@@ -180,11 +197,14 @@ def prepare_scratch(settings: Settings) -> set[int]:
 
 
 _LONGEST_SOCKET = 100  # bytes in the address of a Unix socket: 108 on Linux, 104 on macOS
-_ROOM_FOR_NAMES = 40  # of the folder and the socket that multiprocessing makes below its temporary folder
+# of the folder and the socket that multiprocessing makes below its temporary folder
+_ROOM_FOR_NAMES = 40
 
 
 def make_tempdir(scratch: Path) -> Path:
-    """An empty temporary folder for this agent and its ranks: in `scratch`, unless sockets there had too long an address."""
+    """An empty temporary folder for this agent and its ranks: in `scratch`, unless sockets there
+    had too long an address.
+    """
     folder = scratch / "tmp"
     if len(os.fsencode(folder)) + _ROOM_FOR_NAMES <= _LONGEST_SOCKET:
         folder.mkdir()
@@ -194,7 +214,9 @@ def make_tempdir(scratch: Path) -> Path:
 
 
 def clear_litter(scratch: Path) -> None:
-    """Remove the temporary folders of an agent: this one's at its end, a dead predecessor's before the start."""
+    """Remove the temporary folders of an agent: this one's at its end, a dead predecessor's before
+    the start.
+    """
     folder = scratch / "tmp"
     for litter in (folder.readlink() if folder.is_symlink() else folder, scratch / "torchelastic"):
         shutil.rmtree(litter, ignore_errors=True)

@@ -25,7 +25,9 @@ _STOPPED = 200  # Exit.STOPPED, whose module takes half a second to import
 
 
 class Shim:
-    """One agent as it is seen from here: `connection` to the spawner, and its pid once it has one."""
+    """One agent as it is seen from here: `connection` to the spawner, and its pid once it has
+    one.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

@@ -77,7 +77,9 @@ class Spawner:
             for stream in streams:
                 os.close(stream)
 
-    def _fork(self, request: dict[str, Any], connection: socket.socket, streams: Sequence[int]) -> None:
+    def _fork(
+        self, request: dict[str, Any], connection: socket.socket, streams: Sequence[int]
+    ) -> None:
         with warnings.catch_warnings():
             # The only other thread here sleeps in read() and holds no lock.
             warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
@@ -102,7 +104,9 @@ class Spawner:
         forkserver.close_descriptors()
 
     def _reap(self) -> None:
-        """Take note of every child that has ended: agents, and what ended agents had left behind."""
+        """Take note of every child that has ended: agents, and what ended agents had left
+        behind.
+        """
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
@@ -162,7 +166,9 @@ def _say(connection: socket.socket, **said: int) -> None:
 
 
 def main(config_path: Path, line: Path) -> NoReturn:
-    """Import what the agents of the job at `config_path` and their ranks need, then fork as asked."""
+    """Import what the agents of the job at `config_path` and their ranks need, then fork as
+    asked.
+    """
     requests = socket.socket(fileno=int(os.environ.pop(SPAWNER)))
     process_tree.adopt()  # what an agent leaves behind becomes this process's to end
     liveness.watch(line)

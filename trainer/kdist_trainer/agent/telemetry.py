@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 
 
 class AgentTelemetry:
-    """Says what happens, once. `max_restarts` is the job's budget, `managed` tells a training from a script."""
+    """Says what happens, once. `max_restarts` is the job's budget, `managed` tells a training from
+    a script.
+    """
 
-    def __init__(self, exporter: Exporter, relay: LogRelay, *, max_restarts: int, managed: bool = True) -> None:
+    def __init__(
+        self, exporter: Exporter, relay: LogRelay, *, max_restarts: int, managed: bool = True
+    ) -> None:
         self._exporter = exporter
         self._relay = relay
         self._max_restarts = max_restarts
@@ -38,21 +42,39 @@ class AgentTelemetry:
         """`formed`, `timeout` or `failed`."""
         self._exporter.observe_rendezvous(time.monotonic() - self._waiting_since, outcome)
 
-    def group_formed(self, generation: Generation, *, world_size: int, ranks: list[int], leader: bool) -> None:
+    def group_formed(
+        self, generation: Generation, *, world_size: int, ranks: list[int], leader: bool
+    ) -> None:
         """A group has formed; its ranks start now. `ranks` are this node's."""
         self.state("initializing")
         self._relay.begin(ranks)
-        self._exporter.set_group(generation=generation.number, world_size=world_size, local_ranks=ranks)
-        self._exporter.set_restarts_remaining(max(0, self._max_restarts - generation.restarts), budget=self._max_restarts)
+        self._exporter.set_group(
+            generation=generation.number, world_size=world_size, local_ranks=ranks
+        )
+        self._exporter.set_restarts_remaining(
+            max(0, self._max_restarts - generation.restarts), budget=self._max_restarts
+        )
         if leader and generation.lost_steps:
             self._exporter.add_lost_steps(generation.lost_steps)
         log.bind(generation=generation.number)
         if generation.reason == FAILURE:
-            fields = {"restarts": generation.restarts, "budget": self._max_restarts, "cause": generation.cause}
+            fields = {
+                "restarts": generation.restarts,
+                "budget": self._max_restarts,
+                "cause": generation.cause,
+            }
             if not generation.from_step and not self._managed:
-                fields["message"] = "the script starts again from the beginning: kdist knows of no checkpoint that it saves"
+                fields["message"] = (
+                    "the script starts again from the beginning: kdist knows of no "
+                    "checkpoint that it saves"
+                )
             log.warn("restarting", **fields)
-        log.event("group-formed", world_size=world_size, nodes=len(generation.nodes), reason=generation.reason)
+        log.event(
+            "group-formed",
+            world_size=world_size,
+            nodes=len(generation.nodes),
+            reason=generation.reason,
+        )
 
     def rank_started(self, rank: int, pid: int) -> None:
         log.event("worker-started", rank=rank, pid=pid)
@@ -85,4 +107,11 @@ class AgentTelemetry:
 
     def hang(self, failure: Failure, *, phase: str, stacks: str) -> None:
         self.state("hung")
-        log.error("hang", rank=failure.rank, step=failure.step, phase=phase, collective=failure.collective, stacks=stacks)
+        log.error(
+            "hang",
+            rank=failure.rank,
+            step=failure.step,
+            phase=phase,
+            collective=failure.collective,
+            stacks=stacks,
+        )

@@ -1,4 +1,6 @@
-"""What follows from the end of a group on one node: nothing, so that it forms again, or the end of the agent's work."""
+"""What follows from the end of a group on one node: nothing, so that it forms again, or the end of
+the agent's work.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from kdist_trainer.agent import restart_policy
 from kdist_trainer.agent.coordination import AgentStore, failures_of
 from kdist_trainer.agent.desync import find_odd, tell
 from kdist_trainer.agent.exit_analysis import GroupResult
-from kdist_trainer.agent.exit_record import RunOutcome, deciding, failed, read_done, stopped, success
+from kdist_trainer.agent.exit_record import (
+    RunOutcome,
+    deciding,
+    failed,
+    read_done,
+    stopped,
+    success,
+)
 from kdist_trainer.agent.hang_detection import compare_notes, judge
 from kdist_trainer.agent.monitor import STOP
 from kdist_trainer.agent.restart_policy import Generation, RestartLedger
@@ -32,7 +41,9 @@ _POLL_SECONDS = 0.1
 
 
 class TerminationPolicy:
-    """Decides for one agent; `draw` returns when the group shall form again and raises `RunOutcome` otherwise."""
+    """Decides for one agent; `draw` returns when the group shall form again and raises `RunOutcome`
+    otherwise.
+    """
 
     def __init__(
         self,
@@ -61,33 +72,51 @@ class TerminationPolicy:
             decisive = self._confer(generation, end, decisive)
         except RuntimeError as error:
             managed = self._settings.config.train is not None
-            over = managed and not end.failures and bool(end.outcomes) and self._all_done(generation, end)
+            over = (
+                managed
+                and not end.failures
+                and bool(end.outcomes)
+                and self._all_done(generation, end)
+            )
             if not (over or self._stop.requested):
                 raise
-            log.warn("rendezvous-mute", message=f"the others cannot be told that this node ends: {error}")
+            log.warn(
+                "rendezvous-mute", message=f"the others cannot be told that this node ends: {error}"
+            )
             if over:  # all have met at a barrier, so the others know
                 self._finish_now(None)
         if self._stop.requested:
             self.leave()
-            if decisive is not None and decisive.code is Exit.STORAGE:  # asked to save, which the disk refused
+            # asked to save, which the disk refused
+            if decisive is not None and decisive.code is Exit.STORAGE:
                 raise RunOutcome(failed(decisive))
             saved = bool(end.outcomes) and not end.forced and not end.failures
             step = self._book.committed_step() if saved else 0
             raise RunOutcome(
-                stopped("stopped on request" if saved else "stopped on request, in the middle of work", step=step or None)
+                stopped(
+                    "stopped on request" if saved else "stopped on request, in the middle of work",
+                    step=step or None,
+                )
             )
         if decisive is not None:
             self._teller.group_failed(decisive.cause)
         elif self._all_done(generation, end):
             self._finish(generation)
         else:
-            self._exchange.plan(generation.number, STOP)  # somebody asked the ranks to stop: that is no failure
+            # somebody asked the ranks to stop: that is no failure
+            self._exchange.plan(generation.number, STOP)
             self._teller.state("restarting")
 
-    def _confer(self, generation: Generation, end: GroupResult, decisive: Failure | None) -> Failure | None:
-        """Tell the others, and end with them if this or something there has ended the run; returns what decides."""
+    def _confer(
+        self, generation: Generation, end: GroupResult, decisive: Failure | None
+    ) -> Failure | None:
+        """Tell the others, and end with them if this or something there has ended the run; returns
+        what decides.
+        """
         if end.failures:
-            self._exchange.post_failures(generation.number, list(end.failures.values()), notes=end.notes)
+            self._exchange.post_failures(
+                generation.number, list(end.failures.values()), notes=end.notes
+            )
         self._end_if_over()
         if decisive is None:
             return None
@@ -100,8 +129,12 @@ class TerminationPolicy:
         return decisive
 
     def _weigh(self, generation: Generation, end: GroupResult, failure: Failure) -> Failure:
-        """What decides once all agents have said what their ranks were in; the others are told if it is something else."""
-        notes = compare_notes(self._exchange, generation, self._settings.node, end.notes, after_failures=True)
+        """What decides once all agents have said what their ranks were in; the others are told if
+        it is something else.
+        """
+        notes = compare_notes(
+            self._exchange, generation, self._settings.node, end.notes, after_failures=True
+        )
         weighed = judge(failure, notes)
         if weighed != failure and not weighed.permanent:
             self._exchange.post_failures(generation.number, [weighed])
@@ -117,7 +150,9 @@ class TerminationPolicy:
             raise RunOutcome(verdict)
 
     def _settle_on(self, number: int, failure: Failure) -> Failure:
-        """The failure that decides over all agents, once a moment has passed for earlier ones to become known."""
+        """The failure that decides over all agents, once a moment has passed for earlier ones to
+        become known.
+        """
         deadline = time.monotonic() + SETTLE_SECONDS
         while True:
             first = deciding([failure, *failures_of(self._exchange.generation(number))]) or failure
@@ -130,26 +165,52 @@ class TerminationPolicy:
         final = self._settle(record)
         if final == record:
             self._book.note_failure(failure)
-            self._book.note("failed", cause=failure.cause.value, code=int(failure.code), message=failure.message[:500])
+            self._book.note(
+                "failed",
+                cause=failure.cause.value,
+                code=int(failure.code),
+                message=failure.message[:500],
+            )
         self._close()
         raise RunOutcome(final)
 
     def end_spent(self, generation: Generation) -> NoReturn:
         """The budget is spent: end all agents."""
         budget = self._settings.config.max_restarts
-        message = f"{budget} restarts without progress are spent; the last failure: {generation.message}"
+        message = (
+            f"{budget} restarts without progress are spent; the last failure: {generation.message}"
+        )
         if generation.same >= restart_policy.MOST:
-            message = f"the same failure {generation.same} times in a row without progress: {generation.message}"
+            message = (
+                f"the same failure {generation.same} times in a row without progress: "
+                f"{generation.message}"
+            )
         document = self._exchange.generation(generation.number - 1)
         last = deciding(failures_of(document))
-        failure = Failure(Cause.BUDGET, Exit.BUDGET, True, message, generation=generation.number - 1, time=time.time())
+        failure = Failure(
+            Cause.BUDGET,
+            Exit.BUDGET,
+            True,
+            message,
+            generation=generation.number - 1,
+            time=time.time(),
+        )
         if last is not None:
             known = tell(note for notes in document.get("beats", {}).values() for note in notes)
-            failure = replace(last, cause=Cause.BUDGET, code=Exit.BUDGET, primary=True, message=message, collectives=known)
+            failure = replace(
+                last,
+                cause=Cause.BUDGET,
+                code=Exit.BUDGET,
+                primary=True,
+                message=message,
+                collectives=known,
+            )
         record = failed(failure)
         final = self._settle(record)
         if final == record:
-            self._book.note("failed", cause=Cause.BUDGET.value, code=int(Exit.BUDGET), message=message[:500])
+            self._book.note(
+                "failed", cause=Cause.BUDGET.value, code=int(Exit.BUDGET), message=message[:500]
+            )
         self._close()
         raise RunOutcome(final)
 
@@ -162,33 +223,51 @@ class TerminationPolicy:
         if done is not None:
             return success(step=done.get("step"))
         message = "the rendezvous was closed and nobody said why"
-        return failed(Failure(Cause.RENDEZVOUS, Exit.PEERS_LOST, True, message, node=self._settings.node, time=time.time()))
+        return failed(
+            Failure(
+                Cause.RENDEZVOUS,
+                Exit.PEERS_LOST,
+                True,
+                message,
+                node=self._settings.node,
+                time=time.time(),
+            )
+        )
 
     def _all_done(self, generation: Generation, end: GroupResult) -> bool:
         if end.forced or any(outcome != DONE for outcome in end.outcomes.values()):
             return False
         if self._settings.config.train is not None:
             return True
-        # A script that stops on request also ends with 0, on nodes that heard of the request from their peers alone.
+        # A script that stops on request also ends with 0, on nodes that heard of the request from
+        # their peers alone.
         return "plan" not in self._exchange.generation(generation.number)
 
     def _finish(self, generation: Generation) -> None:
-        """This node is done. A managed training has met at a barrier; scripts may still be at work elsewhere."""
+        """This node is done. A managed training has met at a barrier; scripts may still be at work
+        elsewhere.
+        """
         if self._settings.config.train is not None or self._wait_for_others(generation):
             self._finish_now(None)
         self._teller.state("restarting")
 
     def _wait_for_others(self, generation: Generation) -> bool:
-        """Wait for the other nodes' scripts; False when they do not all succeed, so that all begin again."""
+        """Wait for the other nodes' scripts; False when they do not all succeed, so that all begin
+        again.
+        """
         document = self._exchange.finish(generation.number)
         while len(document.get("finished", [])) < len(generation.nodes):
             self._end_if_over()
             if self._stop.requested:
                 self.leave()
-                raise RunOutcome(stopped("stopped on request, waiting for other nodes to finish", step=None))
+                raise RunOutcome(
+                    stopped("stopped on request, waiting for other nodes to finish", step=None)
+                )
             members = self._rendezvous.members()
             if document.get("failures") or "plan" in document or members < len(generation.nodes):
-                log.warn("finished-too-early", message="other nodes did not finish: all begin again")
+                log.warn(
+                    "finished-too-early", message="other nodes did not finish: all begin again"
+                )
                 return False
             time.sleep(_POLL_SECONDS)
             document = self._exchange.generation(generation.number)
@@ -201,15 +280,21 @@ class TerminationPolicy:
         raise RunOutcome(final)
 
     def _settle(self, record: dict[str, Any]) -> dict[str, Any]:
-        """End the run for all agents; returns the record that it ended with, this one if the store stays away."""
+        """End the run for all agents; returns the record that it ended with, this one if the store
+        stays away.
+        """
         try:
             return self._exchange.settle(record)
         except RuntimeError as error:
-            log.warn("rendezvous-mute", message=f"the others cannot be told how the run ended: {error}")
+            log.warn(
+                "rendezvous-mute", message=f"the others cannot be told how the run ended: {error}"
+            )
             return record
 
     def _read_done(self) -> dict[str, Any] | None:
-        return read_done(self._settings.checkpoints, self._settings.config, run_id=self._settings.run_id)
+        return read_done(
+            self._settings.checkpoints, self._settings.config, run_id=self._settings.run_id
+        )
 
     def _close(self) -> None:
         with suppress(RendezvousError):

@@ -1,7 +1,8 @@
 """The first lines of a rank that is a function: what forkserver children of the agent run.
 
-The outcome goes into a file and the process ends by `os._exit`, not through torch's result queue: a rank killed while torch
-waits with it for the others would block the agent for ever, and destructors of gloo may abort a rank that has succeeded.
+The outcome goes into a file and the process ends by `os._exit`, not through torch's result queue: a
+rank killed while torch waits with it for the others would block the agent for ever, and destructors
+of gloo may abort a rank that has succeeded.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ def stacks_path(scratch: Path, local_rank: int) -> Path:
 
 
 def show_stacks(path: Path) -> None:
-    """Write the stacks of all threads to `path` on SIGUSR2, or to stderr where the disk has no room for another file."""
+    """Write the stacks of all threads to `path` on SIGUSR2, or to stderr where the disk has no room
+    for another file.
+    """
     try:
-        # Kept open for the life of the process: the handler writes to its descriptor, even where Python is stuck.
+        # Kept open for the life of the process: the handler writes to its descriptor, even where
+        # Python is stuck.
         faulthandler.register(signal.SIGUSR2, file=path.open("w"), all_threads=True)
     except OSError:
         faulthandler.register(signal.SIGUSR2, all_threads=True)
@@ -66,11 +70,13 @@ def enter(target: str) -> NoReturn:
     except BaseException as error:  # noqa: BLE001 - whatever it is, the agent must hear of it
         left = errors.record(error)
         code = int(left.code)
-        if left.primary:  # an echo of a peer's death stands in the record; printed, it would bury the cause
+        # an echo of a peer's death stands in the record; printed, it would bury the cause
+        if left.primary:
             with contextlib.suppress(OSError):
                 traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # a log on a full disk, or a stream that was closed
+            # a log on a full disk, or a stream that was closed
+            with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)

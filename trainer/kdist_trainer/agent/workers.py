@@ -1,8 +1,8 @@
 """The ranks of this node as processes, alike for functions (forkserver) and scripts (subprocesses).
 
-What a rank has started ends with it: each leads a process group, and on Linux the agent is the parent of what has left that
-group and lost its own. A child that lived on would keep the rank's sockets open, and its peers would wait for a rank that is
-gone.
+What a rank has started ends with it: each leads a process group, and on Linux the agent is the
+parent of what has left that group and lost its own. A child that lived on would keep the rank's
+sockets open, and its peers would wait for a rank that is gone.
 """
 
 from __future__ import annotations
@@ -17,14 +17,20 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.api import MultiprocessContext, PContext, SubprocessContext
+from torch.distributed.elastic.multiprocessing.api import (
+    MultiprocessContext,
+    PContext,
+    SubprocessContext,
+)
 
 from kdist_trainer import process_tree
 from kdist_trainer.agent.exit_analysis import FORKSERVER_LOST
 
 
 class WorkerProcesses:
-    """Processes by local rank. `signal` and `kill` never reach a process that has been seen to end."""
+    """Processes by local rank. `signal` and `kill` never reach a process that has been seen to
+    end.
+    """
 
     def __init__(self, context: PContext) -> None:
         self._processes: dict[int, Any]
@@ -33,9 +39,13 @@ class WorkerProcesses:
             self._processes = dict(enumerate(context._pc.processes))
         else:
             assert isinstance(context, SubprocessContext)  # noqa: S101 - torch has these two
-            self._processes = {number: handler.proc for number, handler in context.subprocess_handlers.items()}
+            self._processes = {
+                number: handler.proc for number, handler in context.subprocess_handlers.items()
+            }
         self._scripts = isinstance(context, SubprocessContext)
-        self._watched = {self._descriptor(process): number for number, process in self._processes.items()}
+        self._watched = {
+            self._descriptor(process): number for number, process in self._processes.items()
+        }
         self._codes: dict[int, int] = {}
         self._context = context
 
@@ -43,7 +53,9 @@ class WorkerProcesses:
         return int(self._processes[local_rank].pid)
 
     def release(self) -> None:
-        """Drop torch's queues and event once all ranks have begun: nobody uses them, and left to the end they would leak."""
+        """Drop torch's queues and event once all ranks have begun: nobody uses them, and left to
+        the end they would leak.
+        """
         if isinstance(self._context, MultiprocessContext):
             self._context._ret_vals = {}
             self._context._worker_finished_event = None  # type: ignore[assignment]
@@ -57,7 +69,9 @@ class WorkerProcesses:
         poller.poll(seconds * 1000)
 
     def exits(self) -> dict[int, int]:
-        """Exit codes of the ranks that have ended, by local rank; -9 is SIGKILL. What an ended rank had started ends too."""
+        """Exit codes of the ranks that have ended, by local rank; -9 is SIGKILL. What an ended rank
+        had started ends too.
+        """
         ended = []
         for number, process in self._processes.items():
             if number not in self._codes:
@@ -85,8 +99,14 @@ class WorkerProcesses:
                     os.kill(self.pid(local_rank), number)
 
     def kill(self, *, patience_seconds: float = 10.0) -> list[int]:
-        """Kill what lives, with all that any rank has started; returns the local ranks that even so have not ended."""
-        lost = [number for number, code in self.exits().items() if code == FORKSERVER_LOST and not self._scripts]
+        """Kill what lives, with all that any rank has started; returns the local ranks that even so
+        have not ended.
+        """
+        lost = [
+            number
+            for number, code in self.exits().items()
+            if code == FORKSERVER_LOST and not self._scripts
+        ]
         for local_rank in [*self.living, *lost]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid(local_rank), signal.SIGKILL)
@@ -99,8 +119,12 @@ class WorkerProcesses:
         return self.living
 
     def _orphans(self) -> list[int]:
-        """What a rank started and left behind: only the servers and scripts are this agent's own children."""
-        own = _servers() | ({process.pid for process in self._processes.values()} if self._scripts else set())
+        """What a rank started and left behind: only the servers and scripts are this agent's own
+        children.
+        """
+        own = _servers() | (
+            {process.pid for process in self._processes.values()} if self._scripts else set()
+        )
         return [pid for pid in process_tree.find_children() if pid not in own]
 
     def _reap(self) -> None:
@@ -109,13 +133,18 @@ class WorkerProcesses:
             return
         known = _servers() | {process.pid for process in self._processes.values()}
         with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in known:
+            while (
+                ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ) and ended.si_pid not in known:
                 os.waitpid(ended.si_pid, os.WNOHANG)
 
     @staticmethod
     def _poll_script(process: Any) -> int | None:
-        """The exit code of a script. It takes its children with it: it leads a process group of its own."""
-        if hasattr(os, "waitid"):  # look before reaping: until then nobody else can get the group's number
+        """The exit code of a script. It takes its children with it: it leads a process group of its
+        own.
+        """
+        # look before reaping: until then nobody else can get the group's number
+        if hasattr(os, "waitid"):
             ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is not None:
                 _kill_group(process.pid)
@@ -123,7 +152,9 @@ class WorkerProcesses:
         return code
 
     def _descriptor(self, process: Any) -> int:
-        """A descriptor that becomes readable when the process ends; -1 where the system has none."""
+        """A descriptor that becomes readable when the process ends; -1 where the system has
+        none.
+        """
         if not self._scripts:
             return int(process.sentinel)
         try:
@@ -132,7 +163,9 @@ class WorkerProcesses:
             return -1
 
     def close(self) -> None:
-        """Close the descriptors that were opened here, and drop what torch keeps for the ranks, on the disk as well."""
+        """Close the descriptors that were opened here, and drop what torch keeps for the ranks, on
+        the disk as well.
+        """
         self.release()
         for path in self._context.error_files.values():
             shutil.rmtree(Path(path).parent.parent, ignore_errors=True)  # the attempt's folder
@@ -150,7 +183,9 @@ def _kill_group(leader: int) -> None:
 
 
 def _remove_sockets() -> None:
-    """Remove the addresses at which ranks that have ended gave tensors and files to their loader processes."""
+    """Remove the addresses at which ranks that have ended gave tensors and files to their loader
+    processes.
+    """
     own = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
     for left in Path(own).parent.glob("listener-*") if own else ():
         if left != Path(own):
@@ -158,6 +193,8 @@ def _remove_sockets() -> None:
 
 
 def _servers() -> set[int]:
-    """Children that serve this agent and not one rank: the forkserver, and multiprocessing's tracker of resources."""
+    """Children that serve this agent and not one rank: the forkserver, and multiprocessing's
+    tracker of resources.
+    """
     pids = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
     return {pid for pid in pids if pid is not None}

@@ -1,7 +1,8 @@
-"""One rank of the bench: measures the ladder of sizes, then every pair of ranks; rank 0 logs what all have found.
+"""One rank of the bench: measures the ladder of sizes, then every pair of ranks; rank 0 logs what
+all have found.
 
-Events: `bench-begun`, `bench-row` for each size, `bench-pairs` for each rank (seconds to each other rank, null for itself),
-`bench-slow` where somebody is slow, `bench-done`.
+Events: `bench-begun`, `bench-row` for each size, `bench-pairs` for each rank (seconds to each other
+rank, null for itself), `bench-slow` where somebody is slow, `bench-done`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         effort = Effort(given.rounds, given.warmup, given.seconds)
         nodes = world.all_gather_object(os.environ.get("KDIST_NODE") or socket.gethostname())
         tell: Tell = log.event if world.is_leader else _say_nothing
-        tell("bench-begun", collective=given.collective, ranks=world.size, device=_device(world), backend=world.backend)
+        tell(
+            "bench-begun",
+            collective=given.collective,
+            ranks=world.size,
+            device=_device(world),
+            backend=world.backend,
+        )
         wrong = 0
         collective = COLLECTIVES[given.collective]
         for size in sizes(given.min, given.max, given.factor) if collective.sized else [0]:
@@ -57,10 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise RuntimeError(f"{wrong} elements that {given.collective} gave are wrong")
 
 
-def _tell_pairs(pairs: dict[Pair, float], slow: SlowLink | None, nodes: list[str], tell: Tell) -> None:
+def _tell_pairs(
+    pairs: dict[Pair, float], slow: SlowLink | None, nodes: list[str], tell: Tell
+) -> None:
     ranks = len(nodes)
     for rank in range(min(ranks, _MOST_SHOWN)):
-        row = [pairs.get((min(rank, other), max(rank, other))) for other in range(min(ranks, _MOST_SHOWN))]
+        row = [
+            pairs.get((min(rank, other), max(rank, other)))
+            for other in range(min(ranks, _MOST_SHOWN))
+        ]
         seconds = [value and float(f"{value:.4g}") for value in row]
         tell("bench-pairs", rank=rank, node=nodes[rank], size=NBYTES, seconds=seconds)
     if slow is not None:
@@ -84,9 +96,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--factor", type=int, default=4, help="from one size to the next")
     parser.add_argument("--rounds", type=int, default=20, help="measured rounds of each size")
     parser.add_argument("--warmup", type=int, default=5, help="rounds before them")
-    parser.add_argument("--seconds", type=float, default=5.0, help="a size is measured for so long at most")
-    parser.add_argument("--slow", type=float, default=2.0, help="times the others' median that make a pair slow")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a collective may take")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="a size is measured for so long at most"
+    )
+    parser.add_argument(
+        "--slow", type=float, default=2.0, help="times the others' median that make a pair slow"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, help="seconds that a collective may take"
+    )
     return parser
 
 

@@ -1,7 +1,8 @@
-"""The collectives: what each is given, what it must give, and nccl-tests' factor from algorithm to bus bandwidth.
+"""The collectives: what each is given, what it must give, and nccl-tests' factor from algorithm to
+bus bandwidth.
 
-Every rank's numbers differ from place to place and from rank to rank, and are small enough to be added exactly, so that a
-result is right to the bit or wrong.
+Every rank's numbers differ from place to place and from rank to rank, and are small enough to be
+added exactly, so that a result is right to the bit or wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _ELEMENT = 4  # bytes of a float32
 
 @dataclass
 class BenchCase:
-    """One collective at one size, over and over: `reset` before each `run`, `count_wrong` after it."""
+    """One collective at one size, over and over: `reset` before each `run`, `count_wrong` after
+    it.
+    """
 
     nbytes: int
     """S of nccl-tests."""
@@ -47,7 +50,12 @@ class Collective:
 
 def pattern(rank: int, count: int, device: torch.device, *, start: int = 0) -> Tensor:
     """Elements `start` and following of what `rank` contributes."""
-    return torch.arange(start, start + count, device=device).remainder_(_PERIOD).add_(rank).to(torch.float32)
+    return (
+        torch.arange(start, start + count, device=device)
+        .remainder_(_PERIOD)
+        .add_(rank)
+        .to(torch.float32)
+    )
 
 
 def summed(ranks: int, count: int, device: torch.device, *, start: int = 0) -> Tensor:
@@ -77,7 +85,12 @@ def all_reduce(world: World, size: int) -> BenchCase:
     count = _whole(size)
     own, wanted = pattern(world.rank, count, world.device), summed(world.size, count, world.device)
     buffer = torch.empty_like(own)
-    return BenchCase(buffer.nbytes, lambda: dist.all_reduce(buffer), lambda: buffer.copy_(own), _compare(buffer, wanted))
+    return BenchCase(
+        buffer.nbytes,
+        lambda: dist.all_reduce(buffer),
+        lambda: buffer.copy_(own),
+        _compare(buffer, wanted),
+    )
 
 
 def all_gather(world: World, size: int) -> BenchCase:
@@ -86,7 +99,12 @@ def all_gather(world: World, size: int) -> BenchCase:
     own = pattern(world.rank, count, world.device)
     wanted = torch.cat([pattern(rank, count, world.device) for rank in range(world.size)])
     found = torch.empty_like(wanted)
-    return BenchCase(found.nbytes, lambda: dist.all_gather_single(found, own), lambda: found.fill_(-1), _compare(found, wanted))
+    return BenchCase(
+        found.nbytes,
+        lambda: dist.all_gather_single(found, own),
+        lambda: found.fill_(-1),
+        _compare(found, wanted),
+    )
 
 
 def reduce_scatter(world: World, size: int) -> BenchCase:
@@ -95,7 +113,12 @@ def reduce_scatter(world: World, size: int) -> BenchCase:
     own = pattern(world.rank, count * world.size, world.device)
     wanted = summed(world.size, count, world.device, start=world.rank * count)
     found = torch.empty_like(wanted)
-    return BenchCase(own.nbytes, lambda: dist.reduce_scatter_single(found, own), lambda: found.fill_(-1), _compare(found, wanted))
+    return BenchCase(
+        own.nbytes,
+        lambda: dist.reduce_scatter_single(found, own),
+        lambda: found.fill_(-1),
+        _compare(found, wanted),
+    )
 
 
 def broadcast(world: World, size: int) -> BenchCase:
@@ -107,7 +130,9 @@ def broadcast(world: World, size: int) -> BenchCase:
         if world.rank != 0:
             buffer.fill_(-1)
 
-    return BenchCase(buffer.nbytes, lambda: dist.broadcast(buffer, 0), reset, _compare(buffer, wanted))
+    return BenchCase(
+        buffer.nbytes, lambda: dist.broadcast(buffer, 0), reset, _compare(buffer, wanted)
+    )
 
 
 def reduce(world: World, size: int) -> BenchCase:
@@ -116,7 +141,9 @@ def reduce(world: World, size: int) -> BenchCase:
     own, wanted = pattern(world.rank, count, world.device), summed(world.size, count, world.device)
     buffer = torch.empty_like(own)
     check = _compare(buffer, wanted) if world.rank == 0 else _nothing
-    return BenchCase(buffer.nbytes, lambda: dist.reduce(buffer, 0), lambda: buffer.copy_(own), check)
+    return BenchCase(
+        buffer.nbytes, lambda: dist.reduce(buffer, 0), lambda: buffer.copy_(own), check
+    )
 
 
 def gather(world: World, size: int) -> BenchCase:
@@ -129,7 +156,12 @@ def gather(world: World, size: int) -> BenchCase:
     wanted = torch.cat([pattern(rank, count, world.device) for rank in range(world.size)])
     found = torch.empty_like(wanted)
     places = list(found.chunk(world.size))
-    return BenchCase(nbytes, lambda: dist.gather(own, places, dst=0), lambda: found.fill_(-1), _compare(found, wanted))
+    return BenchCase(
+        nbytes,
+        lambda: dist.gather(own, places, dst=0),
+        lambda: found.fill_(-1),
+        _compare(found, wanted),
+    )
 
 
 def scatter(world: World, size: int) -> BenchCase:
@@ -137,18 +169,34 @@ def scatter(world: World, size: int) -> BenchCase:
     count = _part(world, size)
     wanted = pattern(world.rank, count, world.device)
     found = torch.empty_like(wanted)
-    parts = [pattern(rank, count, world.device) for rank in range(world.size)] if world.rank == 0 else None
+    parts = (
+        [pattern(rank, count, world.device) for rank in range(world.size)]
+        if world.rank == 0
+        else None
+    )
     nbytes = found.nbytes * world.size
-    return BenchCase(nbytes, lambda: dist.scatter(found, parts, src=0), lambda: found.fill_(-1), _compare(found, wanted))
+    return BenchCase(
+        nbytes,
+        lambda: dist.scatter(found, parts, src=0),
+        lambda: found.fill_(-1),
+        _compare(found, wanted),
+    )
 
 
 def all_to_all(world: World, size: int) -> BenchCase:
     """`size` bytes of every rank, of which each rank gets a part."""
     count = _part(world, size)
     own = pattern(world.rank, count * world.size, world.device)
-    wanted = torch.cat([pattern(rank, count, world.device, start=world.rank * count) for rank in range(world.size)])
+    wanted = torch.cat(
+        [pattern(rank, count, world.device, start=world.rank * count) for rank in range(world.size)]
+    )
     found = torch.empty_like(wanted)
-    return BenchCase(own.nbytes, lambda: dist.all_to_all_single(found, own), lambda: found.fill_(-1), _compare(found, wanted))
+    return BenchCase(
+        own.nbytes,
+        lambda: dist.all_to_all_single(found, own),
+        lambda: found.fill_(-1),
+        _compare(found, wanted),
+    )
 
 
 def barrier(world: World, size: int) -> BenchCase:  # noqa: ARG001 - as all the others
@@ -157,7 +205,9 @@ def barrier(world: World, size: int) -> BenchCase:  # noqa: ARG001 - as all the 
 
 
 def broadcast_object(world: World, size: int) -> BenchCase:
-    """An object of `size` bytes from rank 0 to all, by `broadcast_object_list`: pickled, sent on the CPU, unpickled."""
+    """An object of `size` bytes from rank 0 to all, by `broadcast_object_list`: pickled, sent on
+    the CPU, unpickled.
+    """
     wanted = bytes(index % _PERIOD for index in range(size))
     box: list[Any] = [None]
 

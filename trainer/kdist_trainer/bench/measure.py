@@ -1,8 +1,11 @@
-"""Times one case over many rounds. A round lasts from the moment all ranks are ready until the last one has its result.
+"""Times one case over many rounds. A round lasts from the moment all ranks are ready until the last
+one has its result.
 
-Every pair of ranks by itself: how long a message takes between them, and which pair or rank is slower than the others.
+Every pair of ranks by itself: how long a message takes between them, and which pair or rank is
+slower than the others.
 
-A collective is as slow as its slowest link and does not say which one that is; a message between two ranks meets no other.
+A collective is as slow as its slowest link and does not say which one that is; a message between
+two ranks meets no other.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ LEAST_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Effort:
-    """How long one size is measured: `rounds` of it, or fewer where these would take more than `seconds`."""
+    """How long one size is measured: `rounds` of it, or fewer where these would take more than
+    `seconds`.
+    """
 
     rounds: int = 20
     warmup: int = 5
@@ -34,7 +39,9 @@ class Effort:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One size, measured: the same on every rank. Times in seconds, bandwidths in bytes per second, None without bytes."""
+    """One size, measured: the same on every rank. Times in seconds, bandwidths in bytes per second,
+    None without bytes.
+    """
 
     size: int
     rounds: int
@@ -57,7 +64,9 @@ def sizes(least: int, most: int, factor: int) -> list[int]:
     return found
 
 
-def measure(collective: Collective, size: int, world: World, effort: Effort, *, beat: Callable[[], object]) -> BenchRow:
+def measure(
+    collective: Collective, size: int, world: World, effort: Effort, *, beat: Callable[[], object]
+) -> BenchRow:
     """Measure one size; `beat` is called in every round. Collective."""
     case = collective.make(world, size)
     first = [_round(case, world)[0] for _ in range(max(1, effort.warmup))]
@@ -72,16 +81,25 @@ def measure(collective: Collective, size: int, world: World, effort: Effort, *, 
     everyone = [torch.empty_like(table) for _ in range(world.size)]
     dist.all_gather(everyone, table)
     stacked = torch.stack(everyone)
-    return summarize(stacked[:, :-1].max(dim=0).values, case.nbytes, collective.factor(world.size), int(stacked[:, -1].sum()))
+    return summarize(
+        stacked[:, :-1].max(dim=0).values,
+        case.nbytes,
+        collective.factor(world.size),
+        int(stacked[:, -1].sum()),
+    )
 
 
 def summarize(times: torch.Tensor, nbytes: int, factor: float, wrong: int) -> BenchRow:
-    """A row of the rounds' times: bandwidth from the mean as nccl-tests has it, percentiles of single rounds."""
+    """A row of the rounds' times: bandwidth from the mean as nccl-tests has it, percentiles of
+    single rounds.
+    """
     mean = float(times.mean())
     p50, p90, p99 = (float(torch.quantile(times, share)) for share in (0.5, 0.9, 0.99))
     algbw = nbytes / mean if nbytes else None
     busbw = None if algbw is None else algbw * factor
-    return BenchRow(nbytes, len(times), mean, float(times.min()), p50, p90, p99, algbw, busbw, wrong)
+    return BenchRow(
+        nbytes, len(times), mean, float(times.min()), p50, p90, p99, algbw, busbw, wrong
+    )
 
 
 def _round(case: BenchCase, world: World) -> tuple[float, int]:
@@ -113,14 +131,18 @@ NBYTES = 1 << 20
 ROUNDS = 10
 _LOOKS = 3
 MOST_ALONE = 8
-"""Up to so many ranks each pair has the network for itself; above, pairs without a rank in common are measured together."""
+"""Up to so many ranks each pair has the network for itself; above, pairs without a rank in common
+are measured together.
+"""
 
 Pair = tuple[int, int]
 Exchange = Callable[[torch.Tensor, int, bool], None]
 
 
 class SlowLink(NamedTuple):
-    """Who is slower than the others: one rank whatever its partner, or one pair. `ratio` is against the others' median."""
+    """Who is slower than the others: one rank whatever its partner, or one pair. `ratio` is against
+    the others' median.
+    """
 
     ranks: tuple[int, ...]
     seconds: float
@@ -128,7 +150,9 @@ class SlowLink(NamedTuple):
 
 
 def schedule(ranks: int) -> Iterator[list[Pair]]:
-    """All pairs in turns; no rank is in two pairs of one turn. Beyond `MOST_ALONE` ranks a tournament's n-1 turns."""
+    """All pairs in turns; no rank is in two pairs of one turn. Beyond `MOST_ALONE` ranks a
+    tournament's n-1 turns.
+    """
     if ranks <= MOST_ALONE:
         yield from ([pair] for pair in combinations(range(ranks), 2))
         return
@@ -143,7 +167,9 @@ def schedule(ranks: int) -> Iterator[list[Pair]]:
 def judge_pairs(
     world: World, factor: float, *, beat: Callable[[], object], exchange: Exchange | None = None
 ) -> tuple[dict[Pair, float], SlowLink | None]:
-    """What `measure_pairs` gives, and who is slow: only who still is when it is measured again. Collective."""
+    """What `measure_pairs` gives, and who is slow: only who still is when it is measured again.
+    Collective.
+    """
     pairs = measure_pairs(world, beat=beat, exchange=exchange)
     for _ in range(_LOOKS - 1):
         if find_slow(pairs, factor) is None:
@@ -153,8 +179,12 @@ def judge_pairs(
     return pairs, find_slow(pairs, factor)
 
 
-def measure_pairs(world: World, *, beat: Callable[[], object], exchange: Exchange | None = None) -> dict[Pair, float]:
-    """Seconds of a message of `NBYTES` one way between each two ranks, the fastest of a few there and back. Collective."""
+def measure_pairs(
+    world: World, *, beat: Callable[[], object], exchange: Exchange | None = None
+) -> dict[Pair, float]:
+    """Seconds of a message of `NBYTES` one way between each two ranks, the fastest of a few there
+    and back. Collective.
+    """
     payload = torch.zeros(NBYTES // 4, dtype=torch.float32, device=world.device)
     own: dict[Pair, float] = {}
     for turn in schedule(world.size):
@@ -193,9 +223,11 @@ def _there_and_back(payload: torch.Tensor, other: int, first: bool) -> None:
 
 
 def find_slow(pairs: Mapping[Pair, float], factor: float) -> SlowLink | None:
-    """The rank, else the pair, that takes more than `factor` times what the others do; None where there is none.
+    """The rank, else the pair, that takes more than `factor` times what the others do; None where
+    there is none.
 
-    A rank is to blame when even its fastest pair is slow. Two ranks have nobody to be compared with.
+    A rank is to blame when even its fastest pair is slow. Two ranks have nobody to be compared
+    with.
     """
     ranks = sorted({rank for pair in pairs for rank in pair})
     found = []

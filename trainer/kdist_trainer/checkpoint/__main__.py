@@ -1,8 +1,10 @@
-"""`python -m kdist_trainer.checkpoint`: looks into a checkpoint folder from inside a pod or beside `kdist run`; JSON on stdout.
+"""`python -m kdist_trainer.checkpoint`: looks into a checkpoint folder from inside a pod or beside
+`kdist run`; JSON on stdout.
 
 `export --out -` is the exception: the weights go to stdout, and the JSON to stderr.
 
-Exit codes: 0 answered, 1 some checkpoint does not verify or there is none such, 2 usage, 74 the disk did not answer.
+Exit codes: 0 answered, 1 some checkpoint does not verify or there is none such, 2 usage, 74 the
+disk did not answer.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(f"{error.filename or given.folder}: {error.strerror or error}", _DISK)
     except (DamagedCheckpointError, KdistTrainerError) as error:
         return _refuse(str(error), 1)
-    out: TextIO = sys.stderr if given.question == "export" and given.out == Path("-") else sys.stdout
+    out: TextIO = (
+        sys.stderr if given.question == "export" and given.out == Path("-") else sys.stdout
+    )
     out.write(json.dumps(document, separators=(",", ":")) + "\n")
     bad = any(entry["state"] == "damaged" for entry in document.get("checkpoints", ()))
     return 1 if given.question == "verify" and bad else 0
@@ -54,7 +58,8 @@ def _answer(given: argparse.Namespace) -> dict[str, Any]:
 
 def _export(given: argparse.Namespace) -> dict[str, Any]:
     listing.choose(given.folder, given.step)  # what is not there is said without torch's seconds
-    from kdist_trainer.checkpoint import export  # here, because it needs torch and the other questions do not
+    # here, because it needs torch and the other questions do not
+    from kdist_trainer.checkpoint import export
 
     found = export.prepare(given.folder, step=given.step, average=given.ema)
     if given.out != Path("-"):
@@ -68,13 +73,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "question",
         choices=["list", "verify", "ledger", "aside", "export"],
-        help="list the checkpoints, verify every byte, show the run's ledger, put the folder aside, or export the weights",
+        help=(
+            "list the checkpoints, verify every byte, show the run's ledger, put the folder "
+            "aside, or export the weights"
+        ),
     )
     parser.add_argument("folder", type=Path, help="folder of a run's checkpoints")
     parser.add_argument("--name", default="", help="the one checkpoint to look at")
-    parser.add_argument("--step", type=int, help="export: the checkpoint of this step instead of the newest")
-    parser.add_argument("--ema", action="store_true", help="export: the moving average instead of the weights")
-    parser.add_argument("--out", type=Path, default=Path("-"), help="export: the file to write, - for stdout")
+    parser.add_argument(
+        "--step", type=int, help="export: the checkpoint of this step instead of the newest"
+    )
+    parser.add_argument(
+        "--ema", action="store_true", help="export: the moving average instead of the weights"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("-"), help="export: the file to write, - for stdout"
+    )
     return parser
 
 

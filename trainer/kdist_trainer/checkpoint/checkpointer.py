@@ -1,6 +1,7 @@
 """One piece of work at a time beside the training, on a thread of its own. Free of torch.
 
-The one door to checkpoints: what a training loop uses to resume, to save beside the training, and to end a run.
+The one door to checkpoints: what a training loop uses to resume, to save beside the training, and
+to end a run.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class BackgroundTask(Generic[T]):
         return self._thread is not None
 
     def start(self, work: Callable[[], T]) -> None:
-        """Start `work`, which must not raise. The result of what was started before must have been taken."""
+        """Start `work`, which must not raise. The result of what was started before must have been
+        taken.
+        """
 
         def run() -> None:
             self._results.append(work())
@@ -72,7 +75,9 @@ __all__ = ["CheckpointManager", "Fallback", "Save", "SaveResult"]
 
 @dataclass(frozen=True)
 class Save:
-    """A save that was begun: how long the training stood still for it, and whether it had to wait for the one before."""
+    """A save that was begun: how long the training stood still for it, and whether it had to wait
+    for the one before.
+    """
 
     step: int
     visible_seconds: float
@@ -82,8 +87,9 @@ class Save:
 class CheckpointManager:
     """Checkpoints of one group of ranks in one folder.
 
-    Collective: every rank calls the same methods in the same order. Logs and the run ledger are written here; `on_result` is
-    for counting. Rank 0 of the group holds the folder's lock until `close`.
+    Collective: every rank calls the same methods in the same order. Logs and the run ledger are
+    written here; `on_result` is for counting. Rank 0 of the group holds the folder's lock until
+    `close`.
     """
 
     on_result: Callable[[SaveResult], None] | None = None
@@ -100,12 +106,15 @@ class CheckpointManager:
         sharded: bool = False,
         holders: tuple[int, int] | None = None,
     ) -> None:
-        """Find out whether all ranks share `root`, and lock it for this run at the world's generation.
+        """Find out whether all ranks share `root`, and lock it for this run at the world's
+        generation.
 
-        `job`: what is kept of the job with each checkpoint, as plain values. `sharded`: ranks hold parts of the state, which
-        only a shared folder can take. `holders`: which one of how many ranks that hold the same tensors this one is; by
-        default all do. Raises `CheckpointMismatchError` when the folder belongs to another run or cannot serve, `LockLostError` when a later
-        group of this run has it, `StorageError` when it cannot be written.
+        `job`: what is kept of the job with each checkpoint, as plain values. `sharded`: ranks hold
+        parts of the state, which only a shared folder can take. `holders`: which one of how many
+        ranks that hold the same tensors this one is; by default all do. Raises
+        `CheckpointMismatchError` when the folder belongs to another run or cannot serve,
+        `LockLostError` when a later group of this run has it, `StorageError` when it cannot be
+        written.
         """
         self.directory = CheckpointDirectory(root)
         self.resumed: Checkpoint | None = None
@@ -114,7 +123,9 @@ class CheckpointManager:
         self._run_id = run_id
         self._blocking = config.mode == "blocking"
         self._job = dict(job)
-        self._config_digest = hashlib.sha256(json.dumps(self._job, sort_keys=True).encode()).hexdigest()
+        self._config_digest = hashlib.sha256(
+            json.dumps(self._job, sort_keys=True).encode()
+        ).hexdigest()
         seen = peers.probe(root, self._peers)
         self.shared = all(seen)
         self._sees_leader = seen[self._peers.rank]
@@ -134,17 +145,23 @@ class CheckpointManager:
         """Checkpoints that `load` passed over, newest first."""
         return self._restore.fallbacks
 
-    def load(self, model_and_optimizer: dict[str, Any], *, fingerprint: str, judge: Judge | None = None) -> dict[str, Any] | None:
-        """Fill the tensors in place from the newest checkpoint that verifies, and return the state saved with it.
+    def load(
+        self, model_and_optimizer: dict[str, Any], *, fingerprint: str, judge: Judge | None = None
+    ) -> dict[str, Any] | None:
+        """Fill the tensors in place from the newest checkpoint that verifies, and return the state
+        saved with it.
 
-        None when there is no checkpoint. Raises `CheckpointMismatchError` when it is of other data (`fingerprint`) or of another model, or
-        when none of the checkpoints can be read. `judge` is asked first, with the job that the checkpoint is of, on every
-        rank; it may raise `CheckpointMismatchError` too.
+        None when there is no checkpoint. Raises `CheckpointMismatchError` when it is of other data
+        (`fingerprint`) or of another model, or when none of the checkpoints can be read. `judge` is
+        asked first, with the job that the checkpoint is of, on every rank; it may raise
+        `CheckpointMismatchError` too.
         """
         found = self._restore.load(model_and_optimizer, fingerprint=fingerprint, judge=judge)
         if found is not None:
             manifest = found.manifest
-            self.resumed = Checkpoint(manifest.step, manifest.epoch, self.directory.root / manifest.name)
+            self.resumed = Checkpoint(
+                manifest.step, manifest.epoch, self.directory.root / manifest.name
+            )
         self._on_lock(lambda: self._lock.set_base(self.resumed))
         return found.state if found is not None else None
 
@@ -161,10 +178,11 @@ class CheckpointManager:
     ) -> Save:
         """Save `tensors` (model and optimizer) and `state` (JSON) as of `step`.
 
-        When this returns, the tensors may change again; with mode `async` they are written meanwhile. A failure is told to
-        `on_result` and the training goes on. `before_commit` runs on rank 0, on the writing thread, before the commit.
-        `required`: wait until it is committed, try a second time, then raise `StorageError`, and `PeersLostError` at once
-        when other ranks are gone. `final`: the same, and then write this document to DONE: the run has ended.
+        When this returns, the tensors may change again; with mode `async` they are written
+        meanwhile. A failure is told to `on_result` and the training goes on. `before_commit` runs
+        on rank 0, on the writing thread, before the commit. `required`: wait until it is committed,
+        try a second time, then raise `StorageError`, and `PeersLostError` at once when other ranks
+        are gone. `final`: the same, and then write this document to DONE: the run has ended.
         `first`: flat names of tensors in which ranks may differ, and of which rank 0's are saved.
         """
         started = time.monotonic()
@@ -187,22 +205,34 @@ class CheckpointManager:
             self.wait()
         if final is not None:
             self._write_done(
-                {"run_id": self._run_id, "step": step, "checkpoint": request.manifest.name, **final, "job": self._job}
+                {
+                    "run_id": self._run_id,
+                    "step": step,
+                    "checkpoint": request.manifest.name,
+                    **final,
+                    "job": self._job,
+                }
             )
         return Save(step, time.monotonic() - started, waited)
 
     def poll(self) -> None:
-        """Tell `on_result` of a save that has ended meanwhile. Raises `LockLostError` if it found the lock lost."""
+        """Tell `on_result` of a save that has ended meanwhile. Raises `LockLostError` if it found
+        the lock lost.
+        """
         if not self._background.busy:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the save under way, if any, and tell `on_result`. Raises `LockLostError` if it found the lock lost."""
+        """Wait for the save under way, if any, and tell `on_result`. Raises `LockLostError` if it
+        found the lock lost.
+        """
         if self._background.pending:
             self._take()
 
     def reopen(self) -> None:
-        """The run goes on: an earlier word that it had ended no longer holds. Raises `StorageError`."""
+        """The run goes on: an earlier word that it had ended no longer holds. Raises
+        `StorageError`.
+        """
 
         def remove() -> None:
             if self._peers.is_leader or not self._sees_leader:
@@ -214,7 +244,8 @@ class CheckpointManager:
             raise StorageError(f"cannot remove DONE from {self.directory.root}: {error}") from error
 
     def close(self) -> None:
-        """Wait for the save under way and release the lock, so that any run may use the folder. It may be called twice.
+        """Wait for the save under way and release the lock, so that any run may use the folder. It
+        may be called twice.
 
         Not for a rank that fails: its peers may be gone. Ending the process is enough then.
         """
@@ -223,10 +254,16 @@ class CheckpointManager:
             self._lock.release()
 
     def _acquire(self, generation: int, take_over: bool) -> int:
-        """Lock the folder on rank 0. Epochs must grow over all folders: where each node has its own, they may have parted."""
-        known = self._peers.gather(max((one.epoch for one in self.directory.committed()), default=0))
+        """Lock the folder on rank 0. Epochs must grow over all folders: where each node has its
+        own, they may have parted.
+        """
+        known = self._peers.gather(
+            max((one.epoch for one in self.directory.committed()), default=0)
+        )
         epoch = generation if self.shared else max(generation, max(known) + 1)
-        claim = self._on_lock(lambda: self._lock.acquire(run_id=self._run_id, epoch=epoch, take_over=take_over))
+        claim = self._on_lock(
+            lambda: self._lock.acquire(run_id=self._run_id, epoch=epoch, take_over=take_over)
+        )
         if self._peers.is_leader:
             commit.sweep(self.directory, epoch=claim.epoch)
         return claim.epoch
@@ -235,25 +272,37 @@ class CheckpointManager:
         try:
             return self._peers.on_leader(work)
         except OSError as error:
-            raise StorageError(f"cannot write the lock of {self.directory.root}: {error}") from error
+            raise StorageError(
+                f"cannot write the lock of {self.directory.root}: {error}"
+            ) from error
 
     def _say_if_not_shared(self, sharded: bool) -> None:
         if self.shared:
             return
         if sharded:
             raise CheckpointMismatchError(
-                f"the ranks do not share the checkpoint folder {self.directory.root}, and each holds a part of the model: "
+                f"the ranks do not share the checkpoint folder {self.directory.root}, and "
+                "each holds a part of the model: "
                 "use a volume that all nodes mount (ReadWriteMany), or strategy ddp"
             )
         if self._peers.is_leader:
             log.warn(
                 "storage-not-shared",
-                message=f"{self.directory.root} is not one folder for all ranks: rank 0 writes everything and broadcasts on load",
+                message=(
+                    f"{self.directory.root} is not one folder for all ranks: rank 0 writes "
+                    "everything and broadcasts on load"
+                ),
             )
 
     def _describe(self, step: int, state: dict[str, Any]) -> Manifest:
         acknowledged = self._writer.acknowledged
-        parent = acknowledged.path if acknowledged is not None else self.resumed.path if self.resumed else None
+        parent = (
+            acknowledged.path
+            if acknowledged is not None
+            else self.resumed.path
+            if self.resumed
+            else None
+        )
         return Manifest(
             step=step,
             epoch=self.epoch,
@@ -262,11 +311,17 @@ class CheckpointManager:
             run_id=self._run_id,
             parent=parent.name if parent is not None else None,
             config_digest=self._config_digest,
-            versions={"kdist": kdist_trainer.__version__, "torch": torch.__version__, "python": platform.python_version()},
+            versions={
+                "kdist": kdist_trainer.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
         )
 
     def _start(self, request: CommitRequest, staged: dict[str, Any], paths: Paths) -> None:
-        """Begin one attempt, in a folder of its own: files that were once refused are not touched again."""
+        """Begin one attempt, in a folder of its own: files that were once refused are not touched
+        again.
+        """
         self._saves += 1
         temporary = self.directory.root / f"{request.manifest.name}.tmp-{self._id}-{self._saves}"
         attempt = replace(request, temporary=temporary)
@@ -294,7 +349,9 @@ class CheckpointManager:
             raise problem(f"the state of step {result.step} could not be saved: {result.error}")
 
     def _write_done(self, document: dict[str, Any]) -> None:
-        """Say that the run has ended in every folder that ranks look at. Raises `StorageError` after a second try."""
+        """Say that the run has ended in every folder that ranks look at. Raises `StorageError`
+        after a second try.
+        """
 
         def write() -> None:
             if self._peers.is_leader or not self._sees_leader:
@@ -305,6 +362,8 @@ class CheckpointManager:
                 self._peers.everywhere(write)
             except OSError as error:
                 if attempt == 2:
-                    raise StorageError(f"the end of the run could not be noted in {self.directory.root}: {error}") from error
+                    raise StorageError(
+                        f"the end of the run could not be noted in {self.directory.root}: {error}"
+                    ) from error
             else:
                 return

@@ -1,12 +1,15 @@
-"""The order in which a checkpoint becomes the one to resume from; any crash leaves the old one or the new one. Free of torch.
+"""The order in which a checkpoint becomes the one to resume from; any crash leaves the old one or
+the new one. Free of torch.
 
-All files of the tensors are synced when this begins. Then: the state, the manifest, the folder's names, a look at the lock,
-the rename, the parent's names, another look at the lock, LATEST. Only after that is the checkpoint acknowledged.
+All files of the tensors are synced when this begins. Then: the state, the manifest, the folder's
+names, a look at the lock, the rename, the parent's names, another look at the lock, LATEST. Only
+after that is the checkpoint acknowledged.
 
 Which checkpoints are kept. Free of torch.
 
-The newest `keep` stay, and the one that LATEST names stays whatever its age. What did not verify is evidence and stays too,
-the newest few of it. Litter of saves that were cut short goes, unless a later epoch's writer may be at work on it.
+The newest `keep` stay, and the one that LATEST names stays whatever its age. What did not verify is
+evidence and stays too, the newest few of it. Litter of saves that were cut short goes, unless a
+later epoch's writer may be at work on it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,13 @@ from pathlib import Path
 
 from kdist_trainer.checkpoint import durable_files
 from kdist_trainer.checkpoint.durable_files import Digest
-from kdist_trainer.checkpoint.layout import MANIFEST, STATE, Checkpoint, CheckpointDirectory, Manifest
+from kdist_trainer.checkpoint.layout import (
+    MANIFEST,
+    STATE,
+    Checkpoint,
+    CheckpointDirectory,
+    Manifest,
+)
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
 
 
@@ -28,8 +37,9 @@ from kdist_trainer.checkpoint.lock import Lock, LockLostError
 class CommitRequest:
     """One save: what is committed besides the tensors.
 
-    `manifest` has no files yet; `state` is the content of `state.json`; `started` is of the monotonic clock;
-    `visible_seconds` is how long the training stood still, None when it stands still to the end.
+    `manifest` has no files yet; `state` is the content of `state.json`; `started` is of the
+    monotonic clock; `visible_seconds` is how long the training stood still, None when it stands
+    still to the end.
     """
 
     manifest: Manifest
@@ -42,7 +52,9 @@ class CommitRequest:
 
 @dataclass(frozen=True)
 class SaveResult:
-    """What became of a save; the same on every rank. Seconds are wall time, `nbytes` counts all files."""
+    """What became of a save; the same on every rank. Seconds are wall time, `nbytes` counts all
+    files.
+    """
 
     step: int
     ok: bool
@@ -57,11 +69,16 @@ class SaveResult:
 
 
 def commit_checkpoint(
-    directory: CheckpointDirectory, lock: Lock, request: CommitRequest, digests: Mapping[str, Digest]
+    directory: CheckpointDirectory,
+    lock: Lock,
+    request: CommitRequest,
+    digests: Mapping[str, Digest],
 ) -> Manifest:
-    """Commit the folder of tensor files that `request.temporary` is. Returns the manifest as written.
+    """Commit the folder of tensor files that `request.temporary` is. Returns the manifest as
+    written.
 
-    Raises `LockLostError` when another group has the lock, `OSError` when the disk fails: nothing is acknowledged then.
+    Raises `LockLostError` when another group has the lock, `OSError` when the disk fails: nothing
+    is acknowledged then.
     """
     folder = request.temporary
     durable_files.make_folder(folder)  # torch made it, unless there was no tensor
@@ -82,7 +99,9 @@ def commit_checkpoint(
 
 
 def _make_way(target: Path) -> None:
-    """Put aside what an earlier try of this very save left under its name after it had failed to be acknowledged."""
+    """Put aside what an earlier try of this very save left under its name after it had failed to be
+    acknowledged.
+    """
     if target.exists():
         litter = target.with_name(f"{target.name}.tmp-retried")
         durable_files.remove_tree(litter)
@@ -112,12 +131,16 @@ OLD_SECONDS = 3600
 
 
 def prune(directory: CheckpointDirectory, lock: Lock, *, keep: int) -> None:
-    """Remove what need not be kept; called by the holder of the lock after a commit. Never raises `OSError`."""
+    """Remove what need not be kept; called by the holder of the lock after a commit. Never raises
+    `OSError`.
+    """
     with suppress(OSError):
         committed = directory.committed()
         valid = lock.valid(committed)
         named = directory.named()
-        kept = {one.path for one in valid[:keep]} | {one.path for one in committed if one.name == named}
+        kept = {one.path for one in valid[:keep]} | {
+            one.path for one in committed if one.name == named
+        }
         for one in committed:
             if one.path not in kept:
                 _discard(one)
@@ -126,18 +149,23 @@ def prune(directory: CheckpointDirectory, lock: Lock, *, keep: int) -> None:
 
 
 def sweep(directory: CheckpointDirectory, *, epoch: int) -> None:
-    """Remove the litter of all epochs before this one, and of this one: called before its first save. Never raises `OSError`."""
+    """Remove the litter of all epochs before this one, and of this one: called before its first
+    save. Never raises `OSError`.
+    """
     with suppress(OSError):
         for one in directory.temporary():
             if one.epoch <= epoch:
                 durable_files.remove_tree(one.path)
         for path in directory.loose_files():
-            if time.time() - path.stat().st_mtime > OLD_SECONDS:  # a younger one may be in use this moment
+            # a younger one may be in use this moment
+            if time.time() - path.stat().st_mtime > OLD_SECONDS:
                 durable_files.remove(path)
 
 
 def set_aside(checkpoint: Checkpoint) -> None:
-    """Keep a damaged checkpoint as evidence, out of the way of whoever looks for one to load. Raises `OSError`."""
+    """Keep a damaged checkpoint as evidence, out of the way of whoever looks for one to load.
+    Raises `OSError`.
+    """
     target = checkpoint.path.with_name(f"{checkpoint.name}.damaged")
     number = 1
     while target.exists():
@@ -148,7 +176,9 @@ def set_aside(checkpoint: Checkpoint) -> None:
 
 
 def _discard(checkpoint: Checkpoint) -> None:
-    """Take the committed name away first: a crash in the middle must not leave half a checkpoint under it."""
+    """Take the committed name away first: a crash in the middle must not leave half a checkpoint
+    under it.
+    """
     with suppress(OSError):
         litter = checkpoint.path.with_name(f"{checkpoint.name}.tmp-pruned")
         durable_files.remove_tree(litter)

@@ -1,10 +1,12 @@
 """The one place where checkpoints touch the disk: create, write, fsync, rename, remove.
 
-Every operation that decides what survives a crash goes through here, those of torch's writer included, and is shown to an
-observer just before it is done. So a test can record a save, stop it at each operation and lose what was not yet synced.
+Every operation that decides what survives a crash goes through here, those of torch's writer
+included, and is shown to an observer just before it is done. So a test can record a save, stop it
+at each operation and lose what was not yet synced.
 
-Folders are made 0700 and files 0600. A file whose fsync failed is never synced again: the kernel may already have thrown its
-pages away and would report success. Whoever wants another try writes a new file.
+Folders are made 0700 and files 0600. A file whose fsync failed is never synced again: the kernel
+may already have thrown its pages away and would report success. Whoever wants another try writes a
+new file.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ BUFFER_BYTES = 1 << 20
 class Operation:
     """One step towards the disk; `target` is a rename's new name, `data` a write's bytes."""
 
-    name: str  # create, write, fsync, make_folder, rename, replace, fsync_folder, remove, remove_tree
+    # create, write, fsync, make_folder, rename, replace, fsync_folder, remove, remove_tree
+    name: str
     path: Path
     target: Path | None = None
     data: bytes = b""
@@ -56,7 +59,9 @@ def observed(observer: Callable[[Operation], None]) -> Iterator[None]:
         _observers.remove(observer)
 
 
-def _show(name: str, path: Path, target: Path | None = None, data: bytes | bytearray | memoryview = b"") -> None:
+def _show(
+    name: str, path: Path, target: Path | None = None, data: bytes | bytearray | memoryview = b""
+) -> None:
     for observer in tuple(_observers):
         observer(Operation(name, path, target, bytes(data)))
 
@@ -64,12 +69,18 @@ def _show(name: str, path: Path, target: Path | None = None, data: bytes | bytea
 class DurableFile:
     """A new file that is written once, from start to end, and is on the disk when `close` returns.
 
-    It has what torch's writer and `pickle` ask of a stream. The digest is taken of the bytes as they are handed in, so it also
-    covers what happens to them on their way through the page cache.
+    It has what torch's writer and `pickle` ask of a stream. The digest is taken of the bytes as
+    they are handed in, so it also covers what happens to them on their way through the page cache.
     """
 
     def __init__(self, path: Path, *, exclusive: bool = False) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_EXCL if exclusive else os.O_TRUNC)
+        flags = (
+            os.O_WRONLY
+            | os.O_CREAT
+            | os.O_CLOEXEC
+            | os.O_NOFOLLOW
+            | (os.O_EXCL if exclusive else os.O_TRUNC)
+        )
         _show("create", path)
         self.path = path
         self._file = os.fdopen(os.open(path, flags, FILE_MODE), "wb", buffering=BUFFER_BYTES)
@@ -127,7 +138,12 @@ class DurableFile:
     def __enter__(self) -> DurableFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is None:
             self.close()
         else:
@@ -135,7 +151,9 @@ class DurableFile:
 
 
 def write_new(path: Path, data: bytes, *, exclusive: bool = False) -> Digest:
-    """Write a file that nobody reads yet and fsync it. Raises `OSError` (`FileExistsError` when exclusive)."""
+    """Write a file that nobody reads yet and fsync it. Raises `OSError` (`FileExistsError` when
+    exclusive).
+    """
     file = DurableFile(path, exclusive=exclusive)
     with file:
         file.write(data)
@@ -143,7 +161,9 @@ def write_new(path: Path, data: bytes, *, exclusive: bool = False) -> Digest:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Give a file new content so that every reader, and every crash, finds the old or the new. Raises `OSError`."""
+    """Give a file new content so that every reader, and every crash, finds the old or the new.
+    Raises `OSError`.
+    """
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{threading.get_ident()}")
     try:
         write_new(temporary, data)
@@ -157,7 +177,9 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path, *, durable: bool = False) -> None:
-    """Make a folder, mode 0700; it may be there already. `durable`: with its parents, and its name synced. Raises `OSError`."""
+    """Make a folder, mode 0700; it may be there already. `durable`: with its parents, and its name
+    synced. Raises `OSError`.
+    """
     if path.is_dir() and not path.is_symlink():
         return
     if durable and not path.parent.is_dir():
@@ -169,7 +191,9 @@ def make_folder(path: Path, *, durable: bool = False) -> None:
 
 
 def rename(path: Path, target: Path) -> None:
-    """Rename a file or folder. The new name is durable once the parent is synced. Raises `OSError`."""
+    """Rename a file or folder. The new name is durable once the parent is synced. Raises
+    `OSError`.
+    """
     _show("rename", path, target)
     path.rename(target)
 
@@ -181,7 +205,8 @@ def sync_folder(path: Path) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that keep no folders to sync say so
+        # file systems that keep no folders to sync say so
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
         os.close(handle)
@@ -194,6 +219,8 @@ def remove(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and all in it as far as that works; what is left is litter and tried again later."""
+    """Remove a folder and all in it as far as that works; what is left is litter and tried again
+    later.
+    """
     _show("remove_tree", path)
     shutil.rmtree(path, ignore_errors=True)

@@ -1,8 +1,10 @@
-"""The weights of a checkpoint as one safetensors file, for those who want the model without the training.
+"""The weights of a checkpoint as one safetensors file, for those who want the model without the
+training.
 
-Every byte of the checkpoint is compared with its digest before any is read, and nothing in it is unpickled beyond what the
-restricted reader allows. The file is written in the format's own order, a few tensors at a time: safetensors' writer holds the
-whole model in memory, which a pod that trains may not have to spare.
+Every byte of the checkpoint is compared with its digest before any is read, and nothing in it is
+unpickled beyond what the restricted reader allows. The file is written in the format's own order, a
+few tensors at a time: safetensors' writer holds the whole model in memory, which a pod that trains
+may not have to spare.
 """
 
 from __future__ import annotations
@@ -22,14 +24,28 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from kdist_trainer.checkpoint import listing
-from kdist_trainer.checkpoint.layout import Checkpoint, DamagedCheckpointError, Manifest, check_digests, read_manifest
+from kdist_trainer.checkpoint.layout import (
+    Checkpoint,
+    DamagedCheckpointError,
+    Manifest,
+    check_digests,
+    read_manifest,
+)
 from kdist_trainer.checkpoint.reader import fetch_whole, load_metadata
 from kdist_trainer.errors import CheckpointMismatchError
 
 _TYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 _AT_ONCE_BYTES = 64 << 20
 _MODEL, _AVERAGE = "model.", "average."
 
@@ -62,8 +78,12 @@ class Export:
         }
 
     def fetch(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Weights by their names in the file, whole and on the CPU. Raises `DamagedCheckpointError` or `OSError`."""
-        found = fetch_whole(self.checkpoint.path, self.manifest, [self.sources[name] for name in names])
+        """Weights by their names in the file, whole and on the CPU. Raises `DamagedCheckpointError`
+        or `OSError`.
+        """
+        found = fetch_whole(
+            self.checkpoint.path, self.manifest, [self.sources[name] for name in names]
+        )
         return {name: found[self.sources[name]] for name in names}
 
     def _names(self) -> list[str]:
@@ -74,13 +94,21 @@ class Export:
         return self.entries[self.sources[name]]
 
     def _header(self) -> bytes:
-        about = {"format": "pt", "kdist.checkpoint": self.checkpoint.name, "kdist.step": str(self.checkpoint.step)}
+        about = {
+            "format": "pt",
+            "kdist.checkpoint": self.checkpoint.name,
+            "kdist.step": str(self.checkpoint.step),
+        }
         document: dict[str, Any] = {"__metadata__": about}
         end = 0
         for name in self._names():
             begin, entry = end, self._entry(name)
             end += entry.size.numel() * _type_of(entry).itemsize
-            document[name] = {"dtype": _TYPES[_type_of(entry)], "shape": list(entry.size), "data_offsets": [begin, end]}
+            document[name] = {
+                "dtype": _TYPES[_type_of(entry)],
+                "shape": list(entry.size),
+                "data_offsets": [begin, end],
+            }
         text = json.dumps(document, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
@@ -91,7 +119,9 @@ class Export:
                 yield _bytes_of(tensor)
 
     def _groups(self) -> Iterator[list[str]]:
-        """Neighbours that together are not large: reading one by one would open the checkpoint's index for each."""
+        """Neighbours that together are not large: reading one by one would open the checkpoint's
+        index for each.
+        """
         group: list[str] = []
         size = 0
         for name in self._names():
@@ -107,10 +137,13 @@ class Export:
 
 
 def prepare(root: Path, *, step: int | None = None, average: bool = False) -> Export:
-    """Choose the newest checkpoint of the folder, or that of `step`, and read every byte of it once to see that it is sound.
+    """Choose the newest checkpoint of the folder, or that of `step`, and read every byte of it once
+    to see that it is sound.
 
-    With `average` the moving average stands in for each weight that has one. Raises `CheckpointMismatchError` where the folder has no such
-    checkpoint or no such weights, `DamagedCheckpointError` where the checkpoint does not verify, `OSError` when the disk does not answer.
+    With `average` the moving average stands in for each weight that has one. Raises
+    `CheckpointMismatchError` where the folder has no such checkpoint or no such weights,
+    `DamagedCheckpointError` where the checkpoint does not verify, `OSError` when the disk does not
+    answer.
     """
     found = listing.choose(root, step)
     try:
@@ -118,23 +151,34 @@ def prepare(root: Path, *, step: int | None = None, average: bool = False) -> Ex
         check_digests(found.path, manifest.files.items())
         known = load_metadata(found.path, manifest).state_dict_metadata
     except DamagedCheckpointError as error:
-        raise DamagedCheckpointError(f"checkpoint {found.path} is damaged: {error}; --step takes another one") from error
-    entries = {name: entry for name, entry in known.items() if isinstance(entry, TensorStorageMetadata)}
+        raise DamagedCheckpointError(
+            f"checkpoint {found.path} is damaged: {error}; --step takes another one"
+        ) from error
+    entries = {
+        name: entry for name, entry in known.items() if isinstance(entry, TensorStorageMetadata)
+    }
     weights = {name.removeprefix(_MODEL): name for name in entries if name.startswith(_MODEL)}
     if not weights:
         raise CheckpointMismatchError(
-            f"{found.path} holds no weights under the name `model`: only the managed loop's checkpoints are exported"
+            f"{found.path} holds no weights under the name `model`: only the managed "
+            "loop's checkpoints are exported"
         )
-    strange = sorted({str(_type_of(entries[name])) for name in weights.values()} - {str(one) for one in _TYPES})
+    strange = sorted(
+        {str(_type_of(entries[name])) for name in weights.values()} - {str(one) for one in _TYPES}
+    )
     if strange:
-        raise CheckpointMismatchError(f"{found.path} has weights of {', '.join(strange)}, which safetensors does not know")
+        raise CheckpointMismatchError(
+            f"{found.path} has weights of {', '.join(strange)}, which safetensors does not know"
+        )
     if average:
         weights |= _averages(found, manifest, entries, weights)
     return Export(found, manifest, weights, entries)
 
 
 def write_file(export: Export, target: Path) -> dict[str, Any]:
-    """Write `target` whole or not at all, and say what it holds. Raises `DamagedCheckpointError` or `OSError`."""
+    """Write `target` whole or not at all, and say what it holds. Raises `DamagedCheckpointError` or
+    `OSError`.
+    """
     temporary = target.with_name(f"{target.name}.tmp-{secrets.token_hex(4)}")
     try:
         with temporary.open("xb") as file:
@@ -150,13 +194,24 @@ def write_file(export: Export, target: Path) -> dict[str, Any]:
 
 
 def _averages(
-    found: Checkpoint, manifest: Manifest, entries: Mapping[str, TensorStorageMetadata], weights: Mapping[str, str]
+    found: Checkpoint,
+    manifest: Manifest,
+    entries: Mapping[str, TensorStorageMetadata],
+    weights: Mapping[str, str],
 ) -> dict[str, str]:
-    """Which average stands in for which weight; a weight shared under several names is averaged under one of them."""
+    """Which average stands in for which weight; a weight shared under several names is averaged
+    under one of them.
+    """
     averages = {name.removeprefix(_AVERAGE): name for name in entries if name.startswith(_AVERAGE)}
     if not averages:
-        raise CheckpointMismatchError(f"{found.path} holds no moving average: the job trains without emaDecay")
-    without = [name for name in weights if name not in averages and _type_of(entries[weights[name]]).is_floating_point]
+        raise CheckpointMismatchError(
+            f"{found.path} holds no moving average: the job trains without emaDecay"
+        )
+    without = [
+        name
+        for name in weights
+        if name not in averages and _type_of(entries[weights[name]]).is_floating_point
+    ]
     twins: dict[str, str] = {}
     for name in without:
         for other, average in averages.items():

@@ -1,4 +1,5 @@
-"""Names inside a checkpoint folder, and what is there. Free of torch: agents and the command line read it too.
+"""Names inside a checkpoint folder, and what is there. Free of torch: agents and the command line
+read it too.
 
 - `step-00001200-e3/`: a committed checkpoint, step 1200, written by the group of epoch 3
 - `step-00001300-e3.tmp-9f2c-4/`: one being written, or litter of a writer that died
@@ -6,10 +7,12 @@
 - `LATEST`: name of the newest committed checkpoint; `DONE`: the run has ended
 - `lock/`, `ledger/`: who may write; what has happened
 
-`manifest.json`: what a checkpoint consists of, and the check that it is all there and unchanged. Free of torch.
+`manifest.json`: what a checkpoint consists of, and the check that it is all there and unchanged.
+Free of torch.
 
-The manifest is written last, so a folder that has one was written to its end. It guards against damage, not against an
-attacker: whoever can write the folder can write the manifest too, and what unpickles a file must be safe by itself.
+The manifest is written last, so a folder that has one was written to its end. It guards against
+damage, not against an attacker: whoever can write the folder can write the manifest too, and what
+unpickles a file must be safe by itself.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ STATE = "state.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint by its name: the optimizer step it holds, the epoch of its writer, and where it lies."""
+    """A checkpoint by its name: the optimizer step it holds, the epoch of its writer, and where it
+    lies.
+    """
 
     step: int
     epoch: int
@@ -49,7 +54,9 @@ class Checkpoint:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Newer is larger. The epoch goes first: whatever a later group commits replaces all that earlier groups left."""
+        """Newer is larger. The epoch goes first: whatever a later group commits replaces all that
+        earlier groups left.
+        """
         return (self.epoch, self.step)
 
 
@@ -59,19 +66,25 @@ def name_of(step: int, epoch: int) -> str:
 
 
 def parse_name(name: str) -> tuple[int, int] | None:
-    """Epoch and step of a committed checkpoint's name, in the order that sorts; None for any other name."""
+    """Epoch and step of a committed checkpoint's name, in the order that sorts; None for any other
+    name.
+    """
     match = _NAME.fullmatch(name)
     return (int(match[2]), int(match[1])) if match else None
 
 
 class CheckpointDirectory:
-    """A checkpoint folder as it stands on the disk. Reading never changes it; a folder that is not there is empty."""
+    """A checkpoint folder as it stands on the disk. Reading never changes it; a folder that is not
+    there is empty.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def committed(self) -> list[Checkpoint]:
-        """Committed checkpoints, newest first. They carry a committed name; whether they verify is the reader's question."""
+        """Committed checkpoints, newest first. They carry a committed name; whether they verify is
+        the reader's question.
+        """
         return self._listed(_NAME)
 
     def temporary(self) -> list[Checkpoint]:
@@ -83,9 +96,14 @@ class CheckpointDirectory:
         return self._listed(_DAMAGED)
 
     def loose_files(self) -> list[Path]:
-        """Files of a moment, which a crash may have left: tokens of the storage probe, halves of atomic replacements."""
+        """Files of a moment, which a crash may have left: tokens of the storage probe, halves of
+        atomic replacements.
+        """
         return [
-            path for pattern in ("probe-*", "LATEST.tmp-*", "DONE.tmp-*") for path in self.root.glob(pattern) if path.is_file()
+            path
+            for pattern in ("probe-*", "LATEST.tmp-*", "DONE.tmp-*")
+            for path in self.root.glob(pattern)
+            if path.is_file()
         ]
 
     def latest(self) -> Path | None:
@@ -133,7 +151,9 @@ class CheckpointDirectory:
             return []
         folders = [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
         matches = [(pattern.fullmatch(folder.name), folder) for folder in folders]
-        found = [Checkpoint(int(match[1]), int(match[2]), folder) for match, folder in matches if match]
+        found = [
+            Checkpoint(int(match[1]), int(match[2]), folder) for match, folder in matches if match
+        ]
         return sorted(found, key=lambda one: one.order, reverse=True)
 
 
@@ -148,7 +168,9 @@ class DamagedCheckpointError(Exception):
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything about a checkpoint but its content; sizes in bytes, digests SHA-256 in hexadecimal."""
+    """Everything about a checkpoint but its content; sizes in bytes, digests SHA-256 in
+    hexadecimal.
+    """
 
     step: int
     epoch: int
@@ -171,7 +193,9 @@ class Manifest:
         return sum(digest.size for digest in self.files.values())
 
     def to_bytes(self) -> bytes:
-        """The file's content. It carries its own digest: a flipped bit here would otherwise pass for another position."""
+        """The file's content. It carries its own digest: a flipped bit here would otherwise pass
+        for another position.
+        """
         body = {"format": FORMAT, **asdict(self)}
         return json.dumps({"manifest": body, "sha256": _digest_of(body)}, indent=1).encode() + b"\n"
 
@@ -184,30 +208,42 @@ class Manifest:
             if document["sha256"] != _digest_of(body):
                 raise DamagedCheckpointError(f"{MANIFEST} was changed after it was written")
             if body.pop("format") != FORMAT:
-                raise DamagedCheckpointError(f"{MANIFEST} is of a format that this version does not know")
+                raise DamagedCheckpointError(
+                    f"{MANIFEST} is of a format that this version does not know"
+                )
             files = {str(name): Digest(**digest) for name, digest in body.pop("files").items()}
             return cls(**body, files=files)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise DamagedCheckpointError(f"{MANIFEST} is no manifest: {type(error).__name__}") from error
+            raise DamagedCheckpointError(
+                f"{MANIFEST} is no manifest: {type(error).__name__}"
+            ) from error
 
 
 def _digest_of(body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a committed folder and check it against the folder's name and its files' names and sizes.
+    """Read the manifest of a committed folder and check it against the folder's name and its files'
+    names and sizes.
 
-    Raises `DamagedCheckpointError` when something is wrong with the checkpoint, `OSError` when the disk did not answer.
+    Raises `DamagedCheckpointError` when something is wrong with the checkpoint, `OSError` when the
+    disk did not answer.
     """
     if folder.is_symlink() or not folder.is_dir():
         raise DamagedCheckpointError("is not a folder")
     manifest = Manifest.from_bytes(read_bounded(folder / MANIFEST, _MOST_BYTES))
     if parse_name(folder.name) != (manifest.epoch, manifest.step):
-        raise DamagedCheckpointError(f"{MANIFEST} belongs to step {manifest.step} of epoch {manifest.epoch}")
+        raise DamagedCheckpointError(
+            f"{MANIFEST} belongs to step {manifest.step} of epoch {manifest.epoch}"
+        )
     for name, digest in manifest.files.items():
         if name in ("", ".", "..", MANIFEST) or "/" in name or "\0" in name:
-            raise DamagedCheckpointError(f"{MANIFEST} names {name!r}, which is no file of a checkpoint")
+            raise DamagedCheckpointError(
+                f"{MANIFEST} names {name!r}, which is no file of a checkpoint"
+            )
         size = _regular(folder / name).st_size
         if size != digest.size:
             raise DamagedCheckpointError(f"{name} has {size} bytes instead of {digest.size}")
@@ -215,7 +251,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_digests(folder: Path, files: Iterable[tuple[str, Digest]]) -> None:
-    """Read these files whole and compare their digests. Raises `DamagedCheckpointError`, or `OSError` when the disk did not answer."""
+    """Read these files whole and compare their digests. Raises `DamagedCheckpointError`, or
+    `OSError` when the disk did not answer.
+    """
     for name, digest in files:
         found = hashlib.sha256()
         with os.fdopen(_open_regular(folder / name), "rb", buffering=0) as file:
@@ -226,7 +264,9 @@ def check_digests(folder: Path, files: Iterable[tuple[str, Digest]]) -> None:
 
 
 def read_checked(folder: Path, name: str, manifest: Manifest) -> bytes:
-    """The content of a small file, compared with its digest before anyone parses it. Raises `DamagedCheckpointError` or `OSError`."""
+    """The content of a small file, compared with its digest before anyone parses it. Raises
+    `DamagedCheckpointError` or `OSError`.
+    """
     if name not in manifest.files:
         raise DamagedCheckpointError(f"{name} is not in {MANIFEST}")
     data = read_bounded(folder / name, _MOST_BYTES)
@@ -236,7 +276,9 @@ def read_checked(folder: Path, name: str, manifest: Manifest) -> bytes:
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """A regular file's content if it is at most `most` bytes. Raises `DamagedCheckpointError` or `OSError`."""
+    """A regular file's content if it is at most `most` bytes. Raises `DamagedCheckpointError` or
+    `OSError`.
+    """
     if _regular(path).st_size > most:
         raise DamagedCheckpointError(f"{path.name} is larger than {most} bytes")
     with os.fdopen(_open_regular(path), "rb") as file:

@@ -1,7 +1,9 @@
-"""What lies in a checkpoint folder, as plain values for people and programs: read only, and free of torch.
+"""What lies in a checkpoint folder, as plain values for people and programs: read only, and free of
+torch.
 
-A checkpoint whose manifest agrees with its files' names and sizes is *complete*; `verify` reads every byte too and compares the
-digests. Which one a training would go on from is found by the rules of the restore: LATEST is a hint, the lock's fences decide.
+A checkpoint whose manifest agrees with its files' names and sizes is *complete*; `verify` reads
+every byte too and compares the digests. Which one a training would go on from is found by the rules
+of the restore: LATEST is a hint, the lock's fences decide.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ Entry = dict[str, Any]
 
 
 def describe(root: Path, *, verify: bool = False, only: str = "") -> dict[str, Any]:
-    """The folder `root`: its checkpoints, newest first, which one LATEST names, which one a training would resume, and DONE.
+    """The folder `root`: its checkpoints, newest first, which one LATEST names, which one a
+    training would resume, and DONE.
 
     Args:
         root: the folder; one that is not there is empty.
@@ -42,10 +45,20 @@ def describe(root: Path, *, verify: bool = False, only: str = "") -> dict[str, A
     directory, lock = CheckpointDirectory(root), Lock(root)
     committed = directory.committed()
     valid = {one.name for one in lock.valid(committed)}
-    entries = [_entry(one, verify=verify, valid=one.name in valid) for one in committed if only in ("", one.name)]
-    entries += [_other(one, "damaged") for one in directory.damaged() if only in ("", one.path.name)]
-    entries += [_other(one, "unfinished") for one in directory.temporary() if only in ("", one.path.name)]
-    resumed = next((entry["name"] for entry in entries if entry["state"] in ("complete", "verified")), None)
+    entries = [
+        _entry(one, verify=verify, valid=one.name in valid)
+        for one in committed
+        if only in ("", one.name)
+    ]
+    entries += [
+        _other(one, "damaged") for one in directory.damaged() if only in ("", one.path.name)
+    ]
+    entries += [
+        _other(one, "unfinished") for one in directory.temporary() if only in ("", one.path.name)
+    ]
+    resumed = next(
+        (entry["name"] for entry in entries if entry["state"] in ("complete", "verified")), None
+    )
     claim = lock.last()
     return {
         "folder": str(root),
@@ -60,7 +73,9 @@ def describe(root: Path, *, verify: bool = False, only: str = "") -> dict[str, A
 
 
 def _entry(one: Checkpoint, *, verify: bool, valid: bool) -> Entry:
-    """A committed checkpoint: complete, verified, damaged, or superseded (its writer had lost the lock when it came)."""
+    """A committed checkpoint: complete, verified, damaged, or superseded (its writer had lost the
+    lock when it came).
+    """
     entry = _bare(one)
     try:
         manifest = read_manifest(one.path)
@@ -98,15 +113,26 @@ def _bare(one: Checkpoint) -> Entry:
         except OSError:  # pruned this moment
             written = None
     return {
-        "name": one.name, "step": one.step, "epoch": one.epoch, "time": written, "bytes": None, "files": None,
-        "samplesSeen": None, "worldSize": None, "runId": None, "parent": None, "versions": {}, "problem": None,
-    }  # fmt: skip
+        "name": one.name,
+        "step": one.step,
+        "epoch": one.epoch,
+        "time": written,
+        "bytes": None,
+        "files": None,
+        "samplesSeen": None,
+        "worldSize": None,
+        "runId": None,
+        "parent": None,
+        "versions": {},
+        "problem": None,
+    }
 
 
 def choose(root: Path, step: int | None) -> Checkpoint:
     """The newest committed checkpoint of the folder that no lock forbids, or that of `step`.
 
-    Raises `CheckpointMismatchError` where there is none such, `OSError` when the disk does not answer.
+    Raises `CheckpointMismatchError` where there is none such, `OSError` when the disk does not
+    answer.
     """
     valid = Lock(root).valid(CheckpointDirectory(root).committed())
     chosen = next((one for one in valid if step is None or one.step == step), None)
@@ -114,17 +140,23 @@ def choose(root: Path, step: int | None) -> Checkpoint:
         return chosen
     there = ", ".join(str(one.step) for one in valid[:10]) or "none"
     wanted = "" if step is None else f" of step {step}"
-    raise CheckpointMismatchError(f"there is no checkpoint{wanted} in {root}; steps there are: {there}")
+    raise CheckpointMismatchError(
+        f"there is no checkpoint{wanted} in {root}; steps there are: {there}"
+    )
 
 
 def read_ledger(root: Path, *, most_steps: int = _MOST_STEPS) -> dict[str, Any]:
-    """Events and steps of the run; of very many steps, neighbours of one generation are put together. Raises `OSError`."""
+    """Events and steps of the run; of very many steps, neighbours of one generation are put
+    together. Raises `OSError`.
+    """
     ledger = RunLedger(root)
     return {"events": ledger.events(), "steps": list(thin(ledger.read_steps(), most_steps))}
 
 
 def thin(steps: list[Entry], most: int) -> Iterator[Entry]:
-    """At most about `most` lines: each is the last of its group, with the group's seconds added up."""
+    """At most about `most` lines: each is the last of its group, with the group's seconds added
+    up.
+    """
     share = -(-len(steps) // most)
     group: list[Entry] = []
     for line in steps:
@@ -148,7 +180,8 @@ def _merged(group: list[Entry]) -> Entry:
 
 
 def put_aside(root: Path) -> Path | None:
-    """Rename the folder, so that the next run begins anew and nothing is lost; its new path, None if there was none.
+    """Rename the folder, so that the next run begins anew and nothing is lost; its new path, None
+    if there was none.
 
     Only for a run that is not at work. Raises `OSError`.
     """

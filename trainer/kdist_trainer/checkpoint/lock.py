@@ -1,10 +1,12 @@
-"""Who may commit checkpoints: claims that only ever grow, so that a writer that was paused can never win. Free of torch.
+"""Who may commit checkpoints: claims that only ever grow, so that a writer that was paused can
+never win. Free of torch.
 
-`<root>/lock/` holds one file per claim, named by its epoch and created exclusively; the highest epoch is the holder. There is
-nothing to unlock and nothing that a dead or sleeping holder could block: a later group claims a higher number and goes on at
-once, and every writer looks again before it commits. An earlier writer may still be caught between that look and its rename.
-Therefore a claim also notes the checkpoint that its group started from, its *base*: what an earlier epoch brings to light
-beyond that base came too late and counts for nothing.
+`<root>/lock/` holds one file per claim, named by its epoch and created exclusively; the highest
+epoch is the holder. There is nothing to unlock and nothing that a dead or sleeping holder could
+block: a later group claims a higher number and goes on at once, and every writer looks again before
+it commits. An earlier writer may still be caught between that look and its rename. Therefore a
+claim also notes the checkpoint that its group started from, its *base*: what an earlier epoch
+brings to light beyond that base came too late and counts for nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class LockLostError(KdistTrainerError):
 class LockRecord:
     """One group's right to write.
 
-    `fences` are the bases of this group and of those before it: epoch of the group, name of the checkpoint or "" for none.
+    `fences` are the bases of this group and of those before it: epoch of the group, name of the
+    checkpoint or "" for none.
     """
 
     epoch: int
@@ -63,24 +66,31 @@ class Lock:
     def acquire(self, *, run_id: str, epoch: int, take_over: bool = False) -> LockRecord:
         """Claim the folder for this run. A higher epoch of the same run takes over at once.
 
-        Another run's folder is refused with `CheckpointMismatchError` unless that run released it or `take_over` is given; the epoch then
-        goes on from its last, because epochs must grow within a folder. Raises `LockLostError` if this or a higher epoch of the
-        same run is there already, `OSError` if the disk fails.
+        Another run's folder is refused with `CheckpointMismatchError` unless that run released it
+        or `take_over` is given; the epoch then goes on from its last, because epochs must grow
+        within a folder. Raises `LockLostError` if this or a higher epoch of the same run is there
+        already, `OSError` if the disk fails.
         """
         epochs, last = self._epochs(), self.last()
         highest = epochs[-1] if epochs else 0
         if last is not None and last.run_id != run_id:
             if not (last.released or take_over):
                 raise CheckpointMismatchError(
-                    f"checkpoints in {self.folder.parent} belong to run {last.run_id} (on {last.host}), not to {run_id}: "
+                    f"checkpoints in {self.folder.parent} belong to run {last.run_id} (on "
+                    f"{last.host}), not to {run_id}: "
                     "wait until it has ended, choose another folder, or use --take-over"
                 )
             epoch = max(epoch, highest + 1)
         if epoch == highest and last is not None and last.epoch == epoch and last.released:
             self._remove(epoch)
         elif epoch <= highest:
-            raise LockLostError(f"epoch {highest} of run {run_id} holds {self.folder.parent}, this group is of epoch {epoch}")
-        claim = LockRecord(epoch, run_id, secrets.token_hex(8), socket.gethostname(), round(time.time(), 3))
+            raise LockLostError(
+                f"epoch {highest} of run {run_id} holds {self.folder.parent}, this group "
+                f"is of epoch {epoch}"
+            )
+        claim = LockRecord(
+            epoch, run_id, secrets.token_hex(8), socket.gethostname(), round(time.time(), 3)
+        )
         if last is not None:
             claim = replace(claim, fences=last.fences)
         self._create(claim)
@@ -88,7 +98,9 @@ class Lock:
         return claim
 
     def check(self) -> None:
-        """Make sure that the claim still stands. Raises `LockLostError`, or `OSError` if the disk fails."""
+        """Make sure that the claim still stands. Raises `LockLostError`, or `OSError` if the disk
+        fails.
+        """
         if self.mine is None:
             raise LockLostError(f"{self.folder.parent} is not claimed by this process")
         epochs = self._epochs()
@@ -97,7 +109,9 @@ class Lock:
             raise LockLostError(f"epoch {self.mine.epoch} lost {self.folder.parent}: {holder}")
         last = self.last()
         if last is None or last.holder != self.mine.holder:
-            raise LockLostError(f"epoch {self.mine.epoch} of {self.folder.parent} was claimed a second time")
+            raise LockLostError(
+                f"epoch {self.mine.epoch} of {self.folder.parent} was claimed a second time"
+            )
 
     def set_base(self, checkpoint: Checkpoint | None) -> None:
         """Note what this group starts from. Raises `OSError` or `LockLostError`."""
@@ -116,7 +130,9 @@ class Lock:
         self.mine = None
 
     def last(self) -> LockRecord | None:
-        """The newest claim that has its content; a crash may have left a higher one empty. Raises `OSError`."""
+        """The newest claim that has its content; a crash may have left a higher one empty. Raises
+        `OSError`.
+        """
         for epoch in reversed(self._epochs()):
             with suppress(FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
                 document: dict[str, Any] = json.loads(self._path(epoch).read_bytes())
@@ -125,10 +141,20 @@ class Lock:
         return None
 
     def valid(self, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-        """Those checkpoints that no writer brought in after it had been superseded, in the order given. Raises `OSError`."""
+        """Those checkpoints that no writer brought in after it had been superseded, in the order
+        given. Raises `OSError`.
+        """
         last = self.last()
-        fences = [(epoch, parse_name(base) or (-1, -1)) for epoch, base in last.fences] if last is not None else []
-        return [one for one in checkpoints if all(one.epoch >= epoch or one.order <= base for epoch, base in fences)]
+        fences = (
+            [(epoch, parse_name(base) or (-1, -1)) for epoch, base in last.fences]
+            if last is not None
+            else []
+        )
+        return [
+            one
+            for one in checkpoints
+            if all(one.epoch >= epoch or one.order <= base for epoch, base in fences)
+        ]
 
     def _epochs(self) -> list[int]:
         try:
@@ -145,7 +171,9 @@ class Lock:
         try:
             durable_files.write_new(self._path(claim.epoch), _to_bytes(claim), exclusive=True)
         except FileExistsError as error:
-            raise LockLostError(f"epoch {claim.epoch} of {self.folder.parent} was claimed at the same moment") from error
+            raise LockLostError(
+                f"epoch {claim.epoch} of {self.folder.parent} was claimed at the same moment"
+            ) from error
         except OSError:
             self._remove(claim.epoch)  # ours, but without its content
             raise

@@ -1,15 +1,18 @@
 """The ranks as checkpoints see them: small objects passed over a gloo group of their own.
 
-Saves run on a thread beside the training; on a group of their own their messages cannot mix with the training's. The group's
-time-out is long because a rank may rightly wait for another one's disk. A peer that dies is noticed at once all the same,
-and one that hangs is the watchdog's business.
+Saves run on a thread beside the training; on a group of their own their messages cannot mix with
+the training's. The group's time-out is long because a rank may rightly wait for another one's disk.
+A peer that dies is noticed at once all the same, and one that hangs is the watchdog's business.
 
-One rank reads a state, all have it: whole tensors travel in flat buckets, and each rank keeps what it holds of them.
+One rank reads a state, all have it: whole tensors travel in flat buckets, and each rank keeps what
+it holds of them.
 
-The reading rank fetches a bucket at a time, so that nobody ever has the state twice; everything passes through CPU memory, so
-that no GPU, and never one GPU for all ranks, holds what it does not train.
+The reading rank fetches a bucket at a time, so that nobody ever has the state twice; everything
+passes through CPU memory, so that no GPU, and never one GPU for all ranks, holds what it does not
+train.
 
-Whether all ranks see one folder, and whether it can do what checkpoints need: found out, not believed.
+Whether all ranks see one folder, and whether it can do what checkpoints need: found out, not
+believed.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ class RankInfo(Protocol):
 
 
 class CheckpointGroup:
-    """The ranks of one world. Every method is collective: all ranks call the same ones in the same order."""
+    """The ranks of one world. Every method is collective: all ranks call the same ones in the same
+    order.
+    """
 
     def __init__(self, world: RankInfo) -> None:
         self.rank = world.rank
@@ -96,7 +101,9 @@ class CheckpointGroup:
         return result  # type: ignore[return-value]  # no error, so it is the result
 
     def everywhere(self, work: Callable[[], T]) -> list[T]:
-        """Do `work` on every rank; every rank gets all results, or raises the lowest failing rank's error."""
+        """Do `work` on every rank; every rank gets all results, or raises the lowest failing rank's
+        error.
+        """
         result: T | None = None
         error: Exception | None = None
         try:
@@ -126,26 +133,40 @@ class _Layout(NamedTuple):
 
 
 def broadcast_state(state: dict[str, Any], peers: CheckpointGroup, *, source: int) -> None:
-    """Make the flat `state` of every rank equal to that of rank `source`, tensors in place. Collective.
+    """Make the flat `state` of every rank equal to that of rank `source`, tensors in place.
+    Collective.
 
     All ranks must have the same names, shapes and dtypes, and whole tensors.
     """
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     others = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
     state.update(peers.broadcast(others, source=source))
-    send(tensors, lambda names: {name: tensors[name].detach().cpu() for name in names}, peers, source=source)
+    send(
+        tensors,
+        lambda names: {name: tensors[name].detach().cpu() for name in names},
+        peers,
+        source=source,
+    )
 
 
 def send(
-    tensors: Mapping[str, Tensor], fetch: Fetch, peers: CheckpointGroup, *, source: int = 0, bucket_bytes: int = BUCKET_BYTES
+    tensors: Mapping[str, Tensor],
+    fetch: Fetch,
+    peers: CheckpointGroup,
+    *,
+    source: int = 0,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> None:
-    """Fill the tensors of every rank, in place, with what `fetch` gives on rank `source`. Collective.
+    """Fill the tensors of every rank, in place, with what `fetch` gives on rank `source`.
+    Collective.
 
-    A rank may hold other names than the others, or parts of tensors only. Raises on every rank what `fetch` raised on its one;
-    some tensors are filled then and some are not.
+    A rank may hold other names than the others, or parts of tensors only. Raises on every rank what
+    `fetch` raised on its one; some tensors are filled then and some are not.
     """
     layouts: dict[str, _Layout] = {}
-    for each in peers.gather({name: _Layout(value.shape, value.dtype) for name, value in tensors.items()}):
+    for each in peers.gather(
+        {name: _Layout(value.shape, value.dtype) for name, value in tensors.items()}
+    ):
         layouts |= each
     for names in buckets(layouts, bucket_bytes):
         flat, error = None, None
@@ -158,14 +179,18 @@ def send(
         if error is not None:
             raise error
         if flat is None:
-            flat = torch.empty(sum(layouts[name].shape.numel() for name in names), dtype=layouts[names[0]].dtype)
+            flat = torch.empty(
+                sum(layouts[name].shape.numel() for name in names), dtype=layouts[names[0]].dtype
+            )
         if peers.size > 1:
             dist.broadcast(flat, src=source, group=peers.group)
         _take(tensors, names, layouts, flat)
 
 
 def buckets(layouts: Mapping[str, _Layout], most_bytes: int) -> Iterator[list[str]]:
-    """Names of tensors of one dtype, together about `most_bytes`, in an order that is the same on every rank."""
+    """Names of tensors of one dtype, together about `most_bytes`, in an order that is the same on
+    every rank.
+    """
     bucket: list[str] = []
     size = 0
     for name in sorted(layouts, key=lambda one: (str(layouts[one].dtype), one)):
@@ -191,13 +216,20 @@ def fill(target: Tensor, whole: Tensor) -> None:
             held.copy_(whole)
 
 
-def _flatten(found: Mapping[str, Tensor], names: Sequence[str], layouts: Mapping[str, _Layout]) -> Tensor:
+def _flatten(
+    found: Mapping[str, Tensor], names: Sequence[str], layouts: Mapping[str, _Layout]
+) -> Tensor:
     if len(names) == 1:
         return found[names[0]].reshape(-1).to(layouts[names[0]].dtype).contiguous()
     return torch.cat([found[name].reshape(-1).to(layouts[name].dtype) for name in names])
 
 
-def _take(tensors: Mapping[str, Tensor], names: Sequence[str], layouts: Mapping[str, _Layout], flat: Tensor) -> None:
+def _take(
+    tensors: Mapping[str, Tensor],
+    names: Sequence[str],
+    layouts: Mapping[str, _Layout],
+    flat: Tensor,
+) -> None:
     start = 0
     for name in names:
         count = layouts[name].shape.numel()
@@ -207,10 +239,12 @@ def _take(tensors: Mapping[str, Tensor], names: Sequence[str], layouts: Mapping[
 
 
 def probe(root: Path, peers: CheckpointGroup) -> list[bool]:
-    """For each rank, whether its `root` is the folder that rank 0 writes to. Collective; makes the folder on rank 0.
+    """For each rank, whether its `root` is the folder that rank 0 writes to. Collective; makes the
+    folder on rank 0.
 
-    The token's name is new each time: no cache of a network file system can have an old answer for it. Raises on every rank
-    `StorageError` when rank 0 cannot write, `CheckpointMismatchError` when the folder's file system lacks something that checkpoints need.
+    The token's name is new each time: no cache of a network file system can have an old answer for
+    it. Raises on every rank `StorageError` when rank 0 cannot write, `CheckpointMismatchError` when
+    the folder's file system lacks something that checkpoints need.
     """
     path, token = peers.on_leader(lambda: _write_token(root))
     try:
@@ -242,9 +276,11 @@ def _read_token(path: Path, token: str) -> bool:
 def check_abilities(root: Path) -> None:
     """Do once, with a folder of a moment, what every save and the ledger will do.
 
-    Raises `CheckpointMismatchError` for what the file system cannot do, `OSError` for a disk that is full or broken: that may pass.
+    Raises `CheckpointMismatchError` for what the file system cannot do, `OSError` for a disk that
+    is full or broken: that may pass.
     """
-    litter = name_of(0, 0) + ".tmp-probe-" + secrets.token_hex(4)  # swept like a save's, should this process die here
+    # swept like a save's, should this process die here
+    litter = name_of(0, 0) + ".tmp-probe-" + secrets.token_hex(4)
     before, after = root / litter, root / f"{litter}-renamed"
     try:
         for ability, attempt in _ABILITIES.items():
@@ -258,8 +294,10 @@ def check_abilities(root: Path) -> None:
                 why = ""
             if not works:
                 raise CheckpointMismatchError(
-                    f"the file system of the checkpoint folder {root} cannot {ability}{why}, which checkpoints need: use a "
-                    "volume with a POSIX file system (a disk, NFS, CephFS, Lustre), not an object store behind FUSE"
+                    f"the file system of the checkpoint folder {root} cannot "
+                    f"{ability}{why}, which checkpoints need: use a "
+                    "volume with a POSIX file system (a disk, NFS, CephFS, Lustre), not "
+                    "an object store behind FUSE"
                 )
     finally:
         for folder in (before, after):
@@ -267,7 +305,16 @@ def check_abilities(root: Path) -> None:
                 durable_files.remove_tree(folder)
 
 
-_LACKING = (errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOTEMPTY, errno.EISDIR)
+_LACKING = (
+    errno.EPERM,
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.EXDEV,
+    errno.ENOTEMPTY,
+    errno.EISDIR,
+)
 """What a file system answers that will answer the same next time."""
 
 

@@ -7,8 +7,9 @@
             if checkpointer.stop_requested:
                 break
 
-Every rank calls the same methods in the same order, after `init_process_group`. Outside kdist nothing is saved, and one line
-says so. Of buffers, such as running means, rank 0's are saved: DDP sends them to all ranks before each forward pass.
+Every rank calls the same methods in the same order, after `init_process_group`. Outside kdist
+nothing is saved, and one line says so. Of buffers, such as running means, rank 0's are saved: DDP
+sends them to all ranks before each forward pass.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ class _World:
 
 
 class Checkpointer:
-    """Saves and restores model, optimizer, scheduler and `state`, a dict of your own that must be JSON.
+    """Saves and restores model, optimizer, scheduler and `state`, a dict of your own that must be
+    JSON.
 
-    `every_seconds` and `every_steps` are for `maybe_save`; `keep` so many checkpoints; with mode `async` the script goes on
-    while they are written. SIGTERM becomes `stop_requested` on all ranks at the same step, with the state saved; a second
-    SIGTERM ends the process at once.
+    `every_seconds` and `every_steps` are for `maybe_save`; `keep` so many checkpoints; with mode
+    `async` the script goes on while they are written. SIGTERM becomes `stop_requested` on all ranks
+    at the same step, with the state saved; a second SIGTERM ends the process at once.
     """
 
     def __init__(
@@ -64,28 +66,41 @@ class Checkpointer:
         mode: Literal["async", "blocking"] = "async",
         keep: int = 3,
     ) -> None:
-        """Lock the job's checkpoint folder. Raises `CheckpointMismatchError` when it belongs to another run, `StorageError` if it fails."""
+        """Lock the job's checkpoint folder. Raises `CheckpointMismatchError` when it belongs to
+        another run, `StorageError` if it fails.
+        """
         self.state: dict[str, Any] = {}
-        self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
-        self._every_steps, self._every_seconds = every_steps, every_seconds
-        self._store = _open_store(Checkpointing(every=Every(seconds=every_seconds), mode=mode, keep=keep))
+        self._model = model
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._every_steps = every_steps
+        self._every_seconds = every_seconds
+        self._store = _open_store(
+            Checkpointing(every=Every(seconds=every_seconds), mode=mode, keep=keep)
+        )
         self._peers = CheckpointGroup(_world()) if self._store is not None else None
         self._stop = False  # this rank was asked to
         self._stopping = False  # all ranks have agreed to
-        self._calls, self._agree_at, self._agreed_calls = 0, 1, 0
+        self._calls = 0
+        self._agree_at = 1
+        self._agreed_calls = 0
         self._agreed_time = self._saved_time = time.monotonic()
         if self._store is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_signal)
 
     @property
     def stop_requested(self) -> bool:
-        """Whether all ranks have agreed to stop; what they had done up to the last `maybe_save` is saved."""
+        """Whether all ranks have agreed to stop; what they had done up to the last `maybe_save` is
+        saved.
+        """
         return self._stopping
 
     def resume(self) -> int:
-        """Restore everything from the newest checkpoint that verifies. Returns its step, 0 when there is none.
+        """Restore everything from the newest checkpoint that verifies. Returns its step, 0 when
+        there is none.
 
-        Raises `CheckpointMismatchError` when it is of another model, or when there are checkpoints but none can be read.
+        Raises `CheckpointMismatchError` when it is of another model, or when there are checkpoints
+        but none can be read.
         """
         if self._store is None:
             return 0
@@ -94,25 +109,41 @@ class Checkpointer:
         state = self._store.load(tensors, fingerprint="")
         if state is None:
             if fresh:
-                self._optimizer.state.clear()  # asking for its tensors made the optimizer take an empty step
+                # asking for its tensors made the optimizer take an empty step
+                self._optimizer.state.clear()
             return 0
-        set_state_dict(self._model, self._optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])
+        set_state_dict(
+            self._model,
+            self._optimizer,
+            model_state_dict=tensors["model"],
+            optim_state_dict=tensors["optimizer"],
+        )
         if self._scheduler is not None:
             self._scheduler.load_state_dict(tensors["scheduler"][0])
         self.state = state["state"]
-        log.event("resumed", step=state["step"], checkpoint=self._store.resumed.name if self._store.resumed else None)
+        log.event(
+            "resumed",
+            step=state["step"],
+            checkpoint=self._store.resumed.name if self._store.resumed else None,
+        )
         return int(state["step"])
 
     def save(self, step: int, *, required: bool = False) -> None:
-        """Save now: `step` steps are done. A failure is logged and training goes on, unless `required`: `StorageError`."""
+        """Save now: `step` steps are done. A failure is logged and training goes on, unless
+        `required`: `StorageError`.
+        """
         if self._store is None:
             return
         self._saved_time = time.monotonic()
         state = {"step": step, "state": self.state}
-        self._store.save(self._tensors(), state, step=step, required=required, first=_buffers(self._model))
+        self._store.save(
+            self._tensors(), state, step=step, required=required, first=_buffers(self._model)
+        )
 
     def maybe_save(self, step: int) -> bool:
-        """Save if it is time to, or if a stop was requested on any rank. Call it after every step; returns whether it saved."""
+        """Save if it is time to, or if a stop was requested on any rank. Call it after every step;
+        returns whether it saved.
+        """
         if self._store is None or self._peers is None or self._stopping:
             return False
         self._store.poll()
@@ -125,11 +156,15 @@ class Checkpointer:
         return due or self._stopping
 
     def finish(self, step: int, **outcome: Any) -> None:
-        """Save for the last time and note that the run has ended: whoever starts it again finds it done."""
+        """Save for the last time and note that the run has ended: whoever starts it again finds it
+        done.
+        """
         if self._store is not None:
             document = {"outcome": "done", **outcome}
             state = {"step": step, "state": self.state}
-            self._store.save(self._tensors(), state, step=step, final=document, first=_buffers(self._model))
+            self._store.save(
+                self._tensors(), state, step=step, final=document, first=_buffers(self._model)
+            )
 
     def close(self) -> None:
         """Wait for the save under way and release the folder; before `destroy_process_group`."""
@@ -139,26 +174,36 @@ class Checkpointer:
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if error is None:
             self.close()
 
     def _agree(self, peers: CheckpointGroup) -> bool:
-        """Share with all ranks who was asked to stop, and whether rank 0's clock says save; about twice a second."""
+        """Share with all ranks who was asked to stop, and whether rank 0's clock says save; about
+        twice a second.
+        """
         now = time.monotonic()
         pace = (now - self._agreed_time) / (self._calls - self._agreed_calls)
         answers = peers.gather((self._stop, now - self._saved_time >= self._every_seconds, pace))
         self._stopping = any(stop for stop, _, _ in answers)
         slowest = max(pace for _, _, pace in answers)
         self._agreed_time, self._agreed_calls = now, self._calls
-        self._agree_at = self._calls + max(1, min(_MOST_CALLS, int(_AGREE_SECONDS / max(slowest, 1e-6))))
+        self._agree_at = self._calls + max(
+            1, min(_MOST_CALLS, int(_AGREE_SECONDS / max(slowest, 1e-6)))
+        )
         return answers[0][1]
 
     def _tensors(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self._model, self._optimizer)
         tensors: dict[str, Any] = {"model": model, "optimizer": optimizer}
         if self._scheduler is not None:
-            tensors["scheduler"] = (self._scheduler.state_dict(),)  # a tuple is kept whole: its keys need not be texts
+            # a tuple is kept whole: its keys need not be texts
+            tensors["scheduler"] = (self._scheduler.state_dict(),)
         return tensors
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -168,7 +213,9 @@ class Checkpointer:
 
 
 def _buffers(model: nn.Module) -> set[str]:
-    """Flat names of the buffers in the state. Each rank's are of its own samples, and DDP goes on with rank 0's."""
+    """Flat names of the buffers in the state. Each rank's are of its own samples, and DDP goes on
+    with rank 0's.
+    """
     return {f"model.{full}" for name, _ in model.named_buffers() for full in _get_fqns(model, name)}
 
 
@@ -183,10 +230,17 @@ def _open_store(config: Checkpointing) -> CheckpointManager | None:
     root, run_id = os.environ.get("KDIST_CHECKPOINTS"), os.environ.get("KDIST_RUN_ID")
     if not root or not run_id:
         if _world().rank == 0:
-            log.warn("checkpoints-off", message="not started by kdist, or without a folder for checkpoints: nothing is saved")
+            log.warn(
+                "checkpoints-off",
+                message=(
+                    "not started by kdist, or without a folder for checkpoints: nothing is saved"
+                ),
+            )
         return None
     job: dict[str, Any] = {}
     with suppress(OSError, ValueError, KeyError):
         job = TrainConfig.read(Path(os.environ["KDIST_CONFIG"])).to_job()
     take_over = "KDIST_TAKE_OVER" in os.environ
-    return CheckpointManager(Path(root), world=_world(), run_id=run_id, config=config, job=job, take_over=take_over)
+    return CheckpointManager(
+        Path(root), world=_world(), run_id=run_id, config=config, job=job, take_over=take_over
+    )

@@ -1,9 +1,11 @@
 """The copy of the state that is saved while the training goes on, and who of the ranks saves what.
 
-With `ddp` every rank holds the same tensors, so each stages and writes only its share: the training stands still for 1/N of
-the time that one rank would need for all. The memory of the copies is kept from one save to the next.
+With `ddp` every rank holds the same tensors, so each stages and writes only its share: the training
+stands still for 1/N of the time that one rank would need for all. The memory of the copies is kept
+from one save to the next.
 
-One save from staged tensors to the acknowledged checkpoint: torch's DCP writes, through `files`, and rank 0 commits.
+One save from staged tensors to the acknowledged checkpoint: torch's DCP writes, through `files`,
+and rank 0 commits.
 """
 
 from __future__ import annotations
@@ -32,7 +34,13 @@ from torch.distributed.tensor import DTensor
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import commit, durable_files
-from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult, cause_of, commit_checkpoint, discard
+from kdist_trainer.checkpoint.commit import (
+    CommitRequest,
+    SaveResult,
+    cause_of,
+    commit_checkpoint,
+    discard,
+)
 from kdist_trainer.checkpoint.durable_files import Digest
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
@@ -53,13 +61,17 @@ class Stager:
         self._buffers: dict[str, Any] = {}
         self._layout: dict[str, Any] = {}
 
-    def stage(self, state: Mapping[str, Any], *, first: Collection[str] = ()) -> tuple[dict[str, Any], Paths]:
+    def stage(
+        self, state: Mapping[str, Any], *, first: Collection[str] = ()
+    ) -> tuple[dict[str, Any], Paths]:
         """Copy the share now; when this returns the state may change again.
 
-        `first`: flat names of whole tensors in which ranks may differ: rank 0's are saved, all of one rank.
+        `first`: flat names of whole tensors in which ranks may differ: rank 0's are saved, all of
+        one rank.
 
-        Returns the copies by flat name (`model.fc.weight`), and for each the path of keys that leads to it. They stay valid
-        until the next call. Raises `ValueError` for values that a checkpoint cannot hold.
+        Returns the copies by flat name (`model.fc.weight`), and for each the path of keys that
+        leads to it. They stay valid until the next call. Raises `ValueError` for values that a
+        checkpoint cannot hold.
         """
         if self._size == 0:
             return {}, {}
@@ -75,19 +87,27 @@ class Stager:
             copies = _copy_state_dict(tensors, self._buffers, non_blocking=on_gpu)
             if on_gpu:
                 torch.cuda.current_stream().synchronize()
-            copies |= {name: _copied(value, name) for name, value in share.items() if name not in tensors}
+            copies |= {
+                name: _copied(value, name) for name, value in share.items() if name not in tensors
+            }
         return copies, {name: tuple(paths[name]) for name in share}
 
 
 def _share(flat: Mapping[str, Any], rank: int, size: int, first: Collection[str] = ()) -> list[str]:
-    """Names that this rank saves, in the state's order; every rank comes to the same division without asking.
+    """Names that this rank saves, in the state's order; every rank comes to the same division
+    without asking.
 
-    Whole tensors are dealt by size, the largest first, each to the rank that has least. Shards of a sharded tensor stay where
-    they are; what is no tensor goes to rank 0, and so do those named in `first`.
+    Whole tensors are dealt by size, the largest first, each to the rank that has least. Shards of a
+    sharded tensor stay where they are; what is no tensor goes to rank 0, and so do those named in
+    `first`.
     """
     load = [(0, one) for one in range(size)]
     owner = {name: 0 if not isinstance(value, DTensor) else rank for name, value in flat.items()}
-    dealt = [name for name, value in flat.items() if isinstance(value, Tensor) and not isinstance(value, DTensor)]
+    dealt = [
+        name
+        for name, value in flat.items()
+        if isinstance(value, Tensor) and not isinstance(value, DTensor)
+    ]
     whole = [(flat[name].nbytes, name) for name in dealt if name not in first]
     for nbytes, name in sorted(whole, key=lambda one: (-one[0], one[1])):
         taken, lightest = heapq.heappop(load)
@@ -97,7 +117,9 @@ def _share(flat: Mapping[str, Any], rank: int, size: int, first: Collection[str]
 
 
 def _copied(value: Any, name: str) -> Any:
-    """A copy of a value that is no tensor, limited to what the reader's `weights_only` will give back."""
+    """A copy of a value that is no tensor, limited to what the reader's `weights_only` will give
+    back.
+    """
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if type(value) in (list, tuple):
@@ -106,15 +128,21 @@ def _copied(value: Any, name: str) -> Any:
         return type(value)({key: _copied(one, name) for key, one in value.items()})
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
-    raise ValueError(f"{name} is a {type(value).__name__}, which a checkpoint cannot hold: give numbers, texts or tensors")
+    raise ValueError(
+        f"{name} is a {type(value).__name__}, which a checkpoint cannot hold: give "
+        "numbers, texts or tensors"
+    )
 
 
 # Saving without a process group is what we ask for where one rank writes everything.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+warnings.filterwarnings(
+    "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
+)
 
 
 class _DurableFileSystem(FileSystem):
-    """DCP's view of the disk, through `files`: every stream is on the disk when it is closed, and its digest is known.
+    """DCP's view of the disk, through `files`: every stream is on the disk when it is closed, and
+    its digest is known.
 
     DCP's own `sync_files` is off: it syncs `.metadata` before the bytes have left Python's buffer.
     """
@@ -143,10 +171,18 @@ class _DurableFileSystem(FileSystem):
 
 
 class _Writer(FileSystemWriter):
-    """DCP's writer over that file system. What it notes of itself is the same for the same save, not a random number."""
+    """DCP's writer over that file system. What it notes of itself is the same for the same save,
+    not a random number.
+    """
 
     def __init__(self, path: Path, name: str) -> None:
-        super().__init__(path, single_file_per_rank=True, sync_files=False, thread_count=1, per_thread_copy_ahead=0)
+        super().__init__(
+            path,
+            single_file_per_rank=True,
+            sync_files=False,
+            thread_count=1,
+            per_thread_copy_ahead=0,
+        )
         self.fs = _DurableFileSystem()
         self.save_id = name
 
@@ -162,16 +198,29 @@ class _Planner(DefaultSavePlanner):
         self._paths = paths
 
     def set_up_planner(
-        self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+        self,
+        state_dict: dict[str, Any],
+        storage_meta: StorageMeta | None = None,
+        is_coordinator: bool = False,
     ) -> None:
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
         self.mappings = dict(self._paths)
 
 
 class Writer:
-    """Carries out saves; `write` may run on a thread of its own, one at a time. Collective over `peers`."""
+    """Carries out saves; `write` may run on a thread of its own, one at a time. Collective over
+    `peers`.
+    """
 
-    def __init__(self, directory: CheckpointDirectory, *, peers: CheckpointGroup, lock: Lock, keep: int, shared: bool) -> None:
+    def __init__(
+        self,
+        directory: CheckpointDirectory,
+        *,
+        peers: CheckpointGroup,
+        lock: Lock,
+        keep: int,
+        shared: bool,
+    ) -> None:
         self._directory = directory
         self._peers = peers
         self._lock = lock
@@ -203,14 +252,24 @@ class Writer:
             self.acknowledged = agreed
         return agreed
 
-    def _write_tensors(self, request: CommitRequest, staged: dict[str, Any], paths: Paths) -> dict[str, Digest]:
-        """Let DCP write every rank's share. Returns the digests of all files, each taken by the rank that wrote it."""
+    def _write_tensors(
+        self, request: CommitRequest, staged: dict[str, Any], paths: Paths
+    ) -> dict[str, Digest]:
+        """Let DCP write every rank's share. Returns the digests of all files, each taken by the
+        rank that wrote it.
+        """
         alone = self._peers.size == 1 or not self._shared
         if alone and not self._peers.is_leader:
             return {}
         writer = _Writer(request.temporary, request.manifest.name)
         planner = _Planner(paths)
-        state_dict_saver.save(staged, storage_writer=writer, planner=planner, process_group=self._peers.group, no_dist=alone)
+        state_dict_saver.save(
+            staged,
+            storage_writer=writer,
+            planner=planner,
+            process_group=self._peers.group,
+            no_dist=alone,
+        )
         own = cast(_DurableFileSystem, writer.fs).digests
         shares = [own] if alone else self._peers.gather(own)
         return {name: digest for share in shares for name, digest in share.items()}
@@ -218,7 +277,9 @@ class Writer:
     def _commit(self, request: CommitRequest, digests: dict[str, Digest]) -> SaveResult:
         manifest = commit_checkpoint(self._directory, self._lock, request, digests)
         path = self._directory.root / manifest.name
-        result = _timed(SaveResult(manifest.step, ok=True, nbytes=manifest.nbytes, path=path), request)
+        result = _timed(
+            SaveResult(manifest.step, ok=True, nbytes=manifest.nbytes, path=path), request
+        )
         self._note(result)
         commit.prune(self._directory, self._lock, keep=self._keep)
         return result
@@ -226,7 +287,13 @@ class Writer:
     def _note(self, result: SaveResult) -> None:
         seconds, visible = round(result.total_seconds, 4), round(result.visible_seconds, 4)
         try:
-            self._ledger.append("commit", step=result.step, seconds=seconds, visible_seconds=visible, bytes=result.nbytes)
+            self._ledger.append(
+                "commit",
+                step=result.step,
+                seconds=seconds,
+                visible_seconds=visible,
+                bytes=result.nbytes,
+            )
         except OSError as error:
             log.warn("ledger-failed", step=result.step, error=str(error))
         log.event(
@@ -242,12 +309,18 @@ class Writer:
         root = _root_of(error)
         if self._peers.is_leader:
             try:
-                self._lock.check()  # whoever takes over clears our files away, which looks like a failing disk
+                # whoever takes over clears our files away, which looks like a failing disk
+                self._lock.check()
             except (LockLostError, OSError) as lost:
                 root = lost if isinstance(lost, LockLostError) else root
         told = f"{type(root).__name__}: {root}"
         echo = not classify(root)[2]
-        result = _timed(SaveResult(request.manifest.step, ok=False, cause=cause_of(root), error=told, echo=echo), request)
+        result = _timed(
+            SaveResult(
+                request.manifest.step, ok=False, cause=cause_of(root), error=told, echo=echo
+            ),
+            request,
+        )
         if self._peers.is_leader:
             discard(request)
             log.warn("checkpoint-failed", step=result.step, cause=result.cause, error=result.error)

@@ -1,7 +1,8 @@
 """What a training is told: the document `train.json`, and the exit codes that everything agrees on.
 
-`kdist` renders a job's `train` or `script` section and the agent's settings into one `train.json`; every agent and every
-rank reads the same file. Nothing here imports torch, so the command line can share these models.
+`kdist` renders a job's `train` or `script` section and the agent's settings into one `train.json`;
+every agent and every rank reads the same file. Nothing here imports torch, so the command line can
+share these models.
 """
 
 from __future__ import annotations
@@ -65,13 +66,20 @@ __all__ = [
 class Script(ConfigModel):
     """A torchrun script, run as it is: `spec.script`."""
 
-    path: Name | None = Field(None, description="path of the script, relative to the job file or to code.")
-    module: Annotated[str, Field(max_length=253, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")] | None = Field(
+    path: Name | None = Field(
+        None, description="path of the script, relative to the job file or to code."
+    )
+    module: (
+        Annotated[str, Field(max_length=253, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")] | None
+    ) = Field(
         None, description="module to run instead of a path, as `python -m` and `torchrun -m` do."
     )
-    args: list[Annotated[str, Field(max_length=32_768)]] = Field([], max_length=1024, description="args of the script.")
+    args: list[Annotated[str, Field(max_length=32_768)]] = Field(
+        [], max_length=1024, description="args of the script."
+    )
     comm_hook: Literal["timing", "none"] = Field(
-        "timing", description="commHook: timing measures what the ranks exchange; none measures nothing."
+        "timing",
+        description="commHook: timing measures what the ranks exchange; none measures nothing.",
     )
 
     @model_validator(mode="after")
@@ -83,32 +91,59 @@ class Script(ConfigModel):
     @property
     def command(self) -> tuple[str, ...]:
         """What Python is given to run it: the path, or `-m` and the module, and the arguments."""
-        return (*(("-m", self.module) if self.module is not None else (str(self.path),)), *self.args)
+        return (
+            *(("-m", self.module) if self.module is not None else (str(self.path),)),
+            *self.args,
+        )
 
 
 NODES = "nodes.json"
-"""The file beside a cluster's `train.json` that holds the job's `nodes`: all else is as it was when the run was started."""
+"""The file beside a cluster's `train.json` that holds the job's `nodes`: all else is as it was when
+the run was started.
+"""
 
 
 class TrainConfig(ConfigModel):
-    """The whole of `train.json`: what the agents and ranks of one job are told, the same bytes everywhere."""
+    """The whole of `train.json`: what the agents and ranks of one job are told, the same bytes
+    everywhere.
+    """
 
     name: Name = Field(description="name of the job.")
     nodes: Nodes = Field(description="nodes of the job.")
     procs_per_node: int | Literal["auto"] = Field(
         "auto", description="procsPerNode: ranks on each node; auto is one per GPU, else 1."
     )
-    threads_per_rank: int = Field(1, ge=1, le=1024, description="threadsPerRank: CPU threads of each rank.")
-    max_restarts: int = Field(10, ge=0, le=100_000, description="maxRestarts without progress before the job gives up.")
-    grace_seconds: PositiveSeconds = Field(60, description="graceSeconds from the request to stop to the end by force.")
-    rendezvous_timeout_seconds: PositiveSeconds = Field(600, description="rendezvousTimeoutSeconds to wait for enough nodes.")
-    join_window_seconds: Seconds = Field(10, description="joinWindowSeconds in which joining nodes are let in together.")
-    collective_timeout_seconds: PositiveSeconds = Field(300, description="collectiveTimeoutSeconds a collective may take.")
-    hang_timeout_seconds: PositiveSeconds = Field(300, description="hangTimeoutSeconds without progress before a rank is killed.")
-    metrics_linger_seconds: Seconds = Field(
-        30, description="metricsLingerSeconds at most that a scraped agent whose work is over waits for a last scrape."
+    threads_per_rank: int = Field(
+        1, ge=1, le=1024, description="threadsPerRank: CPU threads of each rank."
     )
-    preflight: Preflight | None = Field(None, description="preflight: what is measured before a group of ranks trains.")
+    max_restarts: int = Field(
+        10, ge=0, le=100_000, description="maxRestarts without progress before the job gives up."
+    )
+    grace_seconds: PositiveSeconds = Field(
+        60, description="graceSeconds from the request to stop to the end by force."
+    )
+    rendezvous_timeout_seconds: PositiveSeconds = Field(
+        600, description="rendezvousTimeoutSeconds to wait for enough nodes."
+    )
+    join_window_seconds: Seconds = Field(
+        10, description="joinWindowSeconds in which joining nodes are let in together."
+    )
+    collective_timeout_seconds: PositiveSeconds = Field(
+        300, description="collectiveTimeoutSeconds a collective may take."
+    )
+    hang_timeout_seconds: PositiveSeconds = Field(
+        300, description="hangTimeoutSeconds without progress before a rank is killed."
+    )
+    metrics_linger_seconds: Seconds = Field(
+        30,
+        description=(
+            "metricsLingerSeconds at most that a scraped agent whose work is over waits for a "
+            "last scrape."
+        ),
+    )
+    preflight: Preflight | None = Field(
+        None, description="preflight: what is measured before a group of ranks trains."
+    )
     train: Training | None = Field(None, description="train: the managed loop.")
     script: Script | None = Field(None, description="script: a torchrun script as it is.")
 
@@ -120,7 +155,8 @@ class TrainConfig(ConfigModel):
 
     @classmethod
     def read(cls, path: Path) -> TrainConfig:
-        """Read `train.json`, and `nodes.json` beside it where that has the nodes, which may change while the job runs.
+        """Read `train.json`, and `nodes.json` beside it where that has the nodes, which may change
+        while the job runs.
 
         Raises `OSError`, or `pydantic.ValidationError` with every problem.
         """
@@ -142,7 +178,11 @@ class TrainConfig(ConfigModel):
 
     def to_job(self) -> dict[str, Any]:
         """What a checkpoint keeps of the job: the `train` or `script` section as plain values."""
-        return {name: value for name, value in self.to_document().items() if name in ("train", "script") and value is not None}
+        return {
+            name: value
+            for name, value in self.to_document().items()
+            if name in ("train", "script") and value is not None
+        }
 
     def max_world_size(self, procs_per_node: int) -> int:
         """Most ranks that the job can have when every node has `procs_per_node` of them."""

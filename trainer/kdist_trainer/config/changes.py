@@ -1,6 +1,8 @@
-"""What becomes of a job that was edited since its checkpoint was written: one table says it of every field of `spec.train`.
+"""What becomes of a job that was edited since its checkpoint was written: one table says it of
+every field of `spec.train`.
 
-The document that a checkpoint and DONE keep of their job is {"train": …} or {"script": …}, as `train.json` has it.
+The document that a checkpoint and DONE keep of their job is {"train": …} or {"script": …}, as
+`train.json` has it.
 """
 
 from __future__ import annotations
@@ -19,18 +21,24 @@ class Fate(StrEnum):
     """What becomes of an edited field where a training goes on from a checkpoint."""
 
     FREE = "free"
-    """The new value holds and nothing is said: it changes how the work is done, and no bit of what comes out."""
+    """The new value holds and nothing is said: it changes how the work is done, and no bit of what
+    comes out.
+    """
     TAKEN = "taken over"
     """The new value holds from the checkpoint's position on, and is told."""
     FRESH = "needs --fresh"
-    """Only a run that begins anew reads it: the training goes on with what it began with, and this is told."""
+    """Only a run that begins anew reads it: the training goes on with what it began with, and this
+    is told.
+    """
     REFUSED = "refused"
     """The checkpoint does not fit the new value: exit code 73."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The fate of a field, and why. `refused_if` looks at the two `train` sections, the old one first."""
+    """The fate of a field, and why. `refused_if` looks at the two `train` sections, the old one
+    first.
+    """
 
     fate: Fate
     why: str
@@ -54,7 +62,9 @@ def _comes_or_goes(*path: str) -> Callable[[Document, Document], bool]:
 
 
 def _changes_momentum(before: Document, now: Document) -> bool:
-    return now["optimizer"]["name"] == "sgd" and _comes_or_goes("optimizer", "momentum")(before, now)
+    return now["optimizer"]["name"] == "sgd" and _comes_or_goes("optimizer", "momentum")(
+        before, now
+    )
 
 
 def _at(document: Document, path: tuple[str, ...]) -> Any:
@@ -68,28 +78,41 @@ _DEALING = "other sums and other randomness in a step; every sample is still use
 RULES: Final[Mapping[str, Rule]] = {
     "workload": Rule(Fate.TAKEN, "refused where another model, optimizer or data set comes of it"),
     "options": Rule(Fate.TAKEN, "refused where another model, optimizer or data set comes of it"),
-    "epochs": Rule(Fate.TAKEN, "the end moves; a run that is past it says so, and ends where it is"),
+    "epochs": Rule(
+        Fate.TAKEN, "the end moves; a run that is past it says so, and ends where it is"
+    ),
     "steps": Rule(Fate.TAKEN, "the end moves; a run that is past it says so, and ends where it is"),
     "globalBatch": Rule(
         Fate.TAKEN,
-        "the position is in samples: epochs end at the same sample, `steps` stays the number of steps; refused for streams",
+        (
+            "the position is in samples: epochs end at the same sample, `steps` stays the "
+            "number of steps; refused for streams"
+        ),
     ),
     "microBatch": Rule(Fate.TAKEN, _DEALING),
     "virtualShards": Rule(Fate.TAKEN, f"{_DEALING}; refused for streams"),
     "strategy": Rule(Fate.TAKEN, "every strategy reads every checkpoint"),
     "modelParallel": Rule(Fate.TAKEN, "every strategy reads every checkpoint"),
-    "offload": Rule(Fate.TAKEN, "the CPU's arithmetic instead of the device's, or the other way round"),
+    "offload": Rule(
+        Fate.TAKEN, "the CPU's arithmetic instead of the device's, or the other way round"
+    ),
     "pipeline": Rule(Fate.TAKEN, _DEALING),
     "precision": Rule(
-        Fate.TAKEN, "weights stay what they are; refused from and to bf16-params, which would round them", _changes_weights_type
+        Fate.TAKEN,
+        "weights stay what they are; refused from and to bf16-params, which would round them",
+        _changes_weights_type,
     ),
     "seed": Rule(Fate.REFUSED, "a position means other samples under another seed"),
     "optimizer.name": Rule(Fate.REFUSED, "the state in the checkpoint is the other optimizer's"),
     "optimizer.learningRate": Rule(Fate.TAKEN, "the schedule is computed from it at the position"),
     "optimizer.weightDecay": Rule(Fate.TAKEN, "for all parameters"),
-    "optimizer.momentum": Rule(Fate.TAKEN, "refused from and to 0 for sgd, which keeps no state for 0", _changes_momentum),
+    "optimizer.momentum": Rule(
+        Fate.TAKEN, "refused from and to 0 for sgd, which keeps no state for 0", _changes_momentum
+    ),
     "optimizer.betas": Rule(Fate.TAKEN, "for all parameters"),
-    "schedule": Rule(Fate.TAKEN, "as if it had been so from the first step on: the rate is that of the position"),
+    "schedule": Rule(
+        Fate.TAKEN, "as if it had been so from the first step on: the rate is that of the position"
+    ),
     "clipGradNorm": Rule(Fate.TAKEN, "from the next step on"),
     "onNonfinite": Rule(Fate.TAKEN, "from the next step on"),
     "spikeFactor": Rule(Fate.TAKEN, "from the next step on"),
@@ -98,7 +121,9 @@ RULES: Final[Mapping[str, Rule]] = {
     "evaluateEverySteps": Rule(Fate.TAKEN, "from the next step on"),
     "earlyStop": Rule(Fate.TAKEN, "evaluations so far are forgotten"),
     "emaDecay": Rule(
-        Fate.TAKEN, "refused where the average is new or gone: the checkpoint has none, or one", _comes_or_goes("emaDecay")
+        Fate.TAKEN,
+        "refused where the average is new or gone: the checkpoint has none, or one",
+        _comes_or_goes("emaDecay"),
     ),
     "activationCheckpointing": Rule(Fate.FREE, "the same bits with less memory"),
     "compile": Rule(Fate.TAKEN, "other arithmetic for the same model"),
@@ -109,9 +134,13 @@ RULES: Final[Mapping[str, Rule]] = {
     "loader": Rule(Fate.FREE, "the same samples by other processes"),
     "checkpoint": Rule(Fate.FREE, "when and how state is saved changes none of it"),
 }
-"""Field of `spec.train`, or of a section in it, by its name in job.yaml: what becomes of an edit."""
+"""Field of `spec.train`, or of a section in it, by its name in job.yaml: what becomes of an
+edit.
+"""
 
-_OF_STREAMS = Rule(Fate.REFUSED, "a stream is dealt to shards by the batch: another one reads other samples")
+_OF_STREAMS = Rule(
+    Fate.REFUSED, "a stream is dealt to shards by the batch: another one reads other samples"
+)
 _BY_BATCH = ("globalBatch", "virtualShards")
 
 
@@ -126,7 +155,9 @@ class Change:
     why: str
 
     def __str__(self) -> str:
-        return f"{self.edit}: {self.fate}" + (f" ({self.why})" if self.fate in (Fate.FRESH, Fate.REFUSED) else "")
+        return f"{self.edit}: {self.fate}" + (
+            f" ({self.why})" if self.fate in (Fate.FRESH, Fate.REFUSED) else ""
+        )
 
     @property
     def edit(self) -> str:
@@ -135,7 +166,8 @@ class Change:
 
 
 def compare(before: Document, now: Document, *, stream: bool = False) -> list[Change]:
-    """What was edited between two `train` sections, and what becomes of each; fields that one of them lacks are left out.
+    """What was edited between two `train` sections, and what becomes of each; fields that one of
+    them lacks are left out.
 
     `stream`: the training's data is a stream, whose position goes by steps of equal batches.
     """
@@ -160,7 +192,13 @@ def _edits(before: Document, now: Document, prefix: str = "") -> Iterator[tuple[
 
 
 def _shown(value: Any) -> str:
-    text = "none" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = (
+        "none"
+        if value is None
+        else value
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False)
+    )
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
@@ -170,7 +208,10 @@ def refuse(changes: list[Change]) -> str | None:
     if not bad:
         return None
     told = "; ".join(f"spec.train.{change.edit} ({change.why})" for change in bad)
-    return f"the job was edited so that its checkpoints do not fit it: {told}. Put the old value back, or begin anew with --fresh"
+    return (
+        f"the job was edited so that its checkpoints do not fit it: {told}. Put the old value "
+        "back, or begin anew with --fresh"
+    )
 
 
 @dataclass(frozen=True)
@@ -189,7 +230,9 @@ class Finished:
         told = [change for change in self.changes if change.fate is not Fate.FREE]
         if self.goes_on or not told:
             return None
-        edits = "; ".join(str(change) if change.fate is Fate.REFUSED else change.edit for change in told)
+        edits = "; ".join(
+            str(change) if change.fate is Fate.REFUSED else change.edit for change in told
+        )
         way = "put the old values back to see its report, or begin anew with --fresh"
         return f"the run is done{self.at}, and the job was edited since: {edits}; {way}"
 
@@ -200,18 +243,30 @@ class Finished:
 
 
 def judge_done(done: Document, job: Document) -> Finished:
-    """Compare the document in DONE with the job as it is now; a DONE that does not say what job it was is taken to be of it."""
+    """Compare the document in DONE with the job as it is now; a DONE that does not say what job it
+    was is taken to be of it.
+    """
     before, now = done.get("job"), {name: job.get(name) for name in ("train", "script")}
     if not isinstance(before, Mapping):
         return Finished([], goes_on=False)
     was, train = before.get("train"), now["train"]
     if not isinstance(was, Mapping) or not isinstance(train, Mapping):
-        old, new = ({"script": each.get("script"), "train": bool(each.get("train"))} for each in (before, now))
+        old, new = (
+            {"script": each.get("script"), "train": bool(each.get("train"))}
+            for each in (before, now)
+        )
         edits = [edit for edit in _edits(old, new) if edit[1] != edit[2]]
-        return Finished([Change(*edit, Fate.REFUSED, "what a script makes of it is its own") for edit in edits], goes_on=False)
+        return Finished(
+            [Change(*edit, Fate.REFUSED, "what a script makes of it is its own") for edit in edits],
+            goes_on=False,
+        )
     changes = compare(was, train)
     refused = any(change.fate is Fate.REFUSED for change in changes)
-    at = f" with step {done.get('step')}, after {done.get('samples_seen')} samples" if "step" in done else ""
+    at = (
+        f" with step {done.get('step')}, after {done.get('samples_seen')} samples"
+        if "step" in done
+        else ""
+    )
     return Finished(changes, goes_on=not refused and _ends_later(was, train, done), at=at)
 
 

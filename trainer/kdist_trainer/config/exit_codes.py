@@ -1,4 +1,6 @@
-"""Exit codes and causes: the words in which agents, ranks and the command line agree on how something ended."""
+"""Exit codes and causes: the words in which agents, ranks and the command line agree on how
+something ended.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from enum import IntEnum, StrEnum
 
 
 class Exit(IntEnum):
-    """Exit codes of an agent: below 128 another try cannot help, from 128 on it can (Kubeflow's ExitCode rule)."""
+    """Exit codes of an agent: below 128 another try cannot help, from 128 on it can (Kubeflow's
+    ExitCode rule).
+    """
 
     DONE = 0
     CONFIG = 64

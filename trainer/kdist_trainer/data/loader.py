@@ -1,7 +1,8 @@
-"""Bring the samples of step after step to a rank: in the rank itself, or ahead of time in processes.
+"""Bring the samples of step after step to a rank: in the rank itself, or ahead of time in
+processes.
 
-Whatever a data set draws at random while it makes a sample follows from (seed, step, shard, chunk), so the batches are the
-same with any number of loader processes and after any resume.
+Whatever a data set draws at random while it makes a sample follows from (seed, step, shard, chunk),
+so the batches are the same with any number of loader processes and after any resume.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ Fetch = Callable[[Tensor, int], Any]
 
 
 def fetcher(workload: Workload, samples: Samples) -> Fetch:
-    """The fastest way to take a batch from these samples: one index where they are tensors, else one sample at a time."""
+    """The fastest way to take a batch from these samples: one index where they are tensors, else
+    one sample at a time.
+    """
     if isinstance(samples, TensorDataset) and type(workload).collate is Workload.collate:
         tensors = samples.tensors
         return lambda indices, _: [tensor.index_select(0, indices) for tensor in tensors]
@@ -78,18 +81,34 @@ class Loader:
     """The batches of one rank from any step on."""
 
     def __init__(
-        self, steps: StepPlan, workload: Workload, samples: Samples, *, settings: config.LoaderConfig, seed: int
+        self,
+        steps: StepPlan,
+        workload: Workload,
+        samples: Samples,
+        *,
+        settings: config.LoaderConfig,
+        seed: int,
     ) -> None:
-        self._steps, self._workload, self._samples, self._settings, self._seed = steps, workload, samples, settings, seed
+        self._steps = steps
+        self._workload = workload
+        self._samples = samples
+        self._settings = settings
+        self._seed = seed
         if settings.workers:
             _ready_server()
         device = workload.context.device
         self._ahead: Any = None
-        self._move: Callable[[Any], Any] | None = None if device.type == "cpu" else workload.to_device
+        self._move: Callable[[Any], Any] | None = (
+            None if device.type == "cpu" else workload.to_device
+        )
 
     def sample(self) -> MicroBatch:
         """This rank's first piece of the run, fetched here and now: something to warm up with."""
-        return self._moved(_fetched(_request(self._steps, self._steps.parts(0)[0], 0, 0, self._seed), self._fetcher()))
+        return self._moved(
+            _fetched(
+                _request(self._steps, self._steps.parts(0)[0], 0, 0, self._seed), self._fetcher()
+            )
+        )
 
     def go_on(self, *, step: int, position: int) -> int:
         """Go on after `step` steps that used `position` samples; returns the run's last step."""
@@ -104,7 +123,9 @@ class Loader:
         return self._steps.size(position)
 
     def waiting(self) -> int | None:
-        """Pieces that loader processes have ready; None where there are none, or where the system cannot count them."""
+        """Pieces that loader processes have ready; None where there are none, or where the system
+        cannot count them.
+        """
         try:
             return int(self._ahead._data_queue.qsize())  # torch has no public word for it
         except (AttributeError, NotImplementedError):
@@ -114,7 +135,9 @@ class Loader:
         """Every step's batch, after `step` steps and `position` samples."""
         steps, seed, take = self._steps, self._seed, self._take(step, position)
         while position < steps.total:
-            pieces = [take(_request(steps, part, step, position, seed)) for part in steps.parts(position)]
+            pieces = [
+                take(_request(steps, part, step, position, seed)) for part in steps.parts(position)
+            ]
             size = steps.size(position)
             yield Batch(position, size, pieces)
             step, position = step + 1, position + size
@@ -122,7 +145,11 @@ class Loader:
     def _take(self, step: int, position: int) -> Callable[[_Request], MicroBatch]:
         """What answers the requests from this step on, in their order."""
         if self._settings.workers:
-            ahead = iter(self._processes(_Requests(self._steps, seed=self._seed, step=step, position=position)))
+            ahead = iter(
+                self._processes(
+                    _Requests(self._steps, seed=self._seed, step=step, position=position)
+                )
+            )
             self._ahead = ahead
             return lambda _: self._moved(next(ahead))
         fetch = self._fetcher()
@@ -144,9 +171,11 @@ class Loader:
         )
 
     def _processes_of_use(self) -> int:
-        """So many processes that each piece of a step comes from the same one every time, where a shard is read in its order.
+        """So many processes that each piece of a step comes from the same one every time, where a
+        shard is read in its order.
 
-        Requests go to them in turn: otherwise every process would read all that the others read, to pass it over.
+        Requests go to them in turn: otherwise every process would read all that the others read, to
+        pass it over.
         """
         most, pieces = self._settings.workers, len(self._steps.parts(0))
         if not isinstance(self._samples, StreamSamples):
@@ -161,7 +190,9 @@ class Loader:
 
 
 class _Request(NamedTuple):
-    """One piece to fetch: whose it is, which samples, and what decides all that is drawn while they are made."""
+    """One piece to fetch: whose it is, which samples, and what decides all that is drawn while they
+    are made.
+    """
 
     part: Chunk
     indices: Tensor
@@ -175,14 +206,21 @@ def _request(steps: StepPlan, part: Chunk, step: int, position: int, seed: int) 
 
 def _fetched(request: _Request, fetch: Fetch) -> MicroBatch:
     part, indices, seed = request
-    return MicroBatch(part.shard, part.chunk, part.samples, part.weight, fetch(indices, seed), part.scant)
+    return MicroBatch(
+        part.shard, part.chunk, part.samples, part.weight, fetch(indices, seed), part.scant
+    )
 
 
 class _Requests:
-    """All of a rank's requests from one position on, in order; no batch waits for them to be made."""
+    """All of a rank's requests from one position on, in order; no batch waits for them to be
+    made.
+    """
 
     def __init__(self, steps: StepPlan, *, seed: int, step: int, position: int) -> None:
-        self._steps, self._seed, self._step, self._position = steps, seed, step, position
+        self._steps = steps
+        self._seed = seed
+        self._step = step
+        self._position = position
 
     def __iter__(self) -> Iterator[_Request]:
         steps, step, position = self._steps, self._step, self._position
@@ -196,11 +234,14 @@ class _Pieces(Dataset[MicroBatch]):
     """What a loader process works on: a request is answered by its piece."""
 
     def __init__(self, workload: Workload, samples: Samples) -> None:
-        self._workload, self._samples = workload, samples
+        self._workload = workload
+        self._samples = samples
         self._fetch: Fetch | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What a loader process makes of it: first the rank's environment is its own, then the user's code is imported."""
+        """What a loader process makes of it: first the rank's environment is its own, then the
+        user's code is imported.
+        """
         return _pieces_with, (_Environment(dict(os.environ)), self._workload, self._samples)
 
     def __getitem__(self, request: _Request) -> MicroBatch:
@@ -210,7 +251,9 @@ class _Pieces(Dataset[MicroBatch]):
 
 
 class _Environment:
-    """An environment that takes effect where it is unpickled: the server's own is that of the agent."""
+    """An environment that takes effect where it is unpickled: the server's own is that of the
+    agent.
+    """
 
     def __init__(self, variables: dict[str, str]) -> None:
         self._variables = variables
@@ -230,9 +273,12 @@ def _pieces_with(_: _Environment, workload: Workload, samples: Samples) -> _Piec
 
 
 def end_with_the_rank(_: int) -> None:
-    """Let a loader process end when its rank does, though it be killed: torch looks at the parent, which is the server."""
+    """Let a loader process end when its rank does, though it be killed: torch looks at the parent,
+    which is the server.
+    """
     if rank := multiprocessing.parent_process():
-        with contextlib.suppress(OSError):  # a rank that an agent started leads a group, which is killed as one
+        # a rank that an agent started leads a group, which is killed as one
+        with contextlib.suppress(OSError):
             os.setpgid(0, rank.pid or 0)
         threading.Thread(target=_follow, args=(rank.join,), daemon=True).start()
 
@@ -243,22 +289,30 @@ def _follow(wait: Callable[[], object]) -> None:
 
 
 def _ready_server() -> None:
-    """Have a server that loader processes are forked from: the one this rank came from, which has imported everything.
+    """Have a server that loader processes are forked from: the one this rank came from, which has
+    imported everything.
 
-    A fork of the rank itself would copy gloo's threads half-way. Where nobody forked this rank a server of its own starts now,
-    and imports torch while the rank does other things.
+    A fork of the rank itself would copy gloo's threads half-way. Where nobody forked this rank a
+    server of its own starts now, and imports torch while the rank does other things.
     """
     server: Any = forkserver._forkserver
     if _comes_from(server):
-        server.ensure_running = resource_tracker.ensure_running  # it is not this process's child, to be waited for
+        # it is not this process's child, to be waited for
+        server.ensure_running = resource_tracker.ensure_running
         return
     multiprocessing.set_forkserver_preload(["torch.utils.data", __name__])
     forkserver.ensure_running()
 
 
 def _comes_from(server: Any) -> bool:
-    """Whether this process was forked by a server that takes its requests: a fork knows the address, and has no such child."""
-    known = server._forkserver_pid is None and server._forkserver_address and server._forkserver_alive_fd is not None
+    """Whether this process was forked by a server that takes its requests: a fork knows the
+    address, and has no such child.
+    """
+    known = (
+        server._forkserver_pid is None
+        and server._forkserver_address
+        and server._forkserver_alive_fd is not None
+    )
     return bool(known and getattr(server, "_forkserver_authkey", b"none is asked for") is not None)
 
 

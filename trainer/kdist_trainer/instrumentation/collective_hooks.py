@@ -1,13 +1,13 @@
 """Every collective of this process as it begins, whoever calls it, told to those who listen.
 
-Whatever reaches a process group - `torch.distributed`, DDP's reducer, FSDP, DTensor - goes through torch's dispatcher, as an
-operator of the library `c10d`. Kernels registered there for a key that every call passes tell the listeners and hand the
-call on unchanged.
+Whatever reaches a process group - `torch.distributed`, DDP's reducer, FSDP, DTensor - goes through
+torch's dispatcher, as an operator of the library `c10d`. Kernels registered there for a key that
+every call passes tell the listeners and hand the call on unchanged.
 
 Every wait of this process for a collective, told to those who want to be around it.
 
-`torch.distributed`'s own calls wait in `Work.wait`; DTensor and compiled code in an operator that is given the tensor which the
-collective fills.
+`torch.distributed`'s own calls wait in `Work.wait`; DTensor and compiled code in an operator that
+is given the tensor which the collective fills.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ class Listener(Protocol):
     """Who is told of each collective, on the thread that launches it."""
 
     def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
-        """The collective `op` is about to be launched. `tensors`: how much each rank contributes or gets; none for a barrier."""
+        """The collective `op` is about to be launched. `tensors`: how much each rank contributes or
+        gets; none for a barrier.
+        """
         ...
 
 
-# Operator of c10d -> (its name for people, which argument says how much each rank contributes or gets; None: nothing).
+# Operator of c10d -> (its name for people, which argument says how much each rank contributes or
+# gets; None: nothing).
 _OPERATORS: dict[str, tuple[str, int | None]] = {
     "allreduce_": ("all_reduce", 0),
     "allreduce_coalesced_": ("all_reduce_coalesced", 0),
@@ -72,7 +75,9 @@ def listen(listener: Listener) -> None:
 
 
 def ignore(listener: Listener) -> None:
-    """Tell `listener` of nothing any more. When nobody is left, collectives go their way as if there had been nobody."""
+    """Tell `listener` of nothing any more. When nobody is left, collectives go their way as if
+    there had been nobody.
+    """
     _listeners[:] = [other for other in _listeners if other is not listener]
     if not _listeners and _kernels:
         _kernels.pop()._destroy()  # type: ignore[no-untyped-call]
@@ -151,7 +156,9 @@ def _call(wait: Wait, awaited: Work | Tensor) -> Any:
 
 
 def _install() -> None:
-    """For the life of this process: what others have put around `Work.wait` since would be lost if it were taken back."""
+    """For the life of this process: what others have put around `Work.wait` since would be lost if
+    it were taken back.
+    """
     bare = Work.wait
 
     def wait(work: Work, *arguments: Any, **named: Any) -> Any:

@@ -1,8 +1,10 @@
-"""What a step's ranks exchange where not all of it is DDP's all-reduces: counted and timed by the kind of collective.
+"""What a step's ranks exchange where not all of it is DDP's all-reduces: counted and timed by the
+kind of collective.
 
-`fsdp`, `hsdp` and `tensor` gather, reduce and scatter in forward and backward passes, `pipeline` reduces over its copies. On a
-CPU the rank itself waits for each: that time is taken out of the phase that it fell in. On a GPU a stream waits, beside others
-that compute, and what of it no computation hides is not known here: it stays where it is.
+`fsdp`, `hsdp` and `tensor` gather, reduce and scatter in forward and backward passes, `pipeline`
+reduces over its copies. On a CPU the rank itself waits for each: that time is taken out of the
+phase that it fell in. On a GPU a stream waits, beside others that compute, and what of it no
+computation hides is not known here: it stays where it is.
 """
 
 from __future__ import annotations
@@ -22,17 +24,23 @@ from kdist_trainer.instrumentation.collective_hooks import Follow
 from kdist_trainer.instrumentation.step_timer import StepTimer
 from kdist_trainer.metrics.step_stats import Op, StepPhase, StepStats
 
-KINDS: dict[str, Op] = {f"{op.name.lower()}{form}": op for op in Op for form in ("", "_single", "_coalesced", "_uneven")}
+KINDS: dict[str, Op] = {
+    f"{op.name.lower()}{form}": op for op in Op for form in ("", "_single", "_coalesced", "_uneven")
+}
 """Which of the timed collectives a launched one is."""
 
 
 def payload(kind: Op, tensors: Sequence[Tensor], group: ProcessGroup) -> int:
-    """The S of nccl-tests, bytes: what a rank holds whole. `tensors` are its part of what is gathered or scattered."""
+    """The S of nccl-tests, bytes: what a rank holds whole. `tensors` are its part of what is
+    gathered or scattered.
+    """
     return sum(tensor.nbytes for tensor in tensors) * (1 if kind is Op.ALL_REDUCE else group.size())
 
 
 def when_done(work: Work, call: Callable[[object], object]) -> bool:
-    """Call `call` at the end of `work`; False if it has no future: gloo's reduce_scatter is finished by who waits for it."""
+    """Call `call` at the end of `work`; False if it has no future: gloo's reduce_scatter is
+    finished by who waits for it.
+    """
     try:
         future = work.get_future()
     except RuntimeError:
@@ -76,10 +84,13 @@ class _Passes:
 
 
 class GlooCollectiveTimer:
-    """Times gloo's collectives. One ends when its future does, on a thread of gloo's, or when the rank has waited for it."""
+    """Times gloo's collectives. One ends when its future does, on a thread of gloo's, or when the
+    rank has waited for it.
+    """
 
     def __init__(self, stats: StepStats, laps: StepTimer) -> None:
-        self._stats, self._laps = stats, laps
+        self._stats = stats
+        self._laps = laps
         self._lock = threading.Lock()
         self._passes: _Passes | None = None
         self._main = threading.main_thread().ident
@@ -87,9 +98,16 @@ class GlooCollectiveTimer:
         collective_hooks.surround(self)
 
     def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
-        """A collective is about to be launched; those of threads beside the training are not counted."""
+        """A collective is about to be launched; those of threads beside the training are not
+        counted.
+        """
         passes, kind = self._passes, KINDS.get(op)
-        if passes is None or kind is None or threading.get_ident() != self._main or group.size() == 1:
+        if (
+            passes is None
+            or kind is None
+            or threading.get_ident() != self._main
+            or group.size() == 1
+        ):
             return None
         flight = _Flight(kind, frozenset(map(storage, tensors)))
         sums = passes.sums[kind]
@@ -154,7 +172,9 @@ class GlooCollectiveTimer:
 
 @dataclass(slots=True)
 class _Enqueued:
-    """One step's collectives on a device: each one's events, the second only where its end can be known."""
+    """One step's collectives on a device: each one's events, the second only where its end can be
+    known.
+    """
 
     spans: list[tuple[Op, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     count: list[int] = field(default_factory=lambda: [0 for _ in Op])
@@ -175,7 +195,13 @@ class CudaCollectiveTimer:
     def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
         """A collective is about to be enqueued on the present stream."""
         step, kind = self._open, KINDS.get(op)
-        if step is None or kind is None or group.size() == 1 or not tensors or not tensors[0].is_cuda:
+        if (
+            step is None
+            or kind is None
+            or group.size() == 1
+            or not tensors
+            or not tensors[0].is_cuda
+        ):
             return None
         step.count[kind] += 1
         step.nbytes[kind] += payload(kind, tensors, group)
@@ -197,11 +223,15 @@ class CudaCollectiveTimer:
         if self._open is not None:
             self._settled.append(self._open)
         self._open = None
-        while len(self._settled) > self._READ_AFTER_STEPS and all(end.query() for _, _, end in self._settled[0].spans):  # type: ignore[no-untyped-call]
+        while len(self._settled) > self._READ_AFTER_STEPS and all(
+            end.query() for _, _, end in self._settled[0].spans
+        ):  # type: ignore[no-untyped-call]
             step = self._settled.pop(0)
             for kind in Op:
                 busy = covered([(begin, end) for its, begin, end in step.spans if its is kind])
-                self._stats.add_collectives(kind, busy=busy, nbytes=step.nbytes[kind], count=step.count[kind])
+                self._stats.add_collectives(
+                    kind, busy=busy, nbytes=step.nbytes[kind], count=step.count[kind]
+                )
 
     def close(self) -> None:
         """Listen no more."""
@@ -211,7 +241,11 @@ class CudaCollectiveTimer:
 def covered(spans: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> float:
     """Seconds in which at least one span was under way, overlaps counted once."""
     origin = spans[0][0] if spans else None
-    times = sorted((origin.elapsed_time(begin), origin.elapsed_time(end)) for begin, end in spans if origin is not None)
+    times = sorted(
+        (origin.elapsed_time(begin), origin.elapsed_time(end))
+        for begin, end in spans
+        if origin is not None
+    )
     busy, reached = 0.0, -float("inf")
     for begun, ended in times:
         busy += max(0.0, ended - max(begun, reached))

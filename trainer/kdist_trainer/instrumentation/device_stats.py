@@ -1,4 +1,6 @@
-"""What a rank takes and what it could do: memory of its process and device, batches that wait, FLOPs of its model."""
+"""What a rank takes and what it could do: memory of its process and device, batches that wait,
+FLOPs of its model.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ LOOK_SECONDS = 1.0
 
 _PAGES = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
-# Dense bf16 and fp16 FLOP/s, by what the device's name holds: the first that fits. From the makers' data sheets.
+# Dense bf16 and fp16 FLOP/s, by what the device's name holds: the first that fits. From the makers'
+# data sheets.
 _PEAKS = (
     ("B200", 2250e12),
     ("H200", 989e12),
@@ -40,12 +43,29 @@ _HALVES = {"bf16", "fp16", "bf16-params"}
 
 
 class DeviceStats:
-    """Puts into a rank's `stats` what it takes. `waiting` says how many batches are ready, None where nobody fetches ahead."""
+    """Puts into a rank's `stats` what it takes. `waiting` says how many batches are ready, None
+    where nobody fetches ahead.
+    """
 
-    def __init__(self, stats: StepStats, device: torch.device, train: Training, *, waiting: Callable[[], int | None]) -> None:
-        self._stats, self._device, self._waiting = stats, device, waiting
-        # A rank's own forward pass is its share of the arithmetic, and can be seen: not inside of compiled code.
-        self._counts = train.compile == "off" and train.strategy in ("ddp", "fsdp", "hsdp", "data_parallel")
+    def __init__(
+        self,
+        stats: StepStats,
+        device: torch.device,
+        train: Training,
+        *,
+        waiting: Callable[[], int | None],
+    ) -> None:
+        self._stats = stats
+        self._device = device
+        self._waiting = waiting
+        # A rank's own forward pass is its share of the arithmetic, and can be seen: not inside of
+        # compiled code.
+        self._counts = train.compile == "off" and train.strategy in (
+            "ddp",
+            "fsdp",
+            "hsdp",
+            "data_parallel",
+        )
         self._next = 0.0
         self._flops_per_sample = 0.0
         if device.type == "cuda":
@@ -53,17 +73,22 @@ class DeviceStats:
 
     @contextmanager
     def counting(self, samples: int) -> Iterator[None]:
-        """Count the FLOPs of a forward pass over so many samples, made in this block, where they can be counted."""
+        """Count the FLOPs of a forward pass over so many samples, made in this block, where they
+        can be counted.
+        """
         if not self._counts:
             yield
             return
         with FlopCounterMode(display=False) as counter:
             yield
-        # The backward pass does the arithmetic of the forward pass once for the inputs and once for the weights.
+        # The backward pass does the arithmetic of the forward pass once for the inputs and once for
+        # the weights.
         self._flops_per_sample = 3 * counter.get_total_flops() / max(1, samples)
 
     def look(self) -> None:
-        """Note what there is now, unless the last look was a moment ago; some microseconds, and no wait for a device."""
+        """Note what there is now, unless the last look was a moment ago; some microseconds, and no
+        wait for a device.
+        """
         self._stats.model_flops = self._stats.samples * self._flops_per_sample
         now = time.monotonic()
         if now < self._next:
@@ -81,12 +106,17 @@ class DeviceStats:
 
 
 def was_counting(error: Exception) -> bool:
-    """Whether torch's counter stumbled over an operation that it has no right formula for, the same on every rank.
+    """Whether torch's counter stumbled over an operation that it has no right formula for, the same
+    on every rank.
 
-    What the operations themselves raise are `RuntimeError`s, and passed on: a pass must not be tried again on one rank alone.
+    What the operations themselves raise are `RuntimeError`s, and passed on: a pass must not be
+    tried again on one rank alone.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return not isinstance(error, RuntimeError) and frames[-1].f_code.co_filename == flop_counter.__file__
+    return (
+        not isinstance(error, RuntimeError)
+        and frames[-1].f_code.co_filename == flop_counter.__file__
+    )
 
 
 def resident_bytes() -> int | None:
@@ -98,7 +128,9 @@ def resident_bytes() -> int | None:
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Peak FLOP/s of a device by its name, in a precision of job.yaml; None where it is not known."""
+    """Peak FLOP/s of a device by its name, in a precision of job.yaml; None where it is not
+    known.
+    """
     peak = next((peak for name, peak in _PEAKS if name in device), None)
     if peak is None or precision in _HALVES:
         return peak

@@ -36,7 +36,8 @@ def watch(scratch: Path, local_rank: int) -> None:
 
 
 def read(scratch: Path, local_rank: int) -> tuple[tuple[str, ...], str | None]:
-    """The lines of the thread that crashed, innermost last, and the last of them that is the user's.
+    """The lines of the thread that crashed, innermost last, and the last of them that is the
+    user's.
 
     No lines where none were left, or where it is not known which thread it was.
     """

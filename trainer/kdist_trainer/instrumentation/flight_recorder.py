@@ -1,7 +1,7 @@
 """Notes every collective of this rank in its heartbeat before it begins, whoever calls it.
 
-An entry is written into the memory shared with the agent, so the agent knows what each rank was in, even of one that aborted
-in C++.
+An entry is written into the memory shared with the agent, so the agent knows what each rank was in,
+even of one that aborted in C++.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ class FlightRecorder:
         self._heartbeat = heartbeat
         self._groups: dict[str, str] = {}
         self._entries: dict[object, _Entry] = {}
-        self._world: ProcessGroup | None = None  # kept also for a script, for the reason that `world.leave` gives
+        # kept also for a script, for the reason that `world.leave` gives
+        self._world: ProcessGroup | None = None
         self._main = threading.main_thread().ident
 
     def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
-        """A collective begins. It is on the way of every step: what to write is worked out once for each shape."""
+        """A collective begins. It is on the way of every step: what to write is worked out once for
+        each shape.
+        """
         name = group.group_name
         key = (op, name, tensors[0].dtype, tensors[0].shape) if len(tensors) == 1 else None
         entry = self._entries.get(key) if key is not None else None
@@ -46,11 +49,15 @@ class FlightRecorder:
             if key is not None and len(self._entries) < _MOST_ENTRIES:
                 self._entries[key] = entry
         op, numel, dtype, shape, label = entry
-        self._heartbeat.enter(op, numel, dtype, shape=shape, group=label, current=self._is_current())
+        self._heartbeat.enter(
+            op, numel, dtype, shape=shape, group=label, current=self._is_current()
+        )
         return None
 
     def wait(self, wait: Callable[[], Any], awaited: object) -> Any:  # noqa: ARG002 - it is the last one entered
-        """What `wait` returns, with a note that the rank is inside for so long. One that raises was inside to its end."""
+        """What `wait` returns, with a note that the rank is inside for so long. One that raises was
+        inside to its end.
+        """
         if not self._is_current():
             return wait()
         self._heartbeat.wait()
@@ -59,18 +66,23 @@ class FlightRecorder:
         return result
 
     def _is_current(self) -> bool:
-        """Whether this is what the rank waits for: not a thread of ours beside the training. Autograd's threads are C++'s."""
+        """Whether this is what the rank waits for: not a thread of ours beside the training.
+        Autograd's threads are C++'s.
+        """
         if threading.get_ident() == self._main:
             return True
         return isinstance(threading.current_thread(), threading._DummyThread)
 
-    def _describe(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup, name: str) -> _Entry:
+    def _describe(
+        self, op: str, tensors: Sequence[Tensor], group: ProcessGroup, name: str
+    ) -> _Entry:
         label = self._groups.get(name)
         if label is None:
             label = self._groups[name] = _describe(group, name)
             if not label:
                 self._world = group
-        if op in ("send", "recv"):  # between two of the group's ranks: not counted with what all of them enter
+        # between two of the group's ranks: not counted with what all of them enter
+        if op in ("send", "recv"):
             label = f"{label}p2p"
         dtype = str(tensors[0].dtype) if tensors else ""
         shape = ",".join(map(str, tensors[0].shape)) if len(tensors) == 1 else ""
@@ -78,7 +90,9 @@ class FlightRecorder:
 
 
 def _describe(group: ProcessGroup, name: str) -> str:
-    """Nothing for all ranks; else a name that is the same on the members and another one on everybody else."""
+    """Nothing for all ranks; else a name that is the same on the members and another one on
+    everybody else.
+    """
     if group is dist.group.WORLD:
         return ""
     try:
@@ -107,7 +121,9 @@ def note_collectives(heartbeat: Heartbeat | None) -> None:
 
 
 def install(heartbeat: Heartbeat, kind: type[FlightRecorder] = FlightRecorder) -> None:
-    """From now on, for the life of this process, note all collectives in `heartbeat`; a later call names another one."""
+    """From now on, for the life of this process, note all collectives in `heartbeat`; a later call
+    names another one.
+    """
     remove()
     _noted.append(kind(heartbeat))
     collective_hooks.listen(_noted[0])

@@ -1,10 +1,13 @@
-"""What the ranks of an unchanged script exchange: every collective of the process counted and timed, with no steps to count by.
+"""What the ranks of an unchanged script exchange: every collective of the process counted and
+timed, with no steps to count by.
 
-The agent also sees which one a rank waits in: that is all it can know of a script that reports nothing.
+The agent also sees which one a rank waits in: that is all it can know of a script that reports
+nothing.
 
-Two clocks, as in the managed loop. What gloo does ends with a future, on a thread of gloo's, or when the rank has waited for it.
-What is enqueued on a CUDA device lies between two events, which are read at a later collective: nothing here synchronises.
-Collectives inside of a CUDA graph are not seen when the graph is replayed, so they are not counted.
+Two clocks, as in the managed loop. What gloo does ends with a future, on a thread of gloo's, or
+when the rank has waited for it. What is enqueued on a CUDA device lies between two events, which
+are read at a later collective: nothing here synchronises. Collectives inside of a CUDA graph are
+not seen when the graph is replayed, so they are not counted.
 """
 
 from __future__ import annotations
@@ -34,23 +37,32 @@ from kdist_trainer.metrics.step_stats import Op, StepStats
 
 SEND_SECONDS = 1.0
 _MOST_UNFINISHED = 64
-_READ_AT = 8  # enqueued collectives after which the first are asked whether the device has passed them
+# enqueued collectives after which the first are asked whether the device has passed them
+_READ_AT = 8
 
 _installed: list[ScriptCollectiveTimer] = []
 
 
 def install() -> None:
-    """Time the collectives of this process from now on, for its life, and send the sums to the agent."""
+    """Time the collectives of this process from now on, for its life, and send the sums to the
+    agent.
+    """
     stats = reporter.share()
     _installed.append(ScriptCollectiveTimer(stats))
     if "KDIST_SCRATCH" in os.environ:
-        path = Path(os.environ["KDIST_SCRATCH"], f"rank-{os.environ.get('LOCAL_RANK', '0')}.heartbeat")
-        flight_recorder.install(Heartbeat.attach(path), ScriptRecorder)  # without a beat, by which a watchdog would go
-        os.register_at_fork(after_in_child=flight_recorder.remove)  # what a child exchanges is not this rank's
+        path = Path(
+            os.environ["KDIST_SCRATCH"], f"rank-{os.environ.get('LOCAL_RANK', '0')}.heartbeat"
+        )
+        # without a beat, by which a watchdog would go
+        flight_recorder.install(Heartbeat.attach(path), ScriptRecorder)
+        # what a child exchanges is not this rank's
+        os.register_at_fork(after_in_child=flight_recorder.remove)
 
 
 class ScriptRecorder(FlightRecorder):
-    """Notes collectives only until they have ended: a script may compute for long before it waits for one, or never does so."""
+    """Notes collectives only until they have ended: a script may compute for long before it waits
+    for one, or never does so.
+    """
 
     def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
         """A collective begins; on threads beside the training it is not what the rank waits for."""
@@ -60,8 +72,11 @@ class ScriptRecorder(FlightRecorder):
         number = self._heartbeat.entered
 
         def follow(work: Work) -> None:
-            if (tensors and tensors[0].is_cuda) or not when_done(work, lambda _: self._heartbeat.leave(number)):
-                self._heartbeat.leave(number)  # whose end nobody tells: it counts while somebody waits for it
+            if (tensors and tensors[0].is_cuda) or not when_done(
+                work, lambda _: self._heartbeat.leave(number)
+            ):
+                # whose end nobody tells: it counts while somebody waits for it
+                self._heartbeat.leave(number)
 
         return follow
 
@@ -79,7 +94,9 @@ class _Flight:
 
 
 class ScriptCollectiveTimer:
-    """Adds the collectives of the threads that train to `stats`. An error in here ends the measuring and nothing else."""
+    """Adds the collectives of the threads that train to `stats`. An error in here ends the
+    measuring and nothing else.
+    """
 
     def __init__(self, stats: StepStats) -> None:
         self._stats = stats
@@ -94,7 +111,9 @@ class ScriptCollectiveTimer:
         collective_hooks.surround(self)
 
     def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
-        """A collective is about to be launched; those of threads beside the training are not counted."""
+        """A collective is about to be launched; those of threads beside the training are not
+        counted.
+        """
         kind = KINDS.get(op)
         if kind is None or not self._is_training():
             return None
@@ -121,13 +140,17 @@ class ScriptCollectiveTimer:
 
     def _is_training(self) -> bool:
         """Whether this is the main thread or one of autograd's, which are C++'s."""
-        return threading.get_ident() == self._main or isinstance(threading.current_thread(), threading._DummyThread)
+        return threading.get_ident() == self._main or isinstance(
+            threading.current_thread(), threading._DummyThread
+        )
 
     def _begin(self, kind: Op, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
         if group.size() == 1 or not tensors:
             return None
         if self._sender is None:
-            self._sender = threading.Thread(target=_send_on, args=(self._stats,), daemon=True, name="kdist metrics")
+            self._sender = threading.Thread(
+                target=_send_on, args=(self._stats,), daemon=True, name="kdist metrics"
+            )
             self._sender.start()
         nbytes = payload(kind, tensors, group)
         if tensors[0].is_cuda:
@@ -145,7 +168,8 @@ class ScriptCollectiveTimer:
                 return
             flight.work = work
             self._unfinished.append(flight)
-            if len(self._unfinished) > _MOST_UNFINISHED:  # nobody has waited for it in a way that is seen here
+            # nobody has waited for it in a way that is seen here
+            if len(self._unfinished) > _MOST_UNFINISHED:
                 self._end(self._unfinished.popleft())
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(error)
@@ -170,12 +194,17 @@ class ScriptCollectiveTimer:
 
     def _give_up(self, error: Exception) -> None:
         self.close()
-        log.warn("timing-ended", message=f"collectives are timed no more: {type(error).__name__}: {error}")
+        log.warn(
+            "timing-ended",
+            message=f"collectives are timed no more: {type(error).__name__}: {error}",
+        )
 
 
 @dataclass(slots=True)
 class _Enqueued:
-    """A collective on a device, between two events; the second is there once its end is enqueued."""
+    """A collective on a device, between two events; the second is there once its end is
+    enqueued.
+    """
 
     kind: Op
     nbytes: int
@@ -185,7 +214,9 @@ class _Enqueued:
 
 
 class _Device:
-    """The collectives of one CUDA device; those of a second one in the same process are not counted."""
+    """The collectives of one CUDA device; those of a second one in the same process are not
+    counted.
+    """
 
     def __init__(self, stats: StepStats) -> None:
         self._stats = stats
@@ -220,9 +251,12 @@ class _Device:
             one = self._open.popleft()
             seconds = one.begin.elapsed_time(one.end) / 1e3
             before = self._reached[one.kind]
-            # Time since an earlier one of its kind had ended: less than its own where the two overlapped.
+            # Time since an earlier one of its kind had ended: less than its own where the two
+            # overlapped.
             fresh = seconds if before is None else before.elapsed_time(one.end) / 1e3
-            self._stats.add_collectives(one.kind, busy=max(0.0, min(seconds, fresh)), nbytes=one.nbytes, count=1)
+            self._stats.add_collectives(
+                one.kind, busy=max(0.0, min(seconds, fresh)), nbytes=one.nbytes, count=1
+            )
             if one.kind is Op.ALL_REDUCE:
                 self._stats.observe_all_reduce(seconds)
             if before is None or fresh > 0:
@@ -236,7 +270,9 @@ class _Device:
 
 
 def _send_on(stats: StepStats) -> NoReturn:
-    """Send the sums about once a second for as long as this process lives; its end sends the last ones."""
+    """Send the sums about once a second for as long as this process lives; its end sends the last
+    ones.
+    """
     sender, pause = Reporter(stats, min_interval_seconds=0.0), threading.Event()
     while True:
         sender.send()

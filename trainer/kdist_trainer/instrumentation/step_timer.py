@@ -1,8 +1,9 @@
 """Where a step's time goes: its phases by the clock, and its all-reduces from launch to end.
 
-DDP averages as it does by itself, so the weights stay the same to the bit: a timer listens to what passes torch's dispatcher
-and reads the clock twice per bucket. Latencies of buckets overlap: their sum lies, so what is kept is the time with at least
-one all-reduce in flight (busy) and the tail from the last one's launch to its end, which no computation hides (exposed).
+DDP averages as it does by itself, so the weights stay the same to the bit: a timer listens to what
+passes torch's dispatcher and reads the clock twice per bucket. Latencies of buckets overlap: their
+sum lies, so what is kept is the time with at least one all-reduce in flight (busy) and the tail
+from the last one's launch to its end, which no computation hides (exposed).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 
 
 class StepTimer:
-    """A stopwatch that hands every moment to one phase of the step, so that the phases sum to the time it ran."""
+    """A stopwatch that hands every moment to one phase of the step, so that the phases sum to the
+    time it ran.
+    """
 
     def __init__(self, stats: StepStats) -> None:
         self._phase = stats.phase
@@ -47,7 +50,9 @@ class StepTimer:
         return seconds
 
     def skip(self) -> float:
-        """The time since the last lap belongs to no step (a save, an evaluation); it is returned, in seconds."""
+        """The time since the last lap belongs to no step (a save, an evaluation); it is returned,
+        in seconds.
+        """
         now = perf_counter()
         seconds = now - self._last
         self._last, self._begun = now, self._begun + seconds
@@ -72,7 +77,9 @@ class Timer(Protocol):
 
 @dataclass(slots=True)
 class _Passes:
-    """The all-reduces of one step: [launched, ended] in seconds, 0 where it has not said so, and how many are under way."""
+    """The all-reduces of one step: [launched, ended] in seconds, 0 where it has not said so, and
+    how many are under way.
+    """
 
     spans: list[list[float]] = field(default_factory=list)
     running: int = 0
@@ -83,11 +90,13 @@ class GlooAllReduceTimer:
     """Times all-reduces that end when their futures do: gloo's. Callbacks run on its threads."""
 
     def __init__(self, stats: StepStats, heartbeat: Heartbeat | None = None) -> None:
-        self._stats, self._heartbeat = stats, heartbeat
+        self._stats = stats
+        self._heartbeat = heartbeat
         self._lock = threading.Lock()
         self._passes: _Passes | None = None
-        # Who listens last is told first: a span is open before the heartbeat enters, so that the end of another all-reduce,
-        # on its own thread, does not take the rank for one that has left.
+        # Who listens last is told first: a span is open before the heartbeat enters, so that the
+        # end of another all-reduce, on its own thread, does not take the rank for one that has
+        # left.
         collective_hooks.listen(self)
 
     def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:  # noqa: ARG002
@@ -116,7 +125,9 @@ class GlooAllReduceTimer:
         self._passes = _Passes()
 
     def settle(self) -> None:
-        """Every all-reduce has ended, or backward would not have returned; the callback of the last may still be on its way."""
+        """Every all-reduce has ended, or backward would not have returned; the callback of the last
+        may still be on its way.
+        """
         now = perf_counter()
         with self._lock:
             passes, self._passes = self._passes, None
@@ -124,7 +135,9 @@ class GlooAllReduceTimer:
                 return
             if self._heartbeat is not None:
                 self._heartbeat.leave()
-        add_spans(self._stats, [(begun, ended or now) for begun, ended in passes.spans], passes.nbytes)
+        add_spans(
+            self._stats, [(begun, ended or now) for begun, ended in passes.spans], passes.nbytes
+        )
 
     def close(self) -> None:
         """Listen no more."""
@@ -132,12 +145,15 @@ class GlooAllReduceTimer:
 
 
 class CudaAllReduceTimer:
-    """Times all-reduces on a CUDA device by events that are read steps later: NCCL's futures end when they are enqueued."""
+    """Times all-reduces on a CUDA device by events that are read steps later: NCCL's futures end
+    when they are enqueued.
+    """
 
     _READ_AFTER_STEPS = 2
 
     def __init__(self, stats: StepStats, heartbeat: Heartbeat | None = None) -> None:
-        self._stats, self._heartbeat = stats, heartbeat
+        self._stats = stats
+        self._heartbeat = heartbeat
         self._pool: list[torch.cuda.Event] = []
         self._open: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None
         self._settled: list[tuple[list[tuple[torch.cuda.Event, torch.cuda.Event]], int]] = []
@@ -145,7 +161,9 @@ class CudaAllReduceTimer:
         collective_hooks.listen(self)
 
     def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:  # noqa: ARG002
-        """An all-reduce is about to be launched between two events: a callback runs on a stream that waits for its end."""
+        """An all-reduce is about to be launched between two events: a callback runs on a stream
+        that waits for its end.
+        """
         if self._open is None or op != "all_reduce":
             return None
         begin, end = self._event(), self._event()
@@ -159,14 +177,19 @@ class CudaAllReduceTimer:
         self._open, self._bytes = [], 0
 
     def settle(self) -> None:
-        """Put the step's events aside, and count those of an earlier step if the device has passed them."""
+        """Put the step's events aside, and count those of an earlier step if the device has passed
+        them.
+        """
         if self._open:
             self._settled.append((self._open, self._bytes))
         self._open = None
         while len(self._settled) > self._READ_AFTER_STEPS and self._settled[0][0][-1][1].query():  # type: ignore[no-untyped-call]
             events, nbytes = self._settled.pop(0)
             origin = events[0][0]
-            spans = [(origin.elapsed_time(begin) / 1e3, origin.elapsed_time(end) / 1e3) for begin, end in events]
+            spans = [
+                (origin.elapsed_time(begin) / 1e3, origin.elapsed_time(end) / 1e3)
+                for begin, end in events
+            ]
             add_spans(self._stats, spans, nbytes)
             self._pool.extend(event for pair in events for event in pair)
             if self._heartbeat is not None:
@@ -194,7 +217,9 @@ class NullTimer:
 
 
 def add_spans(stats: StepStats, spans: Sequence[tuple[float, float]], nbytes: int) -> None:
-    """Count one step's all-reduces, given when each was launched and when it ended, in seconds of one clock."""
+    """Count one step's all-reduces, given when each was launched and when it ended, in seconds of
+    one clock.
+    """
     if not spans:
         return
     busy, reached = 0.0, 0.0
@@ -203,31 +228,47 @@ def add_spans(stats: StepStats, spans: Sequence[tuple[float, float]], nbytes: in
         busy += max(0.0, ended - max(begun, reached))
         reached = max(reached, ended)
     exposed = reached - ordered[-1][0]
-    stats.phase[StepPhase.BACKWARD] -= exposed  # it was waiting, inside of what the laps saw as backward
-    stats.add_all_reduces(busy=busy, exposed=exposed, nbytes=nbytes, durations=[ended - begun for begun, ended in spans])
+    # it was waiting, inside of what the laps saw as backward
+    stats.phase[StepPhase.BACKWARD] -= exposed
+    stats.add_all_reduces(
+        busy=busy,
+        exposed=exposed,
+        nbytes=nbytes,
+        durations=[ended - begun for begun, ended in spans],
+    )
 
 
 class BandwidthProbe:
-    """Measures now and then what the network between the ranks can do, all of them together and nothing else going on.
+    """Measures now and then what the network between the ranks can do, all of them together and
+    nothing else going on.
 
-    A training's own all-reduces wait for the slowest rank, so they tell a bound; here every rank waits before the clock starts.
+    A training's own all-reduces wait for the slowest rank, so they tell a bound; here every rank
+    waits before the clock starts.
     """
 
     EVERY_SECONDS = 600.0
     _ROUNDS = 3
 
-    def __init__(self, stats: StepStats, group: ProcessGroup, device: torch.device, *, enabled: bool = True) -> None:
-        self._stats, self._group, self._device = stats, group, device
+    def __init__(
+        self, stats: StepStats, group: ProcessGroup, device: torch.device, *, enabled: bool = True
+    ) -> None:
+        self._stats = stats
+        self._group = group
+        self._device = device
         self._enabled = enabled and group.size() > 1
         self._seconds = 0.0
 
     def is_due(self, seconds: float) -> bool:
-        """Whether it is time again, after so many more seconds of steps: the same answer on ranks that are told the same."""
+        """Whether it is time again, after so many more seconds of steps: the same answer on ranks
+        that are told the same.
+        """
         self._seconds += seconds
         return self._enabled and self._seconds >= self.EVERY_SECONDS
 
     def measure(self) -> None:
-        """Put the bus bandwidth into the rank's sums: nccl-tests' S/t * 2(n-1)/n, bytes per second. Collective."""
+        """Put the bus bandwidth into the rank's sums: nccl-tests' S/t * 2(n-1)/n, bytes per second.
+        Collective.
+        """
         self._seconds = 0.0
         if not self._enabled:
             return

@@ -1,11 +1,14 @@
-"""The agent's own numbers: counted and set as the agent tells them, kept by metric and label values.
+"""The agent's own numbers: counted and set as the agent tells them, kept by metric and label
+values.
 
-What the ranks of this node have reported, summed over generations so that no counter ever goes back. No I/O, no clock.
+What the ranks of this node have reported, summed over generations so that no counter ever goes
+back. No I/O, no clock.
 
-A rank's number belongs to the group of the day: after a rendezvous this node may hold other ranks. The label `rank` shows
-only the current ones. What a vanished rank had counted moves, in order, to the ranks that newly appeared here (to the
-lowest one where none did), so every series and the sum over the ranks stay monotone. A carried sum says what this node's
-worker slots did; who needs one rank's own history takes rates.
+A rank's number belongs to the group of the day: after a rendezvous this node may hold other ranks.
+The label `rank` shows only the current ones. What a vanished rank had counted moves, in order, to
+the ranks that newly appeared here (to the lowest one where none did), so every series and the sum
+over the ranks stay monotone. A carried sum says what this node's worker slots did; who needs one
+rank's own history takes rates.
 """
 
 from __future__ import annotations
@@ -36,11 +39,15 @@ Labels = tuple[str, ...]
 
 
 class AgentMetrics:
-    """Values of `AGENT_METRICS` by the metric's name and label values. Not thread-safe: the caller holds a lock."""
+    """Values of `AGENT_METRICS` by the metric's name and label values. Not thread-safe: the caller
+    holds a lock.
+    """
 
     def __init__(self) -> None:
         self._values: dict[str, dict[Labels, float]] = {metric.name: {} for metric in AGENT_METRICS}
-        self._observed: dict[str, dict[Labels, list[float]]] = {metric.name: {} for metric in AGENT_METRICS}
+        self._observed: dict[str, dict[Labels, list[float]]] = {
+            metric.name: {} for metric in AGENT_METRICS
+        }
         for metric in AGENT_METRICS:
             if metric.kind is Kind.COUNTER:
                 self._values[metric.name] = dict.fromkeys(metric.series, 0.0)
@@ -66,7 +73,9 @@ class AgentMetrics:
         """Count the end of a worker, and the failure of the collective that it was in."""
         self.count(WORKER_EXITS, (cause, signal))
         if collective:
-            self.count(COLLECTIVE_FAILURES, (collective if collective in COLLECTIVES else "other", cause))
+            self.count(
+                COLLECTIVE_FAILURES, (collective if collective in COLLECTIVES else "other", cause)
+            )
 
     def set(self, metric: Metric, value: float, labels: Labels = ()) -> None:
         """Let a gauge show a value."""
@@ -78,7 +87,9 @@ class AgentMetrics:
         self.set(RESTARTS_REMAINING, restarts)
 
     def refill(self) -> None:
-        """Let all of the budget be left again: a rank of this generation has committed a checkpoint."""
+        """Let all of the budget be left again: a rank of this generation has committed a
+        checkpoint.
+        """
         if self._budget is not None:
             self.set(RESTARTS_REMAINING, self._budget)
 
@@ -89,12 +100,19 @@ class AgentMetrics:
         counts[-1] += seconds
 
     def set_info(self, info: Mapping[str, str]) -> None:
-        """Let the info metrics show these labels, empty where nobody knows them, and a gauge the largest world size."""
+        """Let the info metrics show these labels, empty where nobody knows them, and a gauge the
+        largest world size.
+        """
         try:
             torch_version = importlib.metadata.version("torch")
         except importlib.metadata.PackageNotFoundError:
             torch_version = ""
-        found = {"version": __version__, "torch_version": torch_version, "python_version": platform.python_version(), **info}
+        found = {
+            "version": __version__,
+            "torch_version": torch_version,
+            "python_version": platform.python_version(),
+            **info,
+        }
         for metric in (BUILD_INFO, JOB_INFO):
             self.set(metric, 1, tuple(str(found.get(label, "")) for label in metric.labels))
         if str(found.get("world_size_max", "")).isdecimal():
@@ -110,8 +128,14 @@ class AgentMetrics:
 
     def snapshot(self) -> dict[str, dict[Labels, list[float]]]:
         """All series by the metric's name, detached: one number each, or a histogram's slots."""
-        single = {name: {labels: [value] for labels, value in series.items()} for name, series in self._values.items()}
-        several = {name: {labels: list(slots) for labels, slots in series.items()} for name, series in self._observed.items()}
+        single = {
+            name: {labels: [value] for labels, value in series.items()}
+            for name, series in self._values.items()
+        }
+        several = {
+            name: {labels: list(slots) for labels, slots in series.items()}
+            for name, series in self._observed.items()
+        }
         return {name: single[name] or several[name] for name in single}
 
 
@@ -123,8 +147,15 @@ _WALL = SLOTS["kdist_wall_seconds_total"]
 _STEPS = SLOTS["kdist_steps_total"].start
 _STEP_SECONDS = SLOTS["kdist_step_duration_seconds"].stop - 1
 _DATA_WAIT = SLOTS["kdist_step_phase_seconds_total"].start + StepPhase.DATA_WAIT
-_WAITING, _PRODUCTIVE = WALL_CATEGORIES.index(Wall.DATA_WAIT), WALL_CATEGORIES.index(Wall.PRODUCTIVE_STEP)
-_LEADER_GAUGES = {GAUGES[metric.name] for metric in RECORDED if metric.kind is Kind.GAUGE and metric.scope is Scope.LEADER}
+_WAITING, _PRODUCTIVE = (
+    WALL_CATEGORIES.index(Wall.DATA_WAIT),
+    WALL_CATEGORIES.index(Wall.PRODUCTIVE_STEP),
+)
+_LEADER_GAUGES = {
+    GAUGES[metric.name]
+    for metric in RECORDED
+    if metric.kind is Kind.GAUGE and metric.scope is Scope.LEADER
+}
 
 
 def add(left: Sequence[float], right: Sequence[float]) -> list[float]:
@@ -134,7 +165,9 @@ def add(left: Sequence[float], right: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class MetricsSnapshot:
-    """The reported numbers at one moment; vectors are laid out as `Record.counters` and `Record.gauges`."""
+    """The reported numbers at one moment; vectors are laid out as `Record.counters` and
+    `Record.gauges`.
+    """
 
     generation: int
     world_size: int
@@ -171,8 +204,12 @@ class RankMetrics:
         self._heard: dict[int, float] = {}
 
     def resume(self, ranks: Sequence[Sequence[float]], leader: Sequence[float]) -> None:
-        """Go on from the counters of an earlier agent's local ranks, which the first group's take over in their order."""
-        self._carried = {number - len(ranks): list(counters) for number, counters in enumerate(ranks)}
+        """Go on from the counters of an earlier agent's local ranks, which the first group's take
+        over in their order.
+        """
+        self._carried = {
+            number - len(ranks): list(counters) for number, counters in enumerate(ranks)
+        }
         self._leader = leader
 
     @property
@@ -187,11 +224,17 @@ class RankMetrics:
 
     def witness_wall(self) -> list[float]:
         """Seconds by wall category that the first local ranks of all generations accounted for."""
-        return add(self._witness_wall, _wall(self.witness)) if self.witness else list(self._witness_wall)
+        return (
+            add(self._witness_wall, _wall(self.witness))
+            if self.witness
+            else list(self._witness_wall)
+        )
 
     def total(self, slot: int) -> float:
         """One counter, summed over the local ranks."""
-        carried = sum(self._carried[rank][slot] for rank in self.local_ranks if rank in self._carried)
+        carried = sum(
+            self._carried[rank][slot] for rank in self.local_ranks if rank in self._carried
+        )
         return carried + sum(record.counters[slot] for record in self._current.values())
 
     def accept(self, record: Record, *, now: float) -> str:
@@ -205,7 +248,9 @@ class RankMetrics:
         self.received[MALFORMED] += 1
 
     def form(self, *, generation: int, world_size: int, local_ranks: Iterable[int]) -> None:
-        """A new group: earlier sums become the base, vanished ranks' series end, early records of this group count."""
+        """A new group: earlier sums become the base, vanished ranks' series end, early records of
+        this group count.
+        """
         ranks = tuple(sorted(local_ranks))
         self._last_gauges = list(self.gauges())
         for rank in list(self._current):
@@ -220,7 +265,11 @@ class RankMetrics:
     def snapshot(self) -> MetricsSnapshot:
         """All of it, detached from what comes next."""
         by_rank = {rank: self._sum(rank) for rank in self.local_ranks}
-        leader = add(self._leader, self._current[0].counters) if 0 in self._current else list(self._leader)
+        leader = (
+            add(self._leader, self._current[0].counters)
+            if 0 in self._current
+            else list(self._leader)
+        )
         return MetricsSnapshot(
             generation=self.generation,
             world_size=self.world_size,
@@ -255,7 +304,9 @@ class RankMetrics:
                 self._fold(record.rank)
             elif known is not None:
                 floor = known.counters
-            self._current[record.rank] = replace(record, counters=tuple(map(max, floor, record.counters)))
+            self._current[record.rank] = replace(
+                record, counters=tuple(map(max, floor, record.counters))
+            )
         self._heard[record.rank] = now
         return ACCEPTED
 
@@ -280,7 +331,9 @@ class RankMetrics:
         return add(base, self._current[rank].counters) if rank in self._current else list(base)
 
     def gauges(self) -> tuple[float | None, ...]:
-        """Rank 0's where they are the leader's, else the largest; the last known one until a new group reports."""
+        """Rank 0's where they are the leader's, else the largest; the last known one until a new
+        group reports.
+        """
         found = []
         for index, last in enumerate(self._last_gauges):
             if index in _LEADER_GAUGES:
@@ -294,7 +347,9 @@ class RankMetrics:
 
 
 def _wall(record: Record) -> list[float]:
-    """What a rank spent its time on: what it said, and its steps, whose waiting for data was not productive."""
+    """What a rank spent its time on: what it said, and its steps, whose waiting for data was not
+    productive.
+    """
     seconds = list(record.counters[_WALL])
     waited = record.counters[_DATA_WAIT]
     seconds[_WAITING] += waited

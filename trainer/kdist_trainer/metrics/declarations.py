@@ -46,7 +46,9 @@ class Metric:
     labels: tuple[str, ...] = ()
     """Labels besides `kdist_job`, and besides `rank` where the scope is RANK."""
     series: tuple[tuple[str, ...], ...] = ((),)
-    """Values of `labels`, one tuple per series; empty where an agent's metric finds them as it goes."""
+    """Values of `labels`, one tuple per series; empty where an agent's metric finds them as it
+    goes.
+    """
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets, the infinite one left out."""
     quiet: bool = False
@@ -54,12 +56,16 @@ class Metric:
 
     @property
     def slots(self) -> int:
-        """Numbers that the metric takes in a record: each bucket's own count, the infinite one's, then the sum."""
+        """Numbers that the metric takes in a record: each bucket's own count, the infinite one's,
+        then the sum.
+        """
         return len(self.series) * (len(self.buckets) + 2 if self.kind is Kind.HISTOGRAM else 1)
 
 
 def counter(name: str, help: str, *, scope: Scope, **metric: Any) -> Any:  # noqa: A002
-    """A field of `StepStats` that only grows: a float, or a list of floats where there are several series."""
+    """A field of `StepStats` that only grows: a float, or a list of floats where there are several
+    series.
+    """
     return _field(Metric(name=name, kind=Kind.COUNTER, help=help, scope=scope, **metric))
 
 
@@ -69,15 +75,23 @@ def gauge(name: str, help: str, *, scope: Scope, **metric: Any) -> Any:  # noqa:
     return dataclasses.field(default=None, metadata={"metric": declared})
 
 
-def histogram(name: str, help: str, *, scope: Scope, buckets: tuple[float, ...], **metric: Any) -> Any:  # noqa: A002
-    """A field of `StepStats` that counts observations in buckets: a list of floats, see `Metric.slots`."""
-    return _field(Metric(name=name, kind=Kind.HISTOGRAM, help=help, scope=scope, buckets=buckets, **metric))
+def histogram(
+    name: str, help: str, *, scope: Scope, buckets: tuple[float, ...], **metric: Any
+) -> Any:  # noqa: A002
+    """A field of `StepStats` that counts observations in buckets: a list of floats, see
+    `Metric.slots`.
+    """
+    return _field(
+        Metric(name=name, kind=Kind.HISTOGRAM, help=help, scope=scope, buckets=buckets, **metric)
+    )
 
 
 def _field(metric: Metric) -> Any:
     if metric.slots == 1:
         return dataclasses.field(default=0.0, metadata={"metric": metric})
-    return dataclasses.field(default_factory=lambda: [0.0] * metric.slots, metadata={"metric": metric})
+    return dataclasses.field(
+        default_factory=lambda: [0.0] * metric.slots, metadata={"metric": metric}
+    )
 
 
 STATES = (
@@ -115,7 +129,10 @@ JOB_INFO = _gauge(
     series=(),
 )
 JOB_STATE = _gauge(
-    "kdist_job_state", "1 for the agent's current state, 0 for the others", labels=("state",), series=tuple((s,) for s in STATES)
+    "kdist_job_state",
+    "1 for the agent's current state, 0 for the others",
+    labels=("state",),
+    series=tuple((s,) for s in STATES),
 )
 WORLD_SIZE = _gauge("kdist_world_size", "Ranks in the current generation")
 WORLD_SIZE_MAX = _gauge("kdist_world_size_max", "Most ranks that the job may have")
@@ -127,15 +144,28 @@ HEARTBEAT = _gauge(
     labels=("rank",),
     series=(),
 )
-LOST_STEPS = _counter("kdist_lost_steps_total", "Steps done again after a restart, told by the agent that has rank 0")
+LOST_STEPS = _counter(
+    "kdist_lost_steps_total", "Steps done again after a restart, told by the agent that has rank 0"
+)
 LOST_PROGRESS = _counter(
     "kdist_lost_progress_seconds_total",
-    "Productive time done again after a restart (subtract it for goodput), told by the agent that has rank 0",
+    (
+        "Productive time done again after a restart (subtract it for goodput), told by the "
+        "agent that has rank 0"
+    ),
     unit="seconds",
 )
-RESTARTS = _counter("kdist_worker_group_restarts_total", "Restarts of this agent's worker group", labels=("cause",), series=())
+RESTARTS = _counter(
+    "kdist_worker_group_restarts_total",
+    "Restarts of this agent's worker group",
+    labels=("cause",),
+    series=(),
+)
 WORKER_EXITS = _counter(
-    "kdist_worker_exits_total", "Exits of this agent's workers, normal ones included", labels=("cause", "signal"), series=()
+    "kdist_worker_exits_total",
+    "Exits of this agent's workers, normal ones included",
+    labels=("cause", "signal"),
+    series=(),
 )
 COLLECTIVE_FAILURES = _counter(
     "kdist_collective_failures_total",
@@ -154,16 +184,24 @@ RENDEZVOUS_DURATION = Metric(
     buckets=(2.0, 30.0, 300.0),
 )
 TIME_TO_FIRST_STEP = _gauge(
-    "kdist_time_to_first_step_seconds", "Start of this generation's workers to their first step", unit="seconds"
+    "kdist_time_to_first_step_seconds",
+    "Start of this generation's workers to their first step",
+    unit="seconds",
 )
-TIME_TO_RECOVER = _gauge("kdist_time_to_recover_seconds", "Failure detected to the first new step", unit="seconds")
+TIME_TO_RECOVER = _gauge(
+    "kdist_time_to_recover_seconds", "Failure detected to the first new step", unit="seconds"
+)
 RECORDS = _counter(
     "kdist_exporter_records_total",
     "Records received from workers",
     labels=("outcome",),
     series=(("accepted",), ("stale",), ("malformed",)),
 )
-SCRAPE_DURATION = _gauge("kdist_exporter_scrape_duration_seconds", "Time to render the last scrape", unit="seconds")
+SCRAPE_DURATION = _gauge(
+    "kdist_exporter_scrape_duration_seconds", "Time to render the last scrape", unit="seconds"
+)
 
-AGENT_METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+AGENT_METRICS: tuple[Metric, ...] = tuple(
+    value for value in list(globals().values()) if isinstance(value, Metric)
+)
 """All of them, in the order of declaration."""

@@ -1,10 +1,12 @@
-"""From a snapshot of all numbers to the text that Prometheus reads. Pure: what is shown follows from the declarations.
+"""From a snapshot of all numbers to the text that Prometheus reads. Pure: what is shown follows
+from the declarations.
 
 A small HTTP server for scrapes and probes that no client can hold up.
 
-GET and HEAD only, a handful of fixed paths, no request body, one request per connection. Head and answer are bounded in
-bytes and in time, connections in number: the oldest one that has not sent its request makes room for a newcomer. It runs
-in one thread of its own, on an event loop, so a slow client costs a few kilobytes and nothing else.
+GET and HEAD only, a handful of fixed paths, no request body, one request per connection. Head and
+answer are bounded in bytes and in time, connections in number: the oldest one that has not sent its
+request makes room for a newcomer. It runs in one thread of its own, on an event loop, so a slow
+client costs a few kilobytes and nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from kdist_trainer.metrics.wire import COUNTER_SLOTS, GAUGES, RECORDED, SLOTS
 
 Labels = tuple[str, ...]
 Series = dict[Labels, list[float]]
-"""Label values (those of `Metric.labels`, after `rank` where the scope is RANK) to one number, or a histogram's slots."""
+"""Label values (those of `Metric.labels`, after `rank` where the scope is RANK) to one number, or a
+histogram's slots.
+"""
 
 JOB_LABEL = "kdist_job"
 CATALOGUE: tuple[Metric, ...] = (*AGENT_METRICS, *RECORDED)
@@ -39,7 +43,9 @@ CATALOGUE: tuple[Metric, ...] = (*AGENT_METRICS, *RECORDED)
 
 
 class Exposition(Collector):
-    """A registry's collector that shows whatever `read` returns at each scrape: all series by the metric's name."""
+    """A registry's collector that shows whatever `read` returns at each scrape: all series by the
+    metric's name.
+    """
 
     def __init__(self, job: str, read: Callable[[], Mapping[str, Series]]) -> None:
         self._job = job
@@ -73,11 +79,18 @@ def reported_series(snapshot: MetricsSnapshot, wall: Mapping[str, float]) -> dic
     for metric in RECORDED:
         if metric.scope is Scope.WITNESS:
             found[metric.name] = {
-                (category,): [seconds] for category, seconds in wall.items() if seconds or category != Wall.UNOBSERVED
+                (category,): [seconds]
+                for category, seconds in wall.items()
+                if seconds or category != Wall.UNOBSERVED
             }
         elif metric.kind is Kind.GAUGE and metric.scope is Scope.RANK:
-            known = {rank: record.gauges[GAUGES[metric.name]] for rank, record in sorted(snapshot.current.items())}
-            found[metric.name] = {(str(rank),): [value] for rank, value in known.items() if value is not None}
+            known = {
+                rank: record.gauges[GAUGES[metric.name]]
+                for rank, record in sorted(snapshot.current.items())
+            }
+            found[metric.name] = {
+                (str(rank),): [value] for rank, value in known.items() if value is not None
+            }
         elif metric.kind is Kind.GAUGE:
             value = snapshot.gauges[GAUGES[metric.name]]
             found[metric.name] = {} if value is None else {(): [value]}
@@ -88,25 +101,41 @@ def reported_series(snapshot: MetricsSnapshot, wall: Mapping[str, float]) -> dic
                 for labels, slots in _split(metric, counters).items()
             }
         else:
-            leads = metric.scope is not Scope.LEADER or 0 in snapshot.local_ranks or any(snapshot.leader[SLOTS[metric.name]])
-            found[metric.name] = _split(metric, node if metric.scope is Scope.NODE else snapshot.leader) if leads else {}
+            leads = (
+                metric.scope is not Scope.LEADER
+                or 0 in snapshot.local_ranks
+                or any(snapshot.leader[SLOTS[metric.name]])
+            )
+            found[metric.name] = (
+                _split(metric, node if metric.scope is Scope.NODE else snapshot.leader)
+                if leads
+                else {}
+            )
     return found
 
 
 def own_series(snapshot: MetricsSnapshot, state: str, scrape_seconds: float) -> dict[str, Series]:
-    """What an agent shows of itself besides what it was told: its state, who reports to it, how long a scrape takes."""
+    """What an agent shows of itself besides what it was told: its state, who reports to it, how
+    long a scrape takes.
+    """
     return {
         declarations.SCRAPE_DURATION.name: {(): [scrape_seconds]},
         declarations.JOB_STATE.name: {(word,): [float(word == state)] for word in STATES},
-        declarations.HEARTBEAT.name: {(str(rank),): [heard] for rank, heard in snapshot.heard.items()},
+        declarations.HEARTBEAT.name: {
+            (str(rank),): [heard] for rank, heard in snapshot.heard.items()
+        },
         declarations.RECORDS.name: {
-            (word,): [float(count)] for word, count in snapshot.received.items() if count or word == ACCEPTED
+            (word,): [float(count)]
+            for word, count in snapshot.received.items()
+            if count or word == ACCEPTED
         },
     }
 
 
 _COUNTED = frozenset(
-    metric.name for metric in (*RECORDED, declarations.LOST_STEPS, declarations.LOST_PROGRESS) if metric.kind is not Kind.GAUGE
+    metric.name
+    for metric in (*RECORDED, declarations.LOST_STEPS, declarations.LOST_PROGRESS)
+    if metric.kind is not Kind.GAUGE
 )
 
 
@@ -119,15 +148,22 @@ def known_series(series: Mapping[str, Series]) -> dict[str, Series]:
     return {
         name: found
         for name, found in series.items()
-        if name not in _COUNTED or any(map(any, found.values())) or (name == "kdist_nonfinite_total" and has_loss)
+        if name not in _COUNTED
+        or any(map(any, found.values()))
+        or (name == "kdist_nonfinite_total" and has_loss)
     }
 
 
 def _split(metric: Metric, counters: list[float]) -> Series:
     start = SLOTS[metric.name].start
     size = metric.slots // len(metric.series)
-    parts = {labels: counters[start + i * size : start + (i + 1) * size] for i, labels in enumerate(metric.series)}
-    return {labels: slots for labels, slots in parts.items() if any(slots)} if metric.quiet else parts
+    parts = {
+        labels: counters[start + i * size : start + (i + 1) * size]
+        for i, labels in enumerate(metric.series)
+    }
+    return (
+        {labels: slots for labels, slots in parts.items() if any(slots)} if metric.quiet else parts
+    )
 
 
 def _family(metric: Metric, series: Series, job: str) -> Family:
@@ -142,7 +178,9 @@ def _family(metric: Metric, series: Series, job: str) -> Family:
             histogram.add_metric((job, *labels), counts, slots[-1])
         return histogram
     kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
-    family: CounterMetricFamily | GaugeMetricFamily = kind(metric.name, metric.help, labels=names, unit=metric.unit)
+    family: CounterMetricFamily | GaugeMetricFamily = kind(
+        metric.name, metric.help, labels=names, unit=metric.unit
+    )
     for labels, slots in series.items():
         family.add_metric((job, *labels), slots[0])
     return family
@@ -171,7 +209,9 @@ Route = Callable[[str], HttpResponse]
 
 
 class MetricsServer:
-    """Serves `routes` (path to Route) on `host`:`port` (0: a free one). Raises `OSError` if it cannot listen there."""
+    """Serves `routes` (path to Route) on `host`:`port` (0: a free one). Raises `OSError` if it
+    cannot listen there.
+    """
 
     def __init__(self, routes: Mapping[str, Route], *, host: str, port: int) -> None:
         self._routes = routes
@@ -197,7 +237,9 @@ class MetricsServer:
             self._loop.close()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connected, sock=self._listener, limit=MAX_HEAD, backlog=_BACKLOG)
+        server = await asyncio.start_server(
+            self._connected, sock=self._listener, limit=MAX_HEAD, backlog=_BACKLOG
+        )
         await self._stop.wait()
         server.close()
         for connection in self._connections:
@@ -221,7 +263,9 @@ class MetricsServer:
             self._connections.discard(task)
             writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
 
-    async def _exchange(self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _exchange(
+        self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
             async with asyncio.timeout(DEADLINE_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -233,7 +277,8 @@ class MetricsServer:
             self._waiting.pop(task, None)
             answer, method = self._answer(head)
         async with asyncio.timeout(DEADLINE_SECONDS):
-            writer.transport.set_write_buffer_limits(0)  # so that drain waits until the client has taken all of it
+            # so that drain waits until the client has taken all of it
+            writer.transport.set_write_buffer_limits(0)
             writer.write(_encode(answer, with_body=method != "HEAD"))
             await writer.drain()
 

@@ -45,10 +45,11 @@ _MOST_ROUNDS = 16
 
 
 class Receiver:
-    """A datagram socket (0600) at `path` and the thread that reads it; `take` gets each datagram, one at a time.
+    """A datagram socket (0600) at `path` and the thread that reads it; `take` gets each datagram,
+    one at a time.
 
-    `lock` is held while datagrams are handed on, for no more than a few milliseconds. Raises `OSError` if `path` cannot be
-    bound; a socket that a dead agent left there is replaced.
+    `lock` is held while datagrams are handed on, for no more than a few milliseconds. Raises
+    `OSError` if `path` cannot be bound; a socket that a dead agent left there is replaced.
     """
 
     def __init__(self, path: Path, *, take: Callable[[bytes], None], lock: threading.Lock) -> None:
@@ -66,7 +67,9 @@ class Receiver:
             self._socket.close()
             raise
         self._wake, self._woken = socket.socketpair()
-        self._thread = threading.Thread(target=self._read, name="kdist-metrics-receiver", daemon=True)
+        self._thread = threading.Thread(
+            target=self._read, name="kdist-metrics-receiver", daemon=True
+        )
         self._thread.start()
 
     def drain(self) -> None:
@@ -115,12 +118,15 @@ _STEP_TIME = GAUGES["kdist_last_step_timestamp_seconds"]
 
 
 class Exporter:
-    """The metrics of one agent and its ranks. All methods may be called from any thread, none waits for a rank or a client.
+    """The metrics of one agent and its ranks. All methods may be called from any thread, none waits
+    for a rank or a client.
 
-    `info` holds labels of `kdist_job_info` (`framework`, `workload_kind`, `world_size_min`, `world_size_max`) and may hold
-    `node`; `nodes` says how many there may be. `since` is when the agent's wall time began, in monotonic seconds; now, if left
-    out; `kept` the file that counters go on from. Numbers of the job rather than of this agent (lost steps, time to recover)
-    are to be told by the agent that has rank 0 only, so that a sum is right. `scrapes` counts what was asked of `/metrics`.
+    `info` holds labels of `kdist_job_info` (`framework`, `workload_kind`, `world_size_min`,
+    `world_size_max`) and may hold `node`; `nodes` says how many there may be. `since` is when the
+    agent's wall time began, in monotonic seconds; now, if left out; `kept` the file that counters
+    go on from. Numbers of the job rather than of this agent (lost steps, time to recover) are to be
+    told by the agent that has rank 0 only, so that a sum is right. `scrapes` counts what was asked
+    of `/metrics`.
     """
 
     def __init__(
@@ -140,8 +146,12 @@ class Exporter:
         self.port = port
         self.socket_path = socket_path
         self.scrapes = 0
-        self._job, self._run_id, self._host, self._node = job, run_id, host, info.get("node", "")
-        self._healthy, self._nodes = healthy, nodes
+        self._job = job
+        self._run_id = run_id
+        self._host = host
+        self._node = info.get("node", "")
+        self._healthy = healthy
+        self._nodes = nodes
         self._lock = threading.Lock()
         self._state = STATES[0]
         self._told = AgentMetrics()
@@ -153,7 +163,9 @@ class Exporter:
         self._keeper: CounterStore | None = None
         self._throughput = status.Throughput()
         self._managed = info.get("framework") != SCRIPT
-        self._clock = WallTimeBreakdown(time.monotonic() if since is None else since, before.wall, observed=self._managed)
+        self._clock = WallTimeBreakdown(
+            time.monotonic() if since is None else since, before.wall, observed=self._managed
+        )
         self._failed_at: float | None = None
         self._record: dict[str, Any] | None = None
         self._scrape_seconds = 0.0
@@ -163,24 +175,43 @@ class Exporter:
         self._told.set_info({"run_id": run_id, **info})
 
     def start(self) -> None:
-        """Bind the socket and the port, a free one where it is 0 or taken. What cannot be had is warned of, never fatal."""
+        """Bind the socket and the port, a free one where it is 0 or taken. What cannot be had is
+        warned of, never fatal.
+        """
         try:
             self._receiver = Receiver(self.socket_path, take=self._take, lock=self._lock)
         except OSError as error:
-            log.warn("metrics-socket-failed", message=f"ranks cannot report: {self.socket_path}: {error}")
-        self._keeper = CounterStore(self._kept, lambda: sums_of(*self._look()), run_id=self._run_id) if self._kept else None
-        routes = {"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._ready, "/status": self._status}
+            log.warn(
+                "metrics-socket-failed", message=f"ranks cannot report: {self.socket_path}: {error}"
+            )
+        self._keeper = (
+            CounterStore(self._kept, lambda: sums_of(*self._look()), run_id=self._run_id)
+            if self._kept
+            else None
+        )
+        routes = {
+            "/metrics": self._metrics,
+            "/healthz": self._health,
+            "/readyz": self._ready,
+            "/status": self._status,
+        }
         for port in dict.fromkeys((self.port, 0)):
             try:
                 self._server = MetricsServer(routes, host=self._host, port=port)
             except OSError as error:
-                log.warn("metrics-port-taken", port=port, message=f"port {port} for metrics cannot be had: {error}")
+                log.warn(
+                    "metrics-port-taken",
+                    port=port,
+                    message=f"port {port} for metrics cannot be had: {error}",
+                )
                 continue
             self.port = self._server.port
             return
 
     def close(self) -> None:
-        """Take in what the ranks sent last, then stop answering. `expose` and `status` still work."""
+        """Take in what the ranks sent last, then stop answering. `expose` and `status` still
+        work.
+        """
         for part in (self._receiver, self._server, self._keeper):
             if part:
                 part.close()
@@ -196,12 +227,16 @@ class Exporter:
             self._clock.enter(state, now=time.monotonic())
 
     def set_end(self, record: Mapping[str, Any]) -> None:
-        """The agent's work is over; `record` is its exit record, shown in `/status` as long as the agent stays."""
+        """The agent's work is over; `record` is its exit record, shown in `/status` as long as the
+        agent stays.
+        """
         self.set_state("succeeded" if record.get("outcome") in ("done", "stopped") else "failed")
         self._record = dict(record)
 
     def set_group(self, *, generation: int, world_size: int, local_ranks: Iterable[int]) -> None:
-        """A group has formed, its ranks not started yet. Earlier sums become the base; ranks that left are shown no more."""
+        """A group has formed, its ranks not started yet. Earlier sums become the base; ranks that
+        left are shown no more.
+        """
         with self._lock:
             self._drain()
             self._totals.form(generation=generation, world_size=world_size, local_ranks=local_ranks)
@@ -215,8 +250,12 @@ class Exporter:
             self._told.count(declarations.RESTARTS, (str(cause),))
             self._failed_at = time.monotonic()
 
-    def add_worker_exit(self, cause: str, signal: str | None = None, *, collective: str | None = None) -> None:
-        """A worker ended: a `Cause`, or `done` or `stopped`; the signal that killed it; the collective that it failed in."""
+    def add_worker_exit(
+        self, cause: str, signal: str | None = None, *, collective: str | None = None
+    ) -> None:
+        """A worker ended: a `Cause`, or `done` or `stopped`; the signal that killed it; the
+        collective that it failed in.
+        """
         with self._lock:
             self._told.count_exit(str(cause), signal or "none", collective)
 
@@ -229,7 +268,9 @@ class Exporter:
         """So many steps are done again; their time is taken as that of the last steps before."""
         with self._lock:
             self._told.count(declarations.LOST_STEPS, amount=steps)
-            self._told.count(declarations.LOST_PROGRESS, amount=steps * (self._totals.gauges()[_EWMA] or 0.0))
+            self._told.count(
+                declarations.LOST_PROGRESS, amount=steps * (self._totals.gauges()[_EWMA] or 0.0)
+            )
 
     def set_restarts_remaining(self, restarts: int, *, budget: int) -> None:
         """What is left of the job's budget; the next commit that a rank reports fills it up."""
@@ -278,13 +319,18 @@ class Exporter:
             self._totals.reject()
             return
         had_stepped = self._totals.has_stepped
-        if self._totals.accept(record, now=time.time()) != ACCEPTED or record.rank not in self._totals.local_ranks[:1]:
+        if (
+            self._totals.accept(record, now=time.time()) != ACCEPTED
+            or record.rank not in self._totals.local_ranks[:1]
+        ):
             return
         if record.gauges[_COMMITTED] is not None:
             self._told.refill()
         now = time.monotonic()
         self._throughput.add(self._totals.total(_SAMPLES), now=now)
-        self._clock.report(self._totals.witness_wall(), has_stepped=self._totals.has_stepped, now=now)
+        self._clock.report(
+            self._totals.witness_wall(), has_stepped=self._totals.has_stepped, now=now
+        )
         if self._totals.has_stepped and not had_stepped:
             self._first_step(record.started_ns, record.gauges[_STEP_TIME], now)
 
@@ -305,7 +351,11 @@ class Exporter:
     def _read(self) -> dict[str, Series]:
         """All series as of now."""
         snapshot, told, wall = self._look()
-        series = {**told, **reported_series(snapshot, wall), **own_series(snapshot, self._state, self._scrape_seconds)}
+        series = {
+            **told,
+            **reported_series(snapshot, wall),
+            **own_series(snapshot, self._state, self._scrape_seconds),
+        }
         return series if self._managed else known_series(series)
 
     def _doing(self) -> Phase | None:
@@ -324,10 +374,19 @@ class Exporter:
         return HttpResponse(HTTPStatus.OK, body, media_type)
 
     def _health(self, _: str) -> HttpResponse:
-        return say("ok", HTTPStatus.OK) if self._healthy() else say("the agent is stuck", HTTPStatus.SERVICE_UNAVAILABLE)
+        return (
+            say("ok", HTTPStatus.OK)
+            if self._healthy()
+            else say("the agent is stuck", HTTPStatus.SERVICE_UNAVAILABLE)
+        )
 
     def _ready(self, _: str) -> HttpResponse:
-        return say(self._state, HTTPStatus.OK if self._state in _READY_STATES else HTTPStatus.SERVICE_UNAVAILABLE)
+        return say(
+            self._state,
+            HTTPStatus.OK if self._state in _READY_STATES else HTTPStatus.SERVICE_UNAVAILABLE,
+        )
 
     def _status(self, _: str) -> HttpResponse:
-        return HttpResponse(HTTPStatus.OK, json.dumps(self.status()).encode() + b"\n", "application/json")
+        return HttpResponse(
+            HTTPStatus.OK, json.dumps(self.status()).encode() + b"\n", "application/json"
+        )

@@ -1,8 +1,10 @@
-"""What an agent's counters came to, kept beside the checkpoints: the next agent of the same place goes on from there.
+"""What an agent's counters came to, kept beside the checkpoints: the next agent of the same place
+goes on from there.
 
-A scrape is answered after its numbers were kept, so that no counter of the next agent begins below what was seen of this one:
-to Prometheus that would be a counter that began anew. Storage that hangs or refuses costs that promise and nothing else: the
-writing is done on a thread of its own, for which a scrape waits a moment at most.
+A scrape is answered after its numbers were kept, so that no counter of the next agent begins below
+what was seen of this one: to Prometheus that would be a counter that began anew. Storage that hangs
+or refuses costs that promise and nothing else: the writing is done on a thread of its own, for
+which a scrape waits a moment at most.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ _COUNTED = {metric.name: metric for metric in AGENT_METRICS if metric.kind is no
 
 @dataclass(frozen=True)
 class CounterState:
-    """All that only grows: of the local ranks in their order, of rank 0 while it was local, of wall time, and of the agent."""
+    """All that only grows: of the local ranks in their order, of rank 0 while it was local, of wall
+    time, and of the agent.
+    """
 
     ranks: tuple[tuple[float, ...], ...] = ()
     leader: tuple[float, ...] = (0.0,) * COUNTER_SLOTS
@@ -43,22 +47,33 @@ class CounterState:
 
 
 def sums_of(
-    snapshot: MetricsSnapshot, told: Mapping[str, Mapping[Labels, Sequence[float]]], wall: Mapping[str, float]
+    snapshot: MetricsSnapshot,
+    told: Mapping[str, Mapping[Labels, Sequence[float]]],
+    wall: Mapping[str, float],
 ) -> CounterState:
     """What there is to keep of an agent's numbers."""
-    counted = {name: {labels: tuple(numbers) for labels, numbers in told[name].items()} for name in _COUNTED}
+    counted = {
+        name: {labels: tuple(numbers) for labels, numbers in told[name].items()}
+        for name in _COUNTED
+    }
     return CounterState(snapshot.sums, tuple(snapshot.leader), wall, counted)
 
 
 def place(checkpoints: Path, *, run_id: str, node: str) -> Path:
-    """Where a node's sums of a run are kept. A pod of an indexed job has another name each time: there its index counts."""
+    """Where a node's sums of a run are kept. A pod of an indexed job has another name each time:
+    there its index counts.
+    """
     index = os.environ.get("JOB_COMPLETION_INDEX", "")
-    whose = hashlib.sha256(f"{run_id}/{index if index.isdecimal() else node}".encode()).hexdigest()[:16]
+    whose = hashlib.sha256(f"{run_id}/{index if index.isdecimal() else node}".encode()).hexdigest()[
+        :16
+    ]
     return checkpoints / "ledger" / "sums" / f"{whose}.json"
 
 
 def read(path: Path, *, run_id: str) -> CounterState:
-    """The sums that an agent of this run left there; nothing where there are none, or none that this version understands."""
+    """The sums that an agent of this run left there; nothing where there are none, or none that
+    this version understands.
+    """
     try:
         with path.open("rb") as file:
             document = json.loads(file.read(_MOST_BYTES))
@@ -67,7 +82,9 @@ def read(path: Path, *, run_id: str) -> CounterState:
         return CounterState(
             ranks=tuple(_numbers(each, COUNTER_SLOTS) for each in document["ranks"]),
             leader=_numbers(document["leader"], COUNTER_SLOTS),
-            wall=dict(zip(WALL_CATEGORIES, _numbers(document["wall"], len(WALL_CATEGORIES)), strict=True)),
+            wall=dict(
+                zip(WALL_CATEGORIES, _numbers(document["wall"], len(WALL_CATEGORIES)), strict=True)
+            ),
             agent={name: _series(name, series) for name, series in document["agent"].items()},
         )
     except FileNotFoundError:
@@ -85,7 +102,10 @@ def write(path: Path, sums: CounterState, *, run_id: str) -> None:
         "ranks": sums.ranks,
         "leader": sums.leader,
         "wall": [sums.wall[category] for category in WALL_CATEGORIES],
-        "agent": {name: [[labels, numbers] for labels, numbers in series.items()] for name, series in sums.agent.items()},
+        "agent": {
+            name: [[labels, numbers] for labels, numbers in series.items()]
+            for name, series in sums.agent.items()
+        },
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
@@ -97,10 +117,14 @@ class CounterStore:
     """Writes what `look` gives: when it is asked to, and every ten seconds."""
 
     def __init__(self, path: Path, look: Callable[[], CounterState], *, run_id: str) -> None:
-        self._path, self._look, self._run_id = path, look, run_id
-        self._asked, self._stop = threading.Event(), False
+        self._path = path
+        self._look = look
+        self._run_id = run_id
+        self._asked = threading.Event()
+        self._stop = False
         self._kept = threading.Condition()
-        self._given, self._done = 0, 0
+        self._given = 0
+        self._done = 0
         self._sums: CounterState | None = None
         self._warned = False
         self._thread = threading.Thread(target=self._run, name="kdist-metrics-keeper", daemon=True)
@@ -130,7 +154,10 @@ class CounterStore:
                 write(self._path, sums or self._look(), run_id=self._run_id)
             except OSError as error:
                 if not self._warned:
-                    log.warn("sums-not-kept", message=f"counters will not outlive this agent: {self._path}: {error}")
+                    log.warn(
+                        "sums-not-kept",
+                        message=f"counters will not outlive this agent: {self._path}: {error}",
+                    )
                 self._warned = True
             with self._kept:
                 self._done = max(self._done, number)
@@ -147,7 +174,9 @@ def _numbers(found: Any, count: int) -> tuple[float, ...]:
 def _series(name: str, found: Any) -> dict[Labels, tuple[float, ...]]:
     metric = _COUNTED[name]
     slots = len(metric.buckets) + 2 if metric.kind is Kind.HISTOGRAM else 1
-    series = {tuple(str(label) for label in labels): _numbers(numbers, slots) for labels, numbers in found}
+    series = {
+        tuple(str(label) for label in labels): _numbers(numbers, slots) for labels, numbers in found
+    }
     if any(len(labels) != len(metric.labels) for labels in series):
         raise ValueError(f"{name} has other labels")
     return series

@@ -1,7 +1,9 @@
-"""The rank's end of the metrics socket, and what a user's own script imports as `kdist_trainer.Reporter`.
+"""The rank's end of the metrics socket, and what a user's own script imports as
+`kdist_trainer.Reporter`.
 
-A record is sent without ever waiting: where the agent is slow, stopped or gone the record is dropped and counted. The sums
-in it are cumulative, so the next record that arrives says everything the lost ones did.
+A record is sent without ever waiting: where the agent is slow, stopped or gone the record is
+dropped and counted. The sums in it are cumulative, so the next record that arrives says everything
+the lost ones did.
 """
 
 from __future__ import annotations
@@ -30,19 +32,24 @@ CLOSE_SECONDS = 1.0
 """Longest time that `Reporter.close` waits for room for the last record."""
 
 _FULL = {errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS}
-_LONGEST_ADDRESS = 100  # a Unix socket's address holds 108 bytes on Linux and 104 on macOS, the final zero included
+# a Unix socket's address holds 108 bytes on Linux and 104 on macOS, the final zero included
+_LONGEST_ADDRESS = 100
 _RECONNECT_SECONDS = 1.0
 _PROGRESS_SECONDS = 1.0
 
 
 @contextlib.contextmanager
 def reachable(path: Path) -> Iterator[str]:
-    """An address of the socket at `path` that is short enough to bind or connect to, valid inside the `with`."""
+    """An address of the socket at `path` that is short enough to bind or connect to, valid inside
+    the `with`.
+    """
     if len(os.fsencode(path)) <= _LONGEST_ADDRESS:
         yield str(path)
         return
     # Not tempfile's own choice: in an agent that is a folder below the long path.
-    with tempfile.TemporaryDirectory(prefix="kdist-", dir=os.environ.get("TMPDIR", "/tmp")) as folder:  # noqa: S108
+    with tempfile.TemporaryDirectory(
+        prefix="kdist-", dir=os.environ.get("TMPDIR", "/tmp")
+    ) as folder:  # noqa: S108
         link = Path(folder, "s")
         link.symlink_to(path.parent.absolute())
         yield str(link / path.name)
@@ -52,18 +59,24 @@ _shared: list[tuple[int, StepStats]] = []  # of which process, which sums
 
 
 def share() -> StepStats:
-    """The sums that every `Reporter()` of this process sends from now on, whoever makes it: an agent knows one record a rank."""
+    """The sums that every `Reporter()` of this process sends from now on, whoever makes it: an
+    agent knows one record a rank.
+    """
     if not _shared or _shared[0][0] != os.getpid():
         _shared[:] = [(os.getpid(), _make_stats())]
     return _shared[0][1]
 
 
 def _make_stats() -> StepStats:
-    return StepStats(rank=int(os.environ.get("RANK", "0")), generation=int(os.environ.get("KDIST_GENERATION", "0")))
+    return StepStats(
+        rank=int(os.environ.get("RANK", "0")),
+        generation=int(os.environ.get("KDIST_GENERATION", "0")),
+    )
 
 
 class Reporter:
-    """Sends a rank's `StepStats` to its agent. Outside kdist (no $KDIST_METRICS_SOCKET) it does nothing.
+    """Sends a rank's `StepStats` to its agent. Outside kdist (no $KDIST_METRICS_SOCKET) it does
+    nothing.
 
     In a script of your own:
 
@@ -73,7 +86,9 @@ class Reporter:
                 reporter.step(loss=loss.item(), samples=len(batch))
     """
 
-    def __init__(self, stats: StepStats | None = None, *, min_interval_seconds: float = MIN_INTERVAL_SECONDS) -> None:
+    def __init__(
+        self, stats: StepStats | None = None, *, min_interval_seconds: float = MIN_INTERVAL_SECONDS
+    ) -> None:
         environment = os.environ
         self.stats = stats or (share() if _shared else _make_stats())
         path = environment.get("KDIST_METRICS_SOCKET")
@@ -89,7 +104,9 @@ class Reporter:
             atexit.register(self.close)
 
     def send(self) -> None:
-        """Send the sums as they are now, unless a record left less than the least interval ago. Never waits, never raises."""
+        """Send the sums as they are now, unless a record left less than the least interval ago.
+        Never waits, never raises.
+        """
         if self._path is None:
             return
         now = time.monotonic()
@@ -99,13 +116,16 @@ class Reporter:
         self._send_record(now)
 
     def flush(self) -> None:
-        """Send them whatever was sent just before: what follows may take long, and no step would bring them."""
+        """Send them whatever was sent just before: what follows may take long, and no step would
+        bring them.
+        """
         self._next_send = -math.inf
         self.send()
 
     def close(self) -> None:
         """Send the last record, waiting at most `CLOSE_SECONDS` for room, and close the socket."""
-        if self._path is None or os.getpid() != self._owner:  # a fork's records would make its parent's look old
+        # a fork's records would make its parent's look old
+        if self._path is None or os.getpid() != self._owner:
             return
         self._next_connect = 0.0
         deadline = time.monotonic() + CLOSE_SECONDS
@@ -129,11 +149,13 @@ class Reporter:
         step: int | None = None,
         target_steps: int | None = None,
     ) -> None:
-        """Report one finished step of a script: its time is the time since the last call. `step` counts from 1 if not given.
+        """Report one finished step of a script: its time is the time since the last call. `step`
+        counts from 1 if not given.
 
-        It is also the rank's heartbeat: a script that has reported once is held to be stuck when it reports no more.
-        The job shows rank 0's `loss`: reduce it before where the mean over all ranks is wanted.
-        `loss`, `learning_rate` and `grad_norm` are numbers; a tensor is accepted and costs a device synchronisation.
+        It is also the rank's heartbeat: a script that has reported once is held to be stuck when it
+        reports no more. The job shows rank 0's `loss`: reduce it before where the mean over all
+        ranks is wanted. `loss`, `learning_rate` and `grad_norm` are numbers; a tensor is accepted
+        and costs a device synchronisation.
         """
         if self._path is None:
             return
@@ -157,7 +179,12 @@ class Reporter:
     def __enter__(self) -> Reporter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _send_record(self, now: float) -> bool:
@@ -196,7 +223,9 @@ class Reporter:
 
 
 class _Script:
-    """What `Reporter.step` does for a script besides metrics: the heartbeat, and rank 0's lines of progress."""
+    """What `Reporter.step` does for a script besides metrics: the heartbeat, and rank 0's lines of
+    progress.
+    """
 
     def __init__(self, started: float) -> None:
         self._last = started
@@ -222,9 +251,19 @@ class _Script:
         if stats.rank != 0 or seconds < _PROGRESS_SECONDS:
             return
         first = math.isinf(seconds)
-        rate = None if first else (stats.samples - self._told_samples) / seconds * int(os.environ.get("WORLD_SIZE", "1"))
+        rate = (
+            None
+            if first
+            else (stats.samples - self._told_samples)
+            / seconds
+            * int(os.environ.get("WORLD_SIZE", "1"))
+        )
         self._told_at, self._told_samples = self._last, stats.samples
         if first:
             log.event("first-step", step=step)
-        progress = {"target": stats.target_steps, "loss": stats.loss, "learning_rate": stats.learning_rate}
+        progress = {
+            "target": stats.target_steps,
+            "loss": stats.loss,
+            "learning_rate": stats.learning_rate,
+        }
         log.event("progress", step=step, **progress, samples_per_second=rate)

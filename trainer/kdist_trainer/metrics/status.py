@@ -1,11 +1,14 @@
-"""The `/status` document: what this agent's part of the job is doing, for `kdist run` and `kdist status`.
+"""The `/status` document: what this agent's part of the job is doing, for `kdist run` and `kdist
+status`.
 
-`job`, `run_id`, `node`, `pid`: whose document it is. `state`: the agent's, one of `STATES`. `phase`: what its first rank is at,
-or the state once the work is over. `generation`, `world_size`: the group. `step`, `target_steps`, `loss`, `learning_rate`,
-`last_checkpoint_step`, `last_checkpoint_time` (Unix): what the ranks said last; loss, rate and checkpoints only where rank 0
-is. `samples_per_second`: this node's. `restarts`: of this agent's ranks; `restarts_remaining`: the job's; `lost_steps`,
-`wall_seconds` (by category). `nodes`: how many there may be, `min` and `max`. `ranks`: see `ranks`. `exit`: the exit record once
-the work is over. All but the first may be null.
+`job`, `run_id`, `node`, `pid`: whose document it is. `state`: the agent's, one of `STATES`.
+`phase`: what its first rank is at, or the state once the work is over. `generation`, `world_size`:
+the group. `step`, `target_steps`, `loss`, `learning_rate`, `last_checkpoint_step`,
+`last_checkpoint_time` (Unix): what the ranks said last; loss, rate and checkpoints only where rank
+0 is. `samples_per_second`: this node's. `restarts`: of this agent's ranks; `restarts_remaining`:
+the job's; `lost_steps`, `wall_seconds` (by category). `nodes`: how many there may be, `min` and
+`max`. `ranks`: see `ranks`. `exit`: the exit record once the work is over. All but the first may be
+null.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ _SPACING_SECONDS = 0.5
 _PHASE = SLOTS["kdist_step_phase_seconds_total"].start
 _STEPS = SLOTS["kdist_steps_total"].start
 _ALL_REDUCE = SLOTS["kdist_collective_seconds_total"].start
-_BUSY = tuple(_PHASE + phase for phase in (StepPhase.DATA_WAIT, StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.OPTIMIZER))
+_BUSY = tuple(
+    _PHASE + phase
+    for phase in (StepPhase.DATA_WAIT, StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.OPTIMIZER)
+)
 
 
 class Throughput:
@@ -56,7 +62,9 @@ class Throughput:
 
 
 def shown_gauges(snapshot: MetricsSnapshot) -> dict[str, Any]:
-    """What the ranks last said of the training: a number, None while unknown, a word where it is not finite."""
+    """What the ranks last said of the training: a number, None while unknown, a word where it is
+    not finite.
+    """
     fields = {
         "step": "kdist_last_step",
         "target_steps": "kdist_target_steps",
@@ -67,7 +75,10 @@ def shown_gauges(snapshot: MetricsSnapshot) -> dict[str, Any]:
     }
     values = {field: snapshot.gauges[GAUGES[name]] for field, name in fields.items()}
     whole = {"step", "target_steps", "last_checkpoint_step"}
-    return {field: int(value) if field in whole and value is not None else log.plain(value) for field, value in values.items()}
+    return {
+        field: int(value) if field in whole and value is not None else log.plain(value)
+        for field, value in values.items()
+    }
 
 
 def counted(snapshot: MetricsSnapshot, told: AgentMetrics) -> dict[str, Any]:
@@ -83,22 +94,44 @@ def counted(snapshot: MetricsSnapshot, told: AgentMetrics) -> dict[str, Any]:
 
 
 def ranks(snapshot: MetricsSnapshot, scratch: Path, *, now: float) -> list[dict[str, Any]]:
-    """One entry per local rank, with what it does by its heartbeat in `scratch`; `now` is a monotonic time.
+    """One entry per local rank, with what it does by its heartbeat in `scratch`; `now` is a
+    monotonic time.
 
-    `collective` is what it is in, such as `all_reduce(float32[1024]) #17`. `busy_seconds` and `all_reduce_seconds` are means
-    per step of this generation: work without waiting for peers, and time with an all-reduce in flight, if there was one.
+    `collective` is what it is in, such as `all_reduce(float32[1024]) #17`. `busy_seconds` and
+    `all_reduce_seconds` are means per step of this generation: work without waiting for peers, and
+    time with an all-reduce in flight, if there was one.
     """
     found = []
     for local_rank, rank in enumerate(snapshot.local_ranks):
-        entry: dict[str, Any] = {"rank": rank, "local_rank": local_rank, "step": None, "step_seconds": None}
-        entry |= {"busy_seconds": None, "all_reduce_seconds": None, "phase": None, "heartbeat_age": None, "collective": None}
+        entry: dict[str, Any] = {
+            "rank": rank,
+            "local_rank": local_rank,
+            "step": None,
+            "step_seconds": None,
+        }
+        entry |= {
+            "busy_seconds": None,
+            "all_reduce_seconds": None,
+            "phase": None,
+            "heartbeat_age": None,
+            "collective": None,
+        }
         if record := snapshot.current.get(rank):
-            step, seconds = record.gauges[GAUGES["kdist_last_step"]], record.gauges[GAUGES["kdist_step_duration_ewma_seconds"]]
+            step, seconds = (
+                record.gauges[GAUGES["kdist_last_step"]],
+                record.gauges[GAUGES["kdist_step_duration_ewma_seconds"]],
+            )
             steps = record.counters[_STEPS]
             entry["step"] = None if step is None else int(step)
             entry["step_seconds"] = log.plain(seconds)
-            entry["busy_seconds"] = sum(record.counters[slot] for slot in _BUSY) / steps if steps else None
-            entry["all_reduce_seconds"] = record.counters[_ALL_REDUCE] / steps if steps and record.counters[_ALL_REDUCE] else None
+            entry["busy_seconds"] = (
+                sum(record.counters[slot] for slot in _BUSY) / steps if steps else None
+            )
+            entry["all_reduce_seconds"] = (
+                record.counters[_ALL_REDUCE] / steps
+                if steps and record.counters[_ALL_REDUCE]
+                else None
+            )
         if beat := read_beat(scratch, local_rank):
             entry["phase"] = str(beat.phase)
             entry["collective"] = beat.collective

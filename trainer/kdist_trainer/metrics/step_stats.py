@@ -1,11 +1,13 @@
-"""What a rank's time is divided into: the phases of a step, and the categories of a run's wall time.
+"""What a rank's time is divided into: the phases of a step, and the categories of a run's wall
+time.
 
 What a rank takes and has at hand: memory, arithmetic, batches that wait. Part of its `StepStats`.
 
 `StepStats`: every number that a rank's steps yield, declared once with its metric, unit and help.
 
-All counters are cumulative over the life of the object, so a lost datagram costs resolution and never a count. To add a
-metric add a field: the record, the exposition, docs/metrics.md and the tests follow from it.
+All counters are cumulative over the life of the object, so a lost datagram costs resolution and
+never a count. To add a metric add a field: the record, the exposition, docs/metrics.md and the
+tests follow from it.
 """
 
 from __future__ import annotations
@@ -51,7 +53,16 @@ class Wall(StrEnum):
 WALL_CATEGORIES = tuple(str(category) for category in Wall)
 
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier", "all_to_all", "send", "recv")
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "barrier",
+    "all_to_all",
+    "send",
+    "recv",
+)
 """Collectives by the names that a metric may show."""
 
 
@@ -69,7 +80,10 @@ class ResourceStats:
 
     model_flops: float = counter(
         "kdist_model_flops_total",
-        "Model FLOPs of the steps done: three times the forward pass, whatever is computed twice (absent if not counted)",
+        (
+            "Model FLOPs of the steps done: three times the forward pass, whatever is "
+            "computed twice (absent if not counted)"
+        ),
         scope=Scope.RANK,
         quiet=True,
     )
@@ -86,10 +100,16 @@ class ResourceStats:
         unit="bytes",
     )
     device_allocated: float | None = gauge(
-        "kdist_device_memory_allocated_bytes", "Accelerator memory in tensors", scope=Scope.RANK, unit="bytes"
+        "kdist_device_memory_allocated_bytes",
+        "Accelerator memory in tensors",
+        scope=Scope.RANK,
+        unit="bytes",
     )
     device_reserved: float | None = gauge(
-        "kdist_device_memory_reserved_bytes", "Accelerator memory that the allocator holds", scope=Scope.RANK, unit="bytes"
+        "kdist_device_memory_reserved_bytes",
+        "Accelerator memory that the allocator holds",
+        scope=Scope.RANK,
+        unit="bytes",
     )
     device_peak: float | None = gauge(
         "kdist_device_memory_peak_bytes",
@@ -104,7 +124,10 @@ class ResourceStats:
     )
     peak_flops: float | None = gauge(
         "kdist_device_peak_flops",
-        "Peak FLOP/s of one rank's accelerator in the job's precision, dense (absent where unknown)",
+        (
+            "Peak FLOP/s of one rank's accelerator in the job's precision, dense (absent "
+            "where unknown)"
+        ),
         scope=Scope.NODE,
     )
 
@@ -141,11 +164,23 @@ class StepStats(ResourceStats):
     """Unix time of the rank's start: a later one in the same generation supersedes."""
 
     dropped: float = counter(
-        "kdist_exporter_records_dropped_total", "Records that a worker could not send", scope=Scope.RANK, quiet=True
+        "kdist_exporter_records_dropped_total",
+        "Records that a worker could not send",
+        scope=Scope.RANK,
+        quiet=True,
     )
-    steps: float = counter("kdist_steps_total", "Optimizer steps completed, repeats after a restart included", scope=Scope.RANK)
+    steps: float = counter(
+        "kdist_steps_total",
+        "Optimizer steps completed, repeats after a restart included",
+        scope=Scope.RANK,
+    )
     samples: float = counter("kdist_samples_total", "Samples consumed", scope=Scope.RANK)
-    tokens: float = counter("kdist_tokens_total", "Tokens consumed (absent if not a token model)", scope=Scope.RANK, quiet=True)
+    tokens: float = counter(
+        "kdist_tokens_total",
+        "Tokens consumed (absent if not a token model)",
+        scope=Scope.RANK,
+        quiet=True,
+    )
     phase: list[float] = counter(
         "kdist_step_phase_seconds_total",
         "Step time by phase; the phases sum to the step time",
@@ -163,7 +198,10 @@ class StepStats(ResourceStats):
     )
     collective_seconds: list[float] = counter(
         "kdist_collective_seconds_total",
-        "Time with such a collective in flight, overlaps counted once, from launch to completion, waiting for peers included",
+        (
+            "Time with such a collective in flight, overlaps counted once, from launch to "
+            "completion, waiting for peers included"
+        ),
         scope=Scope.RANK,
         unit="seconds",
         labels=("op",),
@@ -180,11 +218,19 @@ class StepStats(ResourceStats):
         quiet=True,
     )
     collectives: list[float] = counter(
-        "kdist_collectives_total", "Collectives completed", scope=Scope.RANK, labels=("op",), series=_OPS, quiet=True
+        "kdist_collectives_total",
+        "Collectives completed",
+        scope=Scope.RANK,
+        labels=("op",),
+        series=_OPS,
+        quiet=True,
     )
     all_reduce_duration: list[float] = histogram(
         "kdist_allreduce_duration_seconds",
-        "Time of one all-reduce, launch to end, waiting for peers included (ddp, scripts); they overlap, so the sum is no time",
+        (
+            "Time of one all-reduce, launch to end, waiting for peers included (ddp, "
+            "scripts); they overlap, so the sum is no time"
+        ),
         scope=Scope.NODE,
         unit="seconds",
         buckets=ALL_REDUCE_BUCKETS,
@@ -199,7 +245,10 @@ class StepStats(ResourceStats):
     )
     wall: list[float] = counter(
         "kdist_wall_seconds_total",
-        "Partition of the agent's wall time; the categories sum to its life and those of the agents before it",
+        (
+            "Partition of the agent's wall time; the categories sum to its life and those of "
+            "the agents before it"
+        ),
         scope=Scope.WITNESS,
         unit="seconds",
         labels=("category",),
@@ -222,7 +271,10 @@ class StepStats(ResourceStats):
     )
     checkpoint_duration: list[float] = histogram(
         "kdist_checkpoint_duration_seconds",
-        "Duration of saves: blocking is the stall that training sees, total lasts until the commit is durable",
+        (
+            "Duration of saves: blocking is the stall that training sees, total lasts until "
+            "the commit is durable"
+        ),
         scope=Scope.LEADER,
         unit="seconds",
         labels=("op", "mode"),
@@ -238,20 +290,37 @@ class StepStats(ResourceStats):
         quiet=True,
     )
     loss: float | None = gauge(
-        "kdist_loss", "Last training loss: the mean over all ranks, of a script what its rank 0 reports", scope=Scope.LEADER
+        "kdist_loss",
+        "Last training loss: the mean over all ranks, of a script what its rank 0 reports",
+        scope=Scope.LEADER,
     )
-    grad_norm: float | None = gauge("kdist_grad_norm", "Last global gradient norm", scope=Scope.LEADER)
-    learning_rate: float | None = gauge("kdist_learning_rate", "Learning rate of parameter group 0", scope=Scope.LEADER)
+    grad_norm: float | None = gauge(
+        "kdist_grad_norm", "Last global gradient norm", scope=Scope.LEADER
+    )
+    learning_rate: float | None = gauge(
+        "kdist_learning_rate", "Learning rate of parameter group 0", scope=Scope.LEADER
+    )
     last_step: float | None = gauge("kdist_last_step", "Highest step completed", scope=Scope.NODE)
-    target_steps: float | None = gauge("kdist_target_steps", "Steps the run will do (absent if unknown)", scope=Scope.NODE)
+    target_steps: float | None = gauge(
+        "kdist_target_steps", "Steps the run will do (absent if unknown)", scope=Scope.NODE
+    )
     last_step_time: float | None = gauge(
-        "kdist_last_step_timestamp_seconds", "Unix time of the last completed step", scope=Scope.NODE, unit="seconds"
+        "kdist_last_step_timestamp_seconds",
+        "Unix time of the last completed step",
+        scope=Scope.NODE,
+        unit="seconds",
     )
     step_ewma: float | None = gauge(
-        "kdist_step_duration_ewma_seconds", "Smoothed step time of the slowest local rank", scope=Scope.NODE, unit="seconds"
+        "kdist_step_duration_ewma_seconds",
+        "Smoothed step time of the slowest local rank",
+        scope=Scope.NODE,
+        unit="seconds",
     )
     checkpoint_bytes: float | None = gauge(
-        "kdist_checkpoint_size_bytes", "Size of the last good checkpoint", scope=Scope.LEADER, unit="bytes"
+        "kdist_checkpoint_size_bytes",
+        "Size of the last good checkpoint",
+        scope=Scope.LEADER,
+        unit="bytes",
     )
     checkpoint_time: float | None = gauge(
         "kdist_checkpoint_last_success_timestamp_seconds",
@@ -259,16 +328,24 @@ class StepStats(ResourceStats):
         scope=Scope.LEADER,
         unit="seconds",
     )
-    checkpoint_step: float | None = gauge("kdist_checkpoint_last_success_step", "Step of the last good save", scope=Scope.LEADER)
+    checkpoint_step: float | None = gauge(
+        "kdist_checkpoint_last_success_step", "Step of the last good save", scope=Scope.LEADER
+    )
     checkpoint_interval: float | None = gauge(
         "kdist_checkpoint_interval_seconds",
-        "Time between two saves: the configured one, or that of the configured steps at the present pace",
+        (
+            "Time between two saves: the configured one, or that of the configured steps at "
+            "the present pace"
+        ),
         scope=Scope.LEADER,
         unit="seconds",
     )
     probe_bandwidth: float | None = gauge(
         "kdist_allreduce_probe_bus_bandwidth_bytes_per_second",
-        "Bus bandwidth of the last probe, all ranks together and nothing else going on: S/t * 2(n-1)/n",
+        (
+            "Bus bandwidth of the last probe, all ranks together and nothing else going on: "
+            "S/t * 2(n-1)/n"
+        ),
         scope=Scope.LEADER,
         unit="bytes_per_second",
     )
@@ -279,12 +356,20 @@ class StepStats(ResourceStats):
         self.samples += samples
         self.last_step = step
         self.last_step_time = time.time()
-        self.step_ewma = seconds if self.step_ewma is None else self.step_ewma + _EWMA_WEIGHT * (seconds - self.step_ewma)
+        self.step_ewma = (
+            seconds
+            if self.step_ewma is None
+            else self.step_ewma + _EWMA_WEIGHT * (seconds - self.step_ewma)
+        )
         self.step_duration[bisect_left(STEP_BUCKETS, seconds)] += 1
         self.step_duration[-1] += seconds
 
-    def add_all_reduces(self, *, busy: float, exposed: float, nbytes: int, durations: Sequence[float]) -> None:
-        """Count a step's all-reduces: seconds with one in flight, the tail nothing hid (added to its phase), each one's time."""
+    def add_all_reduces(
+        self, *, busy: float, exposed: float, nbytes: int, durations: Sequence[float]
+    ) -> None:
+        """Count a step's all-reduces: seconds with one in flight, the tail nothing hid (added to
+        its phase), each one's time.
+        """
         self.add_collectives(Op.ALL_REDUCE, busy=busy, nbytes=nbytes, count=len(durations))
         self.phase[StepPhase.COMM_EXPOSED] += exposed
         for seconds in durations:
@@ -306,7 +391,9 @@ class StepStats(ResourceStats):
         self.nonfinite[0 if kind == "loss" else 1] += 1
 
     def add_wall(self, category: str, seconds: float) -> None:
-        """Say what the rank spent time on besides its steps, which need no saying. Raises `ValueError` if it is no `Wall`."""
+        """Say what the rank spent time on besides its steps, which need no saying. Raises
+        `ValueError` if it is no `Wall`.
+        """
         self.wall[WALL_CATEGORIES.index(category)] += seconds
 
     def add_checkpoint(
@@ -319,7 +406,9 @@ class StepStats(ResourceStats):
         nbytes: int = 0,
         step: int | None = None,
     ) -> None:
-        """Count a `save` or `restore`; `cause` is None if it succeeded. Seconds that training saw, and in all; bytes."""
+        """Count a `save` or `restore`; `cause` is None if it succeeded. Seconds that training saw,
+        and in all; bytes.
+        """
         self.checkpoint_attempts[0 if op == "save" else 1] += 1
         if cause is not None:
             known = (op, cause) if (op, cause) in _FAILURES else (op, "other")
@@ -328,7 +417,11 @@ class StepStats(ResourceStats):
             for start, seconds in ((0, visible), (_SAVE_SERIES, total)):
                 self.checkpoint_duration[start + bisect_left(SAVE_BUCKETS, seconds)] += 1
                 self.checkpoint_duration[start + _SAVE_SERIES - 1] += seconds
-            self.checkpoint_bytes, self.checkpoint_time, self.checkpoint_step = nbytes, time.time(), step
+            self.checkpoint_bytes, self.checkpoint_time, self.checkpoint_step = (
+                nbytes,
+                time.time(),
+                step,
+            )
 
     def add_fallback(self, cause: str = "corrupt") -> None:
         """Count a checkpoint that a resume had to pass over."""

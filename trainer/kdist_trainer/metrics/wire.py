@@ -1,7 +1,8 @@
 """The datagram: a rank's `StepStats` as one packed record of at most 1 KiB, and back.
 
-Header, then every number as a float64: the cumulative ones first, then the gauges, in the order of `StepStats`. The header
-holds a digest of that layout, so a record of another version is malformed, never misread.
+Header, then every number as a float64: the cumulative ones first, then the gauges, in the order of
+`StepStats`. The header holds a digest of that layout, so a record of another version is malformed,
+never misread.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ MAX_RECORD = 1024
 """Most bytes of a datagram."""
 
 _METRICS: dict[str, Metric] = {
-    declared.name: declared.metadata["metric"] for declared in dataclasses.fields(StepStats) if "metric" in declared.metadata
+    declared.name: declared.metadata["metric"]
+    for declared in dataclasses.fields(StepStats)
+    if "metric" in declared.metadata
 }
 RECORDED: tuple[Metric, ...] = tuple(_METRICS.values())
 """Every metric that a record carries, in the order of declaration."""
@@ -86,18 +89,32 @@ def pack(stats: StepStats) -> bytes:
         else:
             present |= 1 << index
             numbers.append(value)
-    return _PACKED.pack(_MAGIC, LAYOUT, stats.rank, present, stats.generation, stats.sequence, stats.started_ns, *numbers)
+    return _PACKED.pack(
+        _MAGIC,
+        LAYOUT,
+        stats.rank,
+        present,
+        stats.generation,
+        stats.sequence,
+        stats.started_ns,
+        *numbers,
+    )
 
 
 def unpack(datagram: bytes) -> Record:
     """The record in a datagram. Raises `MalformedRecordError`."""
     if len(datagram) != _PACKED.size:
         raise MalformedRecordError(f"{len(datagram)} bytes, not {_PACKED.size}")
-    magic, layout, rank, present, generation, sequence, started_ns, *numbers = _PACKED.unpack(datagram)
+    magic, layout, rank, present, generation, sequence, started_ns, *numbers = _PACKED.unpack(
+        datagram
+    )
     if magic != _MAGIC or layout != LAYOUT:
         raise MalformedRecordError("other magic or layout")
     counters = tuple(numbers[:COUNTER_SLOTS])
     if not math.isfinite(sum(counters)):
         raise MalformedRecordError("a counter is not finite")
-    gauges = tuple(value if present >> index & 1 else None for index, value in enumerate(numbers[COUNTER_SLOTS:]))
+    gauges = tuple(
+        value if present >> index & 1 else None
+        for index, value in enumerate(numbers[COUNTER_SLOTS:])
+    )
     return Record(rank, generation, sequence, started_ns, counters, gauges)

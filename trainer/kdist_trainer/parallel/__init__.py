@@ -15,7 +15,9 @@ __all__ = ["Strategy", "build"]
 
 
 def build(train: Training, workload: Workload, world: World) -> Strategy:
-    """The strategy named in job.yaml. Raises `ConfigError` where this group of ranks cannot have it."""
+    """The strategy named in job.yaml. Raises `ConfigError` where this group of ranks cannot have
+    it.
+    """
     match train.strategy:
         case "ddp":
             return Ddp(world, bucket_mib=train.bucket_mib)

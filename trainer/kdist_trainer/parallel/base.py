@@ -21,13 +21,18 @@ class Strategy(Protocol):
     """
 
     counts: bool
-    """Whether this rank's losses and samples are counted: of the ranks that share a copy of the model, one has its say."""
+    """Whether this rank's losses and samples are counted: of the ranks that share a copy of the
+    model, one has its say.
+    """
 
     copies: dist.ProcessGroup | None
-    """After `wrap`: the ranks that hold the same buffers, the first copy's rank first; None for a process alone."""
+    """After `wrap`: the ranks that hold the same buffers, the first copy's rank first; None for a
+    process alone.
+    """
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
-        """The model as the loop calls it: a backward pass leaves the gradients' mean over the ranks. Collective.
+        """The model as the loop calls it: a backward pass leaves the gradients' mean over the
+        ranks. Collective.
 
         `blocks` are the parts of it that are gathered, computed and let go one after the other.
         """
@@ -42,11 +47,15 @@ class Strategy(Protocol):
         ...
 
     def tensors(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The state that a checkpoint holds: {"model": …, "optimizer": …}, tensors by full name. Collective if sharded."""
+        """The state that a checkpoint holds: {"model": …, "optimizer": …}, tensors by full name.
+        Collective if sharded.
+        """
         ...
 
     def put(self, tensors: dict[str, Any], optimizer: Optimizer) -> None:
-        """Take over what a checkpoint brought into the values of `tensors`. Collective if sharded."""
+        """Take over what a checkpoint brought into the values of `tensors`. Collective if
+        sharded.
+        """
         ...
 
     def weights(self) -> dict[str, Any]:

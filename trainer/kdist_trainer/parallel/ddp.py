@@ -1,11 +1,14 @@
 """The state of a model that every rank holds whole: how it is taken for a checkpoint, and put back.
 
-ddp: every rank holds the whole model; gradients are averaged in buckets while the backward pass still runs.
+ddp: every rank holds the whole model; gradients are averaged in buckets while the backward pass
+still runs.
 
-data_parallel: one process, several GPUs; each step copies the model to all and gathers the outputs on the first.
+data_parallel: one process, several GPUs; each step copies the model to all and gathers the outputs
+on the first.
 
-torch's DataParallel, for those who know it from tutorials. `ddp` with one process per GPU is faster even on one machine: the
-copies, the gathering and Python's lock are paid in every step. With fewer than two GPUs there is nothing to spread.
+torch's DataParallel, for those who know it from tutorials. `ddp` with one process per GPU is faster
+even on one machine: the copies, the gathering and Python's lock are paid in every step. With fewer
+than two GPUs there is nothing to spread.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from kdist_trainer.world import World
 
 
 class Replicated:
-    """What `ddp` and `data_parallel` have in common. The module is the one that the workload made, not its wrapper."""
+    """What `ddp` and `data_parallel` have in common. The module is the one that the workload made,
+    not its wrapper.
+    """
 
     sharded = False
     counts = True
@@ -39,48 +44,68 @@ class Replicated:
         """Nothing was gathered."""
 
     def tensors(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Model and optimizer by full names; an optimizer that never stepped is made to take a step that moves nothing."""
+        """Model and optimizer by full names; an optimizer that never stepped is made to take a step
+        that moves nothing.
+        """
         if not optimizer.state:
             get_optimizer_state_dict(self.module, optimizer)
         return {"model": self.module.state_dict(), "optimizer": named_state(self.module, optimizer)}
 
     def put(self, tensors: dict[str, Any], optimizer: Optimizer) -> None:
         """Load the values back into module and optimizer."""
-        set_state_dict(self.module, optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])
+        set_state_dict(
+            self.module,
+            optimizer,
+            model_state_dict=tensors["model"],
+            optim_state_dict=tensors["optimizer"],
+        )
 
     def weights(self) -> dict[str, Any]:
         """The module's own state, on the CPU."""
         state = self.module.state_dict()
-        return {name: value.detach().cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
+        return {
+            name: value.detach().cpu() if isinstance(value, Tensor) else value
+            for name, value in state.items()
+        }
 
 
 def named_state(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer's state with parameters by name: what torch's `get_optimizer_state_dict` gives, a hundred times faster.
+    """The optimizer's state with parameters by name: what torch's `get_optimizer_state_dict` gives,
+    a hundred times faster.
 
     The training stands still for it at every save, and here every rank has every tensor whole.
     """
     names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     groups = [
-        {**{key: value for key, value in group.items() if key != "params"}, "params": [names[one] for one in group["params"]]}
+        {
+            **{key: value for key, value in group.items() if key != "params"},
+            "params": [names[one] for one in group["params"]],
+        }
         for group in optimizer.param_groups
     ]
-    return {"state": {names[one]: dict(state) for one, state in optimizer.state.items()}, "param_groups": groups}
+    return {
+        "state": {names[one]: dict(state) for one, state in optimizer.state.items()},
+        "param_groups": groups,
+    }
 
 
 class Ddp(Replicated):
     """torch's DistributedDataParallel."""
 
     def __init__(self, world: World, *, bucket_mib: int) -> None:
-        self._world, self._bucket_mib = world, bucket_mib
+        self._world = world
+        self._bucket_mib = bucket_mib
         self._wrapped: DistributedDataParallel
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:  # noqa: ARG002 - DDP buckets by size
         """Wrap the model; rank 0's weights are sent to all."""
         self.module, self.copies = model, dist.group.WORLD
         devices = [self._world.device] if self._world.device.type == "cuda" else None
-        # The loop sends buffers after a step; DDP would before the next one, and not at all after the last.
+        # The loop sends buffers after a step; DDP would before the next one, and not at all after
+        # the last.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # the word that torch 2.13 has for it is unknown to 2.10
+            # the word that torch 2.13 has for it is unknown to 2.10
+            warnings.simplefilter("ignore", FutureWarning)
             self._wrapped = DistributedDataParallel(
                 model, device_ids=devices, bucket_cap_mb=self._bucket_mib, broadcast_buffers=False
             )
@@ -94,13 +119,17 @@ class Ddp(Replicated):
 class DataParallel(Replicated):
     """torch's DataParallel over all GPUs of the one process."""
 
-    copies: dist.ProcessGroup | None = None  # the first GPU's replica works on the module's own buffers
+    # the first GPU's replica works on the module's own buffers
+    copies: dist.ProcessGroup | None = None
 
     def __init__(self, world: World) -> None:
-        """Raises `ConfigError` in a group of several ranks, whose gradients nobody would average."""
+        """Raises `ConfigError` in a group of several ranks, whose gradients nobody would
+        average.
+        """
         if world.size > 1:
             raise ConfigError(
-                f"train.strategy: data_parallel is one process with several GPUs, and this job has {world.size} ranks: "
+                "train.strategy: data_parallel is one process with several GPUs, and "
+                f"this job has {world.size} ranks: "
                 "set nodes: 1 and procsPerNode: 1, or use ddp"
             )
         self._devices = torch.cuda.device_count()
@@ -112,9 +141,15 @@ class DataParallel(Replicated):
         log.warn(
             "data-parallel",
             devices=self._devices,
-            message=f"the model is copied to {self._devices} GPUs in every step; ddp with one rank per GPU is faster"
+            message=(
+                f"the model is copied to {self._devices} GPUs in every step; ddp with one "
+                "rank per GPU is faster"
+            )
             if several
-            else "data_parallel does nothing on fewer than two GPUs: the model trains as in one process",
+            else (
+                "data_parallel does nothing on fewer than two GPUs: the model trains as in "
+                "one process"
+            ),
         )
         return nn.DataParallel(model) if several else model
 

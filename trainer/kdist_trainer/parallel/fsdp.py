@@ -1,9 +1,12 @@
-"""The state of a model whose weights are spread over the ranks: how it is taken for a checkpoint, and put back.
+"""The state of a model whose weights are spread over the ranks: how it is taken for a checkpoint,
+and put back.
 
-fsdp and hsdp: every rank holds a part of each weight; a block is gathered whole just before it is computed, then let go.
+fsdp and hsdp: every rank holds a part of each weight; a block is gathered whole just before it is
+computed, then let go.
 
-torch's FSDP2 (`fully_shard`). Weights, gradients and optimizer state take 1/N of the memory that `ddp` needs. `hsdp` shards
-within a node and replicates across nodes: gathering stays on the fast links, and only gradients cross the slow ones.
+torch's FSDP2 (`fully_shard`). Weights, gradients and optimizer state take 1/N of the memory that
+`ddp` needs. `hsdp` shards within a node and replicates across nodes: gathering stays on the fast
+links, and only gradients cross the slow ones.
 """
 
 from __future__ import annotations
@@ -37,9 +40,16 @@ class Sharded:
     copies: dist.ProcessGroup | None
 
     def shard(
-        self, model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, *, offload: OffloadPolicy | None = None
+        self,
+        model: nn.Module,
+        blocks: Sequence[nn.Module],
+        mesh: DeviceMesh,
+        *,
+        offload: OffloadPolicy | None = None,
     ) -> nn.Module:
-        """Shard each block, then the rest of the model, in place; `offload` says where the shards are kept."""
+        """Shard each block, then the rest of the model, in place; `offload` says where the shards
+        are kept.
+        """
         policy = offload or OffloadPolicy()
         for block in blocks:
             fully_shard(block, mesh=mesh, offload_policy=policy)
@@ -74,10 +84,17 @@ class Sharded:
 
     def put(self, tensors: dict[str, Any], optimizer: Optimizer) -> None:
         """Load the values back into module and optimizer."""
-        set_state_dict(self.module, optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])
+        set_state_dict(
+            self.module,
+            optimizer,
+            model_state_dict=tensors["model"],
+            optim_state_dict=tensors["optimizer"],
+        )
 
     def weights(self) -> dict[str, Any]:
-        """The whole model on rank 0, nothing on the others: only one of them should need memory for it."""
+        """The whole model on rank 0, nothing on the others: only one of them should need memory for
+        it.
+        """
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         return get_model_state_dict(self.module, options=options)
 
@@ -86,13 +103,20 @@ class Fsdp(Sharded):
     """`fully_shard` over all ranks, or with `hybrid` over those of each node."""
 
     def __init__(self, world: World, *, hybrid: bool, offload: bool = False) -> None:
-        """`offload`: keep shards in the memory of the CPU. Raises `ConfigError` where `hybrid` has nodes of different sizes."""
-        self._world, self._hybrid = world, hybrid
-        # Pages that are not swapped are what a GPU copies from fast; without one they are only taken from everybody else.
-        self._offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if offload else None
+        """`offload`: keep shards in the memory of the CPU. Raises `ConfigError` where `hybrid` has
+        nodes of different sizes.
+        """
+        self._world = world
+        self._hybrid = hybrid
+        # Pages that are not swapped are what a GPU copies from fast; without one they are only
+        # taken from everybody else.
+        self._offload = (
+            CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if offload else None
+        )
         if hybrid and world.size % world.local_size:
             raise ConfigError(
-                f"train.strategy: hsdp needs nodes of equal size; {world.size} ranks are not {world.local_size} each"
+                f"train.strategy: hsdp needs nodes of equal size; {world.size} ranks are "
+                f"not {world.local_size} each"
             )
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:

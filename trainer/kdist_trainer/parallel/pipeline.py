@@ -1,9 +1,11 @@
 """Cutting a model into a pipeline's stages: which of its parts each rank computes, and holds.
 
-pipeline: each rank of a copy of the model holds and computes some of its layers, and hands on what comes out.
+pipeline: each rank of a copy of the model holds and computes some of its layers, and hands on what
+comes out.
 
-The old "layers on different devices" with all devices at work: a batch is cut into microbatches that follow each other
-through the stages, forward and backward, in the order of torch's schedules. Over the copies, gradients are averaged as by `ddp`.
+The old "layers on different devices" with all devices at work: a batch is cut into microbatches
+that follow each other through the stages, forward and backward, in the order of torch's schedules.
+Over the copies, gradients are averaged as by `ddp`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ from torch.optim import Optimizer
 
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.parallel.ddp import Replicated
-from kdist_trainer.parallel.pipeline_schedule import Microbatch, StageHooks, StageRunner, Tensors, shapes
+from kdist_trainer.parallel.pipeline_schedule import (
+    Microbatch,
+    StageHooks,
+    StageRunner,
+    Tensors,
+    shapes,
+)
 from kdist_trainer.precision import Precision
 from kdist_trainer.world import World
 
@@ -43,18 +51,24 @@ class Stage(nn.Module):
 
 
 def cut(model: nn.Module, chain: Sequence[nn.Module], stages: int) -> list[Stage]:
-    """The chain in `stages` pieces of about equal numbers of weights, each with a weight of its own.
+    """The chain in `stages` pieces of about equal numbers of weights, each with a weight of its
+    own.
 
-    Raises `ConfigError` where the chain is too short, leaves weights out, or uses one weight in two stages.
+    Raises `ConfigError` where the chain is too short, leaves weights out, or uses one weight in two
+    stages.
     """
     loads = [sum(weight.numel() for weight in part.parameters()) for part in chain]
     able = sum(load > 0 for load in loads)
     if able < stages:
         raise ConfigError(
-            f"train.strategy: the model's chain has {able} parts with weights, which cannot make {stages} stages: "
+            f"train.strategy: the model's chain has {able} parts with weights, which "
+            f"cannot make {stages} stages: "
             "set a smaller modelParallel, or let Workload.chain name smaller parts"
             if chain
-            else "train.strategy: pipeline needs a model that is an nn.Sequential, or a workload whose `chain` names its parts"
+            else (
+                "train.strategy: pipeline needs a model that is an nn.Sequential, or a "
+                "workload whose `chain` names its parts"
+            )
         )
     pieces = [Stage(chain[first:last]) for first, last in pairwise(borders(loads, stages))]
     check(model, pieces)
@@ -62,12 +76,15 @@ def cut(model: nn.Module, chain: Sequence[nn.Module], stages: int) -> list[Stage
 
 
 def borders(loads: Sequence[int], stages: int) -> list[int]:
-    """Where to cut so that the heaviest stage is as light as can be and no stage weighs nothing: [0, …, len(loads)]."""
+    """Where to cut so that the heaviest stage is as light as can be and no stage weighs nothing:
+    [0, …, len(loads)].
+    """
     sums = [0]
     for load in loads:
         sums.append(sums[-1] + load)
     nowhere = (math.inf, list[int]())
-    best = [(0.0, [0]), *[nowhere] * len(loads)]  # the cuts that suit the parts up to each one, with so many stages
+    # the cuts that suit the parts up to each one, with so many stages
+    best = [(0.0, [0]), *[nowhere] * len(loads)]
     for _ in range(stages):
         best = [
             min(
@@ -94,7 +111,10 @@ def check(model: nn.Module, pieces: Sequence[Stage]) -> None:
         if not stages:
             raise ConfigError(f"train.strategy: {name} is in no part that Workload.chain names")
         if len(stages) > 1:
-            raise ConfigError(f"train.strategy: {name} is used by two stages of the pipeline, which cannot share it")
+            raise ConfigError(
+                f"train.strategy: {name} is used by two stages of the pipeline, which "
+                "cannot share it"
+            )
 
 
 def keep(model: nn.Module, own: Stage, others: Sequence[Stage]) -> None:
@@ -132,16 +152,19 @@ class Pipeline(Replicated):
     sharded = True
 
     def __init__(self, world: World, *, schedule: str) -> None:
-        self._world, self._schedule = world, schedule
+        self._world = world
+        self._schedule = schedule
         self.counts = world.model_rank == world.model_parallel - 1
         """The last stage knows the loss."""
         self._answer: Callable[..., Any] = self._look
         self._groups: list[list[str]] | None = None
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
-        """Keep this rank's stage of the model only, in place; `blocks` is the chain of its parts, all of them.
+        """Keep this rank's stage of the model only, in place; `blocks` is the chain of its parts,
+        all of them.
 
-        A call of the model is then collective over the stages. Raises `ConfigError` where the chain cannot be cut.
+        A call of the model is then collective over the stages. Raises `ConfigError` where the chain
+        cannot be cut.
         """
         mesh, world = self._world.mesh(), self._world
         pieces = cut(model, blocks, world.model_parallel)
@@ -157,14 +180,20 @@ class Pipeline(Replicated):
         return model
 
     def _look(self, *inputs: Any) -> Any:
-        """A forward pass without gradients, the same output on every stage: what an evaluation calls."""
+        """A forward pass without gradients, the same output on every stage: what an evaluation
+        calls.
+        """
         return self._line.look(inputs)
 
-    def learn(self, tasks: Sequence[MicroBatchTask], precision: Precision, watch: StageHooks) -> Tensor:
-        """Forward and backward over all microbatches; the gradients' mean over the copies is left, and the loss returned.
+    def learn(
+        self, tasks: Sequence[MicroBatchTask], precision: Precision, watch: StageHooks
+    ) -> Tensor:
+        """Forward and backward over all microbatches; the gradients' mean over the copies is left,
+        and the loss returned.
 
-        The loss is this copy's share of the step's on the last stage, 0 on the others. Collective. Raises `ConfigError`
-        for a loss that does not call the model once, and what the user's code raises.
+        The loss is this copy's share of the step's on the last stage, 0 on the others. Collective.
+        Raises `ConfigError` for a loss that does not call the model once, and what the user's code
+        raises.
         """
         shares: list[Tensor] = []
         for group in self._alike([self._microbatch(task, precision, shares) for task in tasks]):
@@ -175,7 +204,9 @@ class Pipeline(Replicated):
         precision.scaled(nothing)  # so that stages without a loss have a scale too
         return torch.stack(shares).sum() if shares else nothing
 
-    def _microbatch(self, task: MicroBatchTask, precision: Precision, shares: list[Tensor]) -> Microbatch:
+    def _microbatch(
+        self, task: MicroBatchTask, precision: Precision, shares: list[Tensor]
+    ) -> Microbatch:
         task.prepare(0)
         with precision.autocast():
             inputs = self._inputs(task)
@@ -201,7 +232,8 @@ class Pipeline(Replicated):
                 if call.inputs and all(isinstance(one, Tensor) and one.ndim for one in call.inputs):
                     return call.inputs
                 raise ConfigError(
-                    "train.strategy: a pipeline needs a loss that calls the model with tensors, the samples side by side in each"
+                    "train.strategy: a pipeline needs a loss that calls the model with "
+                    "tensors, the samples side by side in each"
                 ) from None
         raise ConfigError("train.strategy: a pipeline needs a loss that calls the model")
 
@@ -216,7 +248,9 @@ class Pipeline(Replicated):
 
     @staticmethod
     def _alike(microbatches: Sequence[Microbatch]) -> list[list[Microbatch]]:
-        """Those whose inputs have the same shape together: a pipeline's stages know what comes before it does."""
+        """Those whose inputs have the same shape together: a pipeline's stages know what comes
+        before it does.
+        """
         groups: dict[Any, list[Microbatch]] = {}
         for one in microbatches:
             groups.setdefault(shapes(one.inputs), []).append(one)
@@ -232,7 +266,9 @@ class Pipeline(Replicated):
         for bucket in buckets([weight.grad for weight in self._weights if weight.grad is not None]):
             flat = torch.cat([one.reshape(-1) for one in bucket]).mul_(share)
             dist.all_reduce(flat, group=self.copies)
-            for one, mean in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
+            for one, mean in zip(
+                bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True
+            ):
                 one.copy_(mean.view_as(one))
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -240,12 +276,16 @@ class Pipeline(Replicated):
         return nullcontext()
 
     def tensors(self, optimizer: Optimizer) -> dict[str, Any]:
-        """This stage's part of model and optimizer by full names; the optimizer's groups name the weights of all stages."""
+        """This stage's part of model and optimizer by full names; the optimizer's groups name the
+        weights of all stages.
+        """
         own = super().tensors(optimizer)
         groups = own["optimizer"]["param_groups"]
         if self._groups is None:
             self._groups = self._whole_groups([group["params"] for group in groups])
-        own["optimizer"]["param_groups"] = [{**group, "params": names} for group, names in zip(groups, self._groups, strict=True)]
+        own["optimizer"]["param_groups"] = [
+            {**group, "params": names} for group, names in zip(groups, self._groups, strict=True)
+        ]
         return own
 
     def _whole_groups(self, own: list[list[str]]) -> list[list[str]]:
@@ -253,15 +293,23 @@ class Pipeline(Replicated):
         parts: list[Any] = [None] * self.stages.size()
         dist.all_gather_object(parts, own, group=self.stages)
         place = {name: number for number, name in enumerate(self._names)}
-        return [sorted({name for part in same for name in part}, key=place.__getitem__) for same in zip(*parts, strict=True)]
+        return [
+            sorted({name for part in same for name in part}, key=place.__getitem__)
+            for same in zip(*parts, strict=True)
+        ]
 
     def put(self, tensors: dict[str, Any], optimizer: Optimizer) -> None:
         """Load this stage's values back into module and optimizer."""
         own = {name for name, _ in self.module.named_parameters()}
         whole = tensors["optimizer"]
-        groups = [{**group, "params": [one for one in group["params"] if one in own]} for group in whole["param_groups"]]
+        groups = [
+            {**group, "params": [one for one in group["params"] if one in own]}
+            for group in whole["param_groups"]
+        ]
         state = {"state": whole["state"], "param_groups": groups}
-        set_state_dict(self.module, optimizer, model_state_dict=tensors["model"], optim_state_dict=state)
+        set_state_dict(
+            self.module, optimizer, model_state_dict=tensors["model"], optim_state_dict=state
+        )
 
     def weights(self) -> dict[str, Any]:
         """The whole model on rank 0, nothing on the others."""
@@ -269,7 +317,12 @@ class Pipeline(Replicated):
         first = dist.get_global_rank(self.stages, 0)
         if self._world.data_rank:
             return {}
-        dist.gather_object(super().weights(), parts if self._world.rank == first else None, dst=first, group=self.stages)
+        dist.gather_object(
+            super().weights(),
+            parts if self._world.rank == first else None,
+            dst=first,
+            group=self.stages,
+        )
         return {name: value for part in parts if part for name, value in part.items()}
 
 
@@ -285,7 +338,10 @@ def buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Neighbours of one type, about `BUCKET_BYTES` together."""
     bucket: list[Tensor] = []
     for one in gradients:
-        if bucket and (one.dtype != bucket[0].dtype or sum(other.nbytes for other in bucket) + one.nbytes > BUCKET_BYTES):
+        if bucket and (
+            one.dtype != bucket[0].dtype
+            or sum(other.nbytes for other in bucket) + one.nbytes > BUCKET_BYTES
+        ):
             yield bucket
             bucket = []
         bucket.append(one)

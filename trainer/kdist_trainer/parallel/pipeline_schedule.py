@@ -1,4 +1,5 @@
-"""One stage of a pipeline at work: torch's schedules over microbatches of one shape, and a pass without gradients.
+"""One stage of a pipeline at work: torch's schedules over microbatches of one shape, and a pass
+without gradients.
 
 work = Line(stage, model_group, device)
 work.train("1f1b", microbatches)      # forward and backward over all of them
@@ -63,20 +64,30 @@ class StageRunner:
     """One rank's place in a pipeline: `stage` of the ranks of `group`, in their order."""
 
     def __init__(self, stage: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
-        self.stage, self.group, self.device = stage, group, device
-        self.index, self.count = group.rank(), group.size()
-        self.is_first, self.is_last = self.index == 0, self.index == self.count - 1
+        self.stage = stage
+        self.group = group
+        self.device = device
+        self.index = group.rank()
+        self.count = group.size()
+        self.is_first = self.index == 0
+        self.is_last = self.index == self.count - 1
         self._shapes: dict[tuple[bool, tuple[Shape, ...]], _Known] = {}
         self._schedules: dict[Any, _Schedule] = {}
 
-    def train(self, name: str, microbatches: Sequence[Microbatch], autocast: Autocast, watch: StageHooks) -> None:
-        """Forward and backward over microbatches whose inputs have one shape. Collective over the group."""
+    def train(
+        self, name: str, microbatches: Sequence[Microbatch], autocast: Autocast, watch: StageHooks
+    ) -> None:
+        """Forward and backward over microbatches whose inputs have one shape. Collective over the
+        group.
+        """
         key = (name, len(microbatches), shapes(microbatches[0].inputs))
         if key not in self._schedules:
             self._schedules[key] = self._schedule(name, microbatches, autocast)
         self._schedules[key].run(microbatches, watch)
 
-    def _schedule(self, name: str, microbatches: Sequence[Microbatch], autocast: Autocast) -> _Schedule:
+    def _schedule(
+        self, name: str, microbatches: Sequence[Microbatch], autocast: Autocast
+    ) -> _Schedule:
         inputs = microbatches[0].inputs
         with autocast():
             if self._key(inputs) not in self._shapes:
@@ -88,16 +99,29 @@ class StageRunner:
 
     @torch.no_grad()
     def look(self, inputs: Tensors) -> Any:
-        """The model's output for `inputs`, on every rank of the group. Collective over the group."""
-        known = self._shapes.get(self._key(inputs))  # the inputs are the same on every rank, and so is whether they are known
-        taken = inputs if self.is_first else self._receive(self.index - 1, known.taken if known else None)
+        """The model's output for `inputs`, on every rank of the group. Collective over the
+        group.
+        """
+        # the inputs are the same on every rank, and so is whether they are known
+        known = self._shapes.get(self._key(inputs))
+        taken = (
+            inputs
+            if self.is_first
+            else self._receive(self.index - 1, known.taken if known else None)
+        )
         output = self.stage(*taken)
         given = as_tuple(output)
         if not self.is_last:
             self._send(given, self.index + 1, announced=known is not None)
         whole = self._spread(given, known.whole if known else None)
         self._shapes[self._key(inputs)] = _Known(shapes(taken), shapes(given), shapes(whole))
-        return whole if isinstance(output, tuple) and self.is_last else whole[0] if len(whole) == 1 else whole
+        return (
+            whole
+            if isinstance(output, tuple) and self.is_last
+            else whole[0]
+            if len(whole) == 1
+            else whole
+        )
 
     def _key(self, inputs: Tensors) -> tuple[bool, tuple[Shape, ...]]:
         return torch.is_autocast_enabled(self.device.type), shapes(inputs)
@@ -107,14 +131,18 @@ class StageRunner:
 
     def _send(self, values: Tensors, to: int, *, announced: bool) -> None:
         if not announced:
-            dist.send_object_list([shapes(values)], dst=self._rank(to), group=self.group, device=torch.device("cpu"))
+            dist.send_object_list(
+                [shapes(values)], dst=self._rank(to), group=self.group, device=torch.device("cpu")
+            )
         for value in values:
             dist.send(value.contiguous(), dst=self._rank(to), group=self.group)
 
     def _receive(self, source: int, announced: tuple[Shape, ...] | None) -> Tensors:
         box: list[Any] = [announced]
         if announced is None:
-            dist.recv_object_list(box, src=self._rank(source), group=self.group, device=torch.device("cpu"))
+            dist.recv_object_list(
+                box, src=self._rank(source), group=self.group, device=torch.device("cpu")
+            )
         values = tuple(empty(shape, self.device) for shape in box[0])
         for value in values:
             dist.recv(value, src=self._rank(source), group=self.group)
@@ -126,7 +154,9 @@ class StageRunner:
         if announced is None:
             dist.broadcast_object_list(box, src=last, group=self.group, device=torch.device("cpu"))
         found = (
-            tuple(value.contiguous() for value in values) if self.is_last else tuple(empty(one, self.device) for one in box[0])
+            tuple(value.contiguous() for value in values)
+            if self.is_last
+            else tuple(empty(one, self.device) for one in box[0])
         )
         for value in found:
             dist.broadcast(value, src=last, group=self.group)
@@ -134,7 +164,9 @@ class StageRunner:
 
 
 class _Stage(PipelineStage):
-    """torch's stage, with our hooks around each pass; what the user's code raises comes out as it is."""
+    """torch's stage, with our hooks around each pass; what the user's code raises comes out as it
+    is.
+    """
 
     microbatches: Sequence[Microbatch] = ()
     watch: StageHooks
@@ -160,7 +192,8 @@ class _Computed(nn.Module):
 
     def __init__(self, stage: nn.Module, autocast: Autocast) -> None:
         super().__init__()
-        self.stage, self._autocast = stage, autocast
+        self.stage = stage
+        self._autocast = autocast
 
     def forward(self, *inputs: Tensor) -> Any:
         with self._autocast():
@@ -170,7 +203,9 @@ class _Computed(nn.Module):
 class _Schedule:
     """torch's schedule for a number of microbatches of one shape."""
 
-    def __init__(self, line: StageRunner, name: str, count: int, known: _Known, autocast: Autocast) -> None:
+    def __init__(
+        self, line: StageRunner, name: str, count: int, known: _Known, autocast: Autocast
+    ) -> None:
         self._line = line
         self._stage = _Stage(
             _Computed(line.stage, autocast),
@@ -178,17 +213,23 @@ class _Schedule:
             line.count,
             line.device,
             # Said beforehand, or torch would find them out by passes over uninitialised memory.
-            input_args=tuple(empty(one, line.device, grad=not line.is_first) for one in known.taken),
+            input_args=tuple(
+                empty(one, line.device, grad=not line.is_first) for one in known.taken
+            ),
             output_args=tuple(empty(one, line.device, grad=True) for one in known.given),
             group=line.group,
         )
-        kind: type[PipelineScheduleSingle] = Schedule1F1B if name == "1f1b" and count >= line.count else ScheduleGPipe
+        kind: type[PipelineScheduleSingle] = (
+            Schedule1F1B if name == "1f1b" and count >= line.count else ScheduleGPipe
+        )
         self._schedule = kind(self._stage, count, loss_fn=self._loss, scale_grads=False)
 
     def run(self, microbatches: Sequence[Microbatch], watch: StageHooks) -> None:
         self._stage.microbatches, self._stage.watch = microbatches, watch
         inputs = (
-            [torch.cat(same) for same in zip(*[one.inputs for one in microbatches], strict=True)] if self._line.is_first else []
+            [torch.cat(same) for same in zip(*[one.inputs for one in microbatches], strict=True)]
+            if self._line.is_first
+            else []
         )
         target = torch.arange(len(microbatches)) if self._line.is_last else None
         self._schedule.step(*inputs, target=target, return_outputs=False)
@@ -218,12 +259,20 @@ def shapes(values: Tensors) -> tuple[Shape, ...]:
 
 def empty(shape: Shape, device: torch.device, *, grad: bool = False) -> Tensor:
     """A tensor of that shape with anything in it."""
-    return torch.empty(shape.size, dtype=shape.dtype, device=device, requires_grad=grad and shape.dtype.is_floating_point)
+    return torch.empty(
+        shape.size,
+        dtype=shape.dtype,
+        device=device,
+        requires_grad=grad and shape.dtype.is_floating_point,
+    )
 
 
 def as_tuple(output: Any) -> Tensors:
     """What a part of the chain gave. Raises `ConfigError` for what cannot be sent."""
     values = output if isinstance(output, tuple) else (output,)
     if not all(isinstance(value, Tensor) for value in values):
-        raise ConfigError(f"train.strategy: pipeline passes tensors on, and a part of the chain gives a {type(output).__name__}")
+        raise ConfigError(
+            "train.strategy: pipeline passes tensors on, and a part of the chain gives a "
+            f"{type(output).__name__}"
+        )
     return values

@@ -1,8 +1,10 @@
-"""tensor: neighbouring ranks compute every large matrix product together, each with its part of the weights.
+"""tensor: neighbouring ranks compute every large matrix product together, each with its part of the
+weights.
 
-torch's DTensor and `parallelize_module`, by a plan that the workload gives. The ranks of one copy of the model read the same
-samples and exchange activations in every layer, so they belong on one node; over the copies the model is sharded as by
-`fsdp`. What the plan leaves out is computed by every rank of a copy alike.
+torch's DTensor and `parallelize_module`, by a plan that the workload gives. The ranks of one copy
+of the model read the same samples and exchange activations in every layer, so they belong on one
+node; over the copies the model is sharded as by `fsdp`. What the plan leaves out is computed by
+every rank of a copy alike.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ class Tensor(Sharded):
     """The workload's plan over the ranks of each copy, `fully_shard` over the copies."""
 
     def __init__(self, world: World, workload: Workload) -> None:
-        self._world, self._workload = world, workload
-        # Weights are gathered whole for `weights` only: that this takes two operations is not worth a warning on every rank.
+        self._world = world
+        self._workload = workload
+        # Weights are gathered whole for `weights` only: that this takes two operations is not worth
+        # a warning on every rank.
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         self.counts = world.model_rank == 0
 
@@ -43,10 +47,14 @@ class Tensor(Sharded):
         plan = self._workload.tensor_plan(model, self._world.model_parallel)
         if plan is None:
             raise ConfigError(
-                f"train.strategy: tensor needs a plan of the model, and {name}.tensor_plan gives none: use fsdp, or write one"
+                "train.strategy: tensor needs a plan of the model, and "
+                f"{name}.tensor_plan gives none: use fsdp, or write one"
             )
-        # What a plan's last part gives is a view, which torch warns of: it must not be changed in place.
-        warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(.*\) returned a view tensor")
+        # What a plan's last part gives is a view, which torch warns of: it must not be changed in
+        # place.
+        warnings.filterwarnings(
+            "ignore", message=r"FSDP2-wrapped module \(.*\) returned a view tensor"
+        )
         mesh = self._world.mesh()
         self.copies = mesh["data"].get_group()
         split(model, mesh["model"], plan, who=name)
@@ -59,29 +67,44 @@ class Tensor(Sharded):
 
 
 def split(model: nn.Module, mesh: DeviceMesh, plan: dict[str, ParallelStyle], *, who: str) -> None:
-    """Split the parts that the plan names. Raises `ConfigError` for names that no part has, of which torch only warns."""
+    """Split the parts that the plan names. Raises `ConfigError` for names that no part has, of
+    which torch only warns.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Parallelize plan key")
         try:
             parallelize_module(model, mesh, plan)
         except UserWarning as warning:
             key = str(warning).partition("'")[2].partition("'")[0]
-            raise ConfigError(f"{who}.tensor_plan names {key}, and the model has no such part") from None
+            raise ConfigError(
+                f"{who}.tensor_plan names {key}, and the model has no such part"
+            ) from None
 
 
 def spread(module: nn.Module, mesh: DeviceMesh, *, path: str) -> None:
-    """Let every rank have the module's own weights, if the plan left it out; it is given and gives plain tensors.
+    """Let every rank have the module's own weights, if the plan left it out; it is given and gives
+    plain tensors.
 
-    Raises `ConfigError` where it has weights and parts besides, so that plain and spread tensors would meet in it.
+    Raises `ConfigError` where it has weights and parts besides, so that plain and spread tensors
+    would meet in it.
     """
-    own = [(name, weight) for name, weight in module.named_parameters(recurse=False) if not isinstance(weight, DTensor)]
+    own = [
+        (name, weight)
+        for name, weight in module.named_parameters(recurse=False)
+        if not isinstance(weight, DTensor)
+    ]
     if not own:
         return
     if any(True for _ in module.children()):
-        raise ConfigError(f"{path} has weights of its own ({own[0][0]}) and parts besides: give them a module, or plan it")
+        raise ConfigError(
+            f"{path} has weights of its own ({own[0][0]}) and parts besides: give them a "
+            "module, or plan it"
+        )
     for name, weight in own:
         spread_weight = distribute_tensor(weight.detach(), mesh, [Replicate()])
-        module.register_parameter(name, nn.Parameter(spread_weight, requires_grad=weight.requires_grad))
+        module.register_parameter(
+            name, nn.Parameter(spread_weight, requires_grad=weight.requires_grad)
+        )
 
     def take(_: nn.Module, inputs: Any, named: Any) -> Any:
         return tree_map_only(torch.Tensor, lambda one: _spread(one, mesh), (inputs, named))
@@ -94,4 +117,8 @@ def spread(module: nn.Module, mesh: DeviceMesh, *, path: str) -> None:
 
 
 def _spread(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    return value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, [Replicate()], run_check=False)
+    return (
+        value
+        if isinstance(value, DTensor)
+        else DTensor.from_local(value, mesh, [Replicate()], run_check=False)
+    )

@@ -1,4 +1,5 @@
-"""`python -m kdist_trainer.profiling`: ask the ranks of this agent for a profile, and fetch it; JSON, or a trace, on stdout.
+"""`python -m kdist_trainer.profiling`: ask the ranks of this agent for a profile, and fetch it;
+JSON, or a trace, on stdout.
 
 Exit codes: 0 answered, 2 usage, 74 the disk did not answer.
 """
@@ -20,7 +21,11 @@ _DISK = 74
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what is asked; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer.profiling", description=__doc__)
-    parser.add_argument("what", choices=["ask", "look", "send"], help="ask for a profile, look what came of it, send a trace")
+    parser.add_argument(
+        "what",
+        choices=["ask", "look", "send"],
+        help="ask for a profile, look what came of it, send a trace",
+    )
     parser.add_argument("--scratch", type=Path, required=True, help="the agent's folder")
     parser.add_argument("--root", type=Path, help="folder of the run's checkpoints, if it has one")
     parser.add_argument("--steps", type=int, default=5, help="ask: how many steps")

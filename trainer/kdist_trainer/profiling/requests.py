@@ -1,7 +1,9 @@
-"""The files by which a profile is asked for and answered. Free of torch: whoever asks need not import it.
+"""The files by which a profile is asked for and answered. Free of torch: whoever asks need not
+import it.
 
-A request is one file in the folder of an agent; a rank there finds it, and it is gone. The answer is a folder of the run, with
-`plan.json` (who records which steps) from rank 0, and of each rank a trace and, written last, its summary.
+A request is one file in the folder of an agent; a rank there finds it, and it is gone. The answer
+is a folder of the run, with `plan.json` (who records which steps) from rank 0, and of each rank a
+trace and, written last, its summary.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def inbox(scratch: Path) -> Path:
 
 
 def take(path: Path) -> ProfileRequest | None:
-    """The request in that inbox, which is empty afterwards; None where there is none, or none that can be read."""
+    """The request in that inbox, which is empty afterwards; None where there is none, or none that
+    can be read.
+    """
     document = read(path)
     with suppress(OSError):
         path.unlink()
@@ -60,16 +64,23 @@ def take(path: Path) -> ProfileRequest | None:
 
 
 def folder_of(root: Path, name: str) -> Path:
-    """Where the traces of a request lie. `root` is the folder of checkpoints, or the agent's own where there is none."""
+    """Where the traces of a request lie. `root` is the folder of checkpoints, or the agent's own
+    where there is none.
+    """
     return root / _ANSWERS / name
 
 
-def announce(root: Path, request: ProfileRequest, *, ranks: list[int], first: int, last: int) -> None:
+def announce(
+    root: Path, request: ProfileRequest, *, ranks: list[int], first: int, last: int
+) -> None:
     """Say who records which steps, and let go of the oldest answers. Raises `OSError`."""
     folder = folder_of(root, request.name)
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / _PLAN, {"ranks": ranks, "first": first, "last": last})
-    others = sorted((one for one in (root / _ANSWERS).iterdir() if one != folder), key=lambda one: one.stat().st_mtime)
+    others = sorted(
+        (one for one in (root / _ANSWERS).iterdir() if one != folder),
+        key=lambda one: one.stat().st_mtime,
+    )
     for old in others[: -_KEPT + 1]:
         shutil.rmtree(old, ignore_errors=True)
 
@@ -85,10 +96,18 @@ def finish(folder: Path, rank: int, summary: dict[str, Any]) -> None:
 
 
 def look(root: Path, name: str) -> dict[str, Any]:
-    """What has come of a request: the plan (empty while no rank has begun) and the summaries so far, by rank."""
+    """What has come of a request: the plan (empty while no rank has begun) and the summaries so
+    far, by rank.
+    """
     folder = folder_of(root, name)
-    found = {path.name.split(".")[0].removeprefix("rank-"): read(path) for path in sorted(folder.glob("rank-*.json"))}
-    return {"plan": read(folder / _PLAN), "ranks": {rank: summary for rank, summary in found.items() if summary}}
+    found = {
+        path.name.split(".")[0].removeprefix("rank-"): read(path)
+        for path in sorted(folder.glob("rank-*.json"))
+    }
+    return {
+        "plan": read(folder / _PLAN),
+        "ranks": {rank: summary for rank, summary in found.items() if summary},
+    }
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -1,1 +1,3 @@
-"""How nodes find each other: torch's dynamic rendezvous over a store that no agent's loss takes away, one file per store."""
+"""How nodes find each other: torch's dynamic rendezvous over a store that no agent's loss takes
+away, one file per store.
+"""

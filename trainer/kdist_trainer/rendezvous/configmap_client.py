@@ -1,9 +1,9 @@
 """One ConfigMap over plain HTTP: read it, and replace it if nobody else has since. Free of torch.
 
-Everything that an API server does when it is busy, restarted or away is ridden out for as long as the caller has patience:
-refused and cut connections, time-outs, 429, 5xx. A refusal (401, 403, 404) is believed only after a while, since roles take a
-moment to be known everywhere, and never once a request has succeeded: then somebody is at work on the cluster, and waiting
-is right.
+Everything that an API server does when it is busy, restarted or away is ridden out for as long as
+the caller has patience: refused and cut connections, time-outs, 429, 5xx. A refusal (401, 403, 404)
+is believed only after a while, since roles take a moment to be known everywhere, and never once a
+request has succeeded: then somebody is at work on the cluster, and waiting is right.
 """
 
 from __future__ import annotations
@@ -24,11 +24,17 @@ from kdist_trainer.errors import ConfigError
 from kdist_trainer.rendezvous.handler import JITTER
 
 ACCOUNT = Path("/var/run/secrets/kdist")
-"""Where the pod finds its token (which is replaced from time to time) and the authority that vouches for the API server."""
+"""Where the pod finds its token (which is replaced from time to time) and the authority that
+vouches for the API server.
+"""
 REQUEST_SECONDS = 5.0
 REFUSAL_SECONDS = 20.0
 """How long a refusal may last at first."""
-_REFUSALS = {401: "does not know the pod's token", 403: "does not let the pod use it", 404: "does not have it"}
+_REFUSALS = {
+    401: "does not know the pod's token",
+    403: "does not let the pod use it",
+    404: "does not have it",
+}
 _AWAY = {408, 429, 500, 502, 503, 504}
 _SHORTEST, _LONGEST = 0.05, 2.0  # seconds between two tries
 
@@ -60,7 +66,9 @@ class ApiEndpoint:
         try:
             host, port = environ["KUBERNETES_SERVICE_HOST"], int(environ["KUBERNETES_SERVICE_PORT"])
         except (KeyError, ValueError):
-            raise ConfigError("KUBERNETES_SERVICE_HOST and _PORT do not name an API server: is this a pod?") from None
+            raise ConfigError(
+                "KUBERNETES_SERVICE_HOST and _PORT do not name an API server: is this a pod?"
+            ) from None
         return cls(host, port, account=Path(environ.get("KDIST_ACCOUNT", ACCOUNT)))
 
     def connect(self, seconds: float) -> http.client.HTTPConnection:
@@ -73,7 +81,11 @@ class ApiEndpoint:
     def headers(self) -> dict[str, str]:
         """What every request says. Raises `OSError` without a token."""
         token = (self.account / "token").read_text().strip()
-        return {"Authorization": f"Bearer {token}", "Accept": "application/json", "Content-Type": "application/json"}
+        return {
+            "Authorization": f"Bearer {token}",
+            "Accept": "application/json",
+            "Content-Type": "application/json",
+        }
 
 
 @dataclass(frozen=True)
@@ -87,9 +99,13 @@ class Copy:
 
 
 class ConfigMap:
-    """The ConfigMap `namespace`/`name`. `patience` says for how many seconds a request may be tried again."""
+    """The ConfigMap `namespace`/`name`. `patience` says for how many seconds a request may be tried
+    again.
+    """
 
-    def __init__(self, server: ApiEndpoint, namespace: str, name: str, *, patience: Callable[[], float]) -> None:
+    def __init__(
+        self, server: ApiEndpoint, namespace: str, name: str, *, patience: Callable[[], float]
+    ) -> None:
         self.server = server
         self.name = f"{namespace}/{name}"
         self.requests = 0
@@ -106,13 +122,17 @@ class ConfigMap:
         return _parse(self._request("GET"), began)
 
     def replace(self, copy: Copy, values: Mapping[str, bytes]) -> Copy:
-        """Let it hold `values` instead of what `copy` holds. Raises `ConflictError`, and what `read` raises.
+        """Let it hold `values` instead of what `copy` holds. Raises `ConflictError`, and what
+        `read` raises.
 
         After a cut connection a `ConflictError` may be one with this very request.
         """
         began = time.monotonic()
         encoded = {key: b64encode(value).decode() for key, value in values.items()}
-        return _parse(self._request("PUT", json.dumps({**copy.document, "binaryData": encoded}).encode()), began)
+        return _parse(
+            self._request("PUT", json.dumps({**copy.document, "binaryData": encoded}).encode()),
+            began,
+        )
 
     def close(self) -> None:
         """Close the connection; another request opens one again."""
@@ -139,14 +159,19 @@ class ConfigMap:
             pause = min(_LONGEST, pause * 2)
             rest = JITTER.uniform(pause / 2, pause) + min(wait, REQUEST_SECONDS)
             if time.monotonic() + rest > deadline:
-                raise ApiUnavailableError(f"the API server does not serve ConfigMap {self.name}: {why}")
+                raise ApiUnavailableError(
+                    f"the API server does not serve ConfigMap {self.name}: {why}"
+                )
             time.sleep(rest)
 
     def _give_up(self, status: int, why: str) -> None:
         """Raise if trying again cannot help."""
         if status in _REFUSALS:
             if not self._served and time.monotonic() > self._born + REFUSAL_SECONDS:
-                message = f"the API server {_REFUSALS[status]}: ConfigMap {self.name}, which this job's agents meet by ({why})"
+                message = (
+                    f"the API server {_REFUSALS[status]}: ConfigMap {self.name}, which this "
+                    f"job's agents meet by ({why})"
+                )
                 raise ConfigError(message)
         elif status and status not in _AWAY:
             raise ApiRejectedError(f"the API server refuses ConfigMap {self.name}: {why}")
@@ -158,11 +183,14 @@ class ConfigMap:
             try:
                 if self._connection is None:
                     self._connection = self.server.connect(REQUEST_SECONDS)
-                self._connection.request(method, f"{self._path}?fieldManager=kdist-trainer", body, self.server.headers())
+                self._connection.request(
+                    method, f"{self._path}?fieldManager=kdist-trainer", body, self.server.headers()
+                )
                 with self._connection.getresponse() as response:
                     answer, status = response.read(), response.status
                     wait = response.headers.get("Retry-After", "")
-            except BaseException:  # also an exception of a signal handler: half an answer is no state to go on from
+            except BaseException:
+                # also an exception of a signal handler: half an answer is no state to go on from
                 self._drop()
                 raise
         return status, answer, float(wait) if wait.isascii() and wait.isdigit() else 0.0
@@ -177,8 +205,12 @@ def _parse(answer: bytes, began: float) -> Copy:
     """Read a ConfigMap. Raises `ApiRejectedError` for anything else."""
     try:
         document = json.loads(answer)
-        metadata = {name: value for name, value in document["metadata"].items() if name != "managedFields"}
-        values = {key: b64decode(value) for key, value in (document.pop("binaryData", None) or {}).items()}
+        metadata = {
+            name: value for name, value in document["metadata"].items() if name != "managedFields"
+        }
+        values = {
+            key: b64decode(value) for key, value in (document.pop("binaryData", None) or {}).items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ApiRejectedError(f"the API server sent no ConfigMap: {answer[:200]!r}") from error
     return Copy(values, {**document, "metadata": metadata}, began)

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from kdist_trainer.errors import ConfigError
 
 FILE, KUBERNETES, C10D = "file", "kubernetes", "c10d"
-PLACES = "file:/path/of/a/shared/folder, kubernetes:NAMESPACE/NAME of a ConfigMap, or c10d:HOST:PORT of the agent that keeps it"
+PLACES = (
+    "file:/path/of/a/shared/folder, kubernetes:NAMESPACE/NAME of a ConfigMap, or "
+    "c10d:HOST:PORT of the agent that keeps it"
+)
 
 
 @dataclass(frozen=True)
 class RendezvousEndpoint:
-    """One place: `scheme` and, as the scheme has it, a folder, a namespace and a name, or a host and a port."""
+    """One place: `scheme` and, as the scheme has it, a folder, a namespace and a name, or a host
+    and a port.
+    """
 
     scheme: str
     where: tuple[str, str]

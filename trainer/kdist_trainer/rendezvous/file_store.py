@@ -1,8 +1,10 @@
-"""The store of `kdist run`: a folder with one small file per key, on a disk that all agents of the job share.
+"""The store of `kdist run`: a folder with one small file per key, on a disk that all agents of the
+job share.
 
-torch's own FileStore keeps a log that every write appends to in several pieces: an agent killed between two of them leaves a
-log that nobody can read, and keep-alives grow it for ever. Here a value is replaced by renaming a whole new file, so any
-process may die at any instruction; writers take turns by a lock which the kernel lets go when its holder dies.
+torch's own FileStore keeps a log that every write appends to in several pieces: an agent killed
+between two of them leaves a log that nobody can read, and keep-alives grow it for ever. Here a
+value is replaced by renaming a whole new file, so any process may die at any instruction; writers
+take turns by a lock which the kernel lets go when its holder dies.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ _LOCK = "lock"
 
 
 class FileStore(Store):
-    """`torch.distributed.Store` in `folder`, which is made if missing. Keys and values are str or bytes, `get` gives bytes.
+    """`torch.distributed.Store` in `folder`, which is made if missing. Keys and values are str or
+    bytes, `get` gives bytes.
 
-    `get` and `wait` raise `DistStoreError` when the key does not come within `timeout_seconds`, writers when they do not get
-    their turn within it, or the disk refuses.
+    `get` and `wait` raise `DistStoreError` when the key does not come within `timeout_seconds`,
+    writers when they do not get their turn within it, or the disk refuses.
     """
 
     def __init__(self, folder: Path, *, timeout_seconds: float = 30.0) -> None:
@@ -60,7 +63,9 @@ class FileStore(Store):
         return total
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Let `key` hold `desired` if it holds `expected`, or is missing and `expected` is empty; returns what it holds then."""
+        """Let `key` hold `desired` if it holds `expected`, or is missing and `expected` is empty;
+        returns what it holds then.
+        """
         with self._turn():
             value = self._read(key)
             if (value or b"") != _bytes(expected):
@@ -108,7 +113,8 @@ class FileStore(Store):
         try:
             fresh.write_bytes(value)
             fresh.replace(self._path(key))
-        except OSError as error:  # torch's callers bear with a store that fails, not with a disk that does
+        except OSError as error:
+            # torch's callers bear with a store that fails, not with a disk that does
             raise dist.DistStoreError(f"{key} cannot be written: {error}") from error
 
     def _await(self, keys: Sequence[str], seconds: float) -> None:
@@ -116,7 +122,9 @@ class FileStore(Store):
         while not self.check(keys):
             if time.monotonic() > deadline:
                 missing = ", ".join(key for key in keys if not self.check([key]))
-                raise dist.DistStoreError(f"wait timeout after {seconds * 1000:.0f}ms, keys: {missing}")
+                raise dist.DistStoreError(
+                    f"wait timeout after {seconds * 1000:.0f}ms, keys: {missing}"
+                )
             if self.while_waiting is not None:
                 self.while_waiting()
             time.sleep(POLL_SECONDS)
@@ -132,14 +140,19 @@ class FileStore(Store):
             os.close(handle)
 
     def _lock(self, handle: int) -> None:
-        """Take the lock. A holder that is stopped keeps it: raises `DistStoreError` when the time-out is over."""
+        """Take the lock. A holder that is stopped keeps it: raises `DistStoreError` when the
+        time-out is over.
+        """
         deadline, pause = time.monotonic() + self._timeout_seconds, 0.0
         while True:
             try:
                 return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    message = f"wait timeout after {self._timeout_seconds * 1000:.0f}ms: another process holds"
+                    message = (
+                        f"wait timeout after {self._timeout_seconds * 1000:.0f}ms: another "
+                        "process holds"
+                    )
                     raise dist.DistStoreError(f"{message} the lock {self.folder / _LOCK}") from None
             time.sleep(pause)
             pause = min(POLL_SECONDS, pause + POLL_SECONDS / 10)

@@ -1,9 +1,11 @@
 """How often agents look at what they share, and how soon they lose patience with each other.
 
-torch's dynamic (c10d) rendezvous as kdist runs it: the same protocol, other timings, and a way to leave it.
+torch's dynamic (c10d) rendezvous as kdist runs it: the same protocol, other timings, and a way to
+leave it.
 
-torch polls once a second, notices a dead node after fifteen, and holds each round open for half a minute; right for a
-thousand nodes and slow for four. The names with an underscore are torch's own: a test holds that they are still there.
+torch polls once a second, notices a dead node after fifteen, and holds each round open for half a
+minute; right for a thousand nodes and slow for four. The names with an underscore are torch's own:
+a test holds that they are still there.
 """
 
 from __future__ import annotations
@@ -36,30 +38,40 @@ from kdist_trainer.rendezvous.file_store import FileStore
 from kdist_trainer.rendezvous.ports import pick_port
 
 JITTER = random.SystemRandom()
-"""Spreads the agents' requests. It is not the module's generator, which user code may have seeded."""
+"""Spreads the agents' requests. It is not the module's generator, which user code may have
+seeded.
+"""
 
 
 @dataclass(frozen=True)
 class RendezvousTimings:
-    """Timings in seconds. They grow with the number of nodes, so that a store sees about the same load from any job."""
+    """Timings in seconds. They grow with the number of nodes, so that a store sees about the same
+    load from any job.
+    """
 
     poll: float
     """Between two looks at the state while a group forms."""
     watch: float
     """The same while it is at work."""
     keep_alive: float
-    """Between two signs of life; a node without `keep_alive_attempts` of them in a row is taken for dead."""
+    """Between two signs of life; a node without `keep_alive_attempts` of them in a row is taken for
+    dead.
+    """
     keep_alive_attempts: int
     spread: float
     """Over how long nodes spread at most that want to change the state at the same time."""
     last_call: float
     """How long a round with enough nodes waits for more when nobody is known to be on the way."""
     patience: float
-    """How long it waits at most for those that are, and in the first round for all: nodes are seldom ready together."""
+    """How long it waits at most for those that are, and in the first round for all: nodes are
+    seldom ready together.
+    """
 
     @classmethod
     def for_nodes(cls, nodes: int, *, remote: bool = False) -> RendezvousTimings:
-        """What suits a job of at most `nodes` nodes; if `remote`, each look and each sign of life asks an API server."""
+        """What suits a job of at most `nodes` nodes; if `remote`, each look and each sign of life
+        asks an API server.
+        """
         call = {"last_call": 0.3 + nodes / 64, "patience": 5.0 + nodes / 32}
         if remote:  # at work about five changes and a dozen looks a second, from however many nodes
             return cls(
@@ -89,19 +101,26 @@ Bounds = tuple[int, int]
 
 
 class _State(_BackendRendezvousStateHolder):
-    """torch's view of the shared state, with other rules for closing a round and for declaring a node dead.
+    """torch's view of the shared state, with other rules for closing a round and for declaring a
+    node dead.
 
-    A round is closed as soon as everybody who is known to be there has joined it. Nodes that want in, or have left the round
-    before, stand in the wait list: an elastic group that forms without one of them would have to form again at once.
+    A round is closed as soon as everybody who is known to be there has joined it. Nodes that want
+    in, or have left the round before, stand in the wait list: an elastic group that forms without
+    one of them would have to form again at once.
 
-    A node is dead when its sign of life has stood still for so long as this node could see; torch compares the clocks of two
-    nodes, and takes all for dead once the store comes back that was away. A group at work loses nobody for that alone: a
-    silent node of it is evicted by a member that has left the group, or by anybody once all of them are silent.
+    A node is dead when its sign of life has stood still for so long as this node could see; torch
+    compares the clocks of two nodes, and takes all for dead once the store comes back that was
+    away. A group at work loses nobody for that alone: a silent node of it is evicted by a member
+    that has left the group, or by anybody once all of them are silent.
     """
 
-    def __init__(self, backend: C10dRendezvousBackend, settings: RendezvousSettings, pace: RendezvousTimings) -> None:
+    def __init__(
+        self, backend: C10dRendezvousBackend, settings: RendezvousSettings, pace: RendezvousTimings
+    ) -> None:
         # By these settings torch itself takes for dead only who is marked so.
-        super().__init__(backend, replace(settings, keep_alive_interval=_AGES), cache_duration=pace.poll)  # type: ignore[arg-type]
+        super().__init__(
+            backend, replace(settings, keep_alive_interval=_AGES), cache_duration=pace.poll
+        )  # type: ignore[arg-type]
         self.pace = pace
         self.silent: set[Any] = set()
         """Nodes that should give a sign of life and do not."""
@@ -122,8 +141,17 @@ class _State(_BackendRendezvousStateHolder):
         if done is not None:
             self._lost_races = 0 if done else self._lost_races + 1
             # torch tries again at once: many nodes would do nothing but get into each other's way.
-            time.sleep(JITTER.uniform(0, min(pace.spread, _RACE_SECONDS * 2**self._lost_races)) if not done else 0)
-        if state.deadline is not None and not state.complete and state.round > 0 and not state.wait_list:
+            time.sleep(
+                JITTER.uniform(0, min(pace.spread, _RACE_SECONDS * 2**self._lost_races))
+                if not done
+                else 0
+            )
+        if (
+            state.deadline is not None
+            and not state.complete
+            and state.round > 0
+            and not state.wait_list
+        ):
             opened = state.deadline - timedelta(seconds=pace.patience)
             if datetime.now(UTC) > opened + timedelta(seconds=pace.last_call):
                 state.deadline = opened  # seen here only, unless this node closes the round now
@@ -138,7 +166,11 @@ class _State(_BackendRendezvousStateHolder):
             before, still = self._pulses.get(node, (beat, -passed))
             pulses[node] = (beat, still + passed if beat == before else 0.0)
         self._pulses = pulses
-        self.silent = {node for node, (_, still) in pulses.items() if still > pace.keep_alive * pace.keep_alive_attempts}
+        self.silent = {
+            node
+            for node, (_, still) in pulses.items()
+            if still > pace.keep_alive * pace.keep_alive_attempts
+        }
         if self.node in state.participants:
             self._member_of = state.round
         has_left = self.node not in state.participants and self._member_of == state.round
@@ -152,8 +184,9 @@ class _State(_BackendRendezvousStateHolder):
 class RendezvousStatus:
     """What the rendezvous says to an agent whose ranks are at work.
 
-    `waiting` nodes want to join; `left` nodes of the group have left it or were evicted, and it never gets them back;
-    `silent` ones give no sign of life; there will be no more rounds if it is `closed`.
+    `waiting` nodes want to join; `left` nodes of the group have left it or were evicted, and it
+    never gets them back; `silent` ones give no sign of life; there will be no more rounds if it is
+    `closed`.
     """
 
     waiting: int
@@ -197,11 +230,15 @@ class Rendezvous(DynamicRendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Ranks make a store of their own in each round: a shared one keeps the addresses of dead ranks."""
+        """Ranks make a store of their own in each round: a shared one keeps the addresses of dead
+        ranks.
+        """
         return False
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Join the next round; blocks until it is complete. Raises `RendezvousTimeoutError`, `RendezvousClosedError`."""
+        """Join the next round; blocks until it is complete. Raises `RendezvousTimeoutError`,
+        `RendezvousClosedError`.
+        """
         self._group = set()
         with _environment(_OWN_STORE, "1"):
             found = super().next_rendezvous()
@@ -210,7 +247,9 @@ class Rendezvous(DynamicRendezvousHandler):
 
     @contextmanager
     def watching_departures(self) -> Iterator[None]:
-        """In a shared folder, stop waiting for the keys of a node that has left this round or was evicted."""
+        """In a shared folder, stop waiting for the keys of a node that has left this round or was
+        evicted.
+        """
         store = self._store
         if isinstance(store, FileStore):
             store.while_waiting = self._check_departures
@@ -223,15 +262,20 @@ class Rendezvous(DynamicRendezvousHandler):
     def _check_departures(self) -> None:
         with suppress(RendezvousError):
             if left := self.news().left:
-                raise DistStoreError(f"{left} other nodes have left the group before it was complete")
+                raise DistStoreError(
+                    f"{left} other nodes have left the group before it was complete"
+                )
 
     def news(self) -> RendezvousStatus:
-        """What the state says now; it is read from the store at most once per `RendezvousTimings.poll`."""
+        """What the state says now; it is read from the store at most once per
+        `RendezvousTimings.poll`.
+        """
         with self._heartbeat_lock:
             self._state_holder.sync()
             state = self._state_holder.state
             silent = self._state_holder.silent & self._group & state.participants.keys()
-            if self._this_node in silent:  # who cannot get a sign of life through cannot judge who does not give one
+            # who cannot get a sign of life through cannot judge who does not give one
+            if self._this_node in silent:
                 silent = set()
             return RendezvousStatus(
                 waiting=len(state.wait_list - self._group),
@@ -247,20 +291,29 @@ class Rendezvous(DynamicRendezvousHandler):
             return len(self._state_holder.state.participants)
 
     def leave(self) -> None:
-        """Give up this node's place, so that the others need not wait until its keep-alives are missed."""
+        """Give up this node's place, so that the others need not wait until its keep-alives are
+        missed.
+        """
         self._stop_heartbeats()
-        self._op_executor.run(torch_dynamic._RendezvousExitOp(), time.monotonic() + self.pace.keep_alive)
+        self._op_executor.run(
+            torch_dynamic._RendezvousExitOp(), time.monotonic() + self.pace.keep_alive
+        )
 
     def evict(self, pids: Collection[int]) -> None:
         """Take dead processes of this host out of the state at once: an agent's predecessors."""
         for _ in range(10):
             self._state_holder.sync()
             beats = self._state_holder.state.last_heartbeats
-            dead = [node for node in beats if node.addr == self._this_node.addr and node.local_id in pids]
+            dead = [
+                node
+                for node in beats
+                if node.addr == self._this_node.addr and node.local_id in pids
+            ]
             if not dead:
                 return
             for node in dead:
-                beats[node] = datetime.min.replace(tzinfo=UTC)  # reading the state back drops nodes without a pulse
+                # reading the state back drops nodes without a pulse
+                beats[node] = datetime.min.replace(tzinfo=UTC)
             self._state_holder.mark_dirty()
             self._state_holder.sync()
 
@@ -278,12 +331,13 @@ def open_rendezvous(
     remote: bool = False,
     bounds: Callable[[], Bounds] | None = None,
 ) -> Rendezvous:
-    """A rendezvous of run `run_id` whose state lives in `store`. `address` is where this node's ranks listen, None: its name.
-    Nodes of one address have their ranks in the order of `index`.
+    """A rendezvous of run `run_id` whose state lives in `store`. `address` is where this node's
+    ranks listen, None: its name. Nodes of one address have their ranks in the order of `index`.
 
-    The state is read and written through `state_store`, another view of the same store. `remote` as for `RendezvousTimings`. `bounds` says
-    at any time how many nodes there may be, `min_nodes` and `max_nodes` if nothing else.
-    Raises `RendezvousConnectionError` when the store cannot be reached.
+    The state is read and written through `state_store`, another view of the same store. `remote` as
+    for `RendezvousTimings`. `bounds` says at any time how many nodes there may be, `min_nodes` and
+    `max_nodes` if nothing else. Raises `RendezvousConnectionError` when the store cannot be
+    reached.
     """
     pace = RendezvousTimings.for_nodes(max_nodes, remote=remote)
     _quicken(pace.poll)
@@ -302,7 +356,12 @@ def open_rendezvous(
     )
     state = _State(C10dRendezvousBackend(state_store or store, run_id), settings, pace)
     return Rendezvous(
-        store, settings, address=address, index=index, state=state, bounds=bounds or (lambda: (min_nodes, max_nodes))
+        store,
+        settings,
+        address=address,
+        index=index,
+        state=state,
+        bounds=bounds or (lambda: (min_nodes, max_nodes)),
     )
 
 
@@ -312,7 +371,9 @@ def _change_nothing() -> None:
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Set a variable for a while: torch reads this one in the agent, and the ranks shall not inherit it."""
+    """Set a variable for a while: torch reads this one in the agent, and the ranks shall not
+    inherit it.
+    """
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -325,8 +386,12 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 def _quicken(seconds: float) -> None:
-    """Let torch's executor, in all of this process, wait so long between two looks at the state, instead of a whole second.
+    """Let torch's executor, in all of this process, wait so long between two looks at the state,
+    instead of a whole second.
 
-    And let it not find out its own methods' names from the stack for events that nobody reads: that takes longer than all else.
+    And let it not find out its own methods' names from the stack for events that nobody reads: that
+    takes longer than all else.
     """
-    vars(torch_dynamic).update(_delay=lambda **_: time.sleep(seconds), get_method_name=lambda **_: "")
+    vars(torch_dynamic).update(
+        _delay=lambda **_: time.sleep(seconds), get_method_name=lambda **_: ""
+    )

@@ -1,8 +1,10 @@
-"""The store of a job in a cluster: one ConfigMap, which no agent's loss takes away and nobody of ours has to serve.
+"""The store of a job in a cluster: one ConfigMap, which no agent's loss takes away and nobody of
+ours has to serve.
 
-Every change reads the whole and replaces it if nobody else has since (compare-and-swap on its resourceVersion), so any number
-of agents may write at once and any may die at any instruction. One read answers for all keys that anybody here waits for.
-What old rounds left is dropped with the next change: an object in Kubernetes holds a mebibyte.
+Every change reads the whole and replaces it if nobody else has since (compare-and-swap on its
+resourceVersion), so any number of agents may write at once and any may die at any instruction. One
+read answers for all keys that anybody here waits for. What old rounds left is dropped with the next
+change: an object in Kubernetes holds a mebibyte.
 """
 
 from __future__ import annotations
@@ -17,12 +19,20 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from kdist_trainer.rendezvous.configmap_client import ApiRejectedError, ApiUnavailableError, ConfigMap, ConflictError, Copy
+from kdist_trainer.rendezvous.configmap_client import (
+    ApiRejectedError,
+    ApiUnavailableError,
+    ConfigMap,
+    ConflictError,
+    Copy,
+)
 from kdist_trainer.rendezvous.handler import JITTER
 
 MOST_BYTES = 1_000_000
 _FRESH_SECONDS = 0.03
-"""A copy that was read so short a time ago serves the next reader too: torch asks for each key on its own."""
+"""A copy that was read so short a time ago serves the next reader too: torch asks for each key on
+its own.
+"""
 _STALE_SECONDS = 0.5
 _WRITERS = "__writers"  # no key of ours is encoded like this
 _WRITER_BYTES, _MOST_WRITERS = 6, 128
@@ -34,13 +44,22 @@ Values = dict[str, bytes]
 
 
 class KubernetesStore(Store):
-    """`torch.distributed.Store` in `config_map`. Keys and values are str or bytes, `get` gives bytes.
+    """`torch.distributed.Store` in `config_map`. Keys and values are str or bytes, `get` gives
+    bytes.
 
-    `get` and `wait` raise `DistStoreError` when the key does not come within `timeout_seconds`, all when the API server is
-    away for longer than the ConfigMap's patience, or when the store is full. `ConfigError` when it is refused from the start.
+    `get` and `wait` raise `DistStoreError` when the key does not come within `timeout_seconds`, all
+    when the API server is away for longer than the ConfigMap's patience, or when the store is full.
+    `ConfigError` when it is refused from the start.
     """
 
-    def __init__(self, config_map: ConfigMap, *, run_id: str, timeout_seconds: float = 30.0, poll_seconds: float = 0.1) -> None:
+    def __init__(
+        self,
+        config_map: ConfigMap,
+        *,
+        run_id: str,
+        timeout_seconds: float = 30.0,
+        poll_seconds: float = 0.1,
+    ) -> None:
         super().__init__()
         self.config_map = config_map
         self._run_id = run_id
@@ -67,7 +86,9 @@ class KubernetesStore(Store):
         return self._change(edit)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Let `key` hold `desired` if it holds `expected`, or is missing and `expected` is empty; returns what it holds then."""
+        """Let `key` hold `desired` if it holds `expected`, or is missing and `expected` is empty;
+        returns what it holds then.
+        """
 
         def edit(values: Values) -> bytes:
             if values.get(key, b"") != _bytes(expected):
@@ -150,10 +171,15 @@ class KubernetesStore(Store):
     def _replace(self, copy: Copy, values: Values, writer: bytes) -> Copy:
         kept = prune(values, run_id=self._run_id)
         encoded = {encode_key(key): value for key, value in kept.items()}
-        encoded[_WRITERS] = (writer + copy.values.get(_WRITERS, b""))[: _WRITER_BYTES * _MOST_WRITERS]
+        encoded[_WRITERS] = (writer + copy.values.get(_WRITERS, b""))[
+            : _WRITER_BYTES * _MOST_WRITERS
+        ]
         size = sum(len(key) + len(value) for key, value in encoded.items())
         if size > MOST_BYTES:
-            raise dist.DistStoreError(f"ConfigMap {self.config_map.name} would hold {size} bytes, at most {MOST_BYTES} fit")
+            raise dist.DistStoreError(
+                f"ConfigMap {self.config_map.name} would hold {size} bytes, at most "
+                f"{MOST_BYTES} fit"
+            )
         return _surely(lambda: self.config_map.replace(copy, encoded))
 
     def _await(self, keys: Sequence[str], seconds: float) -> Values:
@@ -161,18 +187,23 @@ class KubernetesStore(Store):
         values = self._read()
         while missing := [key for key in keys if key not in values]:
             if time.monotonic() > deadline:
-                raise dist.DistStoreError(f"wait timeout after {seconds * 1000:.0f}ms, keys: {', '.join(missing)}")
+                raise dist.DistStoreError(
+                    f"wait timeout after {seconds * 1000:.0f}ms, keys: {', '.join(missing)}"
+                )
             time.sleep(JITTER.uniform(self._poll_seconds / 2, self._poll_seconds))
             values = self._read(fresh_seconds=self._poll_seconds / 2)
         return values
 
 
 def encode_key(key: str) -> str:
-    """The key as a ConfigMap can hold it: whatever is no letter, digit, dot or dash as `_` and two hexadecimal digits a byte.
+    """The key as a ConfigMap can hold it: whatever is no letter, digit, dot or dash as `_` and two
+    hexadecimal digits a byte.
 
     Raises `ValueError` for one that is too long or empty.
     """
-    encoded = re.sub(rb"[^A-Za-z0-9.-]", lambda match: b"_%02x" % ord(match[0]), key.encode()).decode()
+    encoded = re.sub(
+        rb"[^A-Za-z0-9.-]", lambda match: b"_%02x" % ord(match[0]), key.encode()
+    ).decode()
     if not 0 < len(encoded) <= 253 or encoded.startswith(".."):
         raise ValueError(f"a ConfigMap holds no key {key!r}")
     return encoded
@@ -180,16 +211,24 @@ def encode_key(key: str) -> str:
 
 def decode_key(encoded: str) -> str:
     """The key that was encoded like this."""
-    return re.sub(rb"_([0-9a-f]{2})", lambda match: bytes([int(match[1], 16)]), encoded.encode()).decode(errors="replace")
+    return re.sub(
+        rb"_([0-9a-f]{2})", lambda match: bytes([int(match[1], 16)]), encoded.encode()
+    ).decode(errors="replace")
 
 
 def prune(values: Values, *, run_id: str) -> Values:
-    """The values without those of rounds and generations long over, and of other runs when it gets tight."""
-    numbered = {key: (match[1], int(match[2])) for key in values if (match := _NUMBERED.fullmatch(key))}
+    """The values without those of rounds and generations long over, and of other runs when it gets
+    tight.
+    """
+    numbered = {
+        key: (match[1], int(match[2])) for key in values if (match := _NUMBERED.fullmatch(key))
+    }
     newest: dict[str, int] = {}
     for prefix, number in numbered.values():
         newest[prefix] = max(number, newest.get(prefix, 0))
-    old = {key for key, (prefix, number) in numbered.items() if number <= newest[prefix] - _KEPT_ROUNDS}
+    old = {
+        key for key, (prefix, number) in numbered.items() if number <= newest[prefix] - _KEPT_ROUNDS
+    }
     kept = {key: value for key, value in values.items() if key not in old}
     if sum(map(len, kept.values())) > MOST_BYTES / 2:
         ours = (f"torch.rendezvous.{run_id}", f"kdist/{run_id}/")

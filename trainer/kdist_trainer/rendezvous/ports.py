@@ -1,7 +1,8 @@
-"""The port at which a group's first rank will listen: one that no connection takes meanwhile by accident.
+"""The port at which a group's first rank will listen: one that no connection takes meanwhile by
+accident.
 
-torch takes a port that the kernel gives away. Until the rank listens there, seconds later, the kernel may give it to any
-connection of this host; of ports below that range it gives none.
+torch takes a port that the kernel gives away. Until the rank listens there, seconds later, the
+kernel may give it to any connection of this host; of ports below that range it gives none.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _random = random.SystemRandom()
 
 
 def pick_port() -> int:
-    """A free port of this host, outside of what the kernel gives away wherever that leaves enough of them."""
+    """A free port of this host, outside of what the kernel gives away wherever that leaves enough
+    of them.
+    """
     last = min(_LAST, _first_given_away() - 1)
     for _ in range(_ATTEMPTS if last - _FIRST >= _FEW else 0):
         port = _random.randint(_FIRST, last)
@@ -47,6 +50,7 @@ def _is_free(port: int) -> bool:
                 server.listen()
                 return True
         except OSError as error:
-            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # else the host does not speak IPv6
+            # else the host does not speak IPv6
+            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                 return False
     return False

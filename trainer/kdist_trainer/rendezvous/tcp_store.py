@@ -1,4 +1,5 @@
-"""The store in an agent: torch's TCPStore, kept by the agent that the address names, for jobs that may not have a Role.
+"""The store in an agent: torch's TCPStore, kept by the agent that the address names, for jobs that
+may not have a Role.
 
 With that agent the store is lost: the others end, to be started again and to resume.
 """
@@ -20,11 +21,19 @@ _GONE = "kdist/gone"
 
 
 def open_tcp_store(
-    host: str, port: int, *, node: str, address: str | None, timeout_seconds: float, patience_seconds: float
+    host: str,
+    port: int,
+    *,
+    node: str,
+    address: str | None,
+    timeout_seconds: float,
+    patience_seconds: float,
 ) -> tuple[Store, bool]:
-    """The store at `host`:`port`, which this agent keeps if `host` means it; waits until it is there. Also whether it does.
+    """The store at `host`:`port`, which this agent keeps if `host` means it; waits until it is
+    there. Also whether it does.
 
-    The store's own operations wait for `timeout_seconds`. Raises `DistStoreError` or `OSError` after `patience_seconds`.
+    The store's own operations wait for `timeout_seconds`. Raises `DistStoreError` or `OSError`
+    after `patience_seconds`.
     """
     deadline = time.monotonic() + patience_seconds
     while True:
@@ -32,9 +41,12 @@ def open_tcp_store(
             if names_us(host, node=node, address=address):
                 try:
                     return _open(address or "localhost", port, timeout_seconds, keep=True), True
-                except DistError:  # the port is taken: by another agent on this host, or by the one before us, which is ending
+                except DistError:
+                    # the port is taken: by another agent on this host, or by the one before us,
+                    # which is ending
                     socket.create_connection((address or host, port), _CONNECT_SECONDS).close()
-            # A name may be unknown yet and a port still closed; torch itself would wait in silence, or not at all.
+            # A name may be unknown yet and a port still closed; torch itself would wait in silence,
+            # or not at all.
             socket.create_connection((host, port), _CONNECT_SECONDS).close()
             return _open(host, port, timeout_seconds, keep=False), False
         except (OSError, DistError):
@@ -44,7 +56,9 @@ def open_tcp_store(
 
 
 def take_leave(store: Store, *, keeps: bool, agents: int, seconds: float) -> None:
-    """Say that this agent needs the store no more; the one that `keeps` it waits at most so long until all `agents` have."""
+    """Say that this agent needs the store no more; the one that `keeps` it waits at most so long
+    until all `agents` have.
+    """
     deadline = time.monotonic() + seconds
     with suppress(DistError):
         gone = store.add(_GONE, 1)
@@ -54,7 +68,9 @@ def take_leave(store: Store, *, keeps: bool, agents: int, seconds: float) -> Non
 
 
 def names_us(host: str, *, node: str, address: str | None) -> bool:
-    """Whether `host` means this agent: by its first label, or by the address that it resolves to."""
+    """Whether `host` means this agent: by its first label, or by the address that it resolves
+    to.
+    """
     if host.partition(".")[0] in (socket.gethostname().partition(".")[0], node):
         return True
     try:
@@ -66,5 +82,10 @@ def names_us(host: str, *, node: str, address: str | None) -> bool:
 
 def _open(host: str, port: int, timeout_seconds: float, *, keep: bool) -> Store:
     return TCPStore(
-        host, port, is_master=keep, timeout=timedelta(seconds=timeout_seconds), wait_for_workers=False, multi_tenant=False
+        host,
+        port,
+        is_master=keep,
+        timeout=timedelta(seconds=timeout_seconds),
+        wait_for_workers=False,
+        multi_tenant=False,
     )

@@ -1,11 +1,13 @@
 """Event files, in TensorBoard's own format and by its own code, written on a thread of their own.
 
-Each group of ranks opens a file and says at which step it goes on: TensorBoard then forgets what the group before it had drawn
-from there on, so a curve shows every step once. It reads a folder's files in the order of the times in their names.
+Each group of ranks opens a file and says at which step it goes on: TensorBoard then forgets what
+the group before it had drawn from there on, so a curve shows every step once. It reads a folder's
+files in the order of the times in their names.
 
 The curves of a run: what rank 0 measures, on its way to event files of TensorBoard.
 
-What is measured is put into a queue and never waited for: a disk that hangs, fills up or is slow costs points, not steps.
+What is measured is put into a queue and never waited for: a disk that hangs, fills up or is slow
+costs points, not steps.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _PREFIX = "events.out.tfevents."
 
 
 def write(folder: Path, step: int, points: Points) -> None:
-    """Write points until None comes; `step` is the first one that they may have. Warns of what fails, raises nothing."""
+    """Write points until None comes; `step` is the first one that they may have. Warns of what
+    fails, raises nothing.
+    """
     begun = warned = False
     while True:
         try:
@@ -41,26 +45,39 @@ def write(folder: Path, step: int, points: Points) -> None:
                 _draw(file, points)
             return
         except ImportError as error:
-            log.warn("tensorboard-missing", message=f"no event files are written: TensorBoard is not installed here ({error})")
+            log.warn(
+                "tensorboard-missing",
+                message=f"no event files are written: TensorBoard is not installed here ({error})",
+            )
             return
         except Exception as error:  # noqa: BLE001  a curve that cannot be drawn must never end a training
             if not warned:
-                log.warn("tensorboard-not-written", error=str(error), message=f"event files cannot be written: {error}")
+                log.warn(
+                    "tensorboard-not-written",
+                    error=str(error),
+                    message=f"event files cannot be written: {error}",
+                )
             warned = True
         if _pause(points):
             return
 
 
 def open_file(folder: Path) -> FileIO:
-    """A new event file that TensorBoard reads after all that are there, whatever clocks said. Raises `OSError`.
+    """A new event file that TensorBoard reads after all that are there, whatever clocks said.
+    Raises `OSError`.
 
-    It has no buffer: what a rank that is killed has drawn is of steps that may be in a checkpoint, and will not be done again.
+    It has no buffer: what a rank that is killed has drawn is of steps that may be in a checkpoint,
+    and will not be done again.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    times = [path.name.removeprefix(_PREFIX).partition(".")[0] for path in folder.glob(f"{_PREFIX}*")]
+    times = [
+        path.name.removeprefix(_PREFIX).partition(".")[0] for path in folder.glob(f"{_PREFIX}*")
+    ]
     newest = max((int(each) for each in times if each.isdecimal()), default=0)
     stamp = max(int(time.time()), newest + 1)
-    return Path(folder, f"{_PREFIX}{stamp:010d}.{socket.gethostname()}.{os.getpid()}").open("xb", buffering=0)
+    return Path(folder, f"{_PREFIX}{stamp:010d}.{socket.gethostname()}.{os.getpid()}").open(
+        "xb", buffering=0
+    )
 
 
 def _begin(file: FileIO, step: int | None) -> None:
@@ -83,12 +100,16 @@ def _draw(file: FileIO, points: Points) -> None:
     writer = RecordWriter(file)
     while (point := points.get()) is not None:
         step, seconds, values = point
-        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+        summary = Summary(
+            value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        )
         writer.write(Event(wall_time=seconds, step=step, summary=summary).SerializeToString())
 
 
 def _pause(points: Points) -> bool:
-    """Wait a while before the next attempt, and leave out what comes meanwhile; whether that was the end."""
+    """Wait a while before the next attempt, and leave out what comes meanwhile; whether that was
+    the end.
+    """
     end = time.monotonic() + _RETRY_SECONDS
     while (left := end - time.monotonic()) > 0:
         with contextlib.suppress(queue.Empty):
@@ -102,7 +123,9 @@ FOLDER = "tensorboard"
 MIN_INTERVAL_SECONDS = 0.1
 """Least time of training between two points: faster steps than that are thinned out."""
 RESOLUTION = 0.001
-"""The same as a share of the group's life: a month's curve takes no more than some ten thousand points, a few MB."""
+"""The same as a share of the group's life: a month's curve takes no more than some ten thousand
+points, a few MB.
+"""
 
 _CLOSE_SECONDS = 2.0
 _MOST_WAITING = 4096
@@ -120,7 +143,9 @@ class TensorBoardWriter:
         self._start_anew()
 
     def begin(self, step: int) -> None:
-        """The run goes on after `step`: what is drawn beyond it, by a group that was lost, is done again."""
+        """The run goes on after `step`: what is drawn beyond it, by a group that was lost, is done
+        again.
+        """
         if self._folder is None:
             return
         self.close()
@@ -128,11 +153,15 @@ class TensorBoardWriter:
         self._lived, self._seconds = 0.0, MIN_INTERVAL_SECONDS  # the first step is drawn
         self._points = queue.Queue(_MOST_WAITING)
         arguments = (self._folder, step + 1, self._points)
-        self._thread = threading.Thread(target=write, args=arguments, name="kdist-tensorboard", daemon=True)
+        self._thread = threading.Thread(
+            target=write, args=arguments, name="kdist-tensorboard", daemon=True
+        )
         self._thread.start()
 
     def add_step(self, step: int, *, samples: int, seconds: float, loss: float) -> None:
-        """One step: its number, its samples over all ranks, this rank's seconds, the global mean loss."""
+        """One step: its number, its samples over all ranks, this rank's seconds, the global mean
+        loss.
+        """
         if self._thread is None:
             return
         self._steps += 1
@@ -149,10 +178,13 @@ class TensorBoardWriter:
             self._add(step, {f"evaluation/{name}": value for name, value in metrics.items()})
 
     def close(self) -> None:
-        """Write what waits, for at most `_CLOSE_SECONDS`; nothing more is drawn until the next `begin`."""
+        """Write what waits, for at most `_CLOSE_SECONDS`; nothing more is drawn until the next
+        `begin`.
+        """
         if self._thread is None:
             return
-        with contextlib.suppress(queue.Full):  # whoever should have emptied it hangs: a daemon, which holds nobody up
+        # whoever should have emptied it hangs: a daemon, which holds nobody up
+        with contextlib.suppress(queue.Full):
             self._points.put_nowait(None)
             self._thread.join(_CLOSE_SECONDS)
         self._thread = None
@@ -168,7 +200,10 @@ class TensorBoardWriter:
         self._phase_steps = self._stats.steps
 
     def _learning(self) -> dict[str, float]:
-        values = {"train/learning_rate": self._stats.learning_rate, "train/grad_norm": self._stats.grad_norm}
+        values = {
+            "train/learning_rate": self._stats.learning_rate,
+            "train/grad_norm": self._stats.grad_norm,
+        }
         return {name: value for name, value in values.items() if value is not None}
 
     def _pace(self) -> dict[str, float]:
@@ -176,7 +211,11 @@ class TensorBoardWriter:
         paces = {"throughput/samples_per_second": self._samples / self._seconds}
         steps = self._stats.steps - self._phase_steps
         if steps:
-            spent = [now - before for now, before in zip(self._stats.phase, self._phases, strict=True)]
-            paces |= {f"step_seconds/{phase.name.lower()}": spent[phase] / steps for phase in StepPhase}
+            spent = [
+                now - before for now, before in zip(self._stats.phase, self._phases, strict=True)
+            ]
+            paces |= {
+                f"step_seconds/{phase.name.lower()}": spent[phase] / steps for phase in StepPhase
+            }
             paces["step_seconds/total"] = sum(spent) / steps
         return paces

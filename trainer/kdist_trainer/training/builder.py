@@ -1,6 +1,8 @@
-"""The workload's model, made ready to train: cast, told what to compute twice, compiled, and spread over the ranks.
+"""The workload's model, made ready to train: cast, told what to compute twice, compiled, and spread
+over the ranks.
 
-Put one rank's run together: workload, model, data, checkpoints, from what `train.json` and the environment say.
+Put one rank's run together: workload, model, data, checkpoints, from what `train.json` and the
+environment say.
 """
 
 from __future__ import annotations
@@ -42,7 +44,12 @@ from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.precision import Precision
 from kdist_trainer.rng import WEIGHTS, Setter, derive, generators
 from kdist_trainer.tensorboard import TensorBoardWriter
-from kdist_trainer.training.checkpointing import Stateful, TrainerCheckpointing, TrainingState, TrainState
+from kdist_trainer.training.checkpointing import (
+    Stateful,
+    TrainerCheckpointing,
+    TrainingState,
+    TrainState,
+)
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.early_stopping import EarlyStopping
 from kdist_trainer.training.ema import Ema
@@ -57,7 +64,9 @@ from kdist_trainer.world import World
 
 @dataclass(frozen=True)
 class Model:
-    """`module` as the workload made it, what is evaluated and saved; `wrapped` by the strategy, what is trained."""
+    """`module` as the workload made it, what is evaluated and saved; `wrapped` by the strategy,
+    what is trained.
+    """
 
     module: nn.Module
     wrapped: nn.Module
@@ -76,7 +85,8 @@ def build(train: Training, workload: Workload, world: World) -> Model:
         compute_twice(blocks, workload)
     strategy = parallel.build(train, workload, world)
     if isinstance(strategy, Pipeline):
-        wrapped = strategy.wrap(module, workload.chain(module))  # before it goes to a device, which need not hold it whole
+        # before it goes to a device, which need not hold it whole
+        wrapped = strategy.wrap(module, workload.chain(module))
         arithmetic.stages = strategy.stages
         compile_(strategy.stage, train)
     else:
@@ -99,9 +109,13 @@ def compute_twice(blocks: Sequence[nn.Module], workload: Workload) -> None:
     Raises `ConfigError` for a workload that names no blocks.
     """
     if not blocks:
-        raise ConfigError(f"train.activationCheckpointing: {type(workload).__name__}.blocks names no parts of the model")
+        raise ConfigError(
+            f"train.activationCheckpointing: {type(workload).__name__}.blocks names no "
+            "parts of the model"
+        )
     for block in blocks:
-        # On the instance, so that names in the state stay what they are; random numbers are drawn again as they were.
+        # On the instance, so that names in the state stay what they are; random numbers are drawn
+        # again as they were.
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
@@ -120,10 +134,13 @@ class RankRuntime:
     checkpoints: Path | None
 
 
-def assemble(config: TrainConfig, train: Training, workload: Workload, around: RankRuntime) -> TrainContext:
+def assemble(
+    config: TrainConfig, train: Training, workload: Workload, around: RankRuntime
+) -> TrainContext:
     """One rank's run, before its first step and before anything is restored. Collective.
 
-    Raises `ConfigError` or `DataError` for what cannot be trained, and what the workload's own code raises.
+    Raises `ConfigError` or `DataError` for what cannot be trained, and what the workload's own code
+    raises.
     """
     world, stats = around.world, around.stats
     set_generators = seed_generators(train, world)
@@ -132,10 +149,19 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: R
     steps, optimizer = planned.steps, make_optimizer(train, workload, built)
     scheduler = workload.scheduler(optimizer, train.schedule, steps=steps.count())
     guard, patience = make_judges(train)
-    small = there_are(precision=built.precision, guard=guard, early_stop=patience, buffers=built.buffers)
-    state = TrainState(train.seed, planned.fingerprint, world.size, describe_surroundings(train, world))
-    parts = TrainingState(world, built.strategy, built.module, optimizer, scheduler, built.averages, small, state)
-    laps, loader = StepTimer(stats), Loader(steps, workload, planned.samples, settings=train.loader, seed=train.seed)
+    small = there_are(
+        precision=built.precision, guard=guard, early_stop=patience, buffers=built.buffers
+    )
+    state = TrainState(
+        train.seed, planned.fingerprint, world.size, describe_surroundings(train, world)
+    )
+    parts = TrainingState(
+        world, built.strategy, built.module, optimizer, scheduler, built.averages, small, state
+    )
+    laps, loader = (
+        StepTimer(stats),
+        Loader(steps, workload, planned.samples, settings=train.loader, seed=train.seed),
+    )
     run = TrainContext(
         settings=train,
         world=world,
@@ -161,10 +187,15 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: R
         averages=built.averages,
         patience=patience,
         flag=around.flag,
-        exchange=SyncExchange(world, most_steps=train.sync_every_steps, counts=built.strategy.counts),
+        exchange=SyncExchange(
+            world, most_steps=train.sync_every_steps, counts=built.strategy.counts
+        ),
         stats=stats,
         resources=DeviceStats(stats, world.device, train, waiting=loader.waiting),
-        curves=TensorBoardWriter(around.checkpoints if train.tensorboard == "scalars" and world.is_leader else None, stats),
+        curves=TensorBoardWriter(
+            around.checkpoints if train.tensorboard == "scalars" and world.is_leader else None,
+            stats,
+        ),
         laps=laps,
         timer=make_timer(train, around, laps),
         probe=make_probe(train, around),
@@ -177,14 +208,18 @@ def assemble(config: TrainConfig, train: Training, workload: Workload, around: R
 
 
 def seed_generators(train: Training, world: World) -> Setter:
-    """Set every generator as the model's weights ask for; returns what sets them to something else."""
+    """Set every generator as the model's weights ask for; returns what sets them to something
+    else.
+    """
     set_generators = generators(world.device)
     set_generators(derive(train.seed, WEIGHTS))
     return set_generators
 
 
 def make_optimizer(train: Training, workload: Workload, built: Model) -> Optimizer:
-    """The workload's optimizer, whose groups note the rate that they begin with: a schedule may come, or change, later."""
+    """The workload's optimizer, whose groups note the rate that they begin with: a schedule may
+    come, or change, later.
+    """
     optimizer = workload.optimizer(built.module, train.optimizer)
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
@@ -192,7 +227,9 @@ def make_optimizer(train: Training, workload: Workload, built: Model) -> Optimiz
 
 
 def make_judges(train: Training) -> tuple[GradientGuard | None, EarlyStopping | None]:
-    """What judges each update, and what ends a training that gets no better, where the job asks for them."""
+    """What judges each update, and what ends a training that gets no better, where the job asks for
+    them.
+    """
     guard = GradientGuard(train) if train.leaves_out else None
     return guard, EarlyStopping(train.early_stop) if train.early_stop is not None else None
 
@@ -200,7 +237,9 @@ def make_judges(train: Training) -> tuple[GradientGuard | None, EarlyStopping | 
 def make_saves(
     config: TrainConfig, train: Training, around: RankRuntime, parts: TrainingState, *, stream: bool
 ) -> TrainerCheckpointing:
-    """Where the run is kept: the folder of checkpoints, locked for this run, and the ledger in it. Collective."""
+    """Where the run is kept: the folder of checkpoints, locked for this run, and the ledger in it.
+    Collective.
+    """
     root, store, world = around.checkpoints, None, around.world
     if root is not None:
         store = CheckpointManager(
@@ -215,11 +254,15 @@ def make_saves(
         )
     diary = StepLog(root, around.world, waited=lambda: around.stats.phase[StepPhase.COMM_EXPOSED])
     judge = partial(judge_edits, train.model_dump(mode="json", by_alias=True), stream=stream)
-    return TrainerCheckpointing(store, parts, every=train.checkpoint.every, diary=diary, stats=around.stats, judge=judge)
+    return TrainerCheckpointing(
+        store, parts, every=train.checkpoint.every, diary=diary, stats=around.stats, judge=judge
+    )
 
 
 def judge_edits(now: dict[str, Any], job: Mapping[str, Any], *, stream: bool) -> list[Change]:
-    """What was edited since a checkpoint of `job` was written. Raises `CheckpointMismatchError` where `now` cannot go on from it."""
+    """What was edited since a checkpoint of `job` was written. Raises `CheckpointMismatchError`
+    where `now` cannot go on from it.
+    """
     changes = compare(job["train"], now, stream=stream) if "train" in job else []
     problem = refuse(changes)
     if problem is not None:
@@ -231,7 +274,9 @@ def make_pretrained(train: Training, workload: Workload, parts: TrainingState) -
     """What the run begins with, where the job names something."""
     if train.init is None:
         return None
-    return Pretrained(train.init, workload.context.data, train.checkpoint.load == "broadcast", parts)
+    return Pretrained(
+        train.init, workload.context.data, train.checkpoint.load == "broadcast", parts
+    )
 
 
 def there_are(**parts: Stateful | None) -> dict[str, Stateful]:
@@ -245,7 +290,11 @@ def make_timer(train: Training, around: RankRuntime, laps: StepTimer) -> Timer:
         return NullTimer()
     on_device = around.world.device.type == "cuda"
     if train.strategy != "ddp":
-        return CudaCollectiveTimer(around.stats) if on_device else GlooCollectiveTimer(around.stats, laps)
+        return (
+            CudaCollectiveTimer(around.stats)
+            if on_device
+            else GlooCollectiveTimer(around.stats, laps)
+        )
     kind = CudaAllReduceTimer if on_device else GlooAllReduceTimer
     return kind(around.stats, around.heartbeat)
 
@@ -254,11 +303,15 @@ def make_probe(train: Training, around: RankRuntime) -> BandwidthProbe:
     """What measures the bandwidth between the ranks, unless the job wants nothing measured."""
     group = dist.group.WORLD
     assert group is not None  # noqa: S101 - the world is open
-    return BandwidthProbe(around.stats, group, around.world.device, enabled=train.comm_hook == "timing")
+    return BandwidthProbe(
+        around.stats, group, around.world.device, enabled=train.comm_hook == "timing"
+    )
 
 
 def make_weigh(workload: Workload, world: World, laps: StepTimer) -> Callable[[Batch], float]:
-    """How a step's losses are weighted. A strategy takes the mean over copies of what has to be summed."""
+    """How a step's losses are weighted. A strategy takes the mean over copies of what has to be
+    summed.
+    """
     units, copies = workload.units_per_sample, world.data_size
     if units is not None:
         return lambda batch: copies / (units * batch.samples)
@@ -283,7 +336,11 @@ def describe_surroundings(train: Training, world: World) -> str:
 
 def describe_machine(world: World) -> str:
     """The part of it that is the machine's."""
-    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    device = (
+        torch.cuda.get_device_name(world.device)
+        if world.device.type == "cuda"
+        else torch.backends.cpu.get_cpu_capability()
+    )
     return f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}"
 
 

@@ -1,6 +1,8 @@
-"""All that must survive besides model and optimizer: where the training is, and small states kept beside it.
+"""All that must survive besides model and optimizer: where the training is, and small states kept
+beside it.
 
-When the training's state is saved, what is in it, and how it comes back. The store does the saving itself.
+When the training's state is saved, what is in it, and how it comes back. The store does the saving
+itself.
 """
 
 from __future__ import annotations
@@ -89,7 +91,9 @@ class TrainingState:
 
 
 class TrainerCheckpointing:
-    """The training's state on its way to the store and back. Every rank calls the same methods in the same order."""
+    """The training's state on its way to the store and back. Every rank calls the same methods in
+    the same order.
+    """
 
     def __init__(
         self,
@@ -103,23 +107,32 @@ class TrainerCheckpointing:
     ) -> None:
         """Without a store, where the job has no folder for checkpoints, nothing is kept.
 
-        `judge` says what was edited since a checkpoint of a job was written, or raises `CheckpointMismatchError`.
+        `judge` says what was edited since a checkpoint of a job was written, or raises
+        `CheckpointMismatchError`.
         """
-        self.store, self.parts, self.diary = store, parts, diary
+        self.store = store
+        self.parts = parts
+        self.diary = diary
         self.kept_step = -1
         """Step of the newest checkpoint that is committed."""
         self.changes: list[Change] = []
         """What was edited in the job since the checkpoint that was restored last."""
         self._counted_fallbacks = 0
         self._ask = judge
-        self._asked = [dict(group) for group in parts.optimizer.param_groups] if store is not None else []
-        self._every, self._stats = every, stats
-        self._begun_step, self._begun_at = -1, time.monotonic()
+        self._asked = (
+            [dict(group) for group in parts.optimizer.param_groups] if store is not None else []
+        )
+        self._every = every
+        self._stats = stats
+        self._begun_step = -1
+        self._begun_at = time.monotonic()
         if store is not None:
             store.on_result = self._count
 
     def restore(self) -> TrainState | None:
-        """Take over the newest checkpoint that verifies, and return its state; None, and all as it was, where there is none."""
+        """Take over the newest checkpoint that verifies, and return its state; None, and all as it
+        was, where there is none.
+        """
         if self.store is None:
             return None
         parts = self.parts
@@ -131,18 +144,25 @@ class TrainerCheckpointing:
         self._counted_fallbacks = len(self.store.fallbacks)
         if found is None:
             if fresh:
-                parts.optimizer.state.clear()  # making `tensors` took a step there, if one that moves nothing
+                # making `tensors` took a step there, if one that moves nothing
+                parts.optimizer.state.clear()
             return None
         parts.strategy.put(tensors, parts.optimizer)
         if parts.scheduler is not None and tensors["scheduler"][0] is not None:
             parts.scheduler.load_state_dict(tensors["scheduler"][0])
         saved = TrainState.from_json(found)
         state = parts.state
-        state.step, state.samples_seen, state.evaluated = saved.step, saved.samples_seen, saved.evaluated
+        state.step, state.samples_seen, state.evaluated = (
+            saved.step,
+            saved.samples_seen,
+            saved.evaluated,
+        )
         edited = {change.field for change in self.changes}
         for name, part in parts.extras.items():
             # What the job asks for since then begins anew, and so do evaluations of another kind.
-            if name in saved.extras and not (name == "early_stop" and any(field.startswith("earlyStop") for field in edited)):
+            if name in saved.extras and not (
+                name == "early_stop" and any(field.startswith("earlyStop") for field in edited)
+            ):
                 part.load_state_dict(saved.extras[name])
         take_over(parts.optimizer, self._asked, edited, parts.scheduler)
         self._begun_step = self.kept_step = saved.step
@@ -173,15 +193,22 @@ class TrainerCheckpointing:
         return self.due_after(step - 1) == step
 
     def due_by_clock(self) -> bool:
-        """Whether the time between two saves is over by this rank's clock; the ranks go by rank 0's."""
+        """Whether the time between two saves is over by this rank's clock; the ranks go by rank
+        0's.
+        """
         seconds = self._every.seconds
-        return self.store is not None and seconds is not None and time.monotonic() - self._begun_at >= seconds
+        return (
+            self.store is not None
+            and seconds is not None
+            and time.monotonic() - self._begun_at >= seconds
+        )
 
     def save(self, *, required: bool = False, done: Mapping[str, Any] | None = None) -> None:
         """Save the state as it is now; a failure is counted and the training goes on.
 
-        `required`: the state is committed on return. `done`: it is also the run's last, and this is the document that says
-        so. Raises `StorageError` where one of them is asked for and a second try failed too.
+        `required`: the state is committed on return. `done`: it is also the run's last, and this is
+        the document that says so. Raises `StorageError` where one of them is asked for and a second
+        try failed too.
         """
         if self.store is None:
             return
@@ -208,7 +235,9 @@ class TrainerCheckpointing:
             self.store.wait()
 
     def poll(self) -> None:
-        """Count a save that has ended meanwhile, and tell how far apart saves are at the present pace."""
+        """Count a save that has ended meanwhile, and tell how far apart saves are at the present
+        pace.
+        """
         if self.store is not None:
             self.store.poll()
             self._stats.checkpoint_interval = self.interval_seconds()
@@ -226,9 +255,14 @@ class TrainerCheckpointing:
 
     def weights_are_finite(self) -> bool:
         """Whether no weight is NaN or infinite: what is kept should be worth going back to."""
-        weights = [local(weight) for weight in self.parts.module.parameters() if weight.is_floating_point()]
+        weights = [
+            local(weight) for weight in self.parts.module.parameters() if weight.is_floating_point()
+        ]
         filled = [weight for weight in weights if weight.numel()]
-        largest = [norm.float() for norm in torch._foreach_norm(filled, torch.inf)] if filled else []  # NaN wins over all
+        # NaN wins over all
+        largest = (
+            [norm.float() for norm in torch._foreach_norm(filled, torch.inf)] if filled else []
+        )
         own = not largest or bool(torch.isfinite(torch.stack(largest)).all())
         return all(self.parts.world.all_gather_object(own)) if self.parts.strategy.sharded else own
 

@@ -1,4 +1,6 @@
-"""All that one rank's loop works with, made once before the first step: so that a step only steps."""
+"""All that one rank's loop works with, made once before the first step: so that a step only
+steps.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +52,13 @@ class TrainContext:
     precision: Precision
     set_generators: Callable[[int], object]
     learn: Callable[[TrainContext, Sequence[MicroBatch], float], Tensor]
-    """Makes a step's forward and backward passes: leaves the gradients' mean, returns this rank's share of the loss."""
+    """Makes a step's forward and backward passes: leaves the gradients' mean, returns this rank's
+    share of the loss.
+    """
     weigh: Callable[[Batch], float]
-    """What a step's losses are multiplied by: 1 / the count of the whole step, times the copies of the model."""
+    """What a step's losses are multiplied by: 1 / the count of the whole step, times the copies of
+    the model.
+    """
     loader: Loader
     evaluation_batch: int
 
@@ -112,7 +118,9 @@ class TrainContext:
             self.averages.update()
 
     def evaluates_after(self, step: int) -> int | None:
-        """The next step after `step` at which the model is measured on the way, if there is one before the last."""
+        """The next step after `step` at which the model is measured on the way, if there is one
+        before the last.
+        """
         every = self.settings.evaluate_every_steps
         following = None if every is None else (step // every + 1) * every
         return following if following is not None and following < self.target else None

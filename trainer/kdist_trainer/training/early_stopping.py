@@ -1,4 +1,6 @@
-"""Whether a training still learns: its evaluations, one after the other, against the best one so far."""
+"""Whether a training still learns: its evaluations, one after the other, against the best one so
+far.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from kdist_trainer.errors import ConfigError
 
 
 class EarlyStopping:
-    """Counts evaluations without progress. The same metrics on all ranks make the same decision on all ranks."""
+    """Counts evaluations without progress. The same metrics on all ranks make the same decision on
+    all ranks.
+    """
 
     def __init__(self, settings: EarlyStop) -> None:
         self._settings = settings
@@ -26,10 +30,13 @@ class EarlyStopping:
         name = self._settings.metric
         if name not in metrics:
             raise ConfigError(
-                f"train.earlyStop.metric: the evaluation has no `{name}`; it has {', '.join(sorted(metrics)) or 'none'}"
+                f"train.earlyStop.metric: the evaluation has no `{name}`; it has "
+                f"{', '.join(sorted(metrics)) or 'none'}"
             )
         value = metrics[name] if self._settings.goal == "min" else -metrics[name]
-        if math.isfinite(value) and (self._best is None or value < self._best - self._settings.min_delta):
+        if math.isfinite(value) and (
+            self._best is None or value < self._best - self._settings.min_delta
+        ):
             self._best, self._waited = value, 0
         else:
             self._waited += 1

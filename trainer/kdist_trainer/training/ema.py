@@ -12,26 +12,38 @@ from kdist_trainer.world import local
 
 
 class Ema:
-    """average = decay * average + (1 - decay) * weight, after every step; each rank averages what it holds.
+    """average = decay * average + (1 - decay) * weight, after every step; each rank averages what
+    it holds.
 
-    Averages are fp32 where weights have fewer bits: a share of 1/1000 of a difference is less than bf16 can add.
+    Averages are fp32 where weights have fewer bits: a share of 1/1000 of a difference is less than
+    bf16 can add.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         # Taken once: a sharded model has other tensors in their place while it computes.
-        self._weights, self._share = dict(module.named_parameters()), 1 - decay
+        self._weights = dict(module.named_parameters())
+        self._share = 1 - decay
         self.tensors = {name: _widened(weight) for name, weight in self._weights.items()}
-        names = [name for name in self.tensors if self.tensors[name].dtype != self._weights[name].dtype]
+        names = [
+            name for name in self.tensors if self.tensors[name].dtype != self._weights[name].dtype
+        ]
         self._narrow = [(self._weights[name], self.tensors[name]) for name in names]
-        self._equal = [(self._weights[name], self.tensors[name]) for name in self.tensors if name not in {*names}]
+        self._equal = [
+            (self._weights[name], self.tensors[name])
+            for name in self.tensors
+            if name not in {*names}
+        ]
 
     @torch.no_grad()
     def update(self) -> None:
         """Move towards the weights as they are now."""
         if self._equal:
-            weights, averages = zip(*[(local(one), local(other)) for one, other in self._equal], strict=True)
+            weights, averages = zip(
+                *[(local(one), local(other)) for one, other in self._equal], strict=True
+            )
             torch._foreach_lerp_(averages, weights, self._share)
-        for weight, average in self._narrow:  # one by one, so that at most one weight is there in fp32 besides
+        # one by one, so that at most one weight is there in fp32 besides
+        for weight, average in self._narrow:
             own = local(average)
             own.lerp_(local(weight).to(own.dtype), self._share)
 

@@ -47,10 +47,15 @@ def gets_no_better(run: TrainContext) -> bool:
 
 
 def evaluate(run: TrainContext) -> dict[str, float]:
-    """Metrics of the test split, the same on every rank; empty where the workload has none. Collective."""
+    """Metrics of the test split, the same on every rank; empty where the workload has none.
+    Collective.
+    """
     samples = run.workload.dataset("test")
     if isinstance(samples, Stream):
-        raise ConfigError(f"{type(run.workload).__name__}.dataset('test') is a stream; what is evaluated must have a length")
+        raise ConfigError(
+            f"{type(run.workload).__name__}.dataset('test') is a stream; what is "
+            "evaluated must have a length"
+        )
     if samples is None or len(samples) == 0:
         return {}
     world = run.world
@@ -62,9 +67,14 @@ def evaluate(run: TrainContext) -> dict[str, float]:
     with in_eval_mode(run.module), torch.no_grad():
         for offset in range(0, rounds if run.strategy.sharded else len(own), run.evaluation_batch):
             run.beat(Phase.EVALUATE, run.state.step)
-            # A rank whose share is used up still joins the forward passes of a sharded model, with a sample that counts nothing.
+            # A rank whose share is used up still joins the forward passes of a sharded model, with
+            # a sample that counts nothing.
             start = own.start + offset
-            indices = torch.arange(start, min(start + run.evaluation_batch, own.stop)) if start < own.stop else torch.tensor([0])
+            indices = (
+                torch.arange(start, min(start + run.evaluation_batch, own.stop))
+                if start < own.stop
+                else torch.tensor([0])
+            )
             seed = derive(run.state.seed, EVALUATE, start)
             batch = run.workload.to_device(fetch(indices, seed))
             set_generators(seed)
@@ -74,12 +84,16 @@ def evaluate(run: TrainContext) -> dict[str, float]:
                 before = sums.get(name, (0.0, 0))
                 sums[name] = (before[0] + float(total), before[1] + count)
     run.strategy.let_go()
-    return run.workload.summarize(_means(world.all_gather_object(sums if run.strategy.counts else {})))
+    return run.workload.summarize(
+        _means(world.all_gather_object(sums if run.strategy.counts else {}))
+    )
 
 
 @contextmanager
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """A block after which each part of the module is in the mode that it was in: a user may have frozen some."""
+    """A block after which each part of the module is in the mode that it was in: a user may have
+    frozen some.
+    """
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -93,4 +107,7 @@ def _means(parts: list[dict[str, tuple[float, int]]]) -> dict[str, float]:
     """Sums and counts of all ranks, added in the order of ranks, as means."""
     names = dict.fromkeys(name for part in parts for name in part)
     totals = {name: [part[name] for part in parts if name in part] for name in names}
-    return {name: sum(s for s, _ in found) / max(1, sum(n for _, n in found)) for name, found in totals.items()}
+    return {
+        name: sum(s for s, _ in found) / max(1, sum(n for _, n in found))
+        for name, found in totals.items()
+    }

@@ -1,4 +1,6 @@
-"""A step's forward and backward passes: one after the other, or side by side through the stages of a pipeline."""
+"""A step's forward and backward passes: one after the other, or side by side through the stages of
+a pipeline.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ UNWATCHED: Final = StageHooks(*[lambda: None] * 3)
 
 
 def in_turn(run: TrainContext, pieces: Sequence[MicroBatch], scale: float) -> Tensor:
-    """One piece after the other; leaves the gradients' mean over the ranks, returns this rank's share of the step's loss."""
+    """One piece after the other; leaves the gradients' mean over the ranks, returns this rank's
+    share of the step's loss.
+    """
     *early, last = pieces
     loss: Tensor | None = None
     for piece in early:
@@ -33,9 +37,12 @@ def in_turn(run: TrainContext, pieces: Sequence[MicroBatch], scale: float) -> Te
 
 
 def accumulate(run: TrainContext, piece: MicroBatch, scale: float) -> Tensor:
-    """Forward and backward over one chunk of a shard; returns its share of the step's loss, detached."""
+    """Forward and backward over one chunk of a shard; returns its share of the step's loss,
+    detached.
+    """
     run.set_generators(derive(run.state.seed, STEP, run.state.step, piece.shard, piece.chunk))
-    with run.buffers.at_rest() if piece.scant else nullcontext():  # the backward pass may compute parts of it again
+    # the backward pass may compute parts of it again
+    with run.buffers.at_rest() if piece.scant else nullcontext():
         with run.precision.autocast():
             loss, _ = run.workload.loss(run.model, piece.batch)
             share = loss * (scale * piece.weight)
@@ -46,7 +53,9 @@ def accumulate(run: TrainContext, piece: MicroBatch, scale: float) -> Tensor:
 
 
 def through_stages(run: TrainContext, pieces: Sequence[MicroBatch], scale: float) -> Tensor:
-    """All pieces as the microbatches of a pipeline; the time that a stage waits for its neighbours is exposed communication."""
+    """All pieces as the microbatches of a pipeline; the time that a stage waits for its neighbours
+    is exposed communication.
+    """
     lap = run.laps.lap
     watch = StageHooks(
         waited=partial(lap, StepPhase.COMM_EXPOSED),
@@ -56,10 +65,14 @@ def through_stages(run: TrainContext, pieces: Sequence[MicroBatch], scale: float
     return flow(run, pieces, scale, watch)
 
 
-def flow(run: TrainContext, pieces: Sequence[MicroBatch], scale: float, watch: StageHooks) -> Tensor:
+def flow(
+    run: TrainContext, pieces: Sequence[MicroBatch], scale: float, watch: StageHooks
+) -> Tensor:
     """Forward and backward over the pieces as microbatches, told to `watch`."""
     assert isinstance(run.strategy, Pipeline)  # noqa: S101 - nothing else has stages
-    tasks = [MicroBatchTask(_loss_of(run, piece, scale), _generators_of(run, piece)) for piece in pieces]
+    tasks = [
+        MicroBatchTask(_loss_of(run, piece, scale), _generators_of(run, piece)) for piece in pieces
+    ]
     try:
         return run.strategy.learn(tasks, run.precision, watch)
     finally:
@@ -76,7 +89,9 @@ def _loss_of(run: TrainContext, piece: MicroBatch, scale: float) -> Callable[[nn
 
 
 def _generators_of(run: TrainContext, piece: MicroBatch) -> Callable[[int], object]:
-    """Sets the generators as for one rank on the first stage, and to something else on each of the others; and batch norms."""
+    """Sets the generators as for one rank on the first stage, and to something else on each of the
+    others; and batch norms.
+    """
     seed = derive(run.state.seed, STEP, run.state.step, piece.shard, piece.chunk)
 
     def prepare(stage: int) -> None:

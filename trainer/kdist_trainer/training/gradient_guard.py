@@ -1,6 +1,8 @@
-"""What a step must pass before its update counts: a gradient that is finite and, where asked, no larger than usual.
+"""What a step must pass before its update counts: a gradient that is finite and, where asked, no
+larger than usual.
 
-The norm is that of the gradient after the ranks were averaged, so all ranks see the same number and decide the same.
+The norm is that of the gradient after the ranks were averaged, so all ranks see the same number and
+decide the same.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class GradientGuard:
     def __init__(self, settings: Training) -> None:
         self.rolls_back = settings.on_nonfinite == "rollback"
         self._factor = settings.spike_factor
-        self._mean, self._admitted = 0.0, 0
+        self._mean = 0.0
+        self._admitted = 0
         self._banned: set[int] = set()
         self._rollbacks: dict[int, int] = {}
 
@@ -35,14 +38,23 @@ class GradientGuard:
             return "the training went back because of it"
         if not math.isfinite(norm):
             return f"its gradient's norm is {norm}"
-        if self._factor is not None and self._admitted >= USUAL_AFTER and norm > self._factor * self._mean:
-            return f"its gradient's norm {norm:.3g} is more than {self._factor:g} times the usual {self._mean:.3g}"
+        if (
+            self._factor is not None
+            and self._admitted >= USUAL_AFTER
+            and norm > self._factor * self._mean
+        ):
+            return (
+                f"its gradient's norm {norm:.3g} is more than {self._factor:g} times the "
+                f"usual {self._mean:.3g}"
+            )
         self._mean = norm if not self._admitted else _MEMORY * self._mean + (1 - _MEMORY) * norm
         self._admitted += 1
         return ""
 
     def ban(self, step: int, *, since: int) -> bool:
-        """Leave `step` out from now on, having gone back to step `since`; False when that happened too often."""
+        """Leave `step` out from now on, having gone back to step `since`; False when that happened
+        too often.
+        """
         self._banned.add(step)
         self._rollbacks[since] = self._rollbacks.get(since, 0) + 1
         return self._rollbacks[since] <= MOST_ROLLBACKS

@@ -1,4 +1,6 @@
-"""What `Workload.loss` must return, checked where a run begins: a mean instead of a sum trains wrongly and says nothing."""
+"""What `Workload.loss` must return, checked where a run begins: a mean instead of a sum trains
+wrongly and says nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,7 @@ from kdist_trainer.workload import Workload
 
 _SAMPLES = 4
 _TOLERANCE = 1e-4
-_WAY = (
-    'return the loss summed over the batch and how many terms it sums, such as `cross_entropy(…, reduction="sum"), len(labels)`'
-)
+_WAY = 'return the loss summed over the batch and how many terms it sums, such as `cross_entropy(…, reduction="sum"), len(labels)`'
 
 
 def split(workload: Workload, returned: Any) -> tuple[Tensor, int]:
@@ -31,32 +31,45 @@ def split(workload: Workload, returned: Any) -> tuple[Tensor, int]:
     what = f"a {type(returned).__name__}"
     if isinstance(returned, Sequence):
         what = f"({', '.join(type(one).__name__ for one in returned)})"
-    raise ConfigError(f"{type(workload).__name__}.loss must return (Tensor, int), and returned {what}: {_WAY}")
+    raise ConfigError(
+        f"{type(workload).__name__}.loss must return (Tensor, int), and returned {what}: {_WAY}"
+    )
 
 
 def check_loss(workload: Workload, loss: Tensor, count: int, samples: int) -> None:
     """Refuse a loss that the loop would weigh wrongly. Raises `ConfigError`."""
     name, units = type(workload).__name__, workload.units_per_sample
     if loss.ndim != 0:
-        raise ConfigError(f"{name}.loss must return the sum over the batch, a scalar; its shape is {tuple(loss.shape)}: {_WAY}")
+        raise ConfigError(
+            f"{name}.loss must return the sum over the batch, a scalar; its shape is "
+            f"{tuple(loss.shape)}: {_WAY}"
+        )
     if units is not None and samples and count != units * samples:
         raise ConfigError(
-            f"{name}.loss counted {count} terms in {samples} samples, where units_per_sample says {units * samples}: "
+            f"{name}.loss counted {count} terms in {samples} samples, where "
+            f"units_per_sample says {units * samples}: "
             "set units_per_sample, or to None where the count depends on the data"
         )
 
 
 @torch.no_grad()
 def refuse_mean(
-    workload: Workload, module: nn.Module, batch: Any, samples: int, *, everywhere: Callable[[bool], bool] = lambda own: own
+    workload: Workload,
+    module: nn.Module,
+    batch: Any,
+    samples: int,
+    *,
+    everywhere: Callable[[bool], bool] = lambda own: own,
 ) -> None:
-    """Compare the loss of a few samples with that of the same samples twice: a sum doubles, a mean stays.
+    """Compare the loss of a few samples with that of the same samples twice: a sum doubles, a mean
+    stays.
 
-    Says nothing where that cannot be told: batches that cannot be doubled, a loss of 0, a model that draws in eval mode, code
-    that only works in train mode. Raises `ConfigError` for a mean.
+    Says nothing where that cannot be told: batches that cannot be doubled, a loss of 0, a model
+    that draws in eval mode, code that only works in train mode. Raises `ConfigError` for a mean.
 
-    `everywhere`: whether something holds on all ranks. Where a model's parts are on several of them its forward pass is
-    collective, so a rank whose batch cannot be doubled keeps the others from it.
+    `everywhere`: whether something holds on all ranks. Where a model's parts are on several of them
+    its forward pass is collective, so a rank whose batch cannot be doubled keeps the others from
+    it.
     """
     few = min(samples, _SAMPLES)
     pair: tuple[Any, Any] | None = None
@@ -74,7 +87,8 @@ def refuse_mean(
         return
     if abs(two - one) <= _TOLERANCE * abs(one):
         raise ConfigError(
-            f"{type(workload).__name__}.loss returns a mean, it seems: {one:.6g} for {count} terms, and {two:.6g} for the same "
+            f"{type(workload).__name__}.loss returns a mean, it seems: {one:.6g} for "
+            f"{count} terms, and {two:.6g} for the same "
             f"ones twice. The loop divides by the terms of the whole step itself; {_WAY}"
         )
 
@@ -84,7 +98,9 @@ class _Indivisible(Exception):  # noqa: N818 - a state of a batch
 
 
 def _taken(batch: Any, samples: int, indices: list[int]) -> Any:
-    """These samples of a batch whose tensors have one row for each. Raises `_Indivisible` for another."""
+    """These samples of a batch whose tensors have one row for each. Raises `_Indivisible` for
+    another.
+    """
     if isinstance(batch, Tensor):
         if batch.ndim == 0 or len(batch) != samples:
             raise _Indivisible
@@ -99,7 +115,9 @@ def _taken(batch: Any, samples: int, indices: list[int]) -> Any:
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Have nothing drawn and nothing learned; every part is afterwards in the mode that it was in."""
+    """Have nothing drawn and nothing learned; every part is afterwards in the mode that it was
+    in.
+    """
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:

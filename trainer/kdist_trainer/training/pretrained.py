@@ -1,4 +1,6 @@
-"""Weights to begin with: from a safetensors file or another run's checkpoint, read by every rank or by rank 0 for all."""
+"""Weights to begin with: from a safetensors file or another run's checkpoint, read by every rank or
+by rank 0 for all.
+"""
 
 from __future__ import annotations
 
@@ -58,15 +60,21 @@ class SafetensorsFile:
 
 
 class SafetensorsShards:
-    """A model in several safetensors files, as Hugging Face writes large ones: an index says which file has which weight."""
+    """A model in several safetensors files, as Hugging Face writes large ones: an index says which
+    file has which weight.
+    """
 
     def __init__(self, index: Path) -> None:
         self._index = index
         self._files: dict[str, SafetensorsFile] = {}
 
     def shapes(self) -> Mapping[str, torch.Size]:
-        """Every weight of the files that the index names. Raises `DataError` where one of them is missing or damaged."""
-        return {name: size for file in self._found().values() for name, size in file.shapes().items()}
+        """Every weight of the files that the index names. Raises `DataError` where one of them is
+        missing or damaged.
+        """
+        return {
+            name: size for file in self._found().values() for name, size in file.shapes().items()
+        }
 
     def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
         """Weights of the files; their memory is the files' until they are copied."""
@@ -79,19 +87,30 @@ class SafetensorsShards:
         try:
             places = json.loads(self._index.read_bytes())["weight_map"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"train.init: {self._index}: no index of safetensors files: {error}") from error
-        if not isinstance(places, dict) or not all(isinstance(file, str) and Path(file).name == file for file in places.values()):
-            raise DataError(f"train.init: {self._index}: weight_map must name files beside the index")
+            raise DataError(
+                f"train.init: {self._index}: no index of safetensors files: {error}"
+            ) from error
+        if not isinstance(places, dict) or not all(
+            isinstance(file, str) and Path(file).name == file for file in places.values()
+        ):
+            raise DataError(
+                f"train.init: {self._index}: weight_map must name files beside the index"
+            )
         return places
 
     def _found(self) -> dict[str, SafetensorsFile]:
         if not self._files:
-            self._files = {file: SafetensorsFile(self._index.parent / file) for file in sorted(set(self._places().values()))}
+            self._files = {
+                file: SafetensorsFile(self._index.parent / file)
+                for file in sorted(set(self._places().values()))
+            }
         return self._files
 
 
 class CheckpointFolder:
-    """A run's folder of checkpoints, of which the newest is taken, or one checkpoint in it. Verified first."""
+    """A run's folder of checkpoints, of which the newest is taken, or one checkpoint in it.
+    Verified first.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -110,7 +129,9 @@ class CheckpointFolder:
         if self._export is None:
             one = parse_name(self._path.name)
             try:
-                self._export = export.prepare(self._path.parent if one else self._path, step=one[1] if one else None)
+                self._export = export.prepare(
+                    self._path.parent if one else self._path, step=one[1] if one else None
+                )
             except (DamagedCheckpointError, CheckpointMismatchError, OSError) as error:
                 raise DataError(f"train.init: {error}") from error
         return self._export
@@ -129,7 +150,8 @@ class Pretrained:
     def load(self) -> None:
         """Put the weights in the place of the model's own. Collective.
 
-        Raises `DataError` where they cannot be read, `CheckpointMismatchError` where they are not those of the model.
+        Raises `DataError` where they cannot be read, `CheckpointMismatchError` where they are not
+        those of the model.
         """
         parts, peers = self.parts, CheckpointGroup(self.parts.world)
         source = open_source(self.settings.path, self.mounts)
@@ -144,17 +166,26 @@ class Pretrained:
             peers.everywhere(partial(_read, wanted, source.fetch))
         parts.strategy.put(tensors, parts.optimizer)
         if fresh:
-            parts.optimizer.state.clear()  # making `tensors` took a step there, if one that moves nothing
+            # making `tensors` took a step there, if one that moves nothing
+            parts.optimizer.state.clear()
         if parts.averages is not None:
             parts.averages.begin_anew()
         if parts.world.is_leader:
             log.event("initialised", path=self.settings.path, weights=len(wanted))
 
-    def _fitting(self, own: Mapping[str, Tensor], there: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-        """Those of the model's weights that are there. Raises `CheckpointMismatchError` for others, unless the job says to keep them."""
+    def _fitting(
+        self, own: Mapping[str, Tensor], there: Mapping[str, torch.Size]
+    ) -> dict[str, Tensor]:
+        """Those of the model's weights that are there. Raises `CheckpointMismatchError` for others,
+        unless the job says to keep them.
+        """
         same = tied_names(self.parts.module)
         held = {same.get(name, name) for name in there}
-        problems = [f"{name} is not there" for name in own if name not in there and same.get(name, name) not in held]
+        problems = [
+            f"{name} is not there"
+            for name in own
+            if name not in there and same.get(name, name) not in held
+        ]
         problems += [
             f"{name} is {tuple(there[name])} there and {tuple(value.shape)} in the model"
             for name, value in own.items()
@@ -163,21 +194,34 @@ class Pretrained:
         if problems and (self.settings.misfits == "refuse" or len(problems) == len(own)):
             more = f" and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
             raise CheckpointMismatchError(
-                f"train.init: {self.settings.path} is of another model: {'; '.join(problems[:_TOLD])}{more}"
+                f"train.init: {self.settings.path} is of another model: "
+                f"{'; '.join(problems[:_TOLD])}{more}"
             )
         if problems and self.parts.world.is_leader:
-            log.warn("init-misfits", path=self.settings.path, kept=problems[:100], message=f"{len(problems)} weights begin anew")
+            log.warn(
+                "init-misfits",
+                path=self.settings.path,
+                kept=problems[:100],
+                message=f"{len(problems)} weights begin anew",
+            )
         return {name: value for name, value in own.items() if there.get(name) == value.shape}
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:
-    """Each name of a parameter to the first name that the same parameter has: files often hold a tied one once."""
+    """Each name of a parameter to the first name that the same parameter has: files often hold a
+    tied one once.
+    """
     first: dict[int, str] = {}
-    return {name: first.setdefault(id(one), name) for name, one in module.named_parameters(remove_duplicate=False)}
+    return {
+        name: first.setdefault(id(one), name)
+        for name, one in module.named_parameters(remove_duplicate=False)
+    }
 
 
 def open_source(path: str, mounts: Mapping[str, Path]) -> Source:
-    """What `path` names: below a mount path of job.yaml it is that folder of this machine. Raises `DataError`."""
+    """What `path` names: below a mount path of job.yaml it is that folder of this machine. Raises
+    `DataError`.
+    """
     found = Path(path)
     for mount, folder in sorted(mounts.items(), key=lambda one: -len(one[0])):
         if found.is_relative_to(mount):

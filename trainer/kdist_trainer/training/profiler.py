@@ -1,6 +1,8 @@
-"""A rank's part of a profile: torch's profiler around the next steps, then a trace and a summary of it.
+"""A rank's part of a profile: torch's profiler around the next steps, then a trace and a summary of
+it.
 
-Nothing of it is in the loop's step: a rank that records has another `report`, which is called at the end of every step anyway.
+Nothing of it is in the loop's step: a rank that records has another `report`, which is called at
+the end of every step anyway.
 """
 
 from __future__ import annotations
@@ -24,18 +26,24 @@ _COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel")
 
 
 def attach(run: TrainContext, *, scratch: Path | None, checkpoints: Path | None) -> None:
-    """Let the run be asked in its agent's folder, and keep traces beside the checkpoints, or there where there are none."""
+    """Let the run be asked in its agent's folder, and keep traces beside the checkpoints, or there
+    where there are none.
+    """
     run.inbox = requests.inbox(scratch) if scratch is not None else None
     run.traces = checkpoints or scratch
 
 
 def asked(run: TrainContext) -> bool:
-    """Whether somebody has asked this rank's agent for a profile since the last one; one look at a folder."""
+    """Whether somebody has asked this rank's agent for a profile since the last one; one look at a
+    folder.
+    """
     return run.inbox is not None and run.state.step >= run.profiled_until and run.inbox.exists()
 
 
 def begin(run: TrainContext) -> None:
-    """Find out what was asked for, and record from the next step on. Collective, after all ranks agreed to."""
+    """Find out what was asked for, and record from the next step on. Collective, after all ranks
+    agreed to.
+    """
     own = requests.take(run.inbox) if run.inbox is not None and asked(run) else None
     found = next((one for one in run.world.all_gather_object(own) if one is not None), None)
     if found is None:
@@ -47,7 +55,9 @@ def begin(run: TrainContext) -> None:
     ranks = [rank for rank in range(run.world.size) if found.includes(rank)]
     try:
         if run.world.is_leader:
-            log.event("profile", name=found.name, step=run.state.step + 1, steps=found.steps, ranks=ranks)
+            log.event(
+                "profile", name=found.name, step=run.state.step + 1, steps=found.steps, ranks=ranks
+            )
             last = min(run.target, run.profiled_until)
             requests.announce(root, found, ranks=ranks, first=run.state.step + 1, last=last)
         if run.world.rank in ranks:
@@ -60,7 +70,9 @@ class ProfileRecording:
     """Records until its steps are done, or the run is."""
 
     def __init__(self, run: TrainContext, request: ProfileRequest, folder: Path) -> None:
-        self._run, self._request, self._folder = run, request, folder
+        self._run = run
+        self._request = request
+        self._folder = folder
         self._report: Callable[[], None] = run.report
         self._left = min(request.steps, run.target - run.state.step)
         devices = [ProfilerActivity.CUDA] if run.world.device.type == "cuda" else []
@@ -95,15 +107,30 @@ class ProfileRecording:
     def _keep(self, seconds: float) -> None:
         rank, last = self._run.world.rank, self._first + self._request.steps - 1
         self._profiler.export_chrome_trace(str(self._folder / requests.trace_name(rank)))
-        summary = {"rank": rank, "first": self._first, "last": min(last, self._run.target), "seconds": round(seconds, 6)}
+        summary = {
+            "rank": rank,
+            "first": self._first,
+            "last": min(last, self._run.target),
+            "seconds": round(seconds, 6),
+        }
         requests.finish(self._folder, rank, summary | summarize(self._profiler))
 
 
 def summarize(profiler: profile) -> dict[str, Any]:
-    """Where the time went: seconds with a collective under way, and the operations that took most time themselves."""
+    """Where the time went: seconds with a collective under way, and the operations that took most
+    time themselves.
+    """
     events = profiler.events() or []  # type: ignore[no-untyped-call]
-    spans = [(each.time_range.start, each.time_range.end) for each in events if each.name.startswith(_COMMUNICATION)]
-    averages = [each for each in profiler.key_averages() if not each.key.startswith(("ProfilerStep", *_COMMUNICATION))]
+    spans = [
+        (each.time_range.start, each.time_range.end)
+        for each in events
+        if each.name.startswith(_COMMUNICATION)
+    ]
+    averages = [
+        each
+        for each in profiler.key_averages()
+        if not each.key.startswith(("ProfilerStep", *_COMMUNICATION))
+    ]
     averages.sort(key=lambda each: -(each.self_device_time_total or each.self_cpu_time_total))
     operations = [
         {

@@ -1,7 +1,7 @@
 """Rank 0's lines in the run's ledger: every step's samples and loss, and what happened to the run.
 
-A full disk must not end a training: lines that cannot be written wait for the next attempt. But no checkpoint is committed
-before the lines of the steps it holds are on the disk.
+A full disk must not end a training: lines that cannot be written wait for the next attempt. But no
+checkpoint is committed before the lines of the steps it holds are on the disk.
 """
 
 from __future__ import annotations
@@ -17,25 +17,39 @@ from kdist_trainer.world import World
 
 
 class StepLog:
-    """The ledger as the loop writes it; on other ranks than 0, and without a folder, it keeps nothing."""
+    """The ledger as the loop writes it; on other ranks than 0, and without a folder, it keeps
+    nothing.
+    """
 
-    def __init__(self, root: Path | None, world: World, *, waited: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self, root: Path | None, world: World, *, waited: Callable[[], float] = lambda: 0.0
+    ) -> None:
         """`waited` says how many seconds this rank has waited in all-reduces so far."""
         self._root = root if world.is_leader else None
         self._fixed = {"generation": world.generation, "world_size": world.size}
-        self._waited, self._told = waited, 0.0
+        self._waited = waited
+        self._told = 0.0
         self._steps: StepLedger | None = None
         self._waiting: list[dict[str, Any]] = []
 
     def add_steps(self, records: Iterable[StepRecord], losses: Iterable[float]) -> None:
-        """Write one line for each step; what was waited for peers since the last call is shared out among them."""
+        """Write one line for each step; what was waited for peers since the last call is shared out
+        among them.
+        """
         records = list(records)
         if self._root is None or not records:
             return
         waited = self._waited()
         wait, self._told = max(0.0, waited - self._told) / len(records), waited
         for (step, first, last, seconds), loss in zip(records, losses, strict=True):
-            line = {"step": step, **self._fixed, "first": first, "last": last, "loss": loss.hex(), "seconds": round(seconds, 6)}
+            line = {
+                "step": step,
+                **self._fixed,
+                "first": first,
+                "last": last,
+                "loss": loss.hex(),
+                "seconds": round(seconds, 6),
+            }
             line |= {"wait_seconds": round(wait, 6)}
             self._waiting.append(line)
         self.flush()
@@ -44,7 +58,9 @@ class StepLog:
         """Write that something happened to the run."""
         root = self._root
         if root is not None:
-            self._attempt(lambda: RunLedger(root).append(name, generation=self._fixed["generation"], **fields))
+            self._attempt(
+                lambda: RunLedger(root).append(name, generation=self._fixed["generation"], **fields)
+            )
 
     def flush(self) -> None:
         """Write the lines that wait, if the disk takes them."""
@@ -52,7 +68,9 @@ class StepLog:
             self._steps = None  # opened anew it first ends the line that the failure may have torn
 
     def sync(self) -> None:
-        """Put every line on the disk. Called before each commit, on the writer's thread. Raises `OSError`."""
+        """Put every line on the disk. Called before each commit, on the writer's thread. Raises
+        `OSError`.
+        """
         if self._waiting:
             raise OSError(f"{len(self._waiting)} lines of the step ledger could not be written")
         if self._steps is not None:
@@ -69,6 +87,10 @@ class StepLog:
         try:
             write()
         except OSError as error:
-            log.warn("ledger-not-written", error=str(error), message=f"the run's ledger cannot be written: {error}")
+            log.warn(
+                "ledger-not-written",
+                error=str(error),
+                message=f"the run's ledger cannot be written: {error}",
+            )
             return False
         return True

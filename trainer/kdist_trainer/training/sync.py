@@ -1,10 +1,12 @@
 """SIGTERM on any rank becomes one decision of all ranks.
 
-The handler only raises a flag. Every few steps the ranks gather one small row each - losses, their clocks, their flags -
-in a single asynchronous collective that is read one interval later, when it has long arrived: what all ranks read is the
-same, so they decide the same at the same step, and no step ever waits for it.
+The handler only raises a flag. Every few steps the ranks gather one small row each - losses, their
+clocks, their flags - in a single asynchronous collective that is read one interval later, when it
+has long arrived: what all ranks read is the same, so they decide the same at the same step, and no
+step ever waits for it.
 
-What the ranks tell each other every few steps: losses, norms, clocks and flags, read one interval later.
+What the ranks tell each other every few steps: losses, norms, clocks and flags, read one interval
+later.
 """
 
 from __future__ import annotations
@@ -52,11 +54,15 @@ class StopFlag:
         self.requested = self._terminated = True
 
     def _interrupt(self, _number: int, _: FrameType | None) -> None:
-        self.requested = True  # Ctrl-C reaches every process of a terminal; what a second one means is the launcher's to say
+        # Ctrl-C reaches every process of a terminal; what a second one means is the launcher's to
+        # say
+        self.requested = True
 
 
 class StepRecord(NamedTuple):
-    """One step as every rank knows it: number, positions of its first and last sample, this rank's seconds."""
+    """One step as every rank knows it: number, positions of its first and last sample, this rank's
+    seconds.
+    """
 
     step: int
     first: int
@@ -69,7 +75,9 @@ class SyncPayload(NamedTuple):
 
     records: Sequence[StepRecord] = ()
     losses: Sequence[Tensor] = ()
-    """This rank's share of each step's loss; the shares of those that count, divided by their number, are the mean loss."""
+    """This rank's share of each step's loss; the shares of those that count, divided by their
+    number, are the mean loss.
+    """
     norm: Tensor | None = None
     """Norm of the last step's gradient, the same on every rank."""
     stop: bool = False
@@ -78,7 +86,9 @@ class SyncPayload(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """What all ranks said about the steps of an interval; the same on every rank but for `records`' seconds."""
+    """What all ranks said about the steps of an interval; the same on every rank but for `records`'
+    seconds.
+    """
 
     records: Sequence[StepRecord] = ()
     losses: Sequence[float] = ()
@@ -97,14 +107,18 @@ class _Posted(NamedTuple):
 
 
 class SyncExchange:
-    """Rows of all ranks, posted at the end of each interval and collected later; collective, same calls on every rank.
+    """Rows of all ranks, posted at the end of each interval and collected later; collective, same
+    calls on every rank.
 
-    Each rank has a slot of its own in the table that is all-reduced, and every rank adds the slots in the same order when it
-    reads them: a sum made by the all-reduce itself would depend on the order in which it meets the ranks.
+    Each rank has a slot of its own in the table that is all-reduced, and every rank adds the slots
+    in the same order when it reads them: a sum made by the all-reduce itself would depend on the
+    order in which it meets the ranks.
     """
 
     def __init__(self, world: World, *, most_steps: int, counts: bool = True) -> None:
-        """`counts`: whether this rank's losses are heard; one rank of each copy of the model speaks for all of the copy."""
+        """`counts`: whether this rank's losses are heard; one rank of each copy of the model speaks
+        for all of the copy.
+        """
         self._world = world
         self._counts = counts
         self._shape = (world.size, _FLAGS + most_steps)
@@ -134,10 +148,14 @@ class SyncExchange:
         return _Posted(row, rows)
 
     def _post_from_device(self, row: SyncPayload, flags: list[float]) -> _Posted:
-        """Losses go from device to device and come to the CPU on a stream beside the training's: nothing waits for them."""
+        """Losses go from device to device and come to the CPU on a stream beside the training's:
+        nothing waits for them.
+        """
         device, own = self._world.device, self._world.rank
         table = torch.zeros(self._shape, dtype=torch.float64, device=device)
-        table[own, : len(flags)] = torch.tensor(flags, dtype=torch.float64).pin_memory().to(device, non_blocking=True)
+        table[own, : len(flags)] = (
+            torch.tensor(flags, dtype=torch.float64).pin_memory().to(device, non_blocking=True)
+        )
         table[own, _NORM] = math.nan if row.norm is None else row.norm
         if self._counts:
             table[own, _FLAGS : _FLAGS + len(row.losses)] = torch.stack(list(row.losses))
@@ -169,7 +187,10 @@ class SyncExchange:
         return Interval(
             records=row.records,
             losses=[
-                sum(slots) * share for slots in zip(*[rank[_FLAGS : _FLAGS + len(row.losses)] for rank in said], strict=True)
+                sum(slots) * share
+                for slots in zip(
+                    *[rank[_FLAGS : _FLAGS + len(row.losses)] for rank in said], strict=True
+                )
             ],
             norm=None if row.norm is None else said[0][_NORM],
             stop=any(rank[_STOP] for rank in said),
@@ -182,8 +203,9 @@ class SyncExchange:
 def interval_of(step_seconds: float, most: int) -> int:
     """Steps in an interval: `most`, or fewer where steps are slow.
 
-    A request waits for the end of one interval to be sent and for the end of the next to be read: the two together should
-    last no longer than `AGREE_WITHIN_SECONDS`, where steps themselves are short enough for that.
+    A request waits for the end of one interval to be sent and for the end of the next to be read:
+    the two together should last no longer than `AGREE_WITHIN_SECONDS`, where steps themselves are
+    short enough for that.
     """
     if step_seconds <= 0:
         return 1
@@ -195,7 +217,9 @@ PROGRESS_SECONDS = 1.0
 
 
 def confer(run: TrainContext) -> Interval:
-    """Post this interval's losses and flags, and learn what all ranks said at the end of the one before."""
+    """Post this interval's losses and flags, and learn what all ranks said at the end of the one
+    before.
+    """
     if run.state.step == run.first_step:
         announce(run)
     said = note(run, run.exchange.collect()) if run.exchange.pending else Interval()
@@ -204,13 +228,20 @@ def confer(run: TrainContext) -> Interval:
     run.records.clear()
     run.losses.clear()
     run.saves.poll()
-    steps = [run.state.step + run.interval, run.target, run.saves.due_after(run.state.step), run.evaluates_after(run.state.step)]
+    steps = [
+        run.state.step + run.interval,
+        run.target,
+        run.saves.due_after(run.state.step),
+        run.evaluates_after(run.state.step),
+    ]
     run.boundary = min(step for step in steps if step is not None)
     return said
 
 
 def announce(run: TrainContext) -> None:
-    """The first step of this generation is done: whoever waits for the recovery can stop the clock."""
+    """The first step of this generation is done: whoever waits for the recovery can stop the
+    clock.
+    """
     if run.world.is_leader:
         log.event("first-step", step=run.state.step)
         run.saves.diary.add_event("first_step", step=run.state.step)
@@ -225,7 +256,9 @@ def note(run: TrainContext, said: Interval) -> Interval:
     run.resources.look()
     run.stats.tokens = run.stats.samples * run.workload.tokens_per_sample
     for record, loss in zip(said.records, said.losses, strict=True):
-        run.curves.add_step(record.step, samples=record.last - record.first + 1, seconds=record.seconds, loss=loss)
+        run.curves.add_step(
+            record.step, samples=record.last - record.first + 1, seconds=record.seconds, loss=loss
+        )
         if not math.isfinite(loss):
             run.stats.add_nonfinite("loss")
             refuse(run, f"the loss of step {record.step} is {loss}")
@@ -250,7 +283,9 @@ def speak(run: TrainContext, said: Interval) -> None:
 
 
 def refuse(run: TrainContext, why: str) -> None:
-    """Stop at a number that is not finite, if the job says so: nothing after it is worth keeping."""
+    """Stop at a number that is not finite, if the job says so: nothing after it is worth
+    keeping.
+    """
     if run.settings.on_nonfinite == "stop":
         give_up(run, why)
 
@@ -261,7 +296,9 @@ def give_up(run: TrainContext, why: str) -> NoReturn:
 
 
 def admit(run: TrainContext, norm: Tensor) -> bool:
-    """Whether the update of the step under way counts; if not, why, and whether the training must go back, is told to `run`."""
+    """Whether the update of the step under way counts; if not, why, and whether the training must
+    go back, is told to `run`.
+    """
     assert run.guard is not None  # noqa: S101 - only then is anybody asked
     step = run.state.step + 1
     why = run.guard.judge(step, float(norm))
@@ -269,10 +306,18 @@ def admit(run: TrainContext, norm: Tensor) -> bool:
         return True
     run.stats.add_nonfinite("grad")
     run.saves.settle()  # what is kept is then the same on every rank
-    run.must_go_back = run.guard.rolls_back and run.saves.kept_step >= 0 and not run.guard.is_banned(step)
-    first, last = run.state.samples_seen, run.state.samples_seen + run.loader.size(run.state.samples_seen) - 1
+    run.must_go_back = (
+        run.guard.rolls_back and run.saves.kept_step >= 0 and not run.guard.is_banned(step)
+    )
+    first, last = (
+        run.state.samples_seen,
+        run.state.samples_seen + run.loader.size(run.state.samples_seen) - 1,
+    )
     if run.world.is_leader and not run.must_go_back:
-        message = f"the update of step {step} (samples {first} to {last} of the stream) is left out: {why}"
+        message = (
+            f"the update of step {step} (samples {first} to {last} of the stream) is left "
+            f"out: {why}"
+        )
         log.warn("step-skipped", step=step, first=first, last=last, message=message)
     if not run.must_go_back:
         run.saves.diary.add_event("skipped", step=step, first=first, last=last, why=why)
@@ -280,7 +325,9 @@ def admit(run: TrainContext, norm: Tensor) -> bool:
 
 
 def drain(run: TrainContext) -> None:
-    """Learn every loss up to this step, and make sure that the state is one and worth keeping. Raises `NonFiniteError`."""
+    """Learn every loss up to this step, and make sure that the state is one and worth keeping.
+    Raises `NonFiniteError`.
+    """
     if run.records:
         run.exchange.post(SyncPayload(tuple(run.records), tuple(run.losses), run.norm))
         run.records.clear()

@@ -1,6 +1,8 @@
-"""The passes before the first step, whose gradients are thrown away: after them every step is like every other.
+"""The passes before the first step, whose gradients are thrown away: after them every step is like
+every other.
 
-The training loop, to be read from top to bottom: `train` is the life of a run, `step` is one optimizer step.
+The training loop, to be read from top to bottom: `train` is the life of a run, `step` is one
+optimizer step.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ from kdist_trainer.training.sync import StepRecord, confer, drain, give_up
 
 
 def warm_up(run: TrainContext) -> None:
-    """Two backward passes whose gradients are thrown away, so that DDP's buckets are what they stay from then on.
+    """Two backward passes whose gradients are thrown away, so that DDP's buckets are what they stay
+    from then on.
 
-    DDP sorts its buckets anew after the first backward pass. From three ranks on another order of sums means other bits: a
-    resumed training would differ from the undisturbed one in its first step. So every generation begins like this.
+    DDP sorts its buckets anew after the first backward pass. From three ranks on another order of
+    sums means other bits: a resumed training would differ from the undisturbed one in its first
+    step. So every generation begins like this.
     """
     run.beat(Phase.INIT, run.state.step)
     piece = run.loader.sample()
@@ -57,7 +61,9 @@ def warm_up(run: TrainContext) -> None:
             backward()
         drawing = generators_of(backward, run.world.device)
         if run.world.generation == 1:
-            everywhere: Callable[[bool], bool] = partial(holds_everywhere, run) if run.strategy.sharded else bool
+            everywhere: Callable[[bool], bool] = (
+                partial(holds_everywhere, run) if run.strategy.sharded else bool
+            )
             refuse_mean(run.workload, run.module, piece.batch, piece.samples, everywhere=everywhere)
             run.strategy.let_go()
     if ":" not in run.settings.workload:  # of a user's loss nobody knows what it draws from later
@@ -71,10 +77,11 @@ def holds_everywhere(run: TrainContext, own: bool) -> bool:
 
 
 def train(run: TrainContext) -> str:
-    """Train to the last step, or until some rank is asked to stop; returns "done" or "stopped". Collective.
+    """Train to the last step, or until some rank is asked to stop; returns "done" or "stopped".
+    Collective.
 
-    Raises `NonFiniteError` when the loss is and the job says stop, `StorageError` when a state that must be kept cannot be,
-    and whatever the user's code raises.
+    Raises `NonFiniteError` when the loss is and the job says stop, `StorageError` when a state that
+    must be kept cannot be, and whatever the user's code raises.
     """
     begin(run)
     while run.state.step < run.target:
@@ -101,7 +108,9 @@ def train(run: TrainContext) -> str:
 
 
 def begin(run: TrainContext) -> None:
-    """Warm up, go on from the newest checkpoint, or begin with what the job names, and open the stream of batches there."""
+    """Warm up, go on from the newest checkpoint, or begin with what the job names, and open the
+    stream of batches there.
+    """
     warm_up(run)
     run.stats.add_wall(Wall.INIT, run.laps.skip())
     run.beat(Phase.RESTORE, run.state.step)
@@ -119,8 +128,14 @@ def begin(run: TrainContext) -> None:
 
 
 def catch_up(run: TrainContext) -> None:
-    """Make up for the evaluation that a stop at this very step has put off: its grace is for saving."""
-    if run.evaluates_at(run.state.step) and run.state.evaluated != run.state.step and gets_no_better(run):
+    """Make up for the evaluation that a stop at this very step has put off: its grace is for
+    saving.
+    """
+    if (
+        run.evaluates_at(run.state.step)
+        and run.state.evaluated != run.state.step
+        and gets_no_better(run)
+    ):
         run.target = run.state.step
 
 
@@ -131,9 +146,13 @@ def probe(run: TrainContext, category: Wall) -> None:
 
 
 def open_stream(run: TrainContext) -> None:
-    """The batches and the learning rate from the present position on, to wherever the job's end is by now."""
+    """The batches and the learning rate from the present position on, to wherever the job's end is
+    by now.
+    """
     state = run.state
-    run.target = run.stats.target_steps = run.loader.go_on(step=state.step, position=state.samples_seen)
+    run.target = run.stats.target_steps = run.loader.go_on(
+        step=state.step, position=state.samples_seen
+    )
     if run.curve is not None:
         run.curve.place(state.step, steps=run.target)
     run.buffers.begin()
@@ -147,29 +166,54 @@ def welcome(run: TrainContext, saved: TrainState | None) -> None:
     if saved is None:
         log.event("started-fresh", step=0)
         return
-    log.event("resumed", step=saved.step, samples_seen=saved.samples_seen, checkpoint=run.saves.resumed_from)
+    log.event(
+        "resumed",
+        step=saved.step,
+        samples_seen=saved.samples_seen,
+        checkpoint=run.saves.resumed_from,
+    )
     edits = [change for change in run.saves.changes if change.fate is not Fate.FREE]
     if edits:
-        log.warn("job-edited", fields=[change.field for change in edits], message="; ".join(map(str, edits)))
+        log.warn(
+            "job-edited",
+            fields=[change.field for change in edits],
+            message="; ".join(map(str, edits)),
+        )
     if asked := run.loader.past_end(step=saved.step, position=saved.samples_seen):
-        done = f"the checkpoint is of step {saved.step}, after {saved.samples_seen} samples, and the job asks for {asked}"
+        done = (
+            f"the checkpoint is of step {saved.step}, after {saved.samples_seen} samples, and "
+            f"the job asks for {asked}"
+        )
         way = "the run ends at this step; a larger value goes on from it, and --fresh begins anew"
-        log.warn("past-end", step=saved.step, samples_seen=saved.samples_seen, asked=asked, message=f"{done}: {way}")
+        log.warn(
+            "past-end",
+            step=saved.step,
+            samples_seen=saved.samples_seen,
+            asked=asked,
+            message=f"{done}: {way}",
+        )
     before, now = saved.describe_writer(), run.state.describe_writer()
     if before != now:
         why = f"saved by {before}; resumed by {now}"
-        log.event("not-bit-equal", why=why, message=f"the training goes on correctly, but not equal to the bit: {why}")
+        log.event(
+            "not-bit-equal",
+            why=why,
+            message=f"the training goes on correctly, but not equal to the bit: {why}",
+        )
 
 
 def step(run: TrainContext) -> bool:
-    """One optimizer step over the next `globalBatch` samples of the stream; False where the training must go back."""
+    """One optimizer step over the next `globalBatch` samples of the stream; False where the
+    training must go back.
+    """
     run.beat(Phase.STEP, run.state.step + 1)
     lap = run.laps.lap
     lap(StepPhase.OTHER)
     batch = next(run.batches)
     lap(StepPhase.DATA_WAIT)
 
-    # Every forward pass adds its share of the step's mean loss: a sum over samples, divided by the count of the whole step.
+    # Every forward pass adds its share of the step's mean loss: a sum over samples, divided by the
+    # count of the whole step.
     scale = run.weigh(batch)
     run.optimizer.zero_grad()
     run.timer.start()
@@ -189,7 +233,9 @@ def step(run: TrainContext) -> bool:
 
     state, seconds = run.state, run.laps.end()
     state.step += 1
-    run.records.append(StepRecord(state.step, state.samples_seen, state.samples_seen + batch.samples - 1, seconds))
+    run.records.append(
+        StepRecord(state.step, state.samples_seen, state.samples_seen + batch.samples - 1, seconds)
+    )
     state.samples_seen += batch.samples
     run.stats.add_step(seconds, batch.own_samples * run.strategy.counts, state.step)
     run.report()
@@ -197,7 +243,9 @@ def step(run: TrainContext) -> bool:
 
 
 def go_back(run: TrainContext) -> None:
-    """Take over the newest checkpoint, and leave the refused step's update out when it comes again. Raises `NonFiniteError`."""
+    """Take over the newest checkpoint, and leave the refused step's update out when it comes again.
+    Raises `NonFiniteError`.
+    """
     assert run.guard is not None  # noqa: S101 - only a guard refuses
     refused = run.state.step + 1
     run.losses.pop()
@@ -206,10 +254,15 @@ def go_back(run: TrainContext) -> None:
     run.saves.restore()
     run.stats.add_wall(Wall.CHECKPOINT_RESTORE, run.laps.skip())
     if not run.guard.ban(refused, since=run.state.step):
-        give_up(run, f"step {refused} is refused like the ones before that the training went back for")
+        give_up(
+            run, f"step {refused} is refused like the ones before that the training went back for"
+        )
     if run.world.is_leader:
         log.warn(
-            "rolled-back", step=run.state.step, refused=refused, message=f"back to step {run.state.step}: {refused} is refused"
+            "rolled-back",
+            step=run.state.step,
+            refused=refused,
+            message=f"back to step {run.state.step}: {refused} is refused",
         )
     run.saves.diary.add_event("rolled_back", step=run.state.step, refused=refused)
     open_stream(run)
@@ -252,14 +305,19 @@ def finish(run: TrainContext) -> str:
 
 
 def digest(run: TrainContext, most_bytes: int = 2**28) -> str | None:
-    """SHA-256 of all parameters and buffers in the order of their names; None for a model too large to hash in passing.
+    """SHA-256 of all parameters and buffers in the order of their names; None for a model too large
+    to hash in passing.
 
     Collective where the model is sharded.
     """
-    held = sum(value.nbytes for value in run.module.state_dict().values() if isinstance(value, Tensor))
+    held = sum(
+        value.nbytes for value in run.module.state_dict().values() if isinstance(value, Tensor)
+    )
     if (max(run.world.all_gather_object(held)) if run.strategy.sharded else held) > most_bytes:
         return None
-    state = {name: value for name, value in run.strategy.weights().items() if isinstance(value, Tensor)}
+    state = {
+        name: value for name, value in run.strategy.weights().items() if isinstance(value, Tensor)
+    }
     sha = hashlib.sha256()
     for name in sorted(state):
         sha.update(name.encode())

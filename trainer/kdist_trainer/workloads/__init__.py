@@ -1,4 +1,6 @@
-"""The shipped workloads, one file each, named as the user writes it; and how a user's own class is found."""
+"""The shipped workloads, one file each, named as the user writes it; and how a user's own class is
+found.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,17 @@ def shipped() -> list[str]:
 
 
 def load(name: str) -> type[Workload]:
-    """The class that `train.workload` names: a shipped one, or `module:Class` from the image or from `code`.
+    """The class that `train.workload` names: a shipped one, or `module:Class` from the image or
+    from `code`.
 
-    Raises `ConfigError` when there is none such; what the user's module raises while it is imported passes through.
+    Raises `ConfigError` when there is none such; what the user's module raises while it is imported
+    passes through.
     """
     if ":" not in name:
         if name not in shipped():
             raise ConfigError(
-                f"train.workload: there is no workload {name!r}{_hint(name, shipped())}; write module:Class for yours"
+                f"train.workload: there is no workload {name!r}{_hint(name, shipped())}; "
+                "write module:Class for yours"
             )
         return _only_class(importlib.import_module(f"{__name__}.{name}"))
     module_name, _, class_name = name.partition(":")
@@ -33,10 +38,13 @@ def load(name: str) -> type[Workload]:
     found = getattr(module, class_name, None)
     if found is None:
         raise ConfigError(
-            f"train.workload: {module_name} ({module.__file__}) has no class {class_name!r}{_hint(class_name, _classes(module))}"
+            f"train.workload: {module_name} ({module.__file__}) has no class "
+            f"{class_name!r}{_hint(class_name, _classes(module))}"
         )
     if not (inspect.isclass(found) and issubclass(found, Workload)):
-        raise ConfigError(f"train.workload: {name} is not a class derived from kdist_trainer.workload.Workload")
+        raise ConfigError(
+            f"train.workload: {name} is not a class derived from kdist_trainer.workload.Workload"
+        )
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise ConfigError(f"train.workload: {name} lacks {', '.join(missing)}")
     return found
@@ -49,7 +57,8 @@ def _import(name: str) -> ModuleType:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise  # the module is there, and lacks one that it imports itself
         raise ConfigError(
-            f"train.workload: there is no module {error.name!r}: put it into `code`, or install it in the image"
+            f"train.workload: there is no module {error.name!r}: put it into `code`, or "
+            "install it in the image"
         ) from None
 
 
@@ -64,7 +73,11 @@ def _classes(module: ModuleType) -> list[str]:
 def _only_class(module: ModuleType) -> type[Workload]:
     """The one workload that a module of this package defines itself."""
     found: type[Workload]
-    (found,) = (vars(module)[name] for name in _classes(module) if vars(module)[name].__module__ == module.__name__)
+    (found,) = (
+        vars(module)[name]
+        for name in _classes(module)
+        if vars(module)[name].__module__ == module.__name__
+    )
     return found
 
 

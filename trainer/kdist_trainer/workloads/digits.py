@@ -1,4 +1,6 @@
-"""digits: scikit-learn's bundled handwritten digits (1,797 real scans of 8 x 8 pixels) and a small convolutional network."""
+"""digits: scikit-learn's bundled handwritten digits (1,797 real scans of 8 x 8 pixels) and a small
+convolutional network.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ TEST_SAMPLES = 360
 class DigitsOptions(ConfigModel):
     """Options of the workload `digits`."""
 
-    width: int = Field(32, ge=1, le=4096, description="width: channels of the first convolution; the second has twice as many.")
+    width: int = Field(
+        32,
+        ge=1,
+        le=4096,
+        description="width: channels of the first convolution; the second has twice as many.",
+    )
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout before the last layer.")
 
 
@@ -53,7 +60,9 @@ class Digits(Workload):
         )
 
     def dataset(self, split: Split) -> TensorDataset:
-        """1,437 samples to train and 360 to test: a fixed shuffle, since the file is ordered by writer."""
+        """1,437 samples to train and 360 to test: a fixed shuffle, since the file is ordered by
+        writer.
+        """
         images, labels = read_scans()
         shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
         chosen = shuffled[:-TEST_SAMPLES] if split == "train" else shuffled[-TEST_SAMPLES:]
@@ -74,9 +83,11 @@ class Digits(Workload):
 
 
 def read_scans() -> tuple[Tensor, Tensor]:
-    """All scans as scikit-learn bundles them: pixels in 0 … 1, float32 [1797, 1, 8, 8], and labels, int64 [1797].
+    """All scans as scikit-learn bundles them: pixels in 0 … 1, float32 [1797, 1, 8, 8], and labels,
+    int64 [1797].
 
-    The file is read without importing scikit-learn, which takes seconds, and those of every restart. Raises `DataError`.
+    The file is read without importing scikit-learn, which takes seconds, and those of every
+    restart. Raises `DataError`.
     """
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:

@@ -1,6 +1,7 @@
 """gpt: a byte-level language model that reads the Python source of the installed torch package.
 
-The text is real, a few megabytes large, and there wherever torch is: a laptop and an image see the same bytes.
+The text is real, a few megabytes large, and there wherever torch is: a laptop and an image see the
+same bytes.
 """
 
 from __future__ import annotations
@@ -31,11 +32,20 @@ class GptOptions(ConfigModel):
     """Options of the workload `gpt`."""
 
     layers: int = Field(2, ge=1, le=1024, description="layers of attention and feed-forward.")
-    width: int = Field(128, ge=8, le=65_536, description="width of the residual stream; a multiple of heads.")
+    width: int = Field(
+        128, ge=8, le=65_536, description="width of the residual stream; a multiple of heads."
+    )
     heads: int = Field(4, ge=1, le=1024, description="heads of each attention.")
-    block: int = Field(128, ge=2, le=65_536, description="block: bytes that the model sees at once, and the length of a sample.")
+    block: int = Field(
+        128,
+        ge=2,
+        le=65_536,
+        description="block: bytes that the model sees at once, and the length of a sample.",
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout in each layer.")
-    corpus_bytes: int = Field(4 * 2**20, ge=1024, le=2**40, description="corpusBytes of source text to use at most.")
+    corpus_bytes: int = Field(
+        4 * 2**20, ge=1024, le=2**40, description="corpusBytes of source text to use at most."
+    )
 
     @model_validator(mode="after")
     def _divisible(self) -> GptOptions:
@@ -49,15 +59,21 @@ class Attention(nn.Module):
 
     def __init__(self, options: GptOptions) -> None:
         super().__init__()
-        self.heads, self.dropout = options.heads, options.dropout
-        self.qkv = nn.Linear(options.width, 3 * options.width)  # head by head, so that ranks can have some of the heads
+        self.heads = options.heads
+        self.dropout = options.dropout
+        # head by head, so that ranks can have some of the heads
+        self.qkv = nn.Linear(options.width, 3 * options.width)
         self.out = nn.Linear(options.width, options.width)
 
     def forward(self, x: Tensor) -> Tensor:
         n, length, width = x.shape
-        query, key, value = self.qkv(x).view(n, length, -1, 3, width // self.heads).permute(3, 0, 2, 1, 4)
+        query, key, value = (
+            self.qkv(x).view(n, length, -1, 3, width // self.heads).permute(3, 0, 2, 1, 4)
+        )
         dropout = self.dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=True
+        )
         return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
@@ -67,9 +83,12 @@ class Layer(nn.Module):
     def __init__(self, options: GptOptions) -> None:
         super().__init__()
         width = options.width
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
         self.attention = Attention(options)
-        self.forward_part = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.forward_part = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
         self.drop = nn.Dropout(options.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,7 +101,8 @@ class Entrance(nn.Module):
 
     def __init__(self, bytes_: nn.Embedding, places: nn.Embedding) -> None:
         super().__init__()
-        self.bytes, self.places = bytes_, places
+        self.bytes = bytes_
+        self.places = places
 
     def forward(self, text: Tensor) -> Tensor:
         return self.bytes(text) + self.places(torch.arange(text.shape[1], device=text.device))  # type: ignore[no-any-return]
@@ -108,10 +128,13 @@ class Transformer(nn.Module):
 
 
 class Windows:
-    """Neighbouring pieces of a text: sample i holds bytes [i * block, (i + 1) * block], one more than the model sees."""
+    """Neighbouring pieces of a text: sample i holds bytes [i * block, (i + 1) * block], one more
+    than the model sees.
+    """
 
     def __init__(self, text: Tensor, block: int) -> None:
-        self.text, self.block = text, block
+        self.text = text
+        self.block = block
 
     def __len__(self) -> int:
         return max(0, (len(self.text) - 1) // self.block)
@@ -144,15 +167,24 @@ class Gpt(Workload):
     def chain(self, model: nn.Module) -> list[nn.Module]:
         """The embeddings, each layer, and what makes scores of the last one's output."""
         assert isinstance(model, Transformer)  # noqa: S101 - it comes from `model`
-        return [Entrance(model.bytes, model.places), *model.layers, nn.Sequential(model.norm, model.head)]
+        return [
+            Entrance(model.bytes, model.places),
+            *model.layers,
+            nn.Sequential(model.norm, model.head),
+        ]
 
     def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, ParallelStyle]:  # noqa: ARG002 - all layers are alike
-        """Each rank has some of the heads and of the feed-forward's middle; one all-reduce after each of the two."""
+        """Each rank has some of the heads and of the feed-forward's middle; one all-reduce after
+        each of the two.
+        """
         from torch.distributed.tensor import Replicate
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
         if self.options.heads % ranks:
-            raise ConfigError(f"train.options.heads: {self.options.heads} heads cannot be dealt to {ranks} ranks (modelParallel)")
+            raise ConfigError(
+                f"train.options.heads: {self.options.heads} heads cannot be dealt to "
+                f"{ranks} ranks (modelParallel)"
+            )
         return {
             "layers.*.attention.qkv": ColwiseParallel(),
             "layers.*.attention.out": RowwiseParallel(),
@@ -170,7 +202,9 @@ class Gpt(Workload):
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         """Cross-entropy of every next byte."""
         scores = model(batch[:, :-1])
-        loss = functional.cross_entropy(scores.flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="sum")
+        loss = functional.cross_entropy(
+            scores.flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="sum"
+        )
         return loss, batch.shape[0] * self.options.block
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
@@ -180,11 +214,14 @@ class Gpt(Workload):
     def fingerprint(self, samples: Samples) -> str:
         """Digest of the text and of how it is cut."""
         assert isinstance(samples, Windows)  # noqa: S101 - it comes from `dataset`
-        return hashlib.sha256(samples.text.numpy().tobytes() + str(samples.block).encode()).hexdigest()[:32]
+        return hashlib.sha256(
+            samples.text.numpy().tobytes() + str(samples.block).encode()
+        ).hexdigest()[:32]
 
 
 def read_corpus(folder: Path, budget: int) -> Tensor:
-    """The first `budget` bytes of all Python files below `folder`, in the order of their paths: uint8.
+    """The first `budget` bytes of all Python files below `folder`, in the order of their paths:
+    uint8.
 
     Raises `DataError` when there is hardly any text.
     """

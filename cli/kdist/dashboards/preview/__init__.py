@@ -1,4 +1,6 @@
-"""Draws a dashboard without a Grafana: one self-contained page, made of what a Prometheus says now."""
+"""Draws a dashboard without a Grafana: one self-contained page, made of what a Prometheus says
+now.
+"""
 
 from kdist.dashboards.preview.html import draw_page
 

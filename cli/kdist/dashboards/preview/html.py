@@ -1,6 +1,7 @@
 """One panel as HTML: asks Prometheus for its queries and shows the answer in the panel's way.
 
-The page's looks: one ground, quiet lines, numbers that can be read across the room; light and dark from one sheet.
+The page's looks: one ground, quiet lines, numbers that can be read across the room; light and dark
+from one sheet.
 
 A dashboard as one HTML page that needs nothing else: no script from elsewhere, no font, no server.
 """
@@ -24,7 +25,8 @@ COLUMN, LINE = 64, 38
 """Pixels of a column and of a line of the grid."""
 
 _MOST_BARS = 9
-_GAP, _CHARACTER, _MORE = 29, 6.4, 110  # pixels in a legend: around a key, of a character at most, that the last keys may need
+# pixels in a legend: around a key, of a character at most, that the last keys may need
+_GAP, _CHARACTER, _MORE = 29, 6.4, 110
 Ask = Callable[[str], Sequence[Series]]
 
 
@@ -54,11 +56,18 @@ def name_of(legend: str, labels: Labels) -> str:
 
 
 def curves_of(panel: Panel, ask: Ask) -> list[Curve]:
-    """All series of the panel's queries, named and coloured, in the order of their names within a query."""
+    """All series of the panel's queries, named and coloured, in the order of their names within a
+    query.
+    """
     found: list[tuple[str, Series]] = []
     for legend, query in panel.queries.items():
-        found += sorted(((name_of(legend, one.labels), one) for one in ask(query)), key=lambda pair: _order(pair[0]))
-    return [Curve(name, color_of(name, index), one.points) for index, (name, one) in enumerate(found)]
+        found += sorted(
+            ((name_of(legend, one.labels), one) for one in ask(query)),
+            key=lambda pair: _order(pair[0]),
+        )
+    return [
+        Curve(name, color_of(name, index), one.points) for index, (name, one) in enumerate(found)
+    ]
 
 
 def _order(name: str) -> tuple[str, int, str]:
@@ -67,11 +76,17 @@ def _order(name: str) -> tuple[str, int, str]:
 
 
 def _lines(panel: Panel, source: PanelSource, events: Sequence[EventMarker]) -> str:
-    curves = [curve for curve in curves_of(panel, source.over) if not panel.stacked or any(value for _, value in curve.points)]
+    curves = [
+        curve
+        for curve in curves_of(panel, source.over)
+        if not panel.stacked or any(value for _, value in curve.points)
+    ]
     if not curves:
         return _nothing()
     if panel.stacked:
-        curves.sort(key=lambda curve: -math.fsum(value for _, value in curve.points if math.isfinite(value)))
+        curves.sort(
+            key=lambda curve: -math.fsum(value for _, value in curve.points if math.isfinite(value))
+        )
     width, height = panel.width * COLUMN - 30, panel.height * LINE - 78
     picture = svg.draw(panel, curves, events, source.window, width=width, height=height)
     return f'{picture}<div class="legend">{_legend(panel, curves, 2 * width)}</div>'
@@ -95,7 +110,13 @@ def _key(name: str, color: Color, value: str) -> str:
 
 def _stat(panel: Panel, source: PanelSource) -> str:
     if panel.shows_name:
-        words = sorted({name_of("{{state}}", one.labels) for query in panel.queries.values() for one in source.now(query)})
+        words = sorted(
+            {
+                name_of("{{state}}", one.labels)
+                for query in panel.queries.values()
+                for one in source.now(query)
+            }
+        )
         return f'<div class="value word">{escape(", ".join(words) or "no answer")}</div>'
     curves = curves_of(panel, source.over)
     known = [curve for curve in curves if curve.points]
@@ -108,7 +129,10 @@ def _stat(panel: Panel, source: PanelSource) -> str:
     text = f"{escape(number)}<small> {escape(unit)}</small>" if unit else escape(number)
     style = "" if not panel.steps else f' style="color:{paint(color)}"'
     trend = svg.spark(
-        Curve(curve.name, color if panel.steps else STATUS["neutral"], curve.points), source.window, width=200, height=34
+        Curve(curve.name, color if panel.steps else STATUS["neutral"], curve.points),
+        source.window,
+        width=200,
+        height=34,
     )
     return f'<div class="value"{style}>{text}</div>{trend}'
 
@@ -123,7 +147,9 @@ def _status(steps: Sequence[Step], value: float) -> Color:
 
 def _bars(panel: Panel, source: PanelSource) -> str:
     shown = [(curve.name, curve.last, curve.color) for curve in curves_of(panel, source.now)]
-    shown = sorted((one for one in shown if math.isfinite(one[1])), key=lambda one: -one[1])[:_MOST_BARS]
+    shown = sorted((one for one in shown if math.isfinite(one[1])), key=lambda one: -one[1])[
+        :_MOST_BARS
+    ]
     if not shown:
         return _nothing()
     most = max(value for _, value, _ in shown) or 1
@@ -131,7 +157,9 @@ def _bars(panel: Panel, source: PanelSource) -> str:
     for name, value, color in shown:
         fill = paint(_status(panel.steps, value) if panel.steps else color)
         bar = f'<div class="bar"><i style="width:{max(0.6, value / most * 100):.1f}%;background:{fill}"></i></div>'
-        rows.append(f"<div>{escape(name.replace('_', ' '))}</div>{bar}<b>{escape(svg.show(value, panel.unit))}</b>")
+        rows.append(
+            f"<div>{escape(name.replace('_', ' '))}</div>{bar}<b>{escape(svg.show(value, panel.unit))}</b>"
+        )
     return f'<div class="bars">{"".join(rows)}</div>'
 
 
@@ -139,10 +167,14 @@ def _table(panel: Panel, source: PanelSource) -> str:
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for column, query in panel.queries.items():
         for one in sorted(source.now(query), key=lambda series: series.labels.get(panel.word, "")):
-            cells = rows.setdefault((one.labels.get("namespace", ""), one.labels.get("kdist_job", "")), {})
+            cells = rows.setdefault(
+                (one.labels.get("namespace", ""), one.labels.get("kdist_job", "")), {}
+            )
             if column.lower() == panel.word:
                 word = one.labels.get(panel.word, "")
-                cells[column] = f"{cells[column]}, {escape(word)}" if column in cells else escape(word)
+                cells[column] = (
+                    f"{cells[column]}, {escape(word)}" if column in cells else escape(word)
+                )
             else:
                 cells[column] = _cell(panel, column, one.last)
     if not rows:
@@ -152,7 +184,9 @@ def _table(panel: Panel, source: PanelSource) -> str:
     for (namespace, job), cells in sorted(rows.items()):
         values = "".join(f"<td>{cells.get(column, '-')}</td>" for column in panel.queries)
         body.append(f"<tr><th>{escape(job)}<small> {escape(namespace)}</small></th>{values}</tr>")
-    return f'<div class="table"><table><tr><th>Training</th>{head}</tr>{"".join(body)}</table></div>'
+    return (
+        f'<div class="table"><table><tr><th>Training</th>{head}</tr>{"".join(body)}</table></div>'
+    )
 
 
 def _cell(panel: Panel, column: str, value: float) -> str:
@@ -231,40 +265,73 @@ _LOUD = {"bad"}
 _TABLE_ROW, _TABLE_HEAD = 33, 52  # pixels
 
 
-def draw_page(dashboard: Dashboard, prometheus: Prometheus, window: Window, *, chosen: Mapping[str, str], theme: str) -> str:
-    """The whole page. `theme` is light, dark or auto; `chosen` are values of the dashboard's variables."""
+def draw_page(
+    dashboard: Dashboard,
+    prometheus: Prometheus,
+    window: Window,
+    *,
+    chosen: Mapping[str, str],
+    theme: str,
+) -> str:
+    """The whole page. `theme` is light, dark or auto; `chosen` are values of the dashboard's
+    variables.
+    """
     scrape = prometheus.scrape_seconds()
     window = trim(dashboard, prometheus, window, chosen, scrape)
     step = max(scrape, (window.end - window.start) / _POINTS)
     window = Window(window.start, window.end, step)
 
     def over(query: str) -> Sequence[Series]:
-        return prometheus.range(fill(dashboard, query, window, chosen=chosen, scrape_seconds=scrape), window)
+        return prometheus.range(
+            fill(dashboard, query, window, chosen=chosen, scrape_seconds=scrape), window
+        )
 
     def now(query: str) -> Sequence[Series]:
-        return prometheus.instant(fill(dashboard, query, window, chosen=chosen, scrape_seconds=scrape), at=window.end)
+        return prometheus.instant(
+            fill(dashboard, query, window, chosen=chosen, scrape_seconds=scrape), at=window.end
+        )
 
     source = PanelSource(over, now, window)
     events = find_events(dashboard, source, scrape)
-    rows = [_row(row, source, events) for row in dashboard.rows if not row.collapsed or has_answers(row, source)]
+    rows = [
+        _row(row, source, events)
+        for row in dashboard.rows
+        if not row.collapsed or has_answers(row, source)
+    ]
     scheme = {"light": "light", "dark": "dark"}.get(theme, "light dark")
-    head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(dashboard.title)}</title>"
+    head = (
+        "<meta charset=utf-8><meta name=viewport "
+        f"content='width=device-width'><title>{escape(dashboard.title)}</title>"
+    )
     return (
-        f"<!doctype html><html lang=en style='color-scheme:{scheme}'><head>{head}<style>{STYLE}</style></head>"
+        "<!doctype html><html lang=en "
+        f"style='color-scheme:{scheme}'><head>{head}<style>{STYLE}</style></head>"
         f"<body>{_header(dashboard, window, chosen, events)}{''.join(rows)}"
-        f"<footer>drawn by kdist dashboards preview from {escape(prometheus.url)}</footer></body></html>\n"
+        "<footer>drawn by kdist dashboards preview from "
+        f"{escape(prometheus.url)}</footer></body></html>\n"
     )
 
 
 def has_answers(row: PanelRow, source: PanelSource) -> bool:
-    """Whether any panel of a row has something to show: one that Grafana shows collapsed is left out where it has nothing."""
+    """Whether any panel of a row has something to show: one that Grafana shows collapsed is left
+    out where it has nothing.
+    """
     return any(source.now(query) for panel in row.panels for query in panel.queries.values())
 
 
-def trim(dashboard: Dashboard, prometheus: Prometheus, window: Window, chosen: Mapping[str, str], scrape: float) -> Window:
+def trim(
+    dashboard: Dashboard,
+    prometheus: Prometheus,
+    window: Window,
+    chosen: Mapping[str, str],
+    scrape: float,
+) -> Window:
     """The part of the window in which there was something."""
     coarse = Window(window.start, window.end, max(scrape, (window.end - window.start) / 5000))
-    known = prometheus.range(fill(dashboard, "count(kdist_job_info{})", coarse, chosen=chosen, scrape_seconds=scrape), coarse)
+    known = prometheus.range(
+        fill(dashboard, "count(kdist_job_info{})", coarse, chosen=chosen, scrape_seconds=scrape),
+        coarse,
+    )
     times = [at for one in known for at, _ in one.points]
     return Window(min(times), max(times), coarse.step) if len(times) > 1 else window
 
@@ -276,16 +343,25 @@ def find_events(dashboard: Dashboard, source: PanelSource, scrape: float) -> lis
         seen = -math.inf
         for one in source.over(mark.query):
             for at, value in one.points:
-                if value > 0 and at - seen > max(4 * scrape, source.window.step) + source.window.step:
-                    found.append(EventMarker(mark.title, STATUS[mark.color], at, mark.color in _LOUD))
+                if (
+                    value > 0
+                    and at - seen > max(4 * scrape, source.window.step) + source.window.step
+                ):
+                    found.append(
+                        EventMarker(mark.title, STATUS[mark.color], at, mark.color in _LOUD)
+                    )
                 if value > 0:
                     seen = at
     return found
 
 
-def _header(dashboard: Dashboard, window: Window, chosen: Mapping[str, str], events: Sequence[EventMarker]) -> str:
+def _header(
+    dashboard: Dashboard, window: Window, chosen: Mapping[str, str], events: Sequence[EventMarker]
+) -> str:
     day = time.strftime("%d %B %Y", time.localtime(window.start))
-    first, last = (time.strftime("%H:%M:%S", time.localtime(at)) for at in (window.start, window.end))
+    first, last = (
+        time.strftime("%H:%M:%S", time.localtime(at)) for at in (window.start, window.end)
+    )
     what = chosen.get("kdist_job", "all trainings")
     keys = {event.title: event for event in events}
     marks = [
@@ -300,14 +376,20 @@ def _header(dashboard: Dashboard, window: Window, chosen: Mapping[str, str], eve
 
 
 def _row(row: PanelRow, source: PanelSource, events: Sequence[EventMarker]) -> str:
-    cards = [_card(panel, place, source, events) for panel, place in zip(row.panels, places(row), strict=True)]
+    cards = [
+        _card(panel, place, source, events)
+        for panel, place in zip(row.panels, places(row), strict=True)
+    ]
     return f"<section><h2>{escape(row.title)}</h2><div class=grid>{''.join(cards)}</div></section>"
 
 
-def _card(panel: Panel, place: tuple[int, int], source: PanelSource, events: Sequence[EventMarker]) -> str:
+def _card(
+    panel: Panel, place: tuple[int, int], source: PanelSource, events: Sequence[EventMarker]
+) -> str:
     x, y = place
     inside = draw(panel, source, events)
-    rows = math.ceil((inside.count("<tr>") * _TABLE_ROW + _TABLE_HEAD) / LINE)  # a page is read whole: no table scrolls
+    # a page is read whole: no table scrolls
+    rows = math.ceil((inside.count("<tr>") * _TABLE_ROW + _TABLE_HEAD) / LINE)
     height = max(panel.height, rows) if panel.kind is Kind.TABLE else panel.height
     area = f"grid-column:{x + 1}/span {panel.width};grid-row:{y + 1}/span {height}"
     title = f"<h3 title='{escape(panel.description, quote=True)}'>{escape(panel.title)}</h3>"

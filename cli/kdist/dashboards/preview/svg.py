@@ -1,8 +1,10 @@
-"""Numbers for people: in their unit, with as many digits as say something; and the ticks of an axis.
+"""Numbers for people: in their unit, with as many digits as say something; and the ticks of an
+axis.
 
 Where values and times lie in a panel's picture, and how far its axes go.
 
-One panel's curves as SVG: axes that stay in the background, lines that do not, and what happened as marks.
+One panel's curves as SVG: axes that stay in the background, lines that do not, and what happened as
+marks.
 """
 
 from __future__ import annotations
@@ -56,7 +58,13 @@ def _scaled(value: float, base: int, units: tuple[str, ...], *, decimals: int | 
     while abs(value) >= base and power < len(units) - 1:
         value /= base
         power += 1
-    digits = decimals if decimals is not None and not power else 0 if abs(value) >= 100 or value == int(value) else 1
+    digits = (
+        decimals
+        if decimals is not None and not power
+        else 0
+        if abs(value) >= 100 or value == int(value)
+        else 1
+    )
     return f"{value:,.{digits}f} {units[power]}".rstrip()
 
 
@@ -76,7 +84,9 @@ def _seconds(value: float, decimals: int | None) -> str:
 
 
 def axis(low: float, high: float, unit: str, *, most: int) -> list[tuple[float, str]]:
-    """Round numbers between `low` and `high` and their texts: all in one unit, with the digits that tell them apart."""
+    """Round numbers between `low` and `high` and their texts: all in one unit, with the digits that
+    tell them apart.
+    """
     base, names = (1024, _BINARY) if unit == "bytes" else (1000, _DECIMAL)
     if unit == "s" or not high > low:
         return [(value, show(value, unit)) for value in ticks(low, high, most=most)]
@@ -87,7 +97,10 @@ def axis(low: float, high: float, unit: str, *, most: int) -> list[tuple[float, 
     places = ticks(low / scale, high / scale, most=most)
     name = "%" if unit == "percentunit" else f"{names[power]}{_RATES.get(unit, '')}"
     apart = min((after - before for before, after in pairwise(places)), default=1.0)
-    digits = next((number for number in range(4) if math.isclose(round(apart, number), apart, rel_tol=1e-6)), None)
+    digits = next(
+        (number for number in range(4) if math.isclose(round(apart, number), apart, rel_tol=1e-6)),
+        None,
+    )
     space = "" if unit == "none" else " "
     return [(place * scale, f"{_digits(place, digits)}{space}{name}".rstrip()) for place in places]
 
@@ -95,7 +108,11 @@ def axis(low: float, high: float, unit: str, *, most: int) -> list[tuple[float, 
 def _digits(value: float, digits: int | None) -> str:
     if abs(value) < 1e-12:
         return "0"
-    return f"{value:,.{digits}f}" if digits is not None else re.sub(r"(\.0)?e([+-])0*", r"e\2", f"{value:.1e}")
+    return (
+        f"{value:,.{digits}f}"
+        if digits is not None
+        else re.sub(r"(\.0)?e([+-])0*", r"e\2", f"{value:.1e}")
+    )
 
 
 def ticks(low: float, high: float, *, most: int = 4) -> list[float]:
@@ -104,16 +121,41 @@ def ticks(low: float, high: float, *, most: int = 4) -> list[float]:
         return [low]
     rough = (high - low) / most
     size = 10 ** math.floor(math.log10(rough))
-    step = next((factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= rough * 0.999), 10 * size)
+    step = next(
+        (factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= rough * 0.999),
+        10 * size,
+    )
     first = math.ceil(low / step - 1e-9)
     return [step * number for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def time_ticks(start: float, end: float, *, most: int) -> list[float]:
     """Round times between two Unix times."""
-    sizes = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
+    sizes = (
+        1,
+        2,
+        5,
+        10,
+        15,
+        30,
+        60,
+        120,
+        300,
+        600,
+        900,
+        1800,
+        3600,
+        7200,
+        14400,
+        21600,
+        43200,
+        86400,
+    )
     step = next((size for size in sizes if (end - start) / size <= most), 86400)
-    return [float(step * number) for number in range(math.ceil(start / step), math.floor(end / step) + 1)]
+    return [
+        float(step * number)
+        for number in range(math.ceil(start / step), math.floor(end / step) + 1)
+    ]
 
 
 RIGHT, TOP, BOTTOM = 10, 8, 20
@@ -124,17 +166,29 @@ _FAR = 4.0
 
 
 class Frame:
-    """A picture of `width` x `height` for these values; `peak` is a value that the axis does not reach, if there is one."""
+    """A picture of `width` x `height` for these values; `peak` is a value that the axis does not
+    reach, if there is one.
+    """
 
-    def __init__(self, panel: Panel, values: Sequence[float], window: Window, width: int, height: int) -> None:
-        self.window, self.width, self.height = window, width, height
+    def __init__(
+        self, panel: Panel, values: Sequence[float], window: Window, width: int, height: int
+    ) -> None:
+        self.window = window
+        self.width = width
+        self.height = height
         self.logarithmic = panel.logarithmic
         known = [value for value in values if math.isfinite(value)]
         usual = bound(panel, known)
         self.peak = max(known) if usual is not None else None
-        self.low, self.high = limits(panel, known if usual is None else [*(value for value in known if value <= usual), usual])
+        self.low, self.high = limits(
+            panel,
+            known if usual is None else [*(value for value in known if value <= usual), usual],
+        )
         self.ticks = self._ticks(panel)
-        self.left = max(_LEFT, math.ceil(12 + _CHARACTER * max((len(text) for _, text in self.ticks), default=0)))
+        self.left = max(
+            _LEFT,
+            math.ceil(12 + _CHARACTER * max((len(text) for _, text in self.ticks), default=0)),
+        )
 
     def x(self, at: float) -> float:
         share = (at - self.window.start) / max(1e-9, self.window.end - self.window.start)
@@ -142,7 +196,9 @@ class Frame:
 
     def y(self, value: float) -> float:
         if self.logarithmic:
-            share = math.log10(max(value, self.low) / self.low) / max(1e-9, math.log10(self.high / self.low))
+            share = math.log10(max(value, self.low) / self.low) / max(
+                1e-9, math.log10(self.high / self.low)
+            )
         else:
             share = (min(value, self.high) - self.low) / (self.high - self.low)
         return self.height - BOTTOM - share * (self.height - TOP - BOTTOM)
@@ -152,12 +208,21 @@ class Frame:
             return axis(self.low, self.high, panel.unit, most=4 if self.height > 140 else 3)
         first, last = round(math.log10(self.low)), round(math.log10(self.high))
         every = max(1, math.ceil((last - first) / 4))
-        return [(10.0**power, show(10.0**power, panel.unit)) for power in range(first, last + 1, every)]
+        return [
+            (10.0**power, show(10.0**power, panel.unit)) for power in range(first, last + 1, every)
+        ]
 
 
 def bound(panel: Panel, values: Sequence[float]) -> float | None:
-    """How far an axis from 0 needs to go if a few values are so far above the others that those could not be read; else None."""
-    if panel.minimum != 0 or panel.maximum is not None or panel.logarithmic or len(values) < 1 / _RARE:
+    """How far an axis from 0 needs to go if a few values are so far above the others that those
+    could not be read; else None.
+    """
+    if (
+        panel.minimum != 0
+        or panel.maximum is not None
+        or panel.logarithmic
+        or len(values) < 1 / _RARE
+    ):
         return None
     usual = sorted(values)[math.floor(len(values) * (1 - _RARE)) - 1]
     return usual * 1.5 if 0 < usual * _FAR < max(values) else None
@@ -176,7 +241,9 @@ def limits(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
         return low, high + ((high - low) * 0.06 if panel.maximum is None else 0.0)
     if low > 0:
         return 0.0, low * 1.3
-    return low - (0.0 if panel.minimum is not None else max(1.0, abs(low) * 0.1)), low + max(1.0, abs(low) * 0.1)
+    return low - (0.0 if panel.minimum is not None else max(1.0, abs(low) * 0.1)), low + max(
+        1.0, abs(low) * 0.1
+    )
 
 
 _MOST_NAMED = 4
@@ -197,7 +264,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class EventMarker:
-    """Something that happened at a time: drawn through the whole height if it is `loud`, as a tick on the axis if not."""
+    """Something that happened at a time: drawn through the whole height if it is `loud`, as a tick
+    on the axis if not.
+    """
 
     title: str
     color: Color
@@ -210,10 +279,20 @@ def paint(color: Color) -> str:
     return f"light-dark({color[0]},{color[1]})"
 
 
-def draw(panel: Panel, curves: Sequence[Curve], events: Sequence[EventMarker], window: Window, *, width: int, height: int) -> str:
+def draw(
+    panel: Panel,
+    curves: Sequence[Curve],
+    events: Sequence[EventMarker],
+    window: Window,
+    *,
+    width: int,
+    height: int,
+) -> str:
     """The picture as an SVG element."""
     shown = pile(curves) if panel.stacked else list(curves)
-    values = [value for curve in (shown[-1:] if panel.stacked else shown) for _, value in curve.points]
+    values = [
+        value for curve in (shown[-1:] if panel.stacked else shown) for _, value in curve.points
+    ]
     frame = Frame(panel, values, window, width, height)
     loud = [event for event in events if event.loud]
     named = loud if width > 600 and len(loud) <= _MOST_NAMED else []
@@ -274,14 +353,22 @@ def _axes(frame: Frame) -> str:
     parts = []
     for value, text in frame.ticks:
         y = frame.y(value)
-        parts.append(f'<line class="rule" x1="{frame.left}" x2="{frame.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" text-anchor="end" x="{frame.left - 8}" y="{y + 3.5:.1f}">{escape(text)}</text>')
+        parts.append(
+            f'<line class="rule" x1="{frame.left}" x2="{frame.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
+        parts.append(
+            f'<text class="tick" text-anchor="end" x="{frame.left - 8}" y="{y + 3.5:.1f}">{escape(text)}</text>'
+        )
     window = frame.window
     for at in time_ticks(window.start, window.end, most=max(2, frame.width // 75)):
-        clock = time.strftime("%H:%M:%S" if window.end - window.start < 1200 else "%H:%M", time.localtime(at))
+        clock = time.strftime(
+            "%H:%M:%S" if window.end - window.start < 1200 else "%H:%M", time.localtime(at)
+        )
         x = frame.x(at)
         if frame.left + 14 < x < frame.width - RIGHT - 14:
-            parts.append(f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{frame.height - 4}">{clock}</text>')
+            parts.append(
+                f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{frame.height - 4}">{clock}</text>'
+            )
     return "".join(parts)
 
 
@@ -329,12 +416,21 @@ def _line(frame: Frame, curve: Curve, *, bridged: bool) -> str:
     gap = math.inf if bridged else 3 * frame.window.step
     for run in _runs(curve.points, gap):
         if bridged:
-            run = [point for before, point in zip([(0.0, math.nan), *run], run, strict=False) if point[1] != before[1]]
+            run = [
+                point
+                for before, point in zip([(0.0, math.nan), *run], run, strict=False)
+                if point[1] != before[1]
+            ]
         places = [(frame.x(at), frame.y(value)) for at, value in run]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f'<polyline class="line" style="stroke:{paint(curve.color)}" points="{path}"/>')
+        parts.append(
+            f'<polyline class="line" style="stroke:{paint(curve.color)}" points="{path}"/>'
+        )
         if bridged or len(run) == 1:
-            dots = [f'<circle r="2.4" cx="{x:.1f}" cy="{y:.1f}" style="fill:{paint(curve.color)}"/>' for x, y in places]
+            dots = [
+                f'<circle r="2.4" cx="{x:.1f}" cy="{y:.1f}" style="fill:{paint(curve.color)}"/>'
+                for x, y in places
+            ]
             parts += dots
     return "".join(parts)
 
@@ -344,7 +440,9 @@ def _area(frame: Frame, curve: Curve, floor: Curve | None, *, faint: bool = Fals
     parts = []
     for run in _runs(curve.points, 3 * frame.window.step):
         top = [f"{frame.x(at):.1f},{frame.y(value):.1f}" for at, value in run]
-        under = [f"{frame.x(at):.1f},{frame.y(below.get(at, frame.low)):.1f}" for at, _ in reversed(run)]
+        under = [
+            f"{frame.x(at):.1f},{frame.y(below.get(at, frame.low)):.1f}" for at, _ in reversed(run)
+        ]
         kind = "faint" if faint else "layer"
         path = "M" + " L".join([*top, *under]) + " Z"
         parts.append(

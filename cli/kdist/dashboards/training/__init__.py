@@ -1,13 +1,31 @@
-"""The dashboard of one training: whether it learns, how fast, what it waits for, which rank is slow, what a restart cost."""
+"""The dashboard of one training: whether it learns, how fast, what it waits for, which rank is
+slow, what a restart cost.
+"""
 
 from kdist.dashboards.model import Annotation, Dashboard, Variable
-from kdist.dashboards.training.learning import ANATOMY, COMMUNICATION, LEARNING, OVERVIEW, STRAGGLERS
-from kdist.dashboards.training.operations import CHECKPOINTS, DEVICES, EXPORTER, GOODPUT, RELIABILITY, RESOURCES
+from kdist.dashboards.training.learning import (
+    ANATOMY,
+    COMMUNICATION,
+    LEARNING,
+    OVERVIEW,
+    STRAGGLERS,
+)
+from kdist.dashboards.training.operations import (
+    CHECKPOINTS,
+    DEVICES,
+    EXPORTER,
+    GOODPUT,
+    RELIABILITY,
+    RESOURCES,
+)
 
 TRAINING = Dashboard(
     uid="kdist-training-job",
     title="kdist / Training job",
-    description="One distributed training: learning, step anatomy, all-reduce, stragglers, goodput, checkpoints, restarts.",
+    description=(
+        "One distributed training: learning, step anatomy, all-reduce, stragglers, goodput, "
+        "checkpoints, restarts."
+    ),
     rows=(
         OVERVIEW,
         LEARNING,
@@ -29,6 +47,10 @@ TRAINING = Dashboard(
     ),
     marks=(
         Annotation("New group", "max(changes(kdist_generation{}[$__rate_interval]))", "bad"),
-        Annotation("Checkpoint", "max(changes(kdist_checkpoint_last_success_step{}[$__rate_interval]))", "neutral"),
+        Annotation(
+            "Checkpoint",
+            "max(changes(kdist_checkpoint_last_success_step{}[$__rate_interval]))",
+            "neutral",
+        ),
     ),
 )

@@ -18,7 +18,14 @@ _LOST = "increase(kdist_lost_progress_seconds_total{}[$__range])"
 OVERVIEW = PanelRow(
     "Overview",
     (
-        stat("State", "What the agents are doing", "max by (state) (kdist_job_state{} == 1)", "none", width=4, shows_name=True),
+        stat(
+            "State",
+            "What the agents are doing",
+            "max by (state) (kdist_job_state{} == 1)",
+            "none",
+            width=4,
+            shows_name=True,
+        ),
         stat(
             "Progress",
             "Steps done of the steps to do",
@@ -30,7 +37,10 @@ OVERVIEW = PanelRow(
         stat(
             "Time to go",
             "At the present pace, without interruptions",
-            "clamp_min(max(kdist_target_steps{}) - max(kdist_last_step{}), 0) * max(kdist_step_duration_ewma_seconds{})",
+            (
+                "clamp_min(max(kdist_target_steps{}) - max(kdist_last_step{}), 0) * "
+                "max(kdist_step_duration_ewma_seconds{})"
+            ),
             "s",
         ),
         stat(
@@ -43,7 +53,10 @@ OVERVIEW = PanelRow(
         ),
         stat(
             "Loss",
-            "Training loss of the last step that was told: the mean over all ranks, of a script what its rank 0 reports",
+            (
+                "Training loss of the last step that was told: the mean over all ranks, of a "
+                "script what its rank 0 reports"
+            ),
             "max(kdist_loss{})",
             "none",
             decimals=4,
@@ -59,7 +72,10 @@ OVERVIEW = PanelRow(
         stat("Ranks", "Ranks in the current group", "max(kdist_world_size{})", "none", width=4),
         stat(
             "Goodput",
-            "Share of the shown time that went into steps that count, their waiting for data left out",
+            (
+                "Share of the shown time that went into steps that count, their waiting for "
+                "data left out"
+            ),
             f"clamp_min((sum({_PRODUCTIVE}) - sum({_LOST})) / sum({_WALL}), 0)"
             f" unless (sum({_UNOBSERVED}) > 0 unless sum({_PRODUCTIVE}) > 0)",
             "percentunit",
@@ -70,11 +86,20 @@ OVERVIEW = PanelRow(
         stat(
             "Restarts",
             "Restarts of the group of ranks since its agents began",
-            "max(sum by (instance) (kdist_worker_group_restarts_total{}) or 0 * kdist_generation{})",
+            (
+                "max(sum by (instance) (kdist_worker_group_restarts_total{}) or 0 * "
+                "kdist_generation{})"
+            ),
             "none",
             steps=at_most(1, 4),
         ),
-        stat("Lost steps", "Steps done again after a restart", "sum(kdist_lost_steps_total{})", "none", steps=at_most(1, 1000)),
+        stat(
+            "Lost steps",
+            "Steps done again after a restart",
+            "sum(kdist_lost_steps_total{})",
+            "none",
+            steps=at_most(1, 1000),
+        ),
         stat(
             "Checkpoint age",
             "Time since the last durable save: what a failure now would lose",
@@ -82,11 +107,19 @@ OVERVIEW = PanelRow(
             "s",
             decimals=0,
         ),
-        stat("Checkpoint step", "Step of the last durable save", "max(kdist_checkpoint_last_success_step{})", "none"),
+        stat(
+            "Checkpoint step",
+            "Step of the last durable save",
+            "max(kdist_checkpoint_last_success_step{})",
+            "none",
+        ),
         stat(
             "Step time",
             "Median time of a step",
-            f"histogram_quantile(0.5, sum by (le) (rate(kdist_step_duration_seconds_bucket{{}}[{RATE}])))",
+            (
+                "histogram_quantile(0.5, sum by (le) "
+                f"(rate(kdist_step_duration_seconds_bucket{{}}[{RATE}])))"
+            ),
             "s",
             width=4,
         ),
@@ -109,7 +142,10 @@ _PHASES = f"sum(rate(kdist_step_phase_seconds_total{{}}[{RATE}]))"
 
 def _quantiles(metric: str) -> dict[str, str]:
     rate = f"sum by (le) (rate({metric}_bucket{{}}[{RATE}]))"
-    return {f"p{share:.0%}".rstrip("%"): f"histogram_quantile({share}, {rate})" for share in (0.5, 0.9, 0.99)}
+    return {
+        f"p{share:.0%}".rstrip("%"): f"histogram_quantile({share}, {rate})"
+        for share in (0.5, 0.9, 0.99)
+    }
 
 
 LEARNING = PanelRow(
@@ -174,7 +210,13 @@ LEARNING = PanelRow(
 ANATOMY = PanelRow(
     "Step anatomy",
     (
-        lines("Step time", "Quantiles over all ranks", "s", _quantiles("kdist_step_duration_seconds"), minimum=0.0),
+        lines(
+            "Step time",
+            "Quantiles over all ranks",
+            "s",
+            _quantiles("kdist_step_duration_seconds"),
+            minimum=0.0,
+        ),
         stack(
             "Where a step goes",
             "Mean seconds per step and phase: they sum to the step time",
@@ -186,7 +228,10 @@ ANATOMY = PanelRow(
         ),
         lines(
             "Waiting",
-            "Share of the step time spent waiting for data, and for peers where no computation hides it",
+            (
+                "Share of the step time spent waiting for data, and for peers where no "
+                "computation hides it"
+            ),
             "percentunit",
             {
                 "data": f'sum(rate(kdist_step_phase_seconds_total{{phase="data_wait"}}[{RATE}])) / {_PHASES}',
@@ -196,7 +241,10 @@ ANATOMY = PanelRow(
         ),
         lines(
             "Model FLOP/s",
-            "Of the forward and backward passes of all ranks together, as torch counts them; less where it cannot count",
+            (
+                "Of the forward and backward passes of all ranks together, as torch counts "
+                "them; less where it cannot count"
+            ),
             "flops",
             {"all ranks": f"sum(rate(kdist_model_flops_total{{}}[{RATE}]))"},
             minimum=0.0,
@@ -210,7 +258,10 @@ ANATOMY = PanelRow(
         ),
         lines(
             "Batches ready",
-            "Chunks of samples that loader processes have ready for each rank: none is left where data is too slow",
+            (
+                "Chunks of samples that loader processes have ready for each rank: none is "
+                "left where data is too slow"
+            ),
             "none",
             {"rank {{rank}}": "max by (rank) (kdist_dataloader_queue_depth{})"},
             minimum=0.0,
@@ -239,7 +290,9 @@ COMMUNICATION = PanelRow(
             "Of ddp's own all-reduces (a lower bound, for it holds the waiting) and of the probe",
             "Bps",
             {
-                "training": f"{_BYTES} / {_SECONDS} * 2 * ({_WORLD} - 1) / {_WORLD} and on () {_AMONG_ALL}",
+                "training": (
+                    f"{_BYTES} / {_SECONDS} * 2 * ({_WORLD} - 1) / {_WORLD} and on () {_AMONG_ALL}"
+                ),
                 "probe": "max(kdist_allreduce_probe_bus_bandwidth_bytes_per_second{})",
             },
             minimum=0.0,
@@ -291,7 +344,12 @@ STRAGGLERS = PanelRow(
             "Silence",
             "Time since each rank's last record",
             "s",
-            {"rank {{rank}}": "sort_desc(clamp_min(time() - max by (rank) (kdist_heartbeat_timestamp_seconds{}), 0))"},
+            {
+                "rank {{rank}}": (
+                    "sort_desc(clamp_min(time() - max by (rank) "
+                    "(kdist_heartbeat_timestamp_seconds{}), 0))"
+                )
+            },
             steps=at_most(30, 60),
         ),
     ),

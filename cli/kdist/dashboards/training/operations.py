@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from kdist.dashboards.model import RATE, PanelRow, at_least, at_most, bars, lines, stack, stat
 
-_UNPRODUCTIVE = 'increase(kdist_wall_seconds_total{category!~"productive_step|unobserved"}[$__range])'
+_UNPRODUCTIVE = (
+    'increase(kdist_wall_seconds_total{category!~"productive_step|unobserved"}[$__range])'
+)
 _WALL = f"sum(rate(kdist_wall_seconds_total{{}}[{RATE}]))"
 _EXITS = 'label_replace(kdist_worker_exits_total{}, "signal", "", "signal", "none")'
 
 
 def _mean_duration(mode: str) -> str:
     labels = f'{{op="save", mode="{mode}"}}'
-    total, count = (f"sum(rate(kdist_checkpoint_duration_seconds_{end}{labels}[$__rate_interval]))" for end in ("sum", "count"))
+    total, count = (
+        f"sum(rate(kdist_checkpoint_duration_seconds_{end}{labels}[$__rate_interval]))"
+        for end in ("sum", "count")
+    )
     return f"{total} / ({count} > 0)"
 
 
@@ -70,7 +75,10 @@ GOODPUT = PanelRow(
         stat(
             "Rendezvous",
             "Mean time to form a group, of the agent that waited most",
-            "max(kdist_rendezvous_duration_seconds_sum{} / kdist_rendezvous_duration_seconds_count{})",
+            (
+                "max(kdist_rendezvous_duration_seconds_sum{} / "
+                "kdist_rendezvous_duration_seconds_count{})"
+            ),
             "s",
             height=4,
             decimals=1,
@@ -95,14 +103,21 @@ CHECKPOINTS = PanelRow(
             "Time since the last durable save, beside the time that lies between two",
             "s",
             {
-                "age": "clamp_min(time() - max(kdist_checkpoint_last_success_timestamp_seconds{}), 0)",
+                "age": (
+                    "clamp_min(time() - max(kdist_checkpoint_last_success_timestamp_seconds{}), 0)"
+                ),
                 "interval": "max(kdist_checkpoint_interval_seconds{})",
             },
             minimum=0.0,
             width=6,
         ),
         lines(
-            "Size", "Of the last good checkpoint", "bytes", {"size": "max(kdist_checkpoint_size_bytes{})"}, minimum=0.0, width=6
+            "Size",
+            "Of the last good checkpoint",
+            "bytes",
+            {"size": "max(kdist_checkpoint_size_bytes{})"},
+            minimum=0.0,
+            width=6,
         ),
         bars(
             "Tried, failed, passed over",
@@ -141,7 +156,10 @@ RELIABILITY = PanelRow(
         ),
         bars(
             "Restarts",
-            "By cause, as the agent saw them that saw most; to the other nodes a failed rank's node is lost",
+            (
+                "By cause, as the agent saw them that saw most; to the other nodes a failed "
+                "rank's node is lost"
+            ),
             "none",
             {"{{cause}}": "max by (cause) (kdist_worker_group_restarts_total{})"},
             width=5,
@@ -202,7 +220,9 @@ DEVICES = PanelRow(
             "Allocator retries",
             "Times that torch had to free its reserve to go on: memory is nearly too small",
             "cps",
-            {"rank {{rank}}": f"sum by (rank) (rate(kdist_device_alloc_retries_total{{}}[{RATE}]))"},
+            {
+                "rank {{rank}}": f"sum by (rank) (rate(kdist_device_alloc_retries_total{{}}[{RATE}]))"
+            },
             optional=True,
             minimum=0.0,
             width=6,
@@ -220,7 +240,9 @@ def _of_pod(expression: str) -> str:
 
 
 def _of_gpu(expression: str) -> str:
-    """What DCGM's exporter says of a GPU, by the pod that uses it: scraped without `honorLabels`, `pod` is the exporter's own."""
+    """What DCGM's exporter says of a GPU, by the pod that uses it: scraped without `honorLabels`,
+    `pod` is the exporter's own.
+    """
     known = expression
     for label in ("namespace", "pod"):
         known = f'label_replace({known}, "{label}", "$1", "exported_{label}", "(.+)")'
@@ -250,7 +272,10 @@ RESOURCES = PanelRow(
         ),
         lines(
             "GPU activity",
-            "Share of time with work on the multiprocessors; of any engine, where DCGM tells no more",
+            (
+                "Share of time with work on the multiprocessors; of any engine, where DCGM "
+                "tells no more"
+            ),
             "percentunit",
             {"{{pod}} GPU {{gpu}}": _of_gpu(_ACTIVE)},
             optional=True,
@@ -266,7 +291,10 @@ RESOURCES = PanelRow(
         ),
         bars(
             "Last XID error",
-            "Number of the newest error that the driver told of each GPU; 0 is none, NVIDIA's list says what the others mean",
+            (
+                "Number of the newest error that the driver told of each GPU; 0 is none, "
+                "NVIDIA's list says what the others mean"
+            ),
             "none",
             {"{{pod}} GPU {{gpu}}": _of_gpu("DCGM_FI_DEV_XID_ERRORS{}")},
             optional=True,
@@ -276,13 +304,21 @@ RESOURCES = PanelRow(
     collapsed=True,
 )
 
-# Of all that a Prometheus scrapes, what told of this training, lately: one that is down has no other word for whose it is.
+# Of all that a Prometheus scrapes, what told of this training, lately: one that is down has no
+# other word for whose it is.
 _AGENTS = "and on (namespace, job, instance) last_over_time(kdist_job_info{}[10m])"
 
 EXPORTER = PanelRow(
     "Exporter",
     (
-        lines("Scraped", "Agents that answer Prometheus", "none", {"up": f"sum(up{{}} {_AGENTS})"}, minimum=0.0, width=6),
+        lines(
+            "Scraped",
+            "Agents that answer Prometheus",
+            "none",
+            {"up": f"sum(up{{}} {_AGENTS})"},
+            minimum=0.0,
+            width=6,
+        ),
         lines(
             "Scrape",
             "Time that an agent takes to answer",

@@ -313,7 +313,7 @@ class AgentSample:
         return {one["rank"]: one for one in entries if isinstance(one.get("rank"), int)}
 
 
-def rows(
+def breakdown_rows(
     now: Mapping[str, AgentSample], before: Mapping[str, AgentSample] | None = None
 ) -> list[RankBreakdown]:
     """One row per rank, over the time since `before`, or over the life of the agents. Ranks of the

@@ -360,7 +360,7 @@ def _how(code: object) -> str:
     return f"by signal {-code}" if isinstance(code, int) and code < 0 else f"with code {code}"
 
 
-def describe(event: Event) -> str:
+def describe_event(event: Event) -> str:
     """The event's sentence; events without one, or with fields missing, are shown by their
     fields.
     """
@@ -403,7 +403,7 @@ class EventFilter:
             return self._lines_only and (name == "waiting" or self._is_due())
         if name.startswith("agent-"):
             return True
-        words = f"{event.get('generation')} {describe(event)}"
+        words = f"{event.get('generation')} {describe_event(event)}"
         if self._said.get(name) == words:
             return False
         self._said[name] = words
@@ -421,13 +421,13 @@ class EventFilter:
         return True
 
 
-def line(entry: Entry) -> str:
+def format_line(entry: Entry) -> str:
     """The stable line of an entry, without colour."""
     if entry.event is None:
         return " ".join(entry.speaker)
     return (
         f"{_second(entry.event.get('time'))} {entry.node} {entry.event['event']:<21} "
-        f"{describe(entry.event)}"
+        f"{describe_event(entry.event)}"
     ).rstrip()
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from kdist.dashboards import DASHBOARDS
 from kdist.dashboards.model import Panel
-from kdist.dashboards.preview import draw_page
+from kdist.dashboards.preview import render_dashboard
 from kdist.dashboards.preview.html import name_of
 from kdist.dashboards.prometheus import Prometheus, Window, fill
 from kdist_trainer.metrics.exporter import Exporter
@@ -262,7 +262,7 @@ def test_the_page_draws_rows_that_may_be_absent_where_they_have_something(
     seen: tuple[Prometheus, Window], tmp_path: Path
 ) -> None:
     prometheus, window = seen
-    page = draw_page(
+    page = render_dashboard(
         DASHBOARDS["training-job"],
         prometheus,
         window,

@@ -16,7 +16,7 @@ import pytest
 
 from kdist.dashboards import DASHBOARDS
 from kdist.dashboards.model import Panel
-from kdist.dashboards.preview import draw_page
+from kdist.dashboards.preview import render_dashboard
 from kdist.dashboards.prometheus import Prometheus, Series, Window, fill
 from tests.charts import browser
 from tests.charts.monitored import SCRAPE_SECONDS, SILENT, Training, scraping, until, write_job
@@ -154,7 +154,7 @@ def test_the_page_shows_every_panel_and_the_kill(
     seen: Seen, name: str, theme: str, tmp_path: Path
 ) -> None:
     chosen = {"kdist_job": "digits"}
-    page = draw_page(DASHBOARDS[name], seen.prometheus, seen.window, chosen=chosen, theme=theme)
+    page = render_dashboard(DASHBOARDS[name], seen.prometheus, seen.window, chosen=chosen, theme=theme)
     (tmp_path / "page.html").write_text(page)
     assert page.count("<article") == len(
         [panel for panel in DASHBOARDS[name].panels if not panel.optional]
@@ -169,7 +169,7 @@ def test_the_page_shows_every_panel_and_the_kill(
 @pytest.mark.skipif(not browser.is_here(), reason="there is no Chromium")
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_no_text_of_the_page_is_cut(seen: Seen, name: str) -> None:
-    page = draw_page(
+    page = render_dashboard(
         DASHBOARDS[name],
         seen.prometheus,
         seen.window,

@@ -99,11 +99,11 @@ def test_a_rare_peak_does_not_flatten_all_the_rest_and_is_named() -> None:
     values = [0.02 + 0.001 * (index % 5) for index in range(100)]
     values[3] = 30.0
     curve = Curve("p50", BLUE, tuple((1000.0 + index, value) for index, value in enumerate(values)))
-    drawn = svg.draw(panel_of("lines", minimum=0.0), [curve], [], WINDOW, width=400, height=200)
+    drawn = svg.render_chart(panel_of("lines", minimum=0.0), [curve], [], WINDOW, width=400, height=200)
     assert "up to 30 s" not in drawn
     assert "up to 30" in drawn
     assert "0.02" in drawn
-    whole = svg.draw(panel_of("lines"), [curve], [], WINDOW, width=400, height=200)
+    whole = svg.render_chart(panel_of("lines"), [curve], [], WINDOW, width=400, height=200)
     assert "up to" not in whole, "an axis that need not begin at 0 shows all of it"
 
 
@@ -112,7 +112,7 @@ def test_a_legend_shows_what_fits_and_counts_the_rest() -> None:
         answer = [
             Series({"rank": f"{rank}"}, ((1000.0, 1.0), (1001.0, 2.0))) for rank in range(number)
         ]
-        return card.draw(
+        return card.render_panel(
             lines("l", "d", "none", {"rank {{rank}}": "x{}"}, width=6),
             card.PanelSource(lambda _: answer, lambda _: answer, WINDOW),
             [],
@@ -132,10 +132,10 @@ def test_what_happened_is_named_where_there_is_room() -> None:
         EventMarker("New group", BLUE, 1050.0, True),
         EventMarker("Checkpoint", BLUE, 1060.0, False),
     ]
-    wide = svg.draw(panel_of("lines"), [curve], events, WINDOW, width=700, height=200)
+    wide = svg.render_chart(panel_of("lines"), [curve], events, WINDOW, width=700, height=200)
     assert ">New group</text>" in wide
     assert ">Checkpoint</text>" not in wide
-    assert ">New group</text>" not in svg.draw(
+    assert ">New group</text>" not in svg.render_chart(
         panel_of("lines"), [curve], events, WINDOW, width=400, height=200
     )
 
@@ -163,7 +163,7 @@ def test_whatever_the_numbers_are_the_picture_is_well_formed(
         for index, row in enumerate(rows)
     ]
     panel = panel_of(kind, logarithmic=logarithmic, bridged=bridged, minimum=minimum)
-    picture = svg.draw(
+    picture = svg.render_chart(
         panel, curves, [EventMarker("a<b", BLUE, 1050.0, True)], WINDOW, width=400, height=200
     )
     tree = ElementTree.fromstring(picture)  # noqa: S314 - our own
@@ -183,9 +183,9 @@ def test_a_gap_in_the_numbers_is_a_gap_in_the_line() -> None:
         (1051.0, 2.0),
     )
     curve = Curve("a", BLUE, points)
-    drawn = svg.draw(panel_of("lines"), [curve, curve], [], WINDOW, width=400, height=200)
+    drawn = svg.render_chart(panel_of("lines"), [curve, curve], [], WINDOW, width=400, height=200)
     assert drawn.count("<polyline") == 2 * 3
-    joined = svg.draw(panel_of("lines", bridged=True), [curve], [], WINDOW, width=400, height=200)
+    joined = svg.render_chart(panel_of("lines", bridged=True), [curve], [], WINDOW, width=400, height=200)
     assert joined.count("<polyline") < 3
 
 
@@ -208,7 +208,7 @@ def test_names_from_labels_cannot_add_to_the_page() -> None:
         table,
     ]
     for panel in [*shown, stat("s", "d", "x{}", "none")]:
-        html = card.draw(panel, source, [])
+        html = card.render_panel(panel, source, [])
         assert "<script" not in html
         assert "<b><b>" not in html
 
@@ -222,7 +222,7 @@ def test_the_table_of_trainings_names_their_state_and_colours_what_is_bad() -> N
         ],
         table.queries["Skew"]: [Series(job, ((1000.0, 1.5),))],
     }
-    html = card.draw(
+    html = card.render_panel(
         table, card.PanelSource(lambda _: [], lambda query: answers.get(query, []), WINDOW), []
     )
     assert "<td>hung, running</td>" in html
@@ -235,7 +235,7 @@ def test_a_panel_without_an_answer_says_so() -> None:
     for dashboard in DASHBOARDS.values():
         for panel in dashboard.panels:
             assert (
-                "nothing to show" in (html := card.draw(panel, source, [])) or "no answer" in html
+                "nothing to show" in (html := card.render_panel(panel, source, [])) or "no answer" in html
             )
 
 

@@ -17,14 +17,14 @@ def path_of(scratch: Path, local_rank: int) -> Path:
     return scratch / f"rank-{local_rank}.result"
 
 
-def leave(outcome: str, *, scratch: Path, local_rank: int) -> None:
+def write_result(outcome: str, *, scratch: Path, local_rank: int) -> None:
     """Leave `done` or `stopped` for the agent, at once and also on a full disk. Raises
     `OSError`.
     """
     preallocated.write(path_of(scratch, local_rank), json.dumps({"outcome": outcome}).encode())
 
 
-def read(scratch: Path, local_rank: int) -> str | None:
+def read_result(scratch: Path, local_rank: int) -> str | None:
     """What the rank left: `done` or `stopped`, or None."""
     try:
         outcome = json.loads(preallocated.read(path_of(scratch, local_rank)))["outcome"]

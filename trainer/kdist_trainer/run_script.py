@@ -203,7 +203,7 @@ def _leave_result() -> None:
     """
     with contextlib.suppress(OSError):
         scratch, local_rank = _place()
-        result.leave(result.DONE, scratch=scratch, local_rank=local_rank)
+        result.write_result(result.DONE, scratch=scratch, local_rank=local_rank)
 
 
 def _place() -> tuple[Path, int]:

@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from kdist_trainer.errors import ConfigError
 
 
-def local(tensor: Tensor) -> Tensor:
+def to_local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor, the whole of one that is not spread; without its history."""
     detached = tensor.detach()
     return detached.to_local() if isinstance(detached, DTensor) else detached

@@ -22,7 +22,7 @@ text.p99 { fill: #e4572e; stroke: none; } .slow { stroke: #e4572e; stroke-width:
 """
 
 
-def draw(result: Result) -> str:
+def render_page(result: Result) -> str:
     """The page."""
     sections = [
         f"<h1>{escape(result.collective)}</h1><p class=soft>{escape(result.headline())}</p>"

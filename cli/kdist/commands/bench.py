@@ -196,7 +196,7 @@ def _measure_here(job: TrainingJob, base: Path) -> Result:
         """One line per event on stderr."""
 
         def show(self, entry: Any) -> None:
-            console.message(events.line(entry))
+            console.message(events.format_line(entry))
 
         def draw(self, progress: Any) -> None:  # noqa: ARG002 - a screen's signature
             """Lines say it all."""
@@ -255,7 +255,7 @@ def _show(result: Result, *, output: str, out: Path | None) -> None:
     if output == "html":
         from kdist.bench import html
 
-        text = html.draw(result)
+        text = html.render_page(result)
     elif output == "json":
         text = json.dumps(result.to_document(), indent=2) + "\n"
     else:

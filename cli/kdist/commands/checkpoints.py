@@ -148,7 +148,7 @@ def _export(
 def _look(root: Path, question: str, arguments: list[str]) -> dict[str, Any]:
     from kdist.local import trainer_tools
 
-    return trainer_tools.look(trainer_tools.checkpoints_of(root), question, *arguments)
+    return trainer_tools.run_trainer_tool(trainer_tools.checkpoints_of(root), question, *arguments)
 
 
 def _ask(
@@ -172,7 +172,7 @@ def _show(document: dict[str, Any], output: str) -> int:
             {"apiVersion": "cli.kdist.dev/v1", "kind": "CheckpointList", **document}, output=output
         )
     elif checkpoints.entries(document):
-        console.table(checkpoints.rows(document), header=checkpoints.HEADER)
+        console.table(checkpoints.checkpoint_rows(document), header=checkpoints.HEADER)
     else:
         console.message(f"there are no checkpoints in {document.get('folder')}")
     bad = checkpoints.damaged(document)

@@ -135,7 +135,7 @@ def preview(
       kdist dashboards preview --dashboard fleet --prometheus http://localhost:9090 -o fleet.html
     """
     from kdist.dashboards import DASHBOARDS
-    from kdist.dashboards.preview import draw_page
+    from kdist.dashboards.preview import render_dashboard
     from kdist.dashboards.prometheus import Prometheus, Window, choose_job
 
     if name not in DASHBOARDS:
@@ -153,7 +153,7 @@ def preview(
     chosen = (
         {} if name == "fleet" and job is None else {"kdist_job": choose_job(server, window, job)}
     )
-    page = draw_page(DASHBOARDS[name], server, window, chosen=chosen, theme=theme)
+    page = render_dashboard(DASHBOARDS[name], server, window, chosen=chosen, theme=theme)
     try:
         out.write_text(page, encoding="utf-8")
     except OSError as error:

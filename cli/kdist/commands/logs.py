@@ -182,7 +182,7 @@ def format_line(line: Line, *, raw: bool = False) -> Iterator[str]:
         yield f"{click.style(f'[{line.source}]', fg=colour)} {line.printed}"
     event = line.event
     stamp = f"{str(event.get('time') or line.stamp)[:19]}Z"
-    told = f"{event['event']:<21} {events.describe(event)}".rstrip()
+    told = f"{event['event']:<21} {events.describe_event(event)}".rstrip()
     yield (
         f"{click.style(stamp, dim=True)} {source} "
         f"{click.style(told, fg=_LEVELS.get(str(event.get('level'))))}"

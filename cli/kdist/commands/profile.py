@@ -86,13 +86,13 @@ def command(
     if root is not None:
         from kdist.local import trainer_tools as here
 
-        name, asks = root.name, here.of_run(root)
+        name, asks = root.name, here.local_agents(root)
     else:
         target = options.find_target(job, file, **place)
-        name, asks = target.name, profile.in_pods(target)
+        name, asks = target.name, profile.cluster_agents(target)
     folder = Path(output or f"{name}-profile")
     patience = _PATIENCE if timeout is None else timeout
-    summaries = profile.take(
+    summaries = profile.record(
         asks, folder, steps=steps, ranks=ranks, timeout=patience, tell=console.message
     )
     console.table(profile.rank_rows(summaries), header=("RANK", "STEPS", "A STEP", "COLLECTIVES"))

@@ -63,7 +63,7 @@ def command(
         return
     import json
 
-    text = html.draw(report) if output == "html" else json.dumps(report, indent=2) + "\n"
+    text = html.render_page(report) if output == "html" else json.dumps(report, indent=2) + "\n"
     if out is None:
         console.result(text.rstrip("\n"))
     else:

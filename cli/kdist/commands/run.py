@@ -182,7 +182,7 @@ def _line_screen() -> Iterator[Display]:
         """One line per event, in a stable form, on stderr."""
 
         def show(self, entry: Entry) -> None:
-            console.message(events.line(entry))
+            console.message(events.format_line(entry))
 
         def draw(self, progress: Progress) -> None:  # noqa: ARG002 - a screen's signature
             """Lines say it all."""
@@ -204,7 +204,7 @@ def _live_screen() -> Iterator[Display]:
 
         def draw(self, progress: Progress) -> None:
             if console.catch_up():  # else the last picture is still to be read
-                drawing.update(live_run.draw(progress, hint=_HINT), refresh=True)
+                drawing.update(live_run.render_progress(progress, hint=_HINT), refresh=True)
 
     with console.drawing() as drawing:
         yield Live()
@@ -218,7 +218,7 @@ def _finish(ended: RunEnded, again: str, *, output: str, propagate: bool) -> int
         if output == "json":
             console.emit(dict(ended.report), output="json")
         else:
-            console.table(summary.rows(ended.report), header=("RUN", ended.report["job"]))
+            console.table(summary.summary_rows(ended.report), header=("RUN", ended.report["job"]))
     except OSError:
         # nobody may be there to read it, or no room; how the training ended is said by the exit
         # code all the same

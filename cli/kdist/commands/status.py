@@ -73,7 +73,7 @@ def _print(status: JobStatus, output: str) -> None:
     if output != "table":
         console.emit(status.to_document(), output=output, name=f"job/{status.name}")
         return
-    console.table(status_table.rows(status), header=("JOB", status.name))
+    console.table(status_table.status_rows(status), header=("JOB", status.name))
     ranks = status_table.rank_rows(status)
     if ranks:
         console.result("")

@@ -114,7 +114,7 @@ def _show(
     from kdist import agent_metrics
     from kdist.views import top
 
-    rows = agent_metrics.rows(now, before)
+    rows = agent_metrics.breakdown_rows(now, before)
     if output == "json":
         console.emit(top.to_document(name, now, rows), output="json")
         return
@@ -136,7 +136,7 @@ def _live(name: str, look: Look, every: float) -> None:
         with console.drawing() as drawing:
             while True:
                 now = look()
-                drawing.update(_draw(name, now, agent_metrics.rows(now, before)), refresh=True)
+                drawing.update(_draw(name, now, agent_metrics.breakdown_rows(now, before)), refresh=True)
                 before = now or before
                 time.sleep(every)
     except KeyboardInterrupt:

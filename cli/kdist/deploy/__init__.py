@@ -4,7 +4,7 @@ would do, taking them away.
 
 from kdist.deploy.apply import ApplyResult, Difference, compare, forget_end, keep_runtime, send
 from kdist.deploy.delete import find_objects, prune, remove
-from kdist.deploy.dependents import release
+from kdist.deploy.dependents import drop_owner
 from kdist.deploy.plan import Plan, plan, read_code
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "plan",
     "prune",
     "read_code",
-    "release",
+    "drop_owner",
     "remove",
     "send",
 ]

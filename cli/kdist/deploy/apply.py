@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kdist import backends, rbac
 from kdist.deploy.admission import rehearse_pod
 from kdist.deploy.delete import find_leftovers
-from kdist.deploy.dependents import RUNTIME, adopt, release
+from kdist.deploy.dependents import RUNTIME, adopt, drop_owner
 from kdist.deploy.plan import Plan
 from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import Manifest
@@ -56,7 +56,7 @@ def send(
     for _ in _rehearse(cluster, plan, force=force):
         pass
     if plan.revived:
-        release(cluster, plan.job.metadata.name)  # what was the old workload's may be about to go
+        drop_owner(cluster, plan.job.metadata.name)  # what was the old workload's may be about to go
         forget_end(cluster, plan.job.metadata.name)
     made: list[ApplyResult] = []
     try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist import backends, rbac
 from kdist.backends import is_made_for
-from kdist.deploy.dependents import BESIDE, CLAIM, RUNTIME, find_others, release, workload_kinds
+from kdist.deploy.dependents import BESIDE, CLAIM, RUNTIME, find_others, drop_owner, workload_kinds
 from kdist.deploy.plan import Plan
 from kdist.errors import Code, KdistError, NotFoundError
 from kdist.manifest import Manifest, find_owner, sort
@@ -224,7 +224,7 @@ def remove(
         ]
         rbac.require(cluster, wanted)
     if workloads and wait is not None and not dry_run:
-        release(cluster, name, but=RUNTIME)  # or it would go at once, and pods that save meet by it
+        drop_owner(cluster, name, but=RUNTIME)  # or it would go at once, and pods that save meet by it
     for each in workloads:
         cluster.remove(each.api_version, each.kind, each.name, job=name, dry_run=dry_run)
         yield each

@@ -63,7 +63,7 @@ def adopt(cluster: Cluster, name: str, workload: Mapping[str, Any]) -> list[str]
     return _change(cluster, name, found, lambda others: [*others, wanted])
 
 
-def release(cluster: Cluster, name: str, *, but: str = "") -> None:
+def drop_owner(cluster: Cluster, name: str, *, but: str = "") -> None:
     """Let nothing go with the job's workload any more, so that the next one can have it; `but`
     names a kind that stays owned.
     """

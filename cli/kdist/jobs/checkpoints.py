@@ -35,7 +35,7 @@ from kdist.units import number, seconds, size
 HEADER = ("STEP", "NAME", "AGE", "SIZE", "RANKS", "SAMPLES", "STATE", "")
 
 
-def rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def checkpoint_rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """One row per checkpoint, newest first, as the trainer listed them."""
     return [_row(entry, document) for entry in entries(document)]
 

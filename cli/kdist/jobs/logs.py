@@ -53,7 +53,7 @@ def read(
     """
     chosen = [pod for pod in seen.status.pods if wanted.choose(pod)]
     pods = [
-        pod for pod in chosen if (pod.before is not None if wanted.previous else has_begun(pod))
+        pod for pod in chosen if (pod.before is not None if wanted.previous else has_started(pod))
     ]
     if not pods:
         raise _no_logs(seen, wanted)
@@ -79,7 +79,7 @@ def _no_logs(seen: Snapshot, wanted: LogRequest) -> KdistError:
     )
 
 
-def has_begun(pod: Pod) -> bool:
+def has_started(pod: Pod) -> bool:
     """Whether its container has run, so that there is a log."""
     return pod.running or pod.ended is not None or pod.before is not None
 
@@ -188,7 +188,7 @@ class Follower:
         goes on after it.
         """
         self.seen = seen = self._take_snapshot()
-        pods = [pod for pod in seen.status.pods if self._wanted.choose(pod) and has_begun(pod)]
+        pods = [pod for pod in seen.status.pods if self._wanted.choose(pod) and has_started(pod)]
         if not pods:
             return
         self._readings = {
@@ -217,7 +217,7 @@ class Follower:
             return True  # it was deleted while we looked on
         finalize(self._cluster, seen)
         for pod in seen.status.pods:
-            if self._wanted.choose(pod) and has_begun(pod):
+            if self._wanted.choose(pod) and has_started(pod):
                 self._take(pod)
         if not self._readings or all(reading.over for reading in self._readings.values()):
             self._say_why(seen)

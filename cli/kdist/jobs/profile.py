@@ -27,7 +27,7 @@ _ANSWER_SECONDS = 600.0
 _TOP = 12
 
 
-def in_pods(target: ClusterJob) -> list[Ask]:
+def cluster_agents(target: ClusterJob) -> list[Ask]:
     """The agents of a job in the cluster, that of rank 0 first. Raises `KdistError` for a job that
     cannot be asked.
     """
@@ -67,7 +67,7 @@ def in_pods(target: ClusterJob) -> list[Ask]:
     return [of(pod.name, pod.container) for pod in (first, *others)]
 
 
-def take(
+def record(
     asks: Sequence[Ask], folder: Path, *, steps: int, ranks: str, timeout: float, tell: Tell
 ) -> list[Mapping[str, Any]]:
     """Ask, wait until all ranks that are meant have recorded, and write their traces into `folder`;

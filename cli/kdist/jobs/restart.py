@@ -40,8 +40,8 @@ def restart(
     _require(target, workload, manifests, fresh=fresh)
     leaving = [pod for pod in target.pods() if not pod.over]
     if workload and state and not state.finished and not state.suspended:
-        suspend.hold(target)
-        farewell = suspend.see_off(target, leaving, timeout=timeout, tell=tell)
+        suspend.suspend_workload(target)
+        farewell = suspend.wait_for_pods(target, leaving, timeout=timeout, tell=tell)
         if farewell.step is not None:
             tell(f"saved after step {farewell.step:,}")
     moved = None
@@ -51,12 +51,12 @@ def restart(
         _make_anew(target, workload, manifests)
     else:
         deploy.forget_end(target.cluster, target.name)
-        suspend.release(target)
+        suspend.resume_workload(target)
     target.ask(None)
     done = f"{target.name} restarted" + (f"; its old checkpoints are in {moved}" if moved else "")
     if not wait:
         return f"{done}. Next: {target.command('status', '-w')}"
-    return f"{done}{suspend.await_start(target, timeout=timeout, tell=tell)}"
+    return f"{done}{suspend.wait_until_running(target, timeout=timeout, tell=tell)}"
 
 
 def _require(
@@ -84,7 +84,7 @@ def _workload(target: ClusterJob) -> Document | None:
 
 def _make_anew(target: ClusterJob, workload: Document | None, manifests: list[Manifest]) -> None:
     # or it would go with the old workload, from under the new one
-    deploy.release(target.cluster, target.name)
+    deploy.drop_owner(target.cluster, target.name)
     if workload is not None:
         backend = target.backend
         deploy.keep_runtime(target.cluster, manifests)

@@ -108,11 +108,11 @@ def suspend(
         return f"{target.name} {word} (server dry run)"
     if not wait:
         return f"{target.name} is being {word}; its {_count(leaving)} will save and end"
-    farewell = see_off(target, leaving, timeout=timeout, tell=tell)
+    farewell = wait_for_pods(target, leaving, timeout=timeout, tell=tell)
     return describe(target, word, farewell)
 
 
-def see_off(
+def wait_for_pods(
     target: ClusterJob, leaving: Iterable[Pod], *, timeout: float | None, tell: Tell
 ) -> PodExits:
     """Wait until these pods have saved and ended; the time they get is their grace and some more,
@@ -123,7 +123,7 @@ def see_off(
     if leaving:
         tell(f"waiting for {_count(leaving)} to save and end, which may take {grace} s")
     limit = grace + SPARE_SECONDS if timeout is None else timeout
-    return wait.see_off(
+    return wait.wait_for_exit(
         target,
         leaving=[pod.name for pod in leaving],
         timeout=limit,
@@ -166,12 +166,12 @@ def resume(
         return f"{target.name} is not suspended"
     _require(target, dry_run=dry_run)
     target.ask(None, dry_run=dry_run)
-    release(target, dry_run=dry_run)
+    resume_workload(target, dry_run=dry_run)
     if dry_run:
         return f"{target.name} resumed (server dry run)"
     if not wait:
         return f"{target.name} is being resumed. Next: {target.command('status', '-w')}"
-    return f"{target.name} resumed{await_start(target, timeout=timeout, tell=tell)}"
+    return f"{target.name} resumed{wait_until_running(target, timeout=timeout, tell=tell)}"
 
 
 def _require(target: ClusterJob, *, dry_run: bool) -> None:
@@ -190,7 +190,7 @@ def _hold(target: ClusterJob, *, dry_run: bool) -> None:
         )
 
 
-def release(target: ClusterJob, *, dry_run: bool = False) -> None:
+def resume_workload(target: ClusterJob, *, dry_run: bool = False) -> None:
     """Let the workload make its pods again."""
     if is_queued(target):
         set_active(target, active=True, dry_run=dry_run)
@@ -216,12 +216,12 @@ def _is_renewed(workload: Mapping[str, Any]) -> bool:
     return status.get("currentRevision") == status.get("updateRevision") and seen[0] == seen[1]
 
 
-def hold(target: ClusterJob) -> None:
+def suspend_workload(target: ClusterJob) -> None:
     """Let the workload end its pods."""
     _hold(target, dry_run=False)
 
 
-def await_start(target: ClusterJob, *, timeout: float | None, tell: Tell) -> str:
+def wait_until_running(target: ClusterJob, *, timeout: float | None, tell: Tell) -> str:
     """Wait until a rank trains; where it goes on, as the end of a sentence."""
 
     def look() -> str | None:

@@ -90,7 +90,7 @@ class PodExits:
         ]
 
 
-def see_off(target: ClusterJob, *, leaving: Collection[str], timeout: float, what: str) -> PodExits:
+def wait_for_exit(target: ClusterJob, *, leaving: Collection[str], timeout: float, what: str) -> PodExits:
     """Wait until the pods named in `leaving` have ended or are gone. Raises `KdistError` (TIMEOUT)
     after `timeout` seconds.
 

@@ -47,7 +47,7 @@ def _words(log: Path) -> Iterator[float]:
 Report = Mapping[str, Any]
 
 
-def rows(report: Report) -> list[tuple[str, str]]:
+def summary_rows(report: Report) -> list[tuple[str, str]]:
     """(name, value) of everything that is known."""
     return list(_rows(report))
 

@@ -30,7 +30,7 @@ def checkpoints_of(root: Path) -> Path:
     return Path(str(run["checkpoints"])) if run and run.get("checkpoints") else root
 
 
-def look(checkpoints: Path, question: str, *arguments: str) -> dict[str, Any]:
+def run_trainer_tool(checkpoints: Path, question: str, *arguments: str) -> dict[str, Any]:
     """The answer of `python -m kdist_trainer.checkpoint`. Raises `KdistError` when the disk does
     not answer.
     """
@@ -72,7 +72,7 @@ def _ask(
     return document
 
 
-def of_run(root: Path) -> list[Ask]:
+def local_agents(root: Path) -> list[Ask]:
     """The agents that are at work. Raises `KdistError` if there are none."""
     nodes = [root / node for node in agents.ports(root)]
     if not nodes:

@@ -23,8 +23,8 @@ from typing import Any, Final
 from kdist import backends
 from kdist.backends import Placement
 from kdist.errors import KdistError
-from kdist.render.pod_overlay import lay
-from kdist.render.templates import TracedValue, read_template, spread
+from kdist.render.pod_overlay import merge_overlay
+from kdist.render.templates import TracedValue, read_template, trace_value
 from kdist.spec import TrainingJob
 
 _STEPS: Final = {1024: ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1000: ("k", "M", "G", "T", "P", "E")}
@@ -119,7 +119,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "name": TracedValue(job.metadata.name, "metadata.name"),
         "metadata": _metadata(job),
         "placement": placement,
-        "train_json": spread(_write(job.to_train_config().to_document()), "spec"),
+        "train_json": trace_value(_write(job.to_train_config().to_document()), "spec"),
         "notes": "\n".join(_notes(job)) + "\n",
     }
     if placement is None:
@@ -128,14 +128,14 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
     told = job.to_train_config().to_document()
     nodes = told.pop("nodes")
     return values | {
-        "train_json": spread(_write(told), "spec"),
+        "train_json": trace_value(_write(told), "spec"),
         "train_digest": sha256(_write(told).encode()).hexdigest()[:10],
-        "nodes_json": spread(_write(nodes), "spec.nodes"),
+        "nodes_json": trace_value(_write(nodes), "spec.nodes"),
         "checkpoint_folder": job.checkpoint_folder,
         "backend": backend,
         "field": _field(written),
         "spec": written["spec"],
-        "job_json": spread(_write(document), "spec"),
+        "job_json": trace_value(_write(document), "spec"),
         "elastic": backends.is_elastic(job),
         "replaced_whole": "jobset" in backend.parts and not backends.is_elastic(job),
         "procs": TracedValue(str(job.spec.procs_per_node), "spec.procsPerNode"),
@@ -145,7 +145,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "rendezvous": placement.rendezvous,
         "host": f"{backend.first_host(job.metadata.name)}:{RENDEZVOUS_PORT}",
         "metrics_port": METRICS_PORT,
-        "selector": {"kdist.dev/job": spread(job.metadata.name, "metadata.name")},
+        "selector": {"kdist.dev/job": trace_value(job.metadata.name, "metadata.name")},
         "workload_labels": {QUEUE_LABEL: TracedValue(job.spec.queue, "spec.queue")}
         if job.spec.queue
         else {},
@@ -179,8 +179,8 @@ def _metadata(job: TrainingJob) -> Callable[..., dict[str, Any]]:
         "app.kubernetes.io/managed-by": "kdist",
         "kdist.dev/job": TracedValue(job.metadata.name, "metadata.name"),
     }
-    labels = {**spread(job.metadata.labels, "metadata.labels"), **own}
-    annotations = spread(job.metadata.annotations, "metadata.annotations")
+    labels = {**trace_value(job.metadata.labels, "metadata.labels"), **own}
+    annotations = trace_value(job.metadata.annotations, "metadata.annotations")
 
     def metadata(
         suffix: str = "",
@@ -207,7 +207,7 @@ def _field(document: dict[str, Any]) -> Callable[[str], Any]:
         value: Any = document
         for part in path.split("."):
             value = value[part]
-        return spread(value, path)
+        return trace_value(value, path)
 
     return field
 
@@ -281,7 +281,7 @@ def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
         "resources": _resources(values["field"], job.spec.resources.gpu),
     }
     (pod,) = read_template("_pod.yaml.j2", {**values, **more})
-    return lay(pod, job.spec.pod_template, values["backend"])
+    return merge_overlay(pod, job.spec.pod_template, values["backend"])
 
 
 def literal(text: str) -> str:

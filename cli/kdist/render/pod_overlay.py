@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from kdist.backends import Backend
 from kdist.errors import KdistError
-from kdist.render.templates import TracedValue, spread
+from kdist.render.templates import TracedValue, trace_value
 
 TRAINER: Final = "trainer"
 _SOURCE: Final = "spec.podTemplate"
@@ -37,7 +37,7 @@ _OWN_FIELDS: Final = {
 _OWN_VOLUMES: Final = ("config", "token", "checkpoints", "code")
 
 
-def lay(pod: dict[str, Any], overlay: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
+def merge_overlay(pod: dict[str, Any], overlay: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
     """The pod template with the overlay merged into it. Raises `KdistError` with everything it must
     not change, or cannot.
     """
@@ -118,7 +118,7 @@ def _merge(old: Any, new: Any, path: tuple[str, ...]) -> Any:
         return _merge_named(old, new, path)
     if old is not None and _kind(old) != _kind(new):
         raise KdistError(f"{_SOURCE}.{'.'.join(path)} must be {_kind(old)}, found {_kind(new)}")
-    return spread(new, _SOURCE)
+    return trace_value(new, _SOURCE)
 
 
 def _merge_named(old: list[Any], new: list[Any], path: tuple[str, ...]) -> list[Any]:
@@ -135,7 +135,7 @@ def _merge_named(old: list[Any], new: list[Any], path: tuple[str, ...]) -> list[
         )
         if place is None:
             merged.append(
-                spread({part: value for part, value in item.items() if value is not None}, _SOURCE)
+                trace_value({part: value for part, value in item.items() if value is not None}, _SOURCE)
             )
         else:
             merged[place] = _merge(

@@ -74,20 +74,20 @@ def as_json(value: object) -> str:
     return text
 
 
-def spread(value: Any, source: str) -> Any:
+def trace_value(value: Any, source: str) -> Any:
     """`value` with every leaf marked as coming from `source`, so that mappings and lists stay what
     they are.
     """
     if isinstance(value, Mapping):
-        return {key: spread(item, source) for key, item in value.items()}
+        return {key: trace_value(item, source) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [spread(item, source) for item in value]
+        return [trace_value(item, source) for item in value]
     return value if isinstance(value, TracedValue) else TracedValue(value, source)
 
 
 def _construct(loader: Any, node: Any) -> Any:
     marked = loader.construct_mapping(node, deep=True)
-    return spread(marked["value"], marked["source"])
+    return trace_value(marked["value"], marked["source"])
 
 
 def _construct_part(loader: Any, node: Any) -> Any:

@@ -194,7 +194,7 @@ _STYLE = """
 """
 
 
-def draw(report: Mapping[str, Any]) -> str:
+def render_page(report: Mapping[str, Any]) -> str:
     """The page of a receipt, as `build_receipt` makes it, with the job's name."""
     name, goodput = escape(str(report.get("job", "run"))), report.get("goodput")
     shown = f"{goodput:.1%}" if goodput is not None else "-"

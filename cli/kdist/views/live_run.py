@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from kdist.events import Entry, describe
+from kdist.events import Entry, describe_event
 from kdist.local.progress import SLOW, NodeProgress, Progress
 from kdist.units import number, seconds
 
@@ -22,7 +22,7 @@ _LEVELS = {"warning": "yellow not dim", "error": "red not dim"}
 _MOST_ROWS = 16  # ranks shown one by one; of more, the ones that stand out
 
 
-def draw(progress: Progress, *, hint: str = "") -> RenderableType:
+def render_progress(progress: Progress, *, hint: str = "") -> RenderableType:
     """The whole view: progress, numbers, ranks, and what the job waits for or how to stop it."""
     waiting = progress.waiting_for()
     foot = Text(f"… {waiting}", style="yellow") if waiting else Text(hint, style="dim")
@@ -42,7 +42,7 @@ def draw_entry(entry: Entry) -> RenderableType:
     level = str(entry.event.get("level"))
     stamp = str(entry.event.get("time", ""))[11:19]
     return Text(f"{stamp} {entry.node:<7} ", style="dim").append(
-        describe(entry.event), style=_LEVELS.get(level, "default not dim")
+        describe_event(entry.event), style=_LEVELS.get(level, "default not dim")
     )
 
 

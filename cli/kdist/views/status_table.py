@@ -21,7 +21,7 @@ RANK_HEADER = (
 )
 
 
-def rows(status: JobStatus) -> list[tuple[str, str]]:
+def status_rows(status: JobStatus) -> list[tuple[str, str]]:
     """(name, value) of all that is known of the job as a whole."""
     return list(_rows(status))
 

@@ -167,7 +167,7 @@ def test_what_ranks_have_logged_becomes_a_table_with_the_slow_pair_named() -> No
 
 
 def test_the_page_stands_for_itself_and_holds_no_foreign_markup() -> None:
-    text = html.draw(told(slow=True))
+    text = html.render_page(told(slow=True))
     assert "<b>node-2" not in text
     assert not re.search(r"https?://|<script|src=", text)
     assert text.count("<polyline") == 4

@@ -29,7 +29,7 @@ def document(*entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_row_says_age_size_and_which_one_is_resumed() -> None:
-    assert checkpoints.rows(document(ENTRY)) == [
+    assert checkpoints.checkpoint_rows(document(ENTRY)) == [
         (
             "20",
             "step-00000020-e1",
@@ -52,7 +52,7 @@ def test_a_damaged_one_says_why_and_is_counted() -> None:
         "bytes": None,
     }
     found = document(ENTRY, bad)
-    assert checkpoints.rows(found)[1][3:] == ("-", "2", "1,280", "damaged: x.distcp is missing", "")
+    assert checkpoints.checkpoint_rows(found)[1][3:] == ("-", "2", "1,280", "damaged: x.distcp is missing", "")
     assert checkpoints.damaged(found) == ["step-00000010-e1"]
 
 
@@ -62,4 +62,4 @@ def test_evidence_that_was_set_aside_long_ago_is_no_new_damage() -> None:
 
 
 def test_an_answer_without_a_list_is_an_empty_list() -> None:
-    assert (checkpoints.rows({}), checkpoints.damaged({"checkpoints": "?"})) == ([], [])
+    assert (checkpoints.checkpoint_rows({}), checkpoints.damaged({"checkpoints": "?"})) == ([], [])

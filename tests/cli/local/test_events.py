@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from kdist.events import Entry, EventFilter, describe, line
+from kdist.events import Entry, EventFilter, describe_event, format_line
 
 TIME = "2026-01-31T12:00:01.123Z"
 
 
 def told(name: str, node: str = "node-0", **fields: Any) -> str:
-    return line(Entry(node, {"time": TIME, "event": name, "level": "info", **fields}, ""))
+    return format_line(Entry(node, {"time": TIME, "event": name, "level": "info", **fields}, ""))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def told(name: str, node: str = "node-0", **fields: Any) -> str:
     ],
 )
 def test_an_event_is_told_in_a_sentence(name: str, fields: dict[str, Any], sentence: str) -> None:
-    assert describe({"event": name, **fields}) == sentence
+    assert describe_event({"event": name, **fields}) == sentence
 
 
 def test_a_line_has_time_node_and_name_in_fixed_columns() -> None:
@@ -97,13 +97,13 @@ def test_a_line_has_time_node_and_name_in_fixed_columns() -> None:
 
 
 def test_what_a_rank_prints_carries_its_node() -> None:
-    assert line(Entry("node-1", None, "hello")) == "[node-1] hello"
-    assert line(Entry("node-1", None, "[rank3]:  hello")) == "[rank3]:  hello"
+    assert format_line(Entry("node-1", None, "hello")) == "[node-1] hello"
+    assert format_line(Entry("node-1", None, "[rank3]:  hello")) == "[rank3]:  hello"
 
 
 def test_an_event_without_a_sentence_is_told_by_its_fields() -> None:
     assert (
-        describe(
+        describe_event(
             {"event": "new-thing", "level": "info", "message": "Look.", "size": 3, "words": ["a"]}
         )
         == 'Look. size=3 words=["a"]'
@@ -111,7 +111,7 @@ def test_an_event_without_a_sentence_is_told_by_its_fields() -> None:
 
 
 def test_an_event_that_lacks_its_fields_is_still_told() -> None:
-    assert describe({"event": "checkpoint-committed", "step": 5}) == "step=5"
+    assert describe_event({"event": "checkpoint-committed", "step": 5}) == "step=5"
 
 
 def test_what_every_agent_says_is_told_once() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from kdist.events import Entry
 from kdist.local.agents import StatusReply
 from kdist.local.progress import NodeProgress, Progress
-from kdist.views.live_run import draw, draw_entry, sparkline
+from kdist.views.live_run import render_progress, draw_entry, sparkline
 
 
 class Clock:
@@ -61,7 +61,7 @@ def test_a_training_shows_step_loss_rate_and_what_is_left(progress: Progress, cl
         learning_rate=0.001,
         samples_per_second=1234.0,
     )
-    text = drawn(draw(progress))
+    text = drawn(render_progress(progress))
     for part in (
         "digits",
         "step 25/100  25%",
@@ -77,7 +77,7 @@ def test_a_training_shows_step_loss_rate_and_what_is_left(progress: Progress, cl
 def test_the_rate_of_a_script_is_that_of_all_nodes(progress: Progress, clock: Clock) -> None:
     for node in ("node-0", "node-1"):
         progress.observe_answer(node, answer(clock, step=7, generation=1, samples_per_second=100.0))
-    assert "200 samples/s" in drawn(draw(progress))
+    assert "200 samples/s" in drawn(render_progress(progress))
 
 
 def test_ranks_are_listed_with_their_state_and_heartbeat(progress: Progress, clock: Clock) -> None:
@@ -91,7 +91,7 @@ def test_ranks_are_listed_with_their_state_and_heartbeat(progress: Progress, clo
         "heartbeat_age": 0.5,
     }
     progress.observe_answer("node-0", answer(clock, ranks=[rank], generation=1, step=7))
-    lines = drawn(draw(progress)).splitlines()
+    lines = drawn(render_progress(progress)).splitlines()
     (row,) = [line.split() for line in lines if line.startswith("node-0")]
     assert row == ["node-0", "0", "training", "7", "20", "ms", "4", "ms", "0.5", "s"]
 
@@ -100,7 +100,7 @@ def test_an_agent_that_does_not_answer_is_shown_as_such(progress: Progress, cloc
     observe(progress, "first-step", step=1)
     progress.observe_answer("node-0", answer(clock, ranks=[]))
     clock.now += 8
-    assert "no answer for 8 s" in drawn(draw(progress))
+    assert "no answer for 8 s" in drawn(render_progress(progress))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_job_that_is_quiet_for_a_second_says_what_it_waits_for(
     assert progress.waiting_for() is None
     clock.now += 1.1
     assert progress.waiting_for() == sentence
-    assert f"… {sentence}" in drawn(draw(progress))
+    assert f"… {sentence}" in drawn(render_progress(progress))
 
 
 def test_an_agent_that_failed_and_starts_again_has_nobody_told_to_stop(
@@ -143,38 +143,38 @@ def test_a_training_that_moves_waits_for_nothing(progress: Progress, clock: Cloc
     clock.now += 10
     observe(progress, "progress", step=2, loss=1.0)
     assert progress.waiting_for() is None
-    assert "Ctrl-C" in drawn(draw(progress, hint="Ctrl-C saves"))
+    assert "Ctrl-C" in drawn(render_progress(progress, hint="Ctrl-C saves"))
 
 
 def test_a_script_that_tells_no_steps_is_not_called_stuck(clock: Clock) -> None:
     progress = Progress(
         "script", {"node-0": NodeProgress("node-0")}, needed=1, managed=False, clock=clock
     )
-    assert "step 0" not in drawn(draw(progress))
+    assert "step 0" not in drawn(render_progress(progress))
     observe(progress, "group-formed", world_size=1)
     clock.now += 60
     assert progress.waiting_for() is None
 
 
 def test_the_age_of_the_last_checkpoint_is_shown(progress: Progress) -> None:
-    assert "no checkpoint yet" in drawn(draw(progress))
+    assert "no checkpoint yet" in drawn(render_progress(progress))
     observe(progress, "checkpoint-committed", step=50)
-    assert "last checkpoint step 50, just now" in drawn(draw(progress))
+    assert "last checkpoint step 50, just now" in drawn(render_progress(progress))
     assert progress.saved_at is not None
     progress.saved_at -= 90
-    assert "last checkpoint step 50, 1:30 ago" in drawn(draw(progress))
+    assert "last checkpoint step 50, 1:30 ago" in drawn(render_progress(progress))
 
 
 def test_restarts_and_the_rest_of_the_budget_are_shown(progress: Progress) -> None:
     observe(progress, "restarting", restarts=2, budget=10)
-    assert "2 restarts (8 left)" in drawn(draw(progress))
+    assert "2 restarts (8 left)" in drawn(render_progress(progress))
 
 
 def test_of_many_ranks_only_a_screenful_is_listed(clock: Clock) -> None:
     progress = Progress(
         "big", {f"node-{n}": NodeProgress(f"node-{n}") for n in range(64)}, needed=64, clock=clock
     )
-    text = drawn(draw(progress))
+    text = drawn(render_progress(progress))
     assert text.count("node-") == 16
     assert "48 more" in text
 
@@ -209,18 +209,18 @@ def test_the_newest_state_of_each_ranks_progress_bar_is_drawn_until_its_line_end
         progress.observe_print(
             Entry("node-0", None, f"[rank{rank}]: {percent}% [eta]", is_state=True)
         )
-    rows = [row.rstrip() for row in drawn(draw(progress)).splitlines() if "%" in row]
+    rows = [row.rstrip() for row in drawn(render_progress(progress)).splitlines() if "%" in row]
     assert rows == ["[rank0]: 20% [eta]", "[rank1]: 10% [eta]"]
     progress.observe_print(Entry("node-0", None, "[rank0]: 100% [eta]"))
-    assert "[rank0]" not in drawn(draw(progress))
+    assert "[rank0]" not in drawn(render_progress(progress))
     progress.observe("node-0", {"event": "group-formed", "world_size": 2})
-    assert "[rank1]" not in drawn(draw(progress)), "another process has that rank now"
+    assert "[rank1]" not in drawn(render_progress(progress)), "another process has that rank now"
 
 
 @pytest.mark.parametrize("width", [20, 60, 200])
 def test_the_view_can_be_drawn_on_any_terminal(progress: Progress, width: int) -> None:
     observe(progress, "progress", step=25, target=100, loss="nan")
-    assert max(len(line) for line in drawn(draw(progress), width).splitlines()) <= width
+    assert max(len(line) for line in drawn(render_progress(progress), width).splitlines()) <= width
 
 
 def test_what_rank_0_says_of_the_group_holds_for_every_node(progress: Progress) -> None:

@@ -47,7 +47,7 @@ def ended(kind: Kind, code: int, **fields: Any) -> RunEnded:
 
 
 def test_the_table_holds_what_the_run_cost_and_what_came_of_it() -> None:
-    assert summary.rows(make_report()) == [
+    assert summary.summary_rows(make_report()) == [
         ("outcome", "done"),
         ("steps", "350"),
         ("lost steps", "12"),
@@ -80,7 +80,7 @@ def test_what_is_not_known_has_no_row() -> None:
         loss=None,
         metrics={},
     )
-    assert [name for name, _ in summary.rows(report)] == [
+    assert [name for name, _ in summary.summary_rows(report)] == [
         "outcome",
         "restarts",
         "wall time",

@@ -176,7 +176,7 @@ class Page(HTMLParser):
 def test_the_page_is_whole_draws_everything_and_fetches_nothing() -> None:
     receipt = {"job": "<b>digits</b>", **build_receipt(EVENTS, STEPS, lives=LIVES)}
     receipt["attempts"][0]["failure"]["message"] = "<script>alert(1)</script>"
-    text = html.draw(receipt)
+    text = html.render_page(receipt)
     reader = Page()
     reader.feed(text)
     assert (reader.open, reader.outside) == ([], [])
@@ -188,7 +188,7 @@ def test_the_page_is_whole_draws_everything_and_fetches_nothing() -> None:
 
 
 def test_a_page_of_a_run_that_did_nothing_yet_can_be_drawn() -> None:
-    text = html.draw({"job": "d", **build_receipt([], [], lives=[(1.0, None)])})
+    text = html.render_page({"job": "d", **build_receipt([], [], lives=[(1.0, None)])})
     assert "Too few steps" in text
     assert "Nothing was noted" in text
 
@@ -239,4 +239,4 @@ def test_no_ledger_makes_the_receipt_or_its_page_raise(
     receipt = build_receipt(events, steps, lives=[(began, ended)])
     assert all(value >= 0 for value in receipt["secondsByCategory"].values())
     assert json.dumps(receipt)
-    assert html.draw({"job": "d", **receipt}).endswith("</html>\n")
+    assert html.render_page({"job": "d", **receipt}).endswith("</html>\n")

@@ -13,7 +13,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from kdist_trainer.agent.coordination import AgentStore, failures_of
-from kdist_trainer.agent.exit_record import deciding, failed, stopped, success, write_record
+from kdist_trainer.agent.exit_record import root_cause, failed, stopped, success, write_record
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig
 from kdist_trainer.errors import Failure
@@ -54,7 +54,7 @@ def test_what_hundreds_of_ranks_leave_behind_fits_into_one_document() -> None:
     exchange.post_failures(1, [replace(failure(100 + rank), traceback=lines) for rank in range(8)])
     kept = failures_of(exchange.generation(1))
     assert len(str(exchange.generation(1))) < 400_000
-    assert (first := deciding(kept)) is not None
+    assert (first := root_cause(kept)) is not None
     assert (first.time, first.traceback) == (100, lines)
 
 
@@ -80,10 +80,10 @@ def test_the_first_primary_failure_decides_and_without_one_a_timeout_before_a_lo
     echo = failure(1.0, primary=False, cause=Cause.NODE_LOST)
     late_echo = failure(4.0, primary=False, cause=Cause.COLLECTIVE_TIMEOUT, code=Exit.HANG)
     user = failure(2.0, cause=Cause.USER_CODE, code=Exit.USER)
-    assert deciding([failure(3.0), echo, user, late_echo]) == user
-    assert deciding([echo, late_echo]) == late_echo
-    assert deciding([echo]) == echo
-    assert deciding([]) is None
+    assert root_cause([failure(3.0), echo, user, late_echo]) == user
+    assert root_cause([echo, late_echo]) == late_echo
+    assert root_cause([echo]) == echo
+    assert root_cause([]) is None
 
 
 def test_only_a_primary_failure_below_128_is_permanent() -> None:

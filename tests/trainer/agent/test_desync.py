@@ -12,11 +12,11 @@ from kdist_trainer.agent.desync import (
     DesyncDetector,
     find_missing,
     find_odd,
-    name_ranks,
-    tell,
+    format_ranks,
+    format_collectives,
     write_calls,
 )
-from kdist_trainer.agent.hang_detection import judge
+from kdist_trainer.agent.hang_detection import resolve_root_cause
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import Failure
 from kdist_trainer.liveness import Call
@@ -114,13 +114,13 @@ def test_ranks_that_were_in_the_same_are_told_together() -> None:
         note(1, call("barrier", 2), inside=False),
         note(5, stopped=True),
     ]
-    assert tell(notes) == (
+    assert format_collectives(notes) == (
         "ranks 0,2-4 in all_reduce(float32[8]) #3",
         "rank 1 in no collective, after barrier(float32[8]) #2",
         "rank 5 in no collective, stopped by a signal",
     )
-    assert name_ranks([7]) == "rank 7"
-    many = tell([note(rank, call("all_reduce", rank + 1)) for rank in range(100)])
+    assert format_ranks([7]) == "rank 7"
+    many = format_collectives([note(rank, call("all_reduce", rank + 1)) for rank in range(100)])
     assert len(many) == 32
     assert many[-1] == "and 69 more"
 
@@ -146,7 +146,7 @@ def test_a_difference_is_the_cause_of_what_followed_but_an_exception_of_the_user
         failure(Cause.COLLECTIVE_TIMEOUT, Exit.HANG, primary=False),
         failure(Cause.HANG, Exit.HANG, primary=True),
     ):
-        found = judge(followed, notes)
+        found = resolve_root_cause(followed, notes)
         assert (found.cause, found.code, found.primary) == (
             Cause.COLLECTIVE_MISMATCH,
             Exit.USER,
@@ -161,17 +161,17 @@ def test_a_difference_is_the_cause_of_what_followed_but_an_exception_of_the_user
         )
         assert found.permanent
     own = failure(Cause.USER_CODE, Exit.USER, primary=True)
-    assert judge(own, notes) is own
+    assert resolve_root_cause(own, notes) is own
 
 
 def test_time_outs_are_the_fault_of_the_rank_that_did_not_come() -> None:
     waits = [call("all_reduce", 3), call("all_reduce", 4)]
     notes = [note(0, *waits), note(1, waits[0], inside=False), note(2, *waits)]
-    found = judge(failure(Cause.COLLECTIVE_TIMEOUT, Exit.HANG, primary=False), notes)
+    found = resolve_root_cause(failure(Cause.COLLECTIVE_TIMEOUT, Exit.HANG, primary=False), notes)
     assert (found.cause, found.primary, found.rank, found.node) == (Cause.HANG, True, 1, "node-1")
     assert not found.permanent
     lost = failure(Cause.NODE_LOST, Exit.PEERS_LOST, primary=False)
-    assert judge(lost, notes) is lost
+    assert resolve_root_cause(lost, notes) is lost
 
 
 def test_what_is_seen_once_may_be_half_written() -> None:
@@ -186,4 +186,4 @@ def test_what_is_seen_once_may_be_half_written() -> None:
 
 
 def test_where_nobody_noted_a_collective_nothing_is_said_of_them() -> None:
-    assert tell([note(0), note(1)]) == ()
+    assert format_collectives([note(0), note(1)]) == ()

@@ -116,7 +116,7 @@ def test_the_exit_code_of_a_script_speaks_for_it_as_under_torchrun(
     tmp_path: Path, code: int, left: str | None, terminated: bool, outcome: str
 ) -> None:
     if left is not None:
-        result.leave(left, scratch=tmp_path, local_rank=1)
+        result.write_result(left, scratch=tmp_path, local_rank=1)
     circumstances = known(tmp_path, code, terminated=terminated, managed=False)
     assert exit_analysis.outcomes(circumstances) == {1: outcome}
     assert not exit_analysis.failures(circumstances)
@@ -133,7 +133,7 @@ def test_what_an_earlier_generation_left_is_cleared(tmp_path: Path) -> None:
     (tmp_path / "rank-0.result").write_text('{"outcome": "done"}')
     stacks_path(tmp_path, 0).touch()
     exit_analysis.clear(tmp_path, 2)
-    assert [(errors.read(tmp_path, rank), result.read(tmp_path, rank)) for rank in (0, 1)] == [
+    assert [(errors.read(tmp_path, rank), result.read_result(tmp_path, rank)) for rank in (0, 1)] == [
         (None, None)
     ] * 2
     assert not list(tmp_path.glob("*.stacks"))

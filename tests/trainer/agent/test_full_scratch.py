@@ -49,8 +49,8 @@ def test_what_has_a_reserved_place_is_written_whole_on_a_full_disk_and_once(disk
     assert left.traceback[-1].startswith("ValueError: éé")
     errors.record(KeyError("later"), scratch=disk, local_rank=0)
     assert errors.read(disk, 0) == left
-    result.leave(result.DONE, scratch=disk, local_rank=0)
-    assert result.read(disk, 0) == result.DONE
+    result.write_result(result.DONE, scratch=disk, local_rank=0)
+    assert result.read_result(disk, 0) == result.DONE
 
 
 class DeepError(Exception):

@@ -12,7 +12,7 @@ import pytest
 
 from kdist_trainer.agent.hang_detection import (
     Watchdog,
-    culprit,
+    find_hung_rank,
     dump_stacks,
     heartbeat_path,
     is_stopped,
@@ -160,7 +160,7 @@ def note(rank: int, **fields: Any) -> dict[str, Any]:
 def test_to_blame_is_who_is_stopped_or_in_no_collective_or_in_an_earlier_one(
     notes: list[Any], blamed: int | None
 ) -> None:
-    assert culprit(notes) == blamed
+    assert find_hung_rank(notes) == blamed
 
 
 def test_stacks_of_a_stopped_rank_are_dumped(tmp_path: Path) -> None:

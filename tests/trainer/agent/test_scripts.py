@@ -303,7 +303,7 @@ def test_a_script_leaves_a_result_when_it_has_come_to_its_end(
         KDIST_SCRATCH=str(tmp_path),
         LOCAL_RANK="1",
     )
-    assert result.read(tmp_path, 1) == left
+    assert result.read_result(tmp_path, 1) == left
 
 
 @pytest.mark.processes

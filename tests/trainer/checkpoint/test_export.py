@@ -84,7 +84,7 @@ def test_a_file_that_could_not_be_finished_leaves_the_old_one(
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export, "fetch_whole", fail)
+    monkeypatch.setattr(export, "load_full_tensors", fail)
     with pytest.raises(OSError, match="No space"):
         export.write_file(found, target)
     assert [path.name for path in tmp_path.glob("model*")] == [target.name]

@@ -133,7 +133,7 @@ def test_what_a_sleeper_brings_in_before_the_winner_has_committed_anything_count
 ) -> None:
     # Whoever takes over clears the sleeper's files away. Here they escape, as they may where
     # folders are cached.
-    monkeypatch.setattr(commit, "sweep", lambda *_, **__: None)
+    monkeypatch.setattr(commit, "clean_stale", lambda *_, **__: None)
     root = tmp_path / "checkpoints"
     first = open_store(root)
     load(first)

@@ -248,7 +248,7 @@ def train_watched(
     was told of in any case.
     """
     runs: list[TrainContext] = []
-    original = trainer.begin
+    original = trainer.setup
 
     def begin(run: TrainContext) -> None:
         runs.append(run)
@@ -258,7 +258,7 @@ def train_watched(
             run.flush = lambda: sent.append(int(run.stats.last_step or 0))
         original(run)
 
-    trainer.begin = begin
+    trainer.setup = begin
     train(document, folder)
     return runs[0]
 

@@ -178,13 +178,13 @@ def test_a_scheduler_of_the_workloads_own_goes_on_at_the_edited_rate() -> None:
 def train_and_tell(document: dict[str, Any], folder: Path) -> tuple[list[dict[str, Any]], float]:
     """Train; what the rank logged, and the learning rate of the first step."""
     rates: list[float] = []
-    original = trainer.begin
+    original = trainer.setup
 
     def begin(run: TrainContext) -> None:
         original(run)
         rates.append(float(run.optimizer.param_groups[0]["lr"]))
 
-    trainer.begin = begin
+    trainer.setup = begin
     return train_and_listen(document, folder), rates[0]
 
 

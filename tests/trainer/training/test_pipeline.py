@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kdist_trainer import parallel
 from kdist_trainer.config import Cause, Training
 from kdist_trainer.errors import ConfigError, read
-from kdist_trainer.parallel.pipeline import borders, cut
+from kdist_trainer.parallel.pipeline import balance_stages, split_stages
 from kdist_trainer.workload import WorkloadContext
 from kdist_trainer.world import World
 from tests.trainer.training.cells import distance, learn
@@ -71,7 +71,7 @@ class Silent(Small):
 def test_the_heaviest_stage_is_as_light_as_can_be(loads: list[int], stages: int) -> None:
     if sum(load > 0 for load in loads) < stages:
         return
-    found = borders(loads, stages)
+    found = balance_stages(loads, stages)
     assert (found[0], found[-1], len(found)) == (0, len(loads), stages + 1)
 
     def heaviest(cuts: list[int]) -> float:
@@ -89,14 +89,14 @@ def test_a_model_that_cannot_be_cut_says_why() -> None:
     with pytest.raises(
         ConfigError, match="chain has 2 parts with weights, which cannot make 3 stages"
     ):
-        cut(model, list(model), 3)
+        split_stages(model, list(model), 3)
     with pytest.raises(ConfigError, match="a workload whose `chain` names its parts"):
-        cut(model, (), 2)
+        split_stages(model, (), 2)
     with pytest.raises(ConfigError, match=r"2\.weight is in no part"):
-        cut(model, [model[0]], 1)
+        split_stages(model, [model[0]], 1)
     model[2].weight = model[0].weight
     with pytest.raises(ConfigError, match=r"0\.weight is used by two stages"):
-        cut(model, list(model), 2)
+        split_stages(model, list(model), 2)
 
 
 def hold(ways: int, folder: Path) -> list[str]:

@@ -18,7 +18,7 @@ from kdist_trainer import parallel
 from kdist_trainer.config import Training
 from kdist_trainer.data.sampler import ShardAssignment
 from kdist_trainer.workload import WorkloadContext
-from kdist_trainer.world import World, local
+from kdist_trainer.world import World, to_local
 from tests.trainer.training.cells import (
     STRATEGIES,
     TOLERANCE,
@@ -231,16 +231,16 @@ def overflow(strategy: str, folder: Path) -> tuple[bool, float]:
             precisions.build("fp16", torch.device("cpu")),
         )
         assert isinstance(chosen, precisions.ScaledPrecision)
-        before = [local(weight).clone() for weight in model.parameters()]
+        before = [to_local(weight).clone() for weight in model.parameters()]
         scale = chosen.scaler.get_scale()
         chosen.backward(model(torch.ones(2, 16)).sum())
         if world.rank == 1:
             gradient = next(model.parameters()).grad
             assert gradient is not None
-            local(gradient).fill_(torch.inf)
+            to_local(gradient).fill_(torch.inf)
         chosen.update(optimizer)
         moved = any(
-            not torch.equal(local(weight), old)
+            not torch.equal(to_local(weight), old)
             for weight, old in zip(model.parameters(), before, strict=True)
         )
         return moved, chosen.scaler.get_scale() / scale

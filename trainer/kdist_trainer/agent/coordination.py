@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kdist_trainer.agent.exit_record import deciding
+from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.errors import Failure
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _choose(failures: list[Failure]) -> list[Failure]:
     primary = sorted(
         (failure for failure in failures if failure.primary), key=lambda failure: failure.time
     )
-    echo = deciding(failures)
+    echo = root_cause(failures)
     return primary[:_MOST_PRIMARY] or (
         [replace(echo, traceback=echo.traceback[-_ECHO_LINES:])] if echo else []
     )

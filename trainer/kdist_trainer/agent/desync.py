@@ -111,7 +111,7 @@ def _judge(calls: Mapping[int, Call], kinds: Mapping[int, tuple[Any, ...]]) -> M
     for rank in sorted(calls, key=lambda rank: (kinds[rank] == common, rank)):
         said[str(calls[rank])].append(rank)
     message = "the ranks entered different collectives: " + ", ".join(
-        f"{name_ranks(ranks)} {call}" for call, ranks in said.items()
+        f"{format_ranks(ranks)} {call}" for call, ranks in said.items()
     )
     if count * 2 <= len(calls):
         return Mismatch((), message, next(iter(said)))
@@ -134,14 +134,14 @@ def find_missing(notes: Sequence[Note]) -> Mismatch | None:
         if behind and len(waiting) * 2 > len(last):
             call = last[behind[0]]
             message = (
-                f"{name_ranks(behind)} did not come to {last[waiting[0]]}, in which "
-                f"{name_ranks(waiting)} waited"
+                f"{format_ranks(behind)} did not come to {last[waiting[0]]}, in which "
+                f"{format_ranks(waiting)} waited"
             )
             return Mismatch(behind, f"{message}; the last before that was {call}", str(call))
     return None
 
 
-def tell(notes: Iterable[Note]) -> tuple[str, ...]:
+def format_collectives(notes: Iterable[Note]) -> tuple[str, ...]:
     """What each rank was in, ranks that were in the same together: `ranks 0,2-7 in
     all_reduce(float32[8]) #3`.
     """
@@ -154,7 +154,7 @@ def tell(notes: Iterable[Note]) -> tuple[str, ...]:
         out = f"in no collective, after {last}" if last else "in no collective"
         doing = f"in {note['collective']}" if note["inside"] else out
         said[doing + (", stopped by a signal" if note["stopped"] else "")].append(int(note["rank"]))
-    lines = [f"{name_ranks(ranks)} {doing}" for doing, ranks in said.items()]
+    lines = [f"{format_ranks(ranks)} {doing}" for doing, ranks in said.items()]
     return tuple(
         lines
         if len(lines) <= _MOST_LINES
@@ -162,7 +162,7 @@ def tell(notes: Iterable[Note]) -> tuple[str, ...]:
     )
 
 
-def name_ranks(ranks: Iterable[int]) -> str:
+def format_ranks(ranks: Iterable[int]) -> str:
     """`rank 3`, `ranks 0,2-7`."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):

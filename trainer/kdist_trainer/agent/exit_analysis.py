@@ -74,7 +74,7 @@ def outcomes(known: ExitContext) -> dict[int, str]:
     stops = {-signal.SIGTERM, 128 + signal.SIGTERM} if known.terminated else set()
     stops |= set() if known.managed else {int(Exit.STOPPED)}
     for local_rank, code in known.exits.items():
-        left = result.read(known.scratch, local_rank)
+        left = result.read_result(known.scratch, local_rank)
         if left is not None and known.managed:
             # it had finished: what happened to its process later does not matter
             found[local_rank] = left

@@ -29,7 +29,7 @@ class RunOutcome(Exception):  # noqa: N818 - it is how the agent's loop is left,
         return Exit(self.record["code"])
 
 
-def deciding(failures: Iterable[Failure]) -> Failure | None:
+def root_cause(failures: Iterable[Failure]) -> Failure | None:
     """The failure that decides: the first primary one; without any, a time-out before a lost peer;
     None without failures.
     """

@@ -32,7 +32,7 @@ NOTES_SECONDS = 2.0
 _POLL_SECONDS = 0.1
 
 
-def ask(question: Callable[[], Document]) -> Document:
+def read_or_empty(question: Callable[[], Document]) -> Document:
     """What the store says; nothing while it is away, for which no rank is to suffer."""
     try:
         return question()
@@ -41,7 +41,7 @@ def ask(question: Callable[[], Document]) -> Document:
         return {}
 
 
-def compare_notes(
+def gather_rank_states(
     exchange: AgentStore,
     generation: Generation,
     node: str,
@@ -53,18 +53,18 @@ def compare_notes(
     or after.
     """
     deadline = time.monotonic() + NOTES_SECONDS
-    document = ask(lambda: exchange.post_beats(generation.number, mine)) or {"beats": {node: mine}}
+    document = read_or_empty(lambda: exchange.post_beats(generation.number, mine)) or {"beats": {node: mine}}
     while time.monotonic() < deadline:
         if len(document.get("beats", {})) >= len(generation.nodes) or (
             document.get("failures") and not after_failures
         ):
             break
         time.sleep(_POLL_SECONDS)
-        document = ask(lambda: exchange.generation(generation.number)) or document
+        document = read_or_empty(lambda: exchange.generation(generation.number)) or document
     return [note for notes in document.get("beats", {}).values() for note in notes]
 
 
-def accuse(
+def hang_failures(
     stood: Mapping[int, tuple[int, RankSnapshot]],
     *,
     blamed: int | None,
@@ -76,7 +76,7 @@ def accuse(
     echoes of the others.
     """
     return {
-        local_rank: _accuse(
+        local_rank: _hang_failure(
             beat,
             rank,
             blamed=blamed,
@@ -88,7 +88,7 @@ def accuse(
     }
 
 
-def _accuse(
+def _hang_failure(
     beat: RankSnapshot,
     rank: int,
     *,
@@ -117,7 +117,7 @@ def _accuse(
     return replace(failure, cause=Cause.COLLECTIVE_TIMEOUT, primary=False, message=message)
 
 
-def convict(
+def mismatch_failure(
     odd: Mismatch, *, node: str, generation: int, step: int | None, when: float | None = None
 ) -> Failure:
     """The failure of ranks that entered another collective than their peers: another try would do
@@ -137,7 +137,7 @@ def convict(
     )
 
 
-def judge(failure: Failure, notes: Sequence[Note]) -> Failure:
+def resolve_root_cause(failure: Failure, notes: Sequence[Note]) -> Failure:
     """What decides in the light of what all ranks were in.
 
     A rank that entered another collective is the cause of whatever followed but an exception of its
@@ -149,7 +149,7 @@ def judge(failure: Failure, notes: Sequence[Note]) -> Failure:
     odd = find_odd(notes)
     if odd is not None:
         where = nodes.get(odd.ranks[0], "") if odd.ranks else failure.node
-        return convict(
+        return mismatch_failure(
             odd, node=where, generation=failure.generation, step=failure.step, when=failure.time
         )
     if failure.primary or failure.code is not Exit.HANG:
@@ -169,7 +169,7 @@ def judge(failure: Failure, notes: Sequence[Note]) -> Failure:
     )
 
 
-def desert(beat: RankSnapshot, *, rank: int, node: str, generation: int, message: str) -> Failure:
+def node_lost_failure(beat: RankSnapshot, *, rank: int, node: str, generation: int, message: str) -> Failure:
     """The failure of a rank that another node has left alone: an echo of what happened there."""
     return Failure(
         cause=Cause.NODE_LOST,
@@ -304,7 +304,7 @@ def heartbeat_path(scratch: Path, local_rank: int) -> Path:
     return scratch / f"rank-{local_rank}.heartbeat"
 
 
-def culprit(notes: Iterable[Note]) -> int | None:
+def find_hung_rank(notes: Iterable[Note]) -> int | None:
     """The rank to blame for a standstill; None without notes."""
     ordered = sorted(
         notes,

@@ -25,7 +25,7 @@ from kdist_trainer.agent.log_relay import LogRelay
 from kdist_trainer.agent.settings import (
     PARK,
     Settings,
-    clear_litter,
+    clean_temp,
     count_procs,
     make_tempdir,
     prepare_scratch,
@@ -182,7 +182,7 @@ def launch(settings: Settings) -> int:
         return end(settings, {**success(step=done.get("step")), "message": message}, stop=stop)
     # Closed by the kernel when this process ends: held to the last, so that nothing of it outlives
     # it.
-    held = _arrange_life(settings)
+    held = _setup_process(settings)
     if settings.config.train is not None:
         forkserver.start()  # before anything that starts a thread
     procs = count_procs(settings.config)
@@ -200,7 +200,7 @@ def launch(settings: Settings) -> int:
         record = _conclude(settings, procs, teller, stop, predecessors, health)
         health.clear()  # an agent whose work is over is well
         code = end(settings, record, stop=stop, exporter=exporter)
-    clear_litter(settings.scratch)
+    clean_temp(settings.scratch)
     del held
     return code
 
@@ -229,7 +229,7 @@ def _conclude(
     return failed(Failure(cause, reason, True, message, node=settings.node, time=time.time()))
 
 
-def _arrange_life(settings: Settings) -> liveness.ParentDeathPipe:
+def _setup_process(settings: Settings) -> liveness.ParentDeathPipe:
     """Lead a process group of one's own, die with `kdist run`, and tell the ranks where they are
     and how to die.
     """
@@ -245,7 +245,7 @@ def _arrange_life(settings: Settings) -> liveness.ParentDeathPipe:
         os.environ.setdefault("KDIST_COMM_HOOK", settings.config.script.comm_hook)
     # SIGTERM and SIGINT are taken by StopSignals
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP"
-    clear_litter(settings.scratch)
+    clean_temp(settings.scratch)
     (settings.scratch / "torchelastic").mkdir()
     tempfile.tempdir = str(make_tempdir(settings.scratch))
     return own
@@ -265,9 +265,9 @@ def _work(
     from kdist_trainer.agent.agent import ElasticAgent
     from kdist_trainer.agent.coordination import AgentStore
     from kdist_trainer.agent.rendezvous import open_handler, open_stores
-    from kdist_trainer.agent.worker_entry import enter
+    from kdist_trainer.agent.worker_entry import run_worker
 
-    _quieten()
+    _silence_torch_logging()
     config = settings.config
     with stop.interruptible():
         stores = open_stores(settings, stop)
@@ -277,7 +277,7 @@ def _work(
         role="default",
         local_world_size=procs,
         rdzv_handler=handler,
-        entrypoint=enter if script is None else sys.executable,
+        entrypoint=run_worker if script is None else sys.executable,
         args=(settings.entrypoint,)
         if script is None
         else ("-u", "-m", "kdist_trainer.run_script", *script.command),
@@ -306,7 +306,7 @@ def _work(
     return agent.record
 
 
-def _quieten() -> None:
+def _silence_torch_logging() -> None:
     """The account that torch gives of its agent is told better by our events."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):

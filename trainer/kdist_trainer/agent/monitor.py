@@ -20,15 +20,15 @@ from kdist_trainer.agent import exit_analysis
 from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
 from kdist_trainer.agent.desync import DesyncDetector, Mismatch, Note
 from kdist_trainer.agent.exit_analysis import GroupResult
-from kdist_trainer.agent.exit_record import deciding
+from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.agent.hang_detection import (
     Watchdog,
-    accuse,
-    ask,
-    compare_notes,
-    convict,
-    culprit,
-    desert,
+    hang_failures,
+    read_or_empty,
+    gather_rank_states,
+    mismatch_failure,
+    find_hung_rank,
+    node_lost_failure,
     dump_stacks,
 )
 from kdist_trainer.agent.restart_policy import JOIN, Generation
@@ -241,7 +241,7 @@ class WorkerMonitor:
         """The run is over: after a failure end now, after a success let the ranks come to their own
         end.
         """
-        code = ask(self.exchange.verdict).get("code")
+        code = read_or_empty(self.exchange.verdict).get("code")
         if code is not None:
             self._must_end_at = min(
                 self._must_end_at,
@@ -254,7 +254,7 @@ class WorkerMonitor:
         if plan == STOP:  # nobody who wants to save has time for a store that is slow
             self.ranks.signal(signal.SIGTERM)
         if plan is not None:
-            ask(lambda: self.exchange.plan(self.generation.number, plan))
+            read_or_empty(lambda: self.exchange.plan(self.generation.number, plan))
         if plan != STOP:
             self.ranks.signal(signal.SIGTERM)
         self._must_end_at = (
@@ -292,7 +292,7 @@ class WorkerMonitor:
             for number in [
                 number
                 for number, code in exits.items()
-                if code == 0 and not result.read(self.scratch, number)
+                if code == 0 and not result.read_result(self.scratch, number)
             ]:
                 rank = self.global_ranks[number]
                 message = (
@@ -340,7 +340,7 @@ class WorkerMonitor:
         self.ranks.kill()
         known = self._circumstances(exits)
         ended = self._end(exits)
-        first = deciding(failures_of(heard.document))
+        first = root_cause(failures_of(heard.document))
         message = (
             f"the group has failed elsewhere: {first.message}"
             if first
@@ -349,7 +349,7 @@ class WorkerMonitor:
         log.warn("node-lost", message=message)
         left = exit_analysis.failures_left(known)
         echoes = {
-            number: desert(
+            number: node_lost_failure(
                 beat, rank=rank, node=self.node, generation=self.generation.number, message=message
             )
             for number, (beat, rank) in enumerate(
@@ -410,7 +410,7 @@ class WorkerMonitor:
         """
         notes, exits = self._notes(), self.ranks.exits()
         self.ranks.kill()
-        failure = convict(
+        failure = mismatch_failure(
             odd, node=self.node, generation=self.generation.number, step=self.watchdog.last_step()
         )
         local_rank = self.global_ranks.index(odd.ranks[0]) if odd.ranks else 0
@@ -419,7 +419,7 @@ class WorkerMonitor:
     def _end_hanging(self, stalled: list[int]) -> GroupResult:
         """Some ranks stand still: find out who is to blame, keep the stacks, end the group."""
         notes = self._notes()
-        blamed = culprit(compare_notes(self.exchange, self.generation, self.node, notes))
+        blamed = find_hung_rank(gather_rank_states(self.exchange, self.generation, self.node, notes))
         stacks = dump_stacks(
             {number: self._pids[number] for number in stalled if number in self.ranks.living},
             {number: stacks_path(self.scratch, number) for number in stalled},
@@ -429,7 +429,7 @@ class WorkerMonitor:
         stood = {
             number: (self.global_ranks[number], self.watchdog.beats[number]) for number in stalled
         }
-        failures = accuse(
+        failures = hang_failures(
             stood, blamed=blamed, node=self.node, generation=self.generation.number, stacks=stacks
         )
         for local_rank, failure in failures.items():

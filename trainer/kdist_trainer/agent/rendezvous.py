@@ -21,7 +21,7 @@ from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
 from kdist_trainer.rendezvous.file_store import FileStore
 from kdist_trainer.rendezvous.handler import Rendezvous, RendezvousTimings, open_rendezvous
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
-from kdist_trainer.rendezvous.tcp_store import open_tcp_store, take_leave
+from kdist_trainer.rendezvous.tcp_store import open_tcp_store, release_store
 from kdist_trainer.signals import StopSignals
 
 _WORD_SECONDS = 10.0
@@ -58,7 +58,7 @@ class StoreClients:
         still have to read.
         """
         if self.keeps is not None:
-            take_leave(self.patient, keeps=self.keeps, agents=agents, seconds=_LEAVE_SECONDS)
+            release_store(self.patient, keeps=self.keeps, agents=agents, seconds=_LEAVE_SECONDS)
 
 
 def open_stores(settings: Settings, stop: StopSignals) -> StoreClients:

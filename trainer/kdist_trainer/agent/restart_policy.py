@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from kdist_trainer import log
 from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
-from kdist_trainer.agent.exit_record import deciding
+from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Cause, Exit
@@ -303,7 +303,7 @@ class RestartLedger:
         before the end.
         """
         last = self._exchange.last_generation()
-        failure = deciding(failures_of(self._exchange.generation(last))) if last else None
+        failure = root_cause(failures_of(self._exchange.generation(last))) if last else None
         if failure is None or failure.cause is Cause.NODE_LOST:
             return 0
         events, chance = self._read(), is_chance(failure)
@@ -334,7 +334,7 @@ class RestartLedger:
         if not document:
             return RESUME, None  # nobody of this store has seen it: the run was started anew
         known = failures_of(document)
-        failure = deciding(known)
+        failure = root_cause(known)
         before: dict[str, str] = document.get("agents", {})
         gone = sorted(
             node for node, incarnation in before.items() if agents.get(node) != incarnation

@@ -213,7 +213,7 @@ def make_tempdir(scratch: Path) -> Path:
     return folder.readlink()
 
 
-def clear_litter(scratch: Path) -> None:
+def clean_temp(scratch: Path) -> None:
     """Remove the temporary folders of an agent: this one's at its end, a dead predecessor's before
     the start.
     """

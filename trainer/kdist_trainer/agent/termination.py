@@ -14,17 +14,17 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from kdist_trainer import log
 from kdist_trainer.agent import restart_policy
 from kdist_trainer.agent.coordination import AgentStore, failures_of
-from kdist_trainer.agent.desync import find_odd, tell
+from kdist_trainer.agent.desync import find_odd, format_collectives
 from kdist_trainer.agent.exit_analysis import GroupResult
 from kdist_trainer.agent.exit_record import (
     RunOutcome,
-    deciding,
+    root_cause,
     failed,
     read_done,
     stopped,
     success,
 )
-from kdist_trainer.agent.hang_detection import compare_notes, judge
+from kdist_trainer.agent.hang_detection import gather_rank_states, resolve_root_cause
 from kdist_trainer.agent.monitor import STOP
 from kdist_trainer.agent.restart_policy import Generation, RestartLedger
 from kdist_trainer.agent.settings import Settings
@@ -67,7 +67,7 @@ class TerminationPolicy:
             self._teller.rank_ended(outcome)
         for local_rank, failure in end.failures.items():
             self._teller.rank_failed(failure, end.exits.get(local_rank))
-        decisive = deciding(end.failures.values())
+        decisive = root_cause(end.failures.values())
         try:
             decisive = self._confer(generation, end, decisive)
         except RuntimeError as error:
@@ -132,13 +132,13 @@ class TerminationPolicy:
         """What decides once all agents have said what their ranks were in; the others are told if
         it is something else.
         """
-        notes = compare_notes(
+        notes = gather_rank_states(
             self._exchange, generation, self._settings.node, end.notes, after_failures=True
         )
-        weighed = judge(failure, notes)
+        weighed = resolve_root_cause(failure, notes)
         if weighed != failure and not weighed.permanent:
             self._exchange.post_failures(generation.number, [weighed])
-        return replace(weighed, collectives=tell(notes))
+        return replace(weighed, collectives=format_collectives(notes))
 
     def _end_if_over(self) -> None:
         """End if the run has ended, whatever became of the ranks here."""
@@ -155,7 +155,7 @@ class TerminationPolicy:
         """
         deadline = time.monotonic() + SETTLE_SECONDS
         while True:
-            first = deciding([failure, *failures_of(self._exchange.generation(number))]) or failure
+            first = root_cause([failure, *failures_of(self._exchange.generation(number))]) or failure
             if not first.permanent or time.monotonic() > deadline:
                 return first
             time.sleep(_POLL_SECONDS)
@@ -186,7 +186,7 @@ class TerminationPolicy:
                 f"{generation.message}"
             )
         document = self._exchange.generation(generation.number - 1)
-        last = deciding(failures_of(document))
+        last = root_cause(failures_of(document))
         failure = Failure(
             Cause.BUDGET,
             Exit.BUDGET,
@@ -196,7 +196,7 @@ class TerminationPolicy:
             time=time.time(),
         )
         if last is not None:
-            known = tell(note for notes in document.get("beats", {}).values() for note in notes)
+            known = format_collectives(note for notes in document.get("beats", {}).values() for note in notes)
             failure = replace(
                 last,
                 cause=Cause.BUDGET,

@@ -39,7 +39,7 @@ def show_stacks(path: Path) -> None:
         faulthandler.register(signal.SIGUSR2, all_threads=True)
 
 
-def prepare_rank() -> tuple[Path, int]:
+def init_worker() -> tuple[Path, int]:
     """Lead a process group, die with the agent, print to it, and show the stacks when asked.
 
     Returns scratch folder and local rank.
@@ -53,19 +53,19 @@ def prepare_rank() -> tuple[Path, int]:
     return scratch, local_rank
 
 
-def enter(target: str) -> NoReturn:
+def run_worker(target: str) -> NoReturn:
     """Run `module:function` of `target`, leave what it returns for the agent, and end the process.
 
     The exit code is that of the failure, for where the disk takes no more than that.
     """
     code = int(Exit.USER)
     try:
-        scratch, local_rank = prepare_rank()
+        scratch, local_rank = init_worker()
         if folder := os.environ.get("KDIST_CODE"):
             sys.path.insert(0, folder)
         module, _, function = target.partition(":")
         outcome = getattr(importlib.import_module(module), function)()
-        result.leave(outcome, scratch=scratch, local_rank=local_rank)
+        result.write_result(outcome, scratch=scratch, local_rank=local_rank)
         code = 0
     except BaseException as error:  # noqa: BLE001 - whatever it is, the agent must hear of it
         left = errors.record(error)

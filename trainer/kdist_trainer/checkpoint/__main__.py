@@ -49,7 +49,7 @@ def _answer(given: argparse.Namespace) -> dict[str, Any]:
     if given.question == "ledger":
         return listing.read_ledger(given.folder)
     if given.question == "aside":
-        target = listing.put_aside(given.folder)
+        target = listing.archive_run(given.folder)
         return {"folder": str(given.folder), "moved": str(target) if target else None}
     if given.question == "export":
         return _export(given)

@@ -265,7 +265,7 @@ class CheckpointManager:
             lambda: self._lock.acquire(run_id=self._run_id, epoch=epoch, take_over=take_over)
         )
         if self._peers.is_leader:
-            commit.sweep(self.directory, epoch=claim.epoch)
+            commit.clean_stale(self.directory, epoch=claim.epoch)
         return claim.epoch
 
     def _on_lock(self, work: Callable[[], T]) -> T:

@@ -89,7 +89,7 @@ def commit_checkpoint(
     if request.before_commit is not None:
         request.before_commit()
     target = directory.root / manifest.name
-    _make_way(target)
+    _archive_target(target)
     lock.check()
     durable_files.rename(folder, target)
     durable_files.sync_folder(directory.root)
@@ -98,7 +98,7 @@ def commit_checkpoint(
     return manifest
 
 
-def _make_way(target: Path) -> None:
+def _archive_target(target: Path) -> None:
     """Put aside what an earlier try of this very save left under its name after it had failed to be
     acknowledged.
     """
@@ -148,7 +148,7 @@ def prune(directory: CheckpointDirectory, lock: Lock, *, keep: int) -> None:
             durable_files.remove_tree(one.path)
 
 
-def sweep(directory: CheckpointDirectory, *, epoch: int) -> None:
+def clean_stale(directory: CheckpointDirectory, *, epoch: int) -> None:
     """Remove the litter of all epochs before this one, and of this one: called before its first
     save. Never raises `OSError`.
     """
@@ -162,7 +162,7 @@ def sweep(directory: CheckpointDirectory, *, epoch: int) -> None:
                 durable_files.remove(path)
 
 
-def set_aside(checkpoint: Checkpoint) -> None:
+def archive_checkpoint(checkpoint: Checkpoint) -> None:
     """Keep a damaged checkpoint as evidence, out of the way of whoever looks for one to load.
     Raises `OSError`.
     """

@@ -31,7 +31,7 @@ from kdist_trainer.checkpoint.layout import (
     check_digests,
     read_manifest,
 )
-from kdist_trainer.checkpoint.reader import fetch_whole, load_metadata
+from kdist_trainer.checkpoint.reader import load_full_tensors, load_metadata
 from kdist_trainer.errors import CheckpointMismatchError
 
 _TYPES = {
@@ -81,7 +81,7 @@ class Export:
         """Weights by their names in the file, whole and on the CPU. Raises `DamagedCheckpointError`
         or `OSError`.
         """
-        found = fetch_whole(
+        found = load_full_tensors(
             self.checkpoint.path, self.manifest, [self.sources[name] for name in names]
         )
         return {name: found[self.sources[name]] for name in names}
@@ -216,7 +216,7 @@ def _averages(
     for name in without:
         for other, average in averages.items():
             if other in weights and _alike(entries[weights[name]], entries[weights[other]]):
-                twins_or_not = fetch_whole(found.path, manifest, (weights[name], weights[other]))
+                twins_or_not = load_full_tensors(found.path, manifest, (weights[name], weights[other]))
                 if torch.equal(*twins_or_not.values()):
                     twins[name] = average
                     break

@@ -179,7 +179,7 @@ def _merged(group: list[Entry]) -> Entry:
     return merged
 
 
-def put_aside(root: Path) -> Path | None:
+def archive_run(root: Path) -> Path | None:
     """Rename the folder, so that the next run begins anew and nothing is lost; its new path, None
     if there was none.
 

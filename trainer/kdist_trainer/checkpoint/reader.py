@@ -175,7 +175,7 @@ def load_tensors(
         ) from None
 
 
-def fetch_whole(folder: Path, manifest: Manifest, names: Sequence[str]) -> dict[str, Tensor]:
+def load_full_tensors(folder: Path, manifest: Manifest, names: Sequence[str]) -> dict[str, Tensor]:
     """These tensors of a checkpoint whole, on the CPU, read by this rank alone. Raises
     `DamagedCheckpointError` or `OSError`.
     """
@@ -266,7 +266,7 @@ class Restore:
         whole = self._whole(flat)
         for one in self._peers.on_leader(self._candidates):
             try:
-                return _patiently(
+                return _with_retries(
                     partial(
                         self._load_together,
                         self._directory.root / one.name,
@@ -289,7 +289,7 @@ class Restore:
         tensors = {name: value for name, value in flat.items() if isinstance(value, Tensor)}
         others = {name: value for name, value in flat.items() if name not in tensors}
         flat.update(self._peers.on_leader(partial(_read_values, folder, found.manifest, others)))
-        send(tensors, partial(fetch_whole, folder, found.manifest), self._peers)
+        send(tensors, partial(load_full_tensors, folder, found.manifest), self._peers)
         return found
 
     def _whole(self, flat: dict[str, Any]) -> Mapping[str, Any]:
@@ -376,7 +376,7 @@ class Restore:
             if any(one.name == other.name for other in bad):
                 continue
             try:
-                return _patiently(partial(_verify, one.path))
+                return _with_retries(partial(_verify, one.path))
             except (DamagedCheckpointError, OSError) as error:
                 bad.append(_fallback(one, error))
         return None
@@ -410,7 +410,7 @@ class Restore:
         for one in self._directory.committed():
             if one.name == name:
                 with suppress(OSError):
-                    commit.set_aside(one)
+                    commit.archive_checkpoint(one)
 
     def _refuse_to_begin_anew(self) -> None:
         def look() -> None:
@@ -437,7 +437,7 @@ def _read_values(folder: Path, manifest: Manifest, values: dict[str, Any]) -> di
     return values
 
 
-def _patiently(work: Callable[[], T]) -> T:
+def _with_retries(work: Callable[[], T]) -> T:
     """Do `work`, again if the disk did not answer: going one back for a hiccup would cost what had
     been acknowledged.
     """

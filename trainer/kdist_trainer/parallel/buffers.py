@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm, _NormBase
 
 from kdist_trainer import log
-from kdist_trainer.world import local
+from kdist_trainer.world import to_local
 
 
 class _Slot(NamedTuple):
@@ -49,10 +49,10 @@ class _Together(NamedTuple):
         """Have the tensors be what the bytes say."""
         for tensor, part in zip(
             self.tensors,
-            torch.split(self.flat, [local(one).nbytes for one in self.tensors]),
+            torch.split(self.flat, [to_local(one).nbytes for one in self.tensors]),
             strict=True,
         ):
-            own = local(tensor)
+            own = to_local(tensor)
             own.copy_(part.view(own.dtype).view(own.shape))
 
 
@@ -239,12 +239,12 @@ def _lay_together(slots: Sequence[_Slot]) -> list[_Together]:
     devices: dict[torch.device, list[tuple[_Slot, Tensor]]] = {}
     for slot in slots:
         tensor = slot.tensor
-        if tensor is not None and local(tensor).numel():
+        if tensor is not None and to_local(tensor).numel():
             devices.setdefault(tensor.device, []).append((slot, tensor))
     together = []
     for same in devices.values():
         same.sort(key=lambda one: -one[1].element_size())
-        flat = torch.cat([local(tensor).reshape(-1).view(torch.uint8) for _, tensor in same])
+        flat = torch.cat([to_local(tensor).reshape(-1).view(torch.uint8) for _, tensor in same])
         together.append(_Together([slot for slot, _ in same], [tensor for _, tensor in same], flat))
     return together
 
@@ -257,7 +257,7 @@ def _same(now: Tensor | None, before: Tensor | None, copy: Tensor | None) -> boo
     """Whether a buffer still is the tensor that it was, with what was in it."""
     if now is None or before is None or copy is None:
         return now is before
-    return now is before and torch.equal(local(now), local(copy))
+    return now is before and torch.equal(to_local(now), to_local(copy))
 
 
 def _trace(tensor: Tensor | None) -> tuple[int, int]:

@@ -50,7 +50,7 @@ class Stage(nn.Module):
         return value
 
 
-def cut(model: nn.Module, chain: Sequence[nn.Module], stages: int) -> list[Stage]:
+def split_stages(model: nn.Module, chain: Sequence[nn.Module], stages: int) -> list[Stage]:
     """The chain in `stages` pieces of about equal numbers of weights, each with a weight of its
     own.
 
@@ -70,12 +70,12 @@ def cut(model: nn.Module, chain: Sequence[nn.Module], stages: int) -> list[Stage
                 "workload whose `chain` names its parts"
             )
         )
-    pieces = [Stage(chain[first:last]) for first, last in pairwise(borders(loads, stages))]
+    pieces = [Stage(chain[first:last]) for first, last in pairwise(balance_stages(loads, stages))]
     check(model, pieces)
     return pieces
 
 
-def borders(loads: Sequence[int], stages: int) -> list[int]:
+def balance_stages(loads: Sequence[int], stages: int) -> list[int]:
     """Where to cut so that the heaviest stage is as light as can be and no stage weighs nothing:
     [0, …, len(loads)].
     """
@@ -167,7 +167,7 @@ class Pipeline(Replicated):
         cannot be cut.
         """
         mesh, world = self._world.mesh(), self._world
-        pieces = cut(model, blocks, world.model_parallel)
+        pieces = split_stages(model, blocks, world.model_parallel)
         own = pieces[world.model_rank]
         self._names = [name for name, _ in model.named_parameters()]
         keep(model, own, pieces)

@@ -92,7 +92,7 @@ class StageRunner:
         with autocast():
             if self._key(inputs) not in self._shapes:
                 microbatches[0].prepare()
-                with kept(self.stage):
+                with preserve_buffers(self.stage):
                     self.look(inputs)
             known = self._shapes[self._key(inputs)]
         return _Schedule(self, name, len(microbatches), known, autocast)
@@ -243,7 +243,7 @@ class _Schedule:
 
 
 @contextmanager
-def kept(module: nn.Module) -> Iterator[None]:
+def preserve_buffers(module: nn.Module) -> Iterator[None]:
     """A block after which the module's buffers are what they were before."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     yield

@@ -59,7 +59,7 @@ class Tensor(Sharded):
         self.copies = mesh["data"].get_group()
         split(model, mesh["model"], plan, who=name)
         for path, module in model.named_modules():
-            spread(module, mesh["model"], path=f"{name}.model: {path or type(module).__name__}")
+            replicate(module, mesh["model"], path=f"{name}.model: {path or type(module).__name__}")
         if self._world.data_size > 1:
             return self.shard(model, blocks, mesh["data"])
         self.module = model  # the only copy: what would be gathered is there already
@@ -81,7 +81,7 @@ def split(model: nn.Module, mesh: DeviceMesh, plan: dict[str, ParallelStyle], *,
             ) from None
 
 
-def spread(module: nn.Module, mesh: DeviceMesh, *, path: str) -> None:
+def replicate(module: nn.Module, mesh: DeviceMesh, *, path: str) -> None:
     """Let every rank have the module's own weights, if the plan left it out; it is given and gives
     plain tensors.
 

@@ -340,7 +340,7 @@ def open_rendezvous(
     reached.
     """
     pace = RendezvousTimings.for_nodes(max_nodes, remote=remote)
-    _quicken(pace.poll)
+    _shorten_torch_poll(pace.poll)
     vars(torch_api).update(get_free_port=pick_port)
     settings = RendezvousSettings(
         run_id,
@@ -385,7 +385,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def _quicken(seconds: float) -> None:
+def _shorten_torch_poll(seconds: float) -> None:
     """Let torch's executor, in all of this process, wait so long between two looks at the state,
     instead of a whole second.
 

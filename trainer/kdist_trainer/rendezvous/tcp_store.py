@@ -55,7 +55,7 @@ def open_tcp_store(
             time.sleep(_PAUSE_SECONDS)
 
 
-def take_leave(store: Store, *, keeps: bool, agents: int, seconds: float) -> None:
+def release_store(store: Store, *, keeps: bool, agents: int, seconds: float) -> None:
     """Say that this agent needs the store no more; the one that `keeps` it waits at most so long
     until all `agents` have.
     """

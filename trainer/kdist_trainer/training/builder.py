@@ -53,11 +53,11 @@ from kdist_trainer.training.checkpointing import (
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.early_stopping import EarlyStopping
 from kdist_trainer.training.ema import Ema
-from kdist_trainer.training.forward_backward import in_turn, through_stages
+from kdist_trainer.training.forward_backward import accumulate_microbatches, run_pipeline
 from kdist_trainer.training.gradient_guard import GradientGuard
 from kdist_trainer.training.pretrained import Pretrained
 from kdist_trainer.training.step_log import StepLog
-from kdist_trainer.training.sync import StopFlag, SyncExchange, admit
+from kdist_trainer.training.sync import StopFlag, SyncExchange, should_apply
 from kdist_trainer.workload import LrSchedule, Workload
 from kdist_trainer.world import World
 
@@ -148,12 +148,12 @@ def assemble(
     planned = sampler.plan(config, train, workload, world, even=built.strategy.sharded)
     steps, optimizer = planned.steps, make_optimizer(train, workload, built)
     scheduler = workload.scheduler(optimizer, train.schedule, steps=steps.count())
-    guard, patience = make_judges(train)
-    small = there_are(
+    guard, patience = build_guards(train)
+    small = drop_none(
         precision=built.precision, guard=guard, early_stop=patience, buffers=built.buffers
     )
     state = TrainState(
-        train.seed, planned.fingerprint, world.size, describe_surroundings(train, world)
+        train.seed, planned.fingerprint, world.size, environment_fingerprint(train, world)
     )
     parts = TrainingState(
         world, built.strategy, built.module, optimizer, scheduler, built.averages, small, state
@@ -175,8 +175,8 @@ def assemble(
         curve=scheduler if isinstance(scheduler, LrSchedule) else None,
         precision=built.precision,
         set_generators=set_generators,
-        learn=through_stages if train.strategy == "pipeline" else in_turn,
-        weigh=make_weigh(workload, world, laps),
+        learn=run_pipeline if train.strategy == "pipeline" else accumulate_microbatches,
+        weigh=build_loss_scale(workload, world, laps),
         loader=loader,
         evaluation_batch=train.micro_batch or max(1, train.global_batch // steps.deal.shards),
         state=state,
@@ -203,7 +203,7 @@ def assemble(
         flush=around.flush,
         beat=around.heartbeat.beat if around.heartbeat is not None else _no_beat,
     )
-    run.admit = partial(admit, run) if guard is not None else None
+    run.admit = partial(should_apply, run) if guard is not None else None
     return run
 
 
@@ -226,7 +226,7 @@ def make_optimizer(train: Training, workload: Workload, built: Model) -> Optimiz
     return optimizer
 
 
-def make_judges(train: Training) -> tuple[GradientGuard | None, EarlyStopping | None]:
+def build_guards(train: Training) -> tuple[GradientGuard | None, EarlyStopping | None]:
     """What judges each update, and what ends a training that gets no better, where the job asks for
     them.
     """
@@ -279,7 +279,7 @@ def make_pretrained(train: Training, workload: Workload, parts: TrainingState) -
     )
 
 
-def there_are(**parts: Stateful | None) -> dict[str, Stateful]:
+def drop_none(**parts: Stateful | None) -> dict[str, Stateful]:
     """Those that this run has."""
     return {name: part for name, part in parts.items() if part is not None}
 
@@ -308,7 +308,7 @@ def make_probe(train: Training, around: RankRuntime) -> BandwidthProbe:
     )
 
 
-def make_weigh(workload: Workload, world: World, laps: StepTimer) -> Callable[[Batch], float]:
+def build_loss_scale(workload: Workload, world: World, laps: StepTimer) -> Callable[[Batch], float]:
     """How a step's losses are weighted. A strategy takes the mean over copies of what has to be
     summed.
     """
@@ -327,7 +327,7 @@ def make_weigh(workload: Workload, world: World, laps: StepTimer) -> Callable[[B
     return count_together
 
 
-def describe_surroundings(train: Training, world: World) -> str:
+def environment_fingerprint(train: Training, world: World) -> str:
     """What must be the same besides the world size for equal bits; `ddp` goes without saying."""
     copies = f" with {world.data_size} copies" if world.model_parallel > 1 else ""
     spread = "" if train.strategy == "ddp" else f"{train.strategy}{copies}, "

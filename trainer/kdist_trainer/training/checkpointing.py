@@ -24,7 +24,7 @@ from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.training.ema import Ema
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.workload import take_over
-from kdist_trainer.world import World, local
+from kdist_trainer.world import World, to_local
 
 
 @dataclass
@@ -256,7 +256,7 @@ class TrainerCheckpointing:
     def weights_are_finite(self) -> bool:
         """Whether no weight is NaN or infinite: what is kept should be worth going back to."""
         weights = [
-            local(weight) for weight in self.parts.module.parameters() if weight.is_floating_point()
+            to_local(weight) for weight in self.parts.module.parameters() if weight.is_floating_point()
         ]
         filled = [weight for weight in weights if weight.numel()]
         # NaN wins over all

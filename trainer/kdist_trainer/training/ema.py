@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from kdist_trainer.world import local
+from kdist_trainer.world import to_local
 
 
 class Ema:
@@ -39,27 +39,27 @@ class Ema:
         """Move towards the weights as they are now."""
         if self._equal:
             weights, averages = zip(
-                *[(local(one), local(other)) for one, other in self._equal], strict=True
+                *[(to_local(one), to_local(other)) for one, other in self._equal], strict=True
             )
             torch._foreach_lerp_(averages, weights, self._share)
         # one by one, so that at most one weight is there in fp32 besides
         for weight, average in self._narrow:
-            own = local(average)
-            own.lerp_(local(weight).to(own.dtype), self._share)
+            own = to_local(average)
+            own.lerp_(to_local(weight).to(own.dtype), self._share)
 
     @torch.no_grad()
     def begin_anew(self) -> None:
         """Be the weights as they are now."""
         for name, weight in self._weights.items():
-            local(self.tensors[name]).copy_(local(weight))
+            to_local(self.tensors[name]).copy_(to_local(weight))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """A block in which the model's weights are the averages."""
-        kept = [local(weight).clone() for weight, _ in self._narrow]
+        kept = [to_local(weight).clone() for weight, _ in self._narrow]
         with torch.no_grad():
             for weight, average in self._narrow:
-                local(weight).copy_(local(average))
+                to_local(weight).copy_(to_local(average))
         self._swap()
         try:
             yield
@@ -67,12 +67,12 @@ class Ema:
             self._swap()
             with torch.no_grad():
                 for (weight, _), own in zip(self._narrow, kept, strict=True):
-                    local(weight).copy_(own)
+                    to_local(weight).copy_(own)
 
     @torch.no_grad()
     def _swap(self) -> None:
         for weight, average in self._equal:
-            own, other = local(weight), local(average)
+            own, other = to_local(weight), to_local(average)
             kept = own.clone()
             own.copy_(other)
             other.copy_(kept)

@@ -22,7 +22,7 @@ from kdist_trainer.training.loss_check import check_loss, split
 UNWATCHED: Final = StageHooks(*[lambda: None] * 3)
 
 
-def in_turn(run: TrainContext, pieces: Sequence[MicroBatch], scale: float) -> Tensor:
+def accumulate_microbatches(run: TrainContext, pieces: Sequence[MicroBatch], scale: float) -> Tensor:
     """One piece after the other; leaves the gradients' mean over the ranks, returns this rank's
     share of the step's loss.
     """
@@ -52,7 +52,7 @@ def accumulate(run: TrainContext, piece: MicroBatch, scale: float) -> Tensor:
     return share.detach()
 
 
-def through_stages(run: TrainContext, pieces: Sequence[MicroBatch], scale: float) -> Tensor:
+def run_pipeline(run: TrainContext, pieces: Sequence[MicroBatch], scale: float) -> Tensor:
     """All pieces as the microbatches of a pipeline; the time that a stage waits for its neighbours
     is exposed communication.
     """
@@ -62,10 +62,10 @@ def through_stages(run: TrainContext, pieces: Sequence[MicroBatch], scale: float
         forward=partial(lap, StepPhase.FORWARD),
         backward=partial(lap, StepPhase.BACKWARD),
     )
-    return flow(run, pieces, scale, watch)
+    return run_stages(run, pieces, scale, watch)
 
 
-def flow(
+def run_stages(
     run: TrainContext, pieces: Sequence[MicroBatch], scale: float, watch: StageHooks
 ) -> Tensor:
     """Forward and backward over the pieces as microbatches, told to `watch`."""

@@ -40,7 +40,7 @@ def asked(run: TrainContext) -> bool:
     return run.inbox is not None and run.state.step >= run.profiled_until and run.inbox.exists()
 
 
-def begin(run: TrainContext) -> None:
+def start_profile(run: TrainContext) -> None:
     """Find out what was asked for, and record from the next step on. Collective, after all ranks
     agreed to.
     """

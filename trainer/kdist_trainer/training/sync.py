@@ -216,13 +216,13 @@ PROGRESS_SECONDS = 1.0
 """Least time between two log lines of progress."""
 
 
-def confer(run: TrainContext) -> Interval:
+def sync_ranks(run: TrainContext) -> Interval:
     """Post this interval's losses and flags, and learn what all ranks said at the end of the one
     before.
     """
     if run.state.step == run.first_step:
-        announce(run)
-    said = note(run, run.exchange.collect()) if run.exchange.pending else Interval()
+        log_first_step(run)
+    said = record_interval(run, run.exchange.collect()) if run.exchange.pending else Interval()
     flags = (run.flag.requested, run.saves.due_by_clock(), asked(run))
     run.exchange.post(SyncPayload(tuple(run.records), tuple(run.losses), run.norm, *flags))
     run.records.clear()
@@ -238,7 +238,7 @@ def confer(run: TrainContext) -> Interval:
     return said
 
 
-def announce(run: TrainContext) -> None:
+def log_first_step(run: TrainContext) -> None:
     """The first step of this generation is done: whoever waits for the recovery can stop the
     clock.
     """
@@ -247,7 +247,7 @@ def announce(run: TrainContext) -> None:
         run.saves.diary.add_event("first_step", step=run.state.step)
 
 
-def note(run: TrainContext, said: Interval) -> Interval:
+def record_interval(run: TrainContext, said: Interval) -> Interval:
     """Take note of an interval's losses: ledger, metrics, log. Raises `NonFiniteError`."""
     run.saves.diary.add_steps(said.records, said.losses)
     run.interval = interval_of(said.step_seconds, run.settings.sync_every_steps)
@@ -261,13 +261,13 @@ def note(run: TrainContext, said: Interval) -> Interval:
         )
         if not math.isfinite(loss):
             run.stats.add_nonfinite("loss")
-            refuse(run, f"the loss of step {record.step} is {loss}")
+            on_nonfinite(run, f"the loss of step {record.step} is {loss}")
     if run.world.is_leader and time.monotonic() - run.spoken_at >= PROGRESS_SECONDS:
-        speak(run, said)
+        log_progress(run, said)
     return said
 
 
-def speak(run: TrainContext, said: Interval) -> None:
+def log_progress(run: TrainContext, said: Interval) -> None:
     """One log line on how far the training is."""
     run.spoken_at = time.monotonic()
     seconds = sum(record.seconds for record in said.records)
@@ -282,20 +282,20 @@ def speak(run: TrainContext, said: Interval) -> None:
     )
 
 
-def refuse(run: TrainContext, why: str) -> None:
+def on_nonfinite(run: TrainContext, why: str) -> None:
     """Stop at a number that is not finite, if the job says so: nothing after it is worth
     keeping.
     """
     if run.settings.on_nonfinite == "stop":
-        give_up(run, why)
+        raise_nonfinite(run, why)
 
 
-def give_up(run: TrainContext, why: str) -> NoReturn:
+def raise_nonfinite(run: TrainContext, why: str) -> NoReturn:
     """End the training. Raises `NonFiniteError`."""
     raise NonFiniteError(f"{why}; the newest checkpoint is of step {max(0, run.saves.kept_step)}")
 
 
-def admit(run: TrainContext, norm: Tensor) -> bool:
+def should_apply(run: TrainContext, norm: Tensor) -> bool:
     """Whether the update of the step under way counts; if not, why, and whether the training must
     go back, is told to `run`.
     """
@@ -324,7 +324,7 @@ def admit(run: TrainContext, norm: Tensor) -> bool:
     return False
 
 
-def drain(run: TrainContext) -> None:
+def flush_pending_losses(run: TrainContext) -> None:
     """Learn every loss up to this step, and make sure that the state is one and worth keeping.
     Raises `NonFiniteError`.
     """
@@ -333,8 +333,8 @@ def drain(run: TrainContext) -> None:
         run.records.clear()
         run.losses.clear()
     while run.exchange.pending:
-        note(run, run.exchange.collect())
+        record_interval(run, run.exchange.collect())
     run.flush()
     run.buffers.agree_on_late()
     if not run.must_go_back and not run.saves.weights_are_finite():
-        refuse(run, f"a weight is NaN or infinite after step {run.state.step}")
+        on_nonfinite(run, f"a weight is NaN or infinite after step {run.state.step}")

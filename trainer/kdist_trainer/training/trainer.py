@@ -25,10 +25,10 @@ from kdist_trainer.rng import WEIGHTS, derive, generators_of
 from kdist_trainer.training.checkpointing import TrainState
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.evaluation import gets_no_better, measure
-from kdist_trainer.training.forward_backward import UNWATCHED, flow
+from kdist_trainer.training.forward_backward import UNWATCHED, run_stages
 from kdist_trainer.training.loss_check import check_loss, refuse_mean, split
-from kdist_trainer.training.profiler import begin as begin_profile
-from kdist_trainer.training.sync import StepRecord, confer, drain, give_up
+from kdist_trainer.training.profiler import start_profile as begin_profile
+from kdist_trainer.training.sync import StepRecord, sync_ranks, flush_pending_losses, raise_nonfinite
 
 
 def warm_up(run: TrainContext) -> None:
@@ -45,7 +45,7 @@ def warm_up(run: TrainContext) -> None:
 
     def backward(counting: AbstractContextManager[None] | None = None) -> None:
         if run.settings.strategy == "pipeline":
-            flow(run, [piece], 1.0, UNWATCHED)
+            run_stages(run, [piece], 1.0, UNWATCHED)
             return
         with run.precision.autocast(), counting or nullcontext():
             loss, count = split(run.workload, run.workload.loss(run.model, piece.batch))
@@ -83,13 +83,13 @@ def train(run: TrainContext) -> str:
     Raises `NonFiniteError` when the loss is and the job says stop, `StorageError` when a state that
     must be kept cannot be, and whatever the user's code raises.
     """
-    begin(run)
+    setup(run)
     while run.state.step < run.target:
         if not step(run):
-            go_back(run)
+            rollback(run)
         if run.state.step < run.boundary:
             continue
-        said = confer(run)
+        said = sync_ranks(run)
         if said.stop:
             break
         if said.profile:
@@ -107,7 +107,7 @@ def train(run: TrainContext) -> str:
     return outcome
 
 
-def begin(run: TrainContext) -> None:
+def setup(run: TrainContext) -> None:
     """Warm up, go on from the newest checkpoint, or begin with what the job names, and open the
     stream of batches there.
     """
@@ -119,9 +119,9 @@ def begin(run: TrainContext) -> None:
         run.pretrained.load()
     run.stats.add_wall(Wall.CHECKPOINT_RESTORE, run.laps.skip())
     if run.world.is_leader:
-        welcome(run, saved)
+        log_resume(run, saved)
     probe(run, Wall.INIT)
-    open_stream(run)
+    seek_data(run)
     catch_up(run)
     if run.state.step < run.target:
         run.saves.reopen()
@@ -145,7 +145,7 @@ def probe(run: TrainContext, category: Wall) -> None:
     run.stats.add_wall(category, run.laps.skip())
 
 
-def open_stream(run: TrainContext) -> None:
+def seek_data(run: TrainContext) -> None:
     """The batches and the learning rate from the present position on, to wherever the job's end is
     by now.
     """
@@ -161,7 +161,7 @@ def open_stream(run: TrainContext) -> None:
     run.batches = run.loader.batches(step=run.state.step, position=run.state.samples_seen)
 
 
-def welcome(run: TrainContext, saved: TrainState | None) -> None:
+def log_resume(run: TrainContext, saved: TrainState | None) -> None:
     """Say where the run goes on, and whether its bits will be those of an undisturbed one."""
     if saved is None:
         log.event("started-fresh", step=0)
@@ -242,19 +242,19 @@ def step(run: TrainContext) -> bool:
     return True
 
 
-def go_back(run: TrainContext) -> None:
+def rollback(run: TrainContext) -> None:
     """Take over the newest checkpoint, and leave the refused step's update out when it comes again.
     Raises `NonFiniteError`.
     """
     assert run.guard is not None  # noqa: S101 - only a guard refuses
     refused = run.state.step + 1
     run.losses.pop()
-    drain(run)
+    flush_pending_losses(run)
     run.must_go_back = False
     run.saves.restore()
     run.stats.add_wall(Wall.CHECKPOINT_RESTORE, run.laps.skip())
     if not run.guard.ban(refused, since=run.state.step):
-        give_up(
+        raise_nonfinite(
             run, f"step {refused} is refused like the ones before that the training went back for"
         )
     if run.world.is_leader:
@@ -265,13 +265,13 @@ def go_back(run: TrainContext) -> None:
             message=f"back to step {run.state.step}: {refused} is refused",
         )
     run.saves.diary.add_event("rolled_back", step=run.state.step, refused=refused)
-    open_stream(run)
+    seek_data(run)
     catch_up(run)
 
 
 def save(run: TrainContext, *, required: bool = False, done: dict[str, Any] | None = None) -> None:
     """Save the state of this step."""
-    drain(run)
+    flush_pending_losses(run)
     run.beat(Phase.SAVE, run.state.step)
     run.saves.save(required=required, done=done)
     run.stats.add_wall(Wall.CHECKPOINT_SAVE, run.laps.skip())
@@ -288,7 +288,7 @@ def stop(run: TrainContext) -> str:
 
 def finish(run: TrainContext) -> str:
     """Measure the model, and keep its last state with the word that the run has ended."""
-    drain(run)
+    flush_pending_losses(run)
     metrics = measure(run) if run.settings.evaluate == "end" else {}
     done = {
         "step": run.state.step,

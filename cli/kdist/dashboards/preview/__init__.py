@@ -2,6 +2,6 @@
 now.
 """
 
-from kdist.dashboards.preview.html import draw_page
+from kdist.dashboards.preview.html import render_dashboard
 
-__all__ = ["draw_page"]
+__all__ = ["render_dashboard"]

@@ -39,7 +39,7 @@ class PanelSource:
     window: Window
 
 
-def draw(panel: Panel, source: PanelSource, events: Sequence[EventMarker]) -> str:
+def render_panel(panel: Panel, source: PanelSource, events: Sequence[EventMarker]) -> str:
     """The inside of the panel's card."""
     if panel.kind is Kind.STAT:
         return _stat(panel, source)
@@ -88,7 +88,7 @@ def _lines(panel: Panel, source: PanelSource, events: Sequence[EventMarker]) -> 
             key=lambda curve: -math.fsum(value for _, value in curve.points if math.isfinite(value))
         )
     width, height = panel.width * COLUMN - 30, panel.height * LINE - 78
-    picture = svg.draw(panel, curves, events, source.window, width=width, height=height)
+    picture = svg.render_chart(panel, curves, events, source.window, width=width, height=height)
     return f'{picture}<div class="legend">{_legend(panel, curves, 2 * width)}</div>'
 
 
@@ -265,7 +265,7 @@ _LOUD = {"bad"}
 _TABLE_ROW, _TABLE_HEAD = 33, 52  # pixels
 
 
-def draw_page(
+def render_dashboard(
     dashboard: Dashboard,
     prometheus: Prometheus,
     window: Window,
@@ -387,7 +387,7 @@ def _card(
     panel: Panel, place: tuple[int, int], source: PanelSource, events: Sequence[EventMarker]
 ) -> str:
     x, y = place
-    inside = draw(panel, source, events)
+    inside = render_panel(panel, source, events)
     # a page is read whole: no table scrolls
     rows = math.ceil((inside.count("<tr>") * _TABLE_ROW + _TABLE_HEAD) / LINE)
     height = max(panel.height, rows) if panel.kind is Kind.TABLE else panel.height
@@ -396,4 +396,4 @@ def _card(
     return f"<article class={panel.kind} style='{area}'>{title}{inside}</article>"
 
 
-__all__ = ["COLUMN", "LINE", "draw_page"]
+__all__ = ["COLUMN", "LINE", "render_dashboard"]

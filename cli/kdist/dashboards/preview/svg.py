@@ -279,7 +279,7 @@ def paint(color: Color) -> str:
     return f"light-dark({color[0]},{color[1]})"
 
 
-def draw(
+def render_chart(
     panel: Panel,
     curves: Sequence[Curve],
     events: Sequence[EventMarker],

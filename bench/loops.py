@@ -83,15 +83,13 @@ def fabric(size: Size) -> None:
 
 def kdist_off(size: Size) -> None:
     """Kdist's loop alone: nothing is timed, and there is nobody to report to."""
-    kdist(size, timing="none", KDIST_METRICS_SOCKET=None, KDIST_SCRATCH=None)
+    kdist(size, timing="off", KDIST_METRICS_SOCKET=None, KDIST_SCRATCH=None)
 
 
 def kdist_on(size: Size) -> None:
     """Kdist's loop with timed all-reduces, its heartbeat and its records for the exporter."""
     folder = size["folder"]
-    kdist(
-        size, timing="timing", KDIST_METRICS_SOCKET=f"{folder}/metrics.sock", KDIST_SCRATCH=folder
-    )
+    kdist(size, timing="on", KDIST_METRICS_SOCKET=f"{folder}/metrics.sock", KDIST_SCRATCH=folder)
 
 
 def kdist(size: Size, *, timing: Any, **variables: str | None) -> None:
@@ -106,7 +104,7 @@ def kdist(size: Size, *, timing: Any, **variables: str | None) -> None:
             steps=size["steps"],
             global_batch=size["batch"],
             evaluate="never",
-            comm_hook=timing,
+            collective_timing=timing,
             checkpoint=Checkpointing(every=Every(steps=10**9)),
         ),
     )

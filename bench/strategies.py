@@ -136,7 +136,7 @@ def describe(orders: dict[str, Any]) -> TrainConfig:
         "steps": STEPS,
         "globalBatch": 64 if on_gpu else 16,
         "evaluate": "never",
-        "commHook": "none",
+        "collectiveTiming": "off",
         "tensorboard": "off",
         **orders,
     }

@@ -59,7 +59,9 @@ class Photographer:
         ):
             command = f"$ kdist run {JOB.relative_to(HERE.parent)}"
             hint = "Ctrl-C saves and stops; twice ends it at once"
-            self.picture = Group(command, *self.lines, live_run.render_progress(progress, hint=hint))
+            self.picture = Group(
+                command, *self.lines, live_run.render_progress(progress, hint=hint)
+            )
             os.kill(os.getpid(), signal.SIGINT)
 
 

@@ -1,11 +1,8 @@
-"""Prometheus' text format, as far as the agents speak it: from text to samples and back. Pure.
+"""The agents' metrics in Prometheus' text format: parsed into samples, merged across pods, and
+computed into the step time breakdown of each rank. Pure.
 
-What each rank spends its steps on, and who is slow: computed from the agents' metrics. Pure.
-
-A rank that is slow makes the others wait for it in the all-reduce, so its own all-reduces are the
-*shortest*. It is told by its busy time: the step without the waiting.
-
-What the agents of a job say at one moment, and the rows that two such moments give. Pure.
+A slow rank makes the other ranks wait in the all-reduce, so its own all-reduces are the *shortest*.
+It is found by its busy time: the step time without the time spent waiting.
 """
 
 from __future__ import annotations

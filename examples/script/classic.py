@@ -1,8 +1,11 @@
 """The launch style of many tutorials: the script starts its own processes, and is told which
 machine of how many it runs on.
 
-    python examples/script/classic.py --nodes 1 --gpus 2 --nr 0 --epochs 2           one machine, two processes
-    kdist run --nodes 2 examples/script/classic.py --nodes 2 --gpus 1 --epochs 2     two nodes, one process each
+    one machine, two processes:
+    python examples/script/classic.py --nodes 1 --gpus 2 --nr 0 --epochs 2
+
+    two nodes, one process each:
+    kdist run --nodes 2 examples/script/classic.py --nodes 2 --gpus 1 --epochs 2
 
 On a cluster nobody types `--nr`: torchrun and kdist tell every node its number (GROUP_RANK) and the
 first one's address. Without GPUs the processes train on the CPU. A script that leaves starting to

@@ -21,14 +21,22 @@ _MOST_HEIGHT = 6000
 _MEASURE = """
 <pre id=measured hidden></pre><script>
 const box = one => one.getBoundingClientRect();
-const bottoms = [...document.querySelectorAll("section")].map(one => [one.querySelector("h2").textContent, box(one).bottom]);
-const narrow = [...document.querySelectorAll("h1,h2,h3,p,td,th,.value,.legend,.bars,.bars *,.table")].filter(one =>
-  one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 2).filter(one => one.clientWidth);
-const outside = [...document.querySelectorAll("svg text")].filter(one => { const own = box(one), all = box(one.closest("svg"));
-  return own.left < all.left - 1 || own.right > all.right + 1 || own.top < all.top - 1 || own.bottom > all.bottom + 1 });
-const under = [...document.querySelectorAll("article > *")].filter(one => box(one).bottom > box(one.parentElement).bottom + 1);
-const said = one => one.closest("article")?.querySelector("h3")?.textContent + ": " + one.textContent.slice(0, 80);
-document.getElementById("measured").textContent = JSON.stringify({bottoms, height: box(document.body).bottom,
+const bottoms = [...document.querySelectorAll("section")].map(one => \
+[one.querySelector("h2").textContent, box(one).bottom]);
+const narrow = [...document.querySelectorAll("h1,h2,h3,p,td,th,.value,.legend,\
+.bars,.bars *,.table")].filter(one =>
+  one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 2)\
+.filter(one => one.clientWidth);
+const outside = [...document.querySelectorAll("svg text")].filter(one => { \
+const own = box(one), all = box(one.closest("svg"));
+  return own.left < all.left - 1 || own.right > all.right + 1 || own.top < all.top - 1 || \
+own.bottom > all.bottom + 1 });
+const under = [...document.querySelectorAll("article > *")].filter(one => \
+box(one).bottom > box(one.parentElement).bottom + 1);
+const said = one => one.closest("article")?.querySelector("h3")?.textContent + ": " + \
+one.textContent.slice(0, 80);
+document.getElementById("measured").textContent = JSON.stringify({bottoms, \
+height: box(document.body).bottom,
   cut: [...narrow, ...outside, ...under].map(said)});
 </script>
 """

@@ -16,22 +16,30 @@ PAGE = CHART / "README.md"
 
 _INTRODUCTION = """# The chart kdist
 
-What trainings need around them in a namespace: a PodMonitor, alerts with [runbooks](../../docs/runbooks.md), two Grafana
-dashboards, roles for people who look and people who run, network policies, and, where asked for, a quota and queues. No server of
+What trainings need around them in a namespace: a PodMonitor, alerts with \
+[runbooks](../../docs/runbooks.md), two Grafana
+dashboards, roles for people who look and people who run, network policies, and, where asked for, \
+a quota and queues. No server of
 kdist's runs: a job needs none of it to train.
 
 ```sh
 helm install kdist charts/kdist --namespace ml
-helm test kdist --namespace ml          # the rights of the trainings' account, and a training of two ranks
+helm test kdist --namespace ml          # the rights of the trainings' account, and a training of \
+two ranks
 ```
 
-It takes no rights of the whole cluster unless `rbac.scope` is `cluster`, and makes nothing that a cluster does not know: without
-the Prometheus operator there is no PodMonitor, without Kueue no queue. Helm 3 and 4; Kubernetes 1.31 or newer.
+It takes no rights of the whole cluster unless `rbac.scope` is `cluster`, and makes nothing that a \
+cluster does not know: without
+the Prometheus operator there is no PodMonitor, without Kueue no queue. Helm 3 and 4; Kubernetes \
+1.31 or newer.
 
 - **Prometheus of kube-prometheus-stack** takes only what carries its release's label:
-  `--set monitoring.podMonitor.labels.release=STACK --set monitoring.prometheusRule.labels.release=STACK`.
-- **Without the operator**: the rules are plain files in `rules/`, the dashboards in `dashboards/`; a scrape has to set the labels
-  `job="kdist"` and, from the pod's label `kdist.dev/job`, `kdist_job`. With `monitoring.scraper.create` there is a ServiceAccount
+  `--set monitoring.podMonitor.labels.release=STACK --set \
+monitoring.prometheusRule.labels.release=STACK`.
+- **Without the operator**: the rules are plain files in `rules/`, the dashboards in \
+`dashboards/`; a scrape has to set the labels
+  `job="kdist"` and, from the pod's label `kdist.dev/job`, `kdist_job`. With \
+`monitoring.scraper.create` there is a ServiceAccount
   with which a Prometheus may find this namespace's pods, and nothing else.
 - **Without Grafana**: `kdist dashboards preview --prometheus URL` draws the same dashboards.
 

@@ -128,10 +128,12 @@ def selectors_use_the_variables(dashboard: Document) -> Iterator[str]:
 
 
 COUNTED_FROM_ONE = {
-    "kdist_worker_group_restarts_total": "a cause is counted from 1 on, so its first rise has no rate",
+    "kdist_worker_group_restarts_total": "a cause is counted from 1 on, so its first "
+    "rise has no rate",
     "kdist_worker_exits_total": "the same",
     "kdist_checkpoint_attempts_total": "its panel shows how many there were",
-    "kdist_checkpoint_failures_total": "a cause is counted from 1 on, so its first rise has no rate",
+    "kdist_checkpoint_failures_total": "a cause is counted from 1 on, so its first "
+    "rise has no rate",
     "kdist_checkpoint_fallbacks_total": "the same",
     "kdist_lost_progress_seconds_total": "its panel shows how much there was",
     "kdist_lost_steps_total": "its panel shows how much there was",

@@ -16,10 +16,8 @@ def scrape_config(monitor: Document, endpoint: int = 0) -> Document:
     """Prometheus' `scrape_configs` entry of one endpoint: the operator's own labels first, then
     those of the monitor.
     """
-    spec, name = (
-        monitor["spec"],
-        f"{monitor['metadata']['namespace']}/{monitor['metadata']['name']}",
-    )
+    spec = monitor["spec"]
+    name = f"{monitor['metadata']['namespace']}/{monitor['metadata']['name']}"
     chosen = spec["podMetricsEndpoints"][endpoint]
     return {
         "job_name": f"podMonitor/{name}/{endpoint}",

@@ -80,15 +80,13 @@ def test_the_straggler_of_the_alert_is_the_slow_rank_of_kdist_top() -> None:
     "container", sorted({backends.get(name).container for name in backends.NAMES})
 )
 def test_a_pod_that_runs_and_is_scraped_no_more_is_told(tmp_path: Path, container: str) -> None:
-    series = {
-        'up{job="kdist",namespace="ml",kdist_job="digits",pod="p-0"}': "1x10 stale",
-        'kdist_job_state{namespace="ml",kdist_job="digits",pod="p-0",state="running"}': "1x10 stale",
-        'kube_pod_container_status_running{namespace="ml",pod="p-0",container="CONTAINER"}': "1x60",
-        'kube_pod_container_status_running{namespace="ml",pod="other-0",container="CONTAINER"}': "1x60",
-    }
+    pod = 'namespace="ml",kdist_job="digits",pod="p-0"'
+    running = 'kube_pod_container_status_running{namespace="ml",pod="%s",container="%s"}'
     inputs = [
-        {"series": key.replace("CONTAINER", container), "values": values}
-        for key, values in series.items()
+        {"series": f'up{{job="kdist",{pod}}}', "values": "1x10 stale"},
+        {"series": f'kdist_job_state{{{pod},state="running"}}', "values": "1x10 stale"},
+        {"series": running % ("p-0", container), "values": "1x60"},
+        {"series": running % ("other-0", container), "values": "1x60"},
     ]
     expr = 'sum by (pod) (ALERTS{alertname="KdistExporterDown",alertstate="firing"})'
     sample = {"labels": '{pod="p-0"}', "value": 1}

@@ -22,7 +22,7 @@ import pytest
 from kdist.dashboards import DASHBOARDS
 from kdist.dashboards.model import Panel
 from kdist.dashboards.preview import render_dashboard
-from kdist.dashboards.preview.html import name_of
+from kdist.dashboards.preview.panel import name_of
 from kdist.dashboards.prometheus import Prometheus, Window, fill
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.metrics.reporter import Reporter
@@ -100,32 +100,26 @@ class _Handler(BaseHTTPRequestHandler):
 
 def said_of(text: str, number: int, *, job: str = "digits") -> str:
     """The text of a neighbour about a pod of the training, and about another pod beside it."""
-    device = f'gpu="{number}",UUID="GPU-{number}",device="nvidia{number}",modelName="NVIDIA H100",Hostname="n{number}",'
+    device = f'gpu="{number}",UUID="GPU-{number}",device="nvidia{number}",'
+    device += f'modelName="NVIDIA H100",Hostname="n{number}",'
     for word, pod in (("ours", f"{job}-{number}"), ("other", "somebody-else")):
-        text = text.replace(
-            f"{{{word}}}", f'{{{device}container="trainer",namespace="ml",pod="{pod}"}}'
-        )
+        labels = f'{device}container="trainer",namespace="ml",pod="{pod}"'
+        text = text.replace(f"{{{word}}}", f"{{{labels}}}")
     return text
 
 
 def report(stats: StepStats, seconds: float) -> None:
     """What a rank on a GPU knows that has trained so long."""
-    stats.model_flops, stats.alloc_retries, stats.peak_flops = (
-        0.4 * PEAK * seconds,
-        3 * seconds,
-        PEAK,
-    )
+    stats.model_flops = 0.4 * PEAK * seconds
+    stats.alloc_retries = 3 * seconds
+    stats.peak_flops = PEAK
     for op in Op:  # a tenth of the time, at 4 GB/s
-        stats.collective_seconds[op], stats.collective_bytes[op], stats.collectives[op] = (
-            0.1 * seconds,
-            4e8 * seconds,
-            seconds,
-        )
-    stats.device_allocated, stats.device_reserved, stats.device_peak = (
-        10 * GIB,
-        20 * GIB,
-        (15 + stats.rank) * GIB,
-    )
+        stats.collective_seconds[op] = 0.1 * seconds
+        stats.collective_bytes[op] = 4e8 * seconds
+        stats.collectives[op] = seconds
+    stats.device_allocated = 10 * GIB
+    stats.device_reserved = 20 * GIB
+    stats.device_peak = (15 + stats.rank) * GIB
 
 
 @pytest.fixture(scope="module")
@@ -134,12 +128,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus,
     SM.
     """
     home, start = tmp_path_factory.mktemp("devices"), time.time()
-    info = {
-        "framework": "ddp",
-        "workload_kind": "digits",
-        "world_size_min": "2",
-        "world_size_max": "2",
-    }
+    info = {"framework": "ddp", "workload_kind": "digits"}
+    info |= dict.fromkeys(("world_size_min", "world_size_max"), "2")
     with ExitStack() as stack:
         reporters = []
         for number in (0, 1):
@@ -152,22 +142,16 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus,
             exporter.set_group(generation=1, world_size=2, local_ranks=[number])
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("KDIST_METRICS_SOCKET", str(path))
-                reporters.append(
-                    Reporter(StepStats(rank=number, generation=1), min_interval_seconds=0)
-                )
+                stats = StepStats(rank=number, generation=1)
+                reporters.append(Reporter(stats, min_interval_seconds=0))
             pod = {"namespace": "ml", "pod": f"digits-{number}"}
             tell(home, f"agent-{number}", f"127.0.0.1:{exporter.port}", {**pod, "job": "kdist"})
-            dcgm = stack.enter_context(
-                Neighbour(said_of(DCGM + (SM_ACTIVE if number else ""), number))
-            )
+            said = said_of(DCGM + (SM_ACTIVE if number else ""), number)
+            dcgm = stack.enter_context(Neighbour(said))
             own = {"namespace": "gpu-operator", "pod": f"nvidia-dcgm-exporter-{number}"}
             # once as Prometheus scrapes by itself (`exported_pod`), once as with `honorLabels`
-            tell(
-                home,
-                f"dcgm-{number}",
-                dcgm.address,
-                {"job": "dcgm-exporter", **(own if number else {})},
-            )
+            labels = {"job": "dcgm-exporter", **(own if number else {})}
+            tell(home, f"dcgm-{number}", dcgm.address, labels)
             kubelet = stack.enter_context(Neighbour(said_of(CADVISOR, number)))
             tell(home, f"kubelet-{number}", kubelet.address, {"job": "kubelet"})
         prometheus, _ = stack.enter_context(scraping(home, rules=()))
@@ -204,14 +188,9 @@ def ask(seen: tuple[Prometheus, Window], panel: Panel) -> dict[str, float]:
     prometheus, window = seen
     dashboard = DASHBOARDS["training-job"]
     found: dict[str, float] = {}
+    chosen = {"kdist_job": "digits", "namespace": "ml"}
     for legend, query in panel.queries.items():
-        text = fill(
-            dashboard,
-            query,
-            window,
-            chosen={"kdist_job": "digits", "namespace": "ml"},
-            scrape_seconds=SCRAPE_SECONDS,
-        )
+        text = fill(dashboard, query, window, chosen=chosen, scrape_seconds=SCRAPE_SECONDS)
         for one in prometheus.instant(text, at=window.end):
             name = name_of(legend, one.labels)
             assert name not in found
@@ -220,11 +199,8 @@ def ask(seen: tuple[Prometheus, Window], panel: Panel) -> dict[str, float]:
 
 
 def panel_named(title: str, *, optional: bool = True) -> Panel:
-    (panel,) = [
-        each
-        for each in DASHBOARDS["training-job"].panels
-        if each.optional is optional and each.title == title
-    ]
+    panels = [each for each in DASHBOARDS["training-job"].panels if each.optional is optional]
+    (panel,) = [each for each in panels if each.title == title]
     return panel
 
 
@@ -242,9 +218,8 @@ EXPECTED = {
 
 
 def test_every_panel_that_may_be_absent_is_tried_here() -> None:
-    assert {panel.title for panel in DASHBOARDS["training-job"].panels if panel.optional} == set(
-        EXPECTED
-    )
+    panels = DASHBOARDS["training-job"].panels
+    assert {panel.title for panel in panels if panel.optional} == set(EXPECTED)
 
 
 @pytest.mark.parametrize("title", EXPECTED)
@@ -262,13 +237,8 @@ def test_the_page_draws_rows_that_may_be_absent_where_they_have_something(
     seen: tuple[Prometheus, Window], tmp_path: Path
 ) -> None:
     prometheus, window = seen
-    page = render_dashboard(
-        DASHBOARDS["training-job"],
-        prometheus,
-        window,
-        chosen={"kdist_job": "digits"},
-        theme="light",
-    )
+    dashboard, chosen = DASHBOARDS["training-job"], {"kdist_job": "digits"}
+    page = render_dashboard(dashboard, prometheus, window, chosen=chosen, theme="light")
     (tmp_path / "page.html").write_text(page)
     assert "<h2>GPUs (where there are any)</h2>" in page
     assert "digits-1 GPU 1 <b>25.0 %</b>" in page
@@ -286,6 +256,5 @@ def test_what_else_prometheus_scrapes_is_not_taken_for_agents(
 def test_the_bus_bandwidth_is_that_of_all_reduces_as_nccl_tests_count(
     seen: tuple[Prometheus, Window],
 ) -> None:
-    assert ask(seen, panel_named("Bus bandwidth", optional=False)) == pytest.approx(
-        {"training": 4e9}, rel=0.01
-    )
+    found = ask(seen, panel_named("Bus bandwidth", optional=False))
+    assert found == pytest.approx({"training": 4e9}, rel=0.01)

@@ -154,7 +154,9 @@ def test_the_page_shows_every_panel_and_the_kill(
     seen: Seen, name: str, theme: str, tmp_path: Path
 ) -> None:
     chosen = {"kdist_job": "digits"}
-    page = render_dashboard(DASHBOARDS[name], seen.prometheus, seen.window, chosen=chosen, theme=theme)
+    page = render_dashboard(
+        DASHBOARDS[name], seen.prometheus, seen.window, chosen=chosen, theme=theme
+    )
     (tmp_path / "page.html").write_text(page)
     assert page.count("<article") == len(
         [panel for panel in DASHBOARDS[name].panels if not panel.optional]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from kdist.dashboards import DASHBOARDS
 from kdist.dashboards.model import STATUS, Kind, Panel, bars, lines, stat
-from kdist.dashboards.preview import html as card
+from kdist.dashboards.preview import panel as card
 from kdist.dashboards.preview import svg
-from kdist.dashboards.preview.svg import Curve, EventMarker
+from kdist.dashboards.preview.curve import Curve, EventMarker
 from kdist.dashboards.prometheus import Series, Window, fill
 
 WINDOW = Window(1000.0, 1100.0, 1.0)
@@ -99,7 +99,9 @@ def test_a_rare_peak_does_not_flatten_all_the_rest_and_is_named() -> None:
     values = [0.02 + 0.001 * (index % 5) for index in range(100)]
     values[3] = 30.0
     curve = Curve("p50", BLUE, tuple((1000.0 + index, value) for index, value in enumerate(values)))
-    drawn = svg.render_chart(panel_of("lines", minimum=0.0), [curve], [], WINDOW, width=400, height=200)
+    drawn = svg.render_chart(
+        panel_of("lines", minimum=0.0), [curve], [], WINDOW, width=400, height=200
+    )
     assert "up to 30 s" not in drawn
     assert "up to 30" in drawn
     assert "0.02" in drawn
@@ -185,7 +187,9 @@ def test_a_gap_in_the_numbers_is_a_gap_in_the_line() -> None:
     curve = Curve("a", BLUE, points)
     drawn = svg.render_chart(panel_of("lines"), [curve, curve], [], WINDOW, width=400, height=200)
     assert drawn.count("<polyline") == 2 * 3
-    joined = svg.render_chart(panel_of("lines", bridged=True), [curve], [], WINDOW, width=400, height=200)
+    joined = svg.render_chart(
+        panel_of("lines", bridged=True), [curve], [], WINDOW, width=400, height=200
+    )
     assert joined.count("<polyline") < 3
 
 
@@ -235,7 +239,8 @@ def test_a_panel_without_an_answer_says_so() -> None:
     for dashboard in DASHBOARDS.values():
         for panel in dashboard.panels:
             assert (
-                "nothing to show" in (html := card.render_panel(panel, source, [])) or "no answer" in html
+                "nothing to show" in (html := card.render_panel(panel, source, []))
+                or "no answer" in html
             )
 
 
@@ -249,8 +254,8 @@ def test_queries_are_filled_with_what_was_chosen_and_the_windows_of_grafana() ->
         scrape_seconds=15,
     )
     assert (
-        text
-        == 'sum(rate(kdist_x{namespace=~".*", kdist_job=~"d", job=~".+", instance=~".+", op="a"}[60s]))'
+        text == 'sum(rate(kdist_x{namespace=~".*", kdist_job=~"d", job=~".+", instance=~".+", '
+        'op="a"}[60s]))'
     )
     assert "[100s]" in fill(
         dashboard, "increase(kdist_x{}[$__range])", WINDOW, chosen={}, scrape_seconds=1

@@ -102,37 +102,30 @@ def test_values_that_are_not_known_or_not_possible_are_refused(helm: str) -> Non
 
 
 def test_rules_reach_the_cluster_as_promtool_tried_them(template: Helm) -> None:
-    (rule,) = of_kind(
-        template(*OPERATOR, "--set", "monitoring.prometheusRule.disabled=null"), "PrometheusRule"
-    )
+    every = template(*OPERATOR, "--set", "monitoring.prometheusRule.disabled=null")
+    (rule,) = of_kind(every, "PrometheusRule")
     assert [one for group in rule["spec"]["groups"] for one in group["rules"]] == read_rules()
     (rule,) = of_kind(template(*OPERATOR), "PrometheusRule")
-    kept = {
-        one["alert"] for group in rule["spec"]["groups"] for one in group["rules"] if "alert" in one
-    }
+    found = [one for group in rule["spec"]["groups"] for one in group["rules"]]
+    kept = {one["alert"] for one in found if "alert" in one}
     assert kept == set(alerts()) - {"KdistLossSpike"}
 
 
 def test_links_of_alerts_lead_to_the_addresses_that_were_given(template: Helm) -> None:
-    (rule,) = of_kind(
-        template("--values", str(CHART / "ci/everything-values.yaml")), "PrometheusRule"
-    )
+    objects = template("--values", str(CHART / "ci/everything-values.yaml"))
+    (rule,) = of_kind(objects, "PrometheusRule")
+    runbook = "https://example.org/runbooks#"
+    dashboard = "https://grafana.example.org/d/kdist-training-job?"
     for group in rule["spec"]["groups"]:
         for one in group["rules"]:
             if "alert" in one:
-                assert (
-                    one["annotations"]["runbook_url"]
-                    == f"https://example.org/runbooks#{one['alert'].lower()}"
-                )
-                assert one["annotations"]["dashboard"].startswith(
-                    "https://grafana.example.org/d/kdist-training-job?"
-                )
+                assert one["annotations"]["runbook_url"] == f"{runbook}{one['alert'].lower()}"
+                assert one["annotations"]["dashboard"].startswith(dashboard)
 
 
 def test_dashboards_come_as_they_are_and_nothing_is_fetched(template: Helm) -> None:
-    found = [
-        each for each in of_kind(template(), "ConfigMap") if "dashboard" in each["metadata"]["name"]
-    ]
+    maps = of_kind(template(), "ConfigMap")
+    found = [each for each in maps if "dashboard" in each["metadata"]["name"]]
     assert len(found) == 2
     for each in found:
         ((key, text),) = each["data"].items()
@@ -147,10 +140,8 @@ def test_without_the_operators_nothing_is_made_that_the_cluster_does_not_know(
     queue = ("--set", "kueue.queues[0].name=a", "--set", "kueue.queues[0].clusterQueue=b")
     kinds = {each["kind"] for each in template(*queue)}
     assert not kinds & {"PodMonitor", "PrometheusRule", "LocalQueue"}
-    kinds = {
-        each["kind"]
-        for each in template(*queue, *OPERATOR, "--api-versions", "kueue.x-k8s.io/v1beta1")
-    }
+    known = (*OPERATOR, "--api-versions", "kueue.x-k8s.io/v1beta1")
+    kinds = {each["kind"] for each in template(*queue, *known)}
     assert kinds >= {"PodMonitor", "PrometheusRule", "LocalQueue"}
 
 
@@ -161,18 +152,15 @@ def test_roles_hold_what_kdist_does_and_not_more(template: Helm) -> None:
         for each in of_kind(objects, "Role")
     }
     assert set(roles) == {"view", "edit", "scraper"}
-    assert roles["scraper"] == [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
-    ]
+    look = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+    assert roles["scraper"] == [look]
     changes = [rule for rule in roles["view"] if set(rule["verbs"]) - {"get", "list", "watch"}]
-    assert changes == [
-        {"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["get", "create"]}
-    ]
+    reach = {"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["get", "create"]}
+    assert changes == [reach]
+    closed = {"secrets", "nodes", "namespaces", "serviceaccounts/token"}
     for rule in [*roles["view"], *roles["edit"]]:
         assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
-        assert not {"secrets", "nodes", "namespaces", "serviceaccounts/token"} & set(
-            rule["resources"]
-        )
+        assert not closed & set(rule["resources"])
         assert not {"escalate", "bind", "impersonate", "deletecollection"} & set(rule["verbs"])
     bound = {
         each["metadata"]["name"]: each["subjects"][0]["name"]
@@ -186,17 +174,12 @@ def test_roles_of_the_cluster_add_workloads_to_view_and_edit_and_bind_nobody(
 ) -> None:
     objects = template("--values", str(CHART / "ci/cluster-values.yaml"))
     assert {each["kind"] for each in objects} >= {"ClusterRole"}
+    workloads = {"jobs", "jobsets", "pytorchjobs", "statefulsets", "trainingruntimes", "trainjobs"}
     for each in of_kind(objects, "ClusterRole"):
         who = each["metadata"]["name"].rsplit("-", 1)[1]
         assert each["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{who}"] == "true"
-        assert {resource for rule in each["rules"] for resource in rule["resources"]} == {
-            "jobs",
-            "jobsets",
-            "pytorchjobs",
-            "statefulsets",
-            "trainingruntimes",
-            "trainjobs",
-        }
+        named = {resource for rule in each["rules"] for resource in rule["resources"]}
+        assert named == workloads
     assert not of_kind(objects, "RoleBinding")
 
 
@@ -212,21 +195,16 @@ def test_test_pods_meet_the_restricted_standard(template: Helm) -> None:
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
         assert container["resources"]["limits"]["memory"]
-        assert (
-            pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
-            == "before-hook-creation,hook-succeeded"
-        )
+        expected = "before-hook-creation,hook-succeeded"
+        assert pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"] == expected
 
 
 def test_the_policy_of_helm_test_lets_nothing_in_and_is_for_the_test_pods_alone(
     template: Helm,
 ) -> None:
     objects = template("--set", "networkPolicy.defaultDeny=true,nameOverride=other")
-    (policy,) = [
-        each
-        for each in of_kind(objects, "NetworkPolicy")
-        if each["metadata"]["name"].endswith("-test")
-    ]
+    policies = of_kind(objects, "NetworkPolicy")
+    (policy,) = [each for each in policies if each["metadata"]["name"].endswith("-test")]
     selected = policy["spec"]["podSelector"]["matchLabels"].items()
     assert all(selected <= pod["metadata"]["labels"].items() for pod in of_kind(objects, "Pod"))
     assert selected >= {("app.kubernetes.io/component", "platform")}  # a training's is another
@@ -243,11 +221,13 @@ def test_the_training_of_helm_test_is_one_that_the_trainer_reads(template: Helm)
 def test_labels_for_all_objects_repeat_no_key_and_change_none_that_policies_select_by(
     template: Helm,
 ) -> None:
-    labels = r"commonLabels.app\.kubernetes\.io/component=mine,commonLabels.team=ml,monitoring.podMonitor.labels.team=vision"
+    labels = (
+        r"commonLabels.app\.kubernetes\.io/component=mine,commonLabels.team=ml,"
+        "monitoring.podMonitor.labels.team=vision"
+    )
     objects = template("--set", f"{labels},monitoring.podMonitor.enabled=always")
-    assert {each["metadata"]["labels"]["app.kubernetes.io/component"] for each in objects} == {
-        "platform"
-    }
+    components = {each["metadata"]["labels"]["app.kubernetes.io/component"] for each in objects}
+    assert components == {"platform"}
     teams = {each["kind"]: each["metadata"]["labels"]["team"] for each in objects}
     assert teams.pop("PodMonitor") == "vision"
     assert set(teams.values()) == {"ml"}
@@ -259,36 +239,27 @@ def test_the_chart_can_be_part_of_another(helm: str, tmp_path: Path) -> None:
     dependency = {"name": "kdist", "version": "0.1.0", "condition": "kdist.enabled"}
     chart = {"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": [dependency]}
     (parent / "Chart.yaml").write_text(yaml.safe_dump(chart))
-    shared = {
-        "imageRegistry": "r:5000/",
-        "imagePullSecrets": ["pull", {"name": "other"}],
-        "storageClass": "fast",
-    }
-    (parent / "values.yaml").write_text(
-        yaml.safe_dump({"global": shared, "kdist": {"enabled": True}})
-    )
+    shared: dict[str, Any] = {"imageRegistry": "r:5000/", "storageClass": "fast"}
+    shared["imagePullSecrets"] = ["pull", {"name": "other"}]
+    values = {"global": shared, "kdist": {"enabled": True}}
+    (parent / "values.yaml").write_text(yaml.safe_dump(values))
     done = call(helm, "template", "release", str(parent))
     assert done.returncode == 0, done.stderr
     pods = of_kind([each for each in yaml.safe_load_all(done.stdout) if each], "Pod")
     assert {pod["spec"]["containers"][0]["image"] for pod in pods} == {"r:5000/kdist-trainer:0.1.0"}
-    assert [pod["spec"]["imagePullSecrets"] for pod in pods] == [
-        [{"name": "pull"}, {"name": "other"}]
-    ] * 2
+    secrets = [{"name": "pull"}, {"name": "other"}]
+    assert [pod["spec"]["imagePullSecrets"] for pod in pods] == [secrets] * 2
     done = call(helm, "template", "release", str(parent), "--set", "kdist.enabled=false")
     assert (done.returncode, done.stdout.strip()) == (0, "")
 
 
 def test_further_objects_are_sent_as_documents_or_as_text(template: Helm, tmp_path: Path) -> None:
-    note = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "{{ .Release.Name }}-note"},
-    }
+    metadata = {"name": "{{ .Release.Name }}-note"}
+    note = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
     text = "apiVersion: v1\nkind: Secret\nmetadata:\n  name: {{ .Release.Namespace }}-text\n"
     (tmp_path / "values.yaml").write_text(yaml.safe_dump({"extraObjects": [note, text]}))
-    names = {
-        each["metadata"]["name"] for each in template("--values", str(tmp_path / "values.yaml"))
-    }
+    objects = template("--values", str(tmp_path / "values.yaml"))
+    names = {each["metadata"]["name"] for each in objects}
     assert {"kdist-note", "ml-text"} <= names
 
 
@@ -302,11 +273,8 @@ def test_the_test_pods_are_judged_as_the_pods_of_trainings(template: Helm) -> No
 
 def test_default_deny_closes_all_but_names(template: Helm) -> None:
     objects = template("--set", "networkPolicy.defaultDeny=true")
-    (policy,) = [
-        each
-        for each in of_kind(objects, "NetworkPolicy")
-        if each["metadata"]["name"].endswith("default-deny")
-    ]
+    policies = of_kind(objects, "NetworkPolicy")
+    (policy,) = [each for each in policies if each["metadata"]["name"].endswith("default-deny")]
     assert policy["spec"]["podSelector"] == {}
     assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
     assert "ingress" not in policy["spec"]
@@ -314,10 +282,8 @@ def test_default_deny_closes_all_but_names(template: Helm) -> None:
 
 
 def test_a_digest_and_a_registry_make_the_image(template: Helm) -> None:
-    images = {
-        pod["spec"]["containers"][0]["image"]
-        for pod in of_kind(template("--set", "global.imageRegistry=r:5000/"), "Pod")
-    }
+    pods = of_kind(template("--set", "global.imageRegistry=r:5000/"), "Pod")
+    images = {pod["spec"]["containers"][0]["image"] for pod in pods}
     assert images == {"r:5000/kdist-trainer:0.1.0"}
 
 
@@ -327,8 +293,7 @@ def test_series_bear_the_name_of_their_node_only_where_it_is_asked_for(
 ) -> None:
     chosen = f"monitoring.podMonitor.enabled=always,monitoring.podMonitor.nodeLabel={asked}"
     (monitor,) = [each for each in template("--set", chosen) if each["kind"] == "PodMonitor"]
-    written = {
-        each["targetLabel"] for each in monitor["spec"]["podMetricsEndpoints"][0]["relabelings"]
-    }
+    (endpoint, *_) = monitor["spec"]["podMetricsEndpoints"]
+    written = {each["targetLabel"] for each in endpoint["relabelings"]}
     assert written == {"job", "kdist_job", *(["node"] if asked == "true" else [])}
     assert "attachMetadata" not in monitor["spec"]  # it would need the right to read nodes

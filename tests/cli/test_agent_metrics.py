@@ -61,12 +61,8 @@ def test_what_the_real_exporter_serves_is_read_as_prometheus_reads_it(tmp_path: 
 def test_merged_pages_are_one_valid_page_in_which_every_series_says_whose_it_is() -> None:
     merged = "\n".join(merge({"pod-a": PAGE, "pod-b": PAGE})) + "\n"
     families = {family.name: family for family in text_string_to_metric_families(merged)}
-    assert [sample.labels["pod"] for sample in families["kdist_steps"].samples] == [
-        "pod-a",
-        "pod-a",
-        "pod-b",
-        "pod-b",
-    ]
+    expected = ["pod-a", "pod-a", "pod-b", "pod-b"]
+    assert [sample.labels["pod"] for sample in families["kdist_steps"].samples] == expected
     assert merged.count("# TYPE kdist_steps_total") == 1
     assert "what is this" not in merged
 

@@ -134,10 +134,8 @@ def test_the_role_that_is_advised_is_the_least_that_holds_the_rights() -> None:
         ["get pods/log", "create pods/exec"], "ml"
     )
     assert "chart" not in rbac.advise(["get pods/log", "get secrets"], "ml")
-    assert (
-        rbac.advise(["list pods"], "")
-        == "ask an admin of the cluster for a ClusterRole with: list pods"
-    )
+    expected = "ask an admin of the cluster for a ClusterRole with: list pods"
+    assert rbac.advise(["list pods"], "") == expected
 
 
 def test_a_rule_covers_what_it_names_and_no_more() -> None:

@@ -44,8 +44,8 @@ def test_a_job_on_two_nodes_trains_to_its_end_and_reports(start: Start, tmp_path
         for line in lines
         if (found := re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ \S+ ([a-z-]+) +\S", line))
     ]
-    assert [name for name in events if name in ("group-formed", "first-step", "done")] == [
-        "group-formed",
+    assert [name for name in events if name in ("rendezvous-completed", "first-step", "done")] == [
+        "rendezvous-completed",
         "first-step",
         "done",
     ]
@@ -132,7 +132,7 @@ def test_on_a_terminal_the_job_is_seen_live(start: Start, tmp_path: Path) -> Non
         "Ctrl-C saves and stops",
     ):
         assert part in text, text
-    assert "group-formed" not in text, "the live view tells sentences, not names of events"
+    assert "rendezvous-completed" not in text, "the live view tells sentences, not names of events"
 
 
 @pytest.mark.processes
@@ -145,12 +145,8 @@ def test_an_agent_that_is_killed_is_started_again_and_the_training_ends_well(
     run.wait_until(lambda: len(commits(folder)) >= 1, "checkpoint")
     os.kill(json.loads((folder / "node-1" / "agent.json").read_text())["pid"], signal.SIGKILL)
     report = json.loads(run.wait(0))
-    assert report["restarts"] == {
-        "total": 1,
-        "byCause": {"node_lost": 1},
-        "joins": 0,
-        "generations": 2,
-    }
+    expected = {"total": 1, "byCause": {"node_lost": 1}, "joins": 0, "generations": 2}
+    assert report["restarts"] == expected
     assert len(report["recoverySeconds"]) == 1
     assert re.search(
         r"node-1 agent-restarting +agent ended by signal 9; starts again in 0.5 s", run.errors()

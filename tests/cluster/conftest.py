@@ -109,7 +109,7 @@ def job(cluster: Mapping[str, str], abilities: Abilities) -> Job:
                 "size": "1Gi",
                 **({"class": abilities.storage_class} if abilities.storage_class else {}),
             },
-            "graceSeconds": 20,
+            "terminationGracePeriodSeconds": 20,
         }
         settings |= spec
         # no node has what these tests select

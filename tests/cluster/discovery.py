@@ -62,9 +62,8 @@ def pods_of(namespace: str) -> list[dict[str, Any]]:
         f"https://{os.environ['KUBERNETES_SERVICE_HOST']}:{os.environ['KUBERNETES_SERVICE_PORT']}"
     )
     headers = {"Authorization": f"Bearer {(ACCOUNT / 'token').read_text()}"}
-    request = urllib.request.Request(
-        f"{server}/api/v1/namespaces/{namespace}/pods", headers=headers
-    )  # noqa: S310 - https
+    pods = f"{server}/api/v1/namespaces/{namespace}/pods"
+    request = urllib.request.Request(pods, headers=headers)  # noqa: S310 - https
     trusted = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
     with urllib.request.urlopen(request, timeout=10, context=trusted) as answer:  # noqa: S310
         found: list[dict[str, Any]] = json.load(answer)["items"]

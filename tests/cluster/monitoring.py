@@ -121,20 +121,22 @@ def _image(namespace: Namespace) -> str:
     ).stdout.strip()
 
 
+_MOUNTS = [
+    {"name": "config", "mountPath": "/etc/prometheus"},
+    {"name": "data", "mountPath": "/data"},
+]
+_OF_BOTH_CONTAINERS = {
+    "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
+    "securityContext": {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    },
+    "volumeMounts": _MOUNTS,
+}
+
+
 def _pod(namespace: Namespace, watched: str) -> dict[str, Any]:
-    mounts = [
-        {"name": "config", "mountPath": "/etc/prometheus"},
-        {"name": "data", "mountPath": "/data"},
-    ]
-    shared = {
-        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        },
-        "volumeMounts": mounts,
-    }
     prometheus = {
         "name": "prometheus",
         "image": _image(namespace),
@@ -142,17 +144,11 @@ def _pod(namespace: Namespace, watched: str) -> dict[str, Any]:
         "ports": [{"name": "web", "containerPort": 9090}],
         "readinessProbe": {"httpGet": {"path": "/-/ready", "port": "web"}, "periodSeconds": 1},
     }
+    program = ("python", "/etc/prometheus/discovery.py")
     finder = {
         "name": "discovery",
         "image": namespace.environment["KDIST_IMAGE"],
-        "command": [
-            "/usr/bin/tini",
-            "--",
-            "python",
-            "/etc/prometheus/discovery.py",
-            watched,
-            _TARGETS,
-        ],
+        "command": ["/usr/bin/tini", "--", *program, watched, _TARGETS],
     }
     user = {
         "runAsNonRoot": True,
@@ -164,7 +160,7 @@ def _pod(namespace: Namespace, watched: str) -> dict[str, Any]:
         "serviceAccountName": f"{namespace.name}-kdist-scraper",
         "automountServiceAccountToken": True,
         "terminationGracePeriodSeconds": 1,
-        "containers": [{**prometheus, **shared}, {**finder, **shared}],
+        "containers": [{**prometheus, **_OF_BOTH_CONTAINERS}, {**finder, **_OF_BOTH_CONTAINERS}],
         "securityContext": user,
         "volumes": [
             {"name": "config", "configMap": {"name": "prometheus"}},

@@ -35,11 +35,8 @@ class Namespace:
     def create(self) -> None:
         """Make the namespace, which admits restricted pods only."""
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-        document = {
-            "apiVersion": "v1",
-            "kind": "Namespace",
-            "metadata": {"name": self.name, "labels": labels},
-        }
+        metadata = {"name": self.name, "labels": labels}
+        document = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
         self.kubectl("create", "-f", "-", stdin=json.dumps(document))
 
     def remove(self) -> None:
@@ -65,9 +62,8 @@ class Namespace:
     def type_kdist(self, *args: str, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
         """The ended `kdist COMMAND -n NAMESPACE …`, whatever its code."""
         command, *rest = args
-        done = self._type(
-            sys.executable, "-m", "kdist", command, "-n", self.name, *rest, timeout=timeout
-        )
+        line = (sys.executable, "-m", "kdist", command, "-n", self.name, *rest)
+        done = self._type(*line, timeout=timeout)
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
@@ -123,25 +119,15 @@ class Namespace:
 
     def read_metrics(self, pod: str) -> str:
         """Prometheus text of a pod's agent, through the API server."""
-        return self.kubectl(
-            "get", "--raw", f"/api/v1/namespaces/{self.name}/pods/{pod}:9401/proxy/metrics"
-        )
+        path = f"/api/v1/namespaces/{self.name}/pods/{pod}:9401/proxy/metrics"
+        return self.kubectl("get", "--raw", path)
 
     def evict(self, pod: str) -> None:
         """What `kubectl drain` does to a pod: its disruption budget is asked."""
-        eviction = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": pod, "namespace": self.name},
-        }
-        self.kubectl(
-            "create",
-            "--raw",
-            f"/api/v1/namespaces/{self.name}/pods/{pod}/eviction",
-            "-f",
-            "-",
-            stdin=json.dumps(eviction),
-        )
+        metadata = {"name": pod, "namespace": self.name}
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+        path = f"/api/v1/namespaces/{self.name}/pods/{pod}/eviction"
+        self.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
 
     def agents(self, job: str) -> list[dict[str, Any]]:
         """What the agents of the job's pods say on /status; those that do not answer are left
@@ -149,9 +135,8 @@ class Namespace:
         """
         said = []
         for pod in self.pods(job):
-            path = (
-                f"/api/v1/namespaces/{self.name}/pods/{pod['metadata']['name']}:9401/proxy/status"
-            )
+            name = pod["metadata"]["name"]
+            path = f"/api/v1/namespaces/{self.name}/pods/{name}:9401/proxy/status"
             done = self._type("kubectl", "get", "--raw", path, "--request-timeout=5s")
             if done.returncode == 0:
                 said.append(json.loads(done.stdout))
@@ -165,16 +150,13 @@ class Namespace:
         """
         reader = f"reader-{secrets.token_hex(3)}"
         script = f"{_EXPORTED.read_text()}\n{_READ}" if export else _READ
-        self.kubectl(
-            "create",
-            "-f",
-            "-",
-            stdin=json.dumps(_reader(reader, job, self.environment["KDIST_IMAGE"], script)),
-        )
-        self.until(
-            "the volume was read",
-            lambda: self.get("pod", reader)["status"].get("phase") in {"Succeeded", "Failed"},
-        )
+        pod = _reader(reader, job, self.environment["KDIST_IMAGE"], script)
+        self.kubectl("create", "-f", "-", stdin=json.dumps(pod))
+
+        def ended() -> bool:
+            return self.get("pod", reader)["status"].get("phase") in {"Succeeded", "Failed"}
+
+        self.until("the volume was read", ended)
         # after torch's warnings
         document: dict[str, Any] = json.loads(self.kubectl("logs", reader).splitlines()[-1])
         self.kubectl("delete", "pod", reader, "--wait=false")
@@ -201,30 +183,17 @@ class Namespace:
 
     def look(self) -> str:
         """What a person would look at after a failure: objects, events, the pods' last words."""
+        here = ("kubectl", "-n", self.name)
         parts = [
-            self._type("kubectl", "-n", self.name, "get", "all,pvc,configmap", "-o", "wide").stdout,
-            self._type(
-                "kubectl", "-n", self.name, "get", "events", "--sort-by=.lastTimestamp"
-            ).stdout,
+            self._type(*here, "get", "all,pvc,configmap", "-o", "wide").stdout,
+            self._type(*here, "get", "events", "--sort-by=.lastTimestamp").stdout,
         ]
-        names = self._type("kubectl", "-n", self.name, "get", "pods", "-o", "name").stdout.split()
-        for pod in names:
-            for previous in ("false", "true"):
-                log = self._type(
-                    "kubectl",
-                    "-n",
-                    self.name,
-                    "logs",
-                    pod,
-                    f"--previous={previous}",
-                    f"--tail={REPORT_LINES}",
-                )
+        for pod in self._type(*here, "get", "pods", "-o", "name").stdout.split():
+            for previous, when in (("false", ""), ("true", " before its restart")):
+                options = (f"--previous={previous}", f"--tail={REPORT_LINES}")
+                log = self._type(*here, "logs", pod, *options)
                 if log.returncode == 0:
-                    parts.append(
-                        "--- "
-                        f"{pod}{' before its restart' if previous == 'true' else ''}\n"
-                        f"{log.stdout}"
-                    )
+                    parts.append(f"--- {pod}{when}\n{log.stdout}")
         return "\n".join(parts)
 
     def _type(

@@ -141,7 +141,7 @@ def test_pod_security_that_refuses_is_named_with_what_it_complains_of(
         assert namespace.find("configmap", "kdist.dev/job") == []
     for kind in RESOURCE:
         file = namespace.home / "jobs" / f"{kind}.yaml"
-        rendered = deploy.plan(None, load_file(str(file)), base=file.parent).manifests
+        rendered = deploy.make_plan(None, load_file(str(file)), base=file.parent).manifests
         namespace.kubectl("apply", "--server-side", "-f", "-", stdin=text.to_json(rendered))
     for kind in RESOURCE:
         expect(

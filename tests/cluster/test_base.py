@@ -61,11 +61,8 @@ def test_the_image_runs_as_any_user_on_a_read_only_root(namespace: Namespace) ->
     namespace.kubectl("create", "-f", "-", stdin=json.dumps(pod))
     phase = namespace.until("the pod ended", lambda: ended(namespace, "stranger"))
     assert phase == "Succeeded"
-    assert json.loads(namespace.kubectl("logs", "stranger")) == {
-        "uid": 12345,
-        "gloo": True,
-        "rows": 1797,
-    }
+    expected = {"uid": 12345, "gloo": True, "rows": 1797}
+    assert json.loads(namespace.kubectl("logs", "stranger")) == expected
 
 
 WHO = """

@@ -25,6 +25,10 @@ _VOLATILE = {
     "endpointslices.discovery.k8s.io",
     "leases.coordination.k8s.io",
 }
+WHERE_KNOWN = (
+    "monitoring.podMonitor.enabled=auto,monitoring.prometheusRule.enabled=auto,kueue.enabled=auto"
+)
+"""The chart's settings by which it makes what the cluster knows."""
 
 
 def list_objects(namespace: Namespace) -> set[str]:
@@ -104,8 +108,7 @@ def test_kubeconform_finds_every_object_of_every_choice_to_be_what_the_cluster_k
     program = shutil.which("kubeconform", path=namespace.environment["PATH"])
     assert program is not None, "tests/cluster/cluster all builds it"
     known = namespace.kubectl("api-versions").split()
-    always = "monitoring.podMonitor.enabled=auto,monitoring.prometheusRule.enabled=auto,kueue.enabled=auto"
-    options = ["--set", always, *(f"--api-versions={each}" for each in known)]
+    options = ["--set", WHERE_KNOWN, *(f"--api-versions={each}" for each in known)]
     for values in sorted((CHART / "ci").glob("*-values.yaml")):
         rendered = render_chart(namespace, "-f", str(values), *options)
         line = [program, "-strict", "-summary", "-output", "json", "-schema-location", schemas, "-"]
@@ -126,8 +129,9 @@ def test_kubeconform_finds_every_object_of_every_choice_to_be_what_the_cluster_k
 def test_the_api_server_takes_every_object_that_it_knows(namespace: Namespace) -> None:
     known = [f"--api-versions={each}" for each in namespace.kubectl("api-versions").split()]
     for values in sorted((CHART / "ci").glob("*-values.yaml")):
-        there = "monitoring.podMonitor.enabled=auto,monitoring.prometheusRule.enabled=auto,kueue.enabled=auto"
-        rendered = render_chart(namespace, "--no-hooks", "-f", str(values), "--set", there, *known)
+        rendered = render_chart(
+            namespace, "--no-hooks", "-f", str(values), "--set", WHERE_KNOWN, *known
+        )
         printed = namespace.kubectl(
             "apply",
             "--dry-run=server",

@@ -46,7 +46,9 @@ def test_logs_are_followed_over_a_replaced_pod_and_no_line_comes_twice(
     lines = [line for line in output.read_text().splitlines() if '{"time"' in line]
     assert len(lines) == len(set(lines))
     events = read_events(output.read_text())
-    generations = {event["generation"] for _, event in events if event["event"] == "group-formed"}
+    generations = {
+        event["generation"] for _, event in events if event["event"] == "rendezvous-completed"
+    }
     assert len(generations) >= 2
     steps = [event["step"] for _, event in events if event["event"] == "checkpoint-committed"]
     assert steps[-1] == 300

@@ -23,34 +23,20 @@ pytestmark = pytest.mark.e2e
 
 KINDS = pytest.mark.parametrize("backend", backends.NAMES)
 NAMES = (*EXAMPLES, "full")
-DRY = (
-    "--server-side",
-    "--field-manager=kdist",
-    "--dry-run=server",
-    "--validate=strict",
-    "--warnings-as-errors",
-    "-o",
-    "json",
-)
+STRICT = ("--dry-run=server", "--validate=strict", "--warnings-as-errors")
+DRY = ("--server-side", "--field-manager=kdist", *STRICT, "-o", "json")
 
 
 def find_job(name: str, namespace: Namespace) -> TrainingJob:
     job = load(FULL) if name == "full" else example(EXAMPLES[name])
-    return job.model_copy(
-        update={"metadata": job.metadata.model_copy(update={"namespace": namespace.name})}
-    )
+    metadata = job.metadata.model_copy(update={"namespace": namespace.name})
+    return job.model_copy(update={"metadata": metadata})
 
 
 def apply(namespace: Namespace, objects: list[Manifest], *options: str) -> list[dict[str, Any]]:
     items = [each.document for each in objects]
-    printed = namespace.kubectl(
-        "apply",
-        *options,
-        "-f",
-        "-",
-        stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}),
-    )
-    document = json.loads(printed)
+    sent = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+    document = json.loads(namespace.kubectl("apply", *options, "-f", "-", stdin=sent))
     return list(document["items"]) if document["kind"] == "List" else [document]
 
 
@@ -127,18 +113,11 @@ def test_pod_security_restricted_admits_the_pods_of_every_example(
         (pod,) = [pod for each in objects for pod in find_pods(each.document)]
         # the cluster has no such class
         spec = {key: value for key, value in pod["spec"].items() if key != "priorityClassName"}
-        pods.append(
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {"name": objects[0].name, **pod["metadata"]},
-                "spec": spec,
-            }
-        )
+        metadata = {"name": objects[0].name, **pod["metadata"]}
+        pods.append({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
     probes = json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
-    assert namespace.kubectl("create", "--dry-run=server", "-f", "-", stdin=probes).count(
-        "server dry run"
-    ) == len(NAMES)
+    told = namespace.kubectl("create", "--dry-run=server", "-f", "-", stdin=probes)
+    assert told.count("server dry run") == len(NAMES)
 
 
 @pytest.mark.parametrize("rendezvous", ["kubernetes", "c10d"])
@@ -147,17 +126,14 @@ def test_the_account_of_the_pods_may_do_what_its_rendezvous_needs_and_nothing_el
 ) -> None:
     kinds = ("ServiceAccount", "Role", "RoleBinding")
     objects = place(make(), "job", rendezvous)
-    apply(
-        namespace, [each for each in objects if each.kind in kinds], "--server-side", "-o", "json"
-    )
+    account = [each for each in objects if each.kind in kinds]
+    apply(namespace, account, "--server-side", "-o", "json")
     namespace.kubectl("create", "serviceaccount", "bystander")
 
     def rights(account: str) -> set[str]:
         who = f"--as=system:serviceaccount:{namespace.name}:{account}"
-        return {
-            " ".join(line.split())
-            for line in namespace.kubectl("auth", "can-i", "--list", who).splitlines()
-        }
+        lines = namespace.kubectl("auth", "can-i", "--list", who).splitlines()
+        return {" ".join(line.split()) for line in lines}
 
     allowed = (
         {"configmaps [] [digits-rendezvous] [get update]"} if rendezvous == "kubernetes" else set()
@@ -176,12 +152,8 @@ def test_a_workload_takes_another_number_of_nodes_while_it_is_there(
     namespace: Namespace, backend: str, before: Any, after: Any
 ) -> None:
     kind = backends.get(backend).kind
-    (old,) = [
-        each for each in place(make(nodes=before), backend, suspended=True) if each.kind == kind
-    ]
-    (new,) = [
-        each for each in place(make(nodes=after), backend, suspended=True) if each.kind == kind
-    ]
+    rendered = [place(make(nodes=nodes), backend, suspended=True) for nodes in (before, after)]
+    old, new = (each for objects in rendered for each in objects if each.kind == kind)
     (live,) = apply(namespace, [old], "--server-side", "--field-manager=kdist", "-o", "json")
     kept = Manifest(backends.get(backend).keep(new.document, live))
     assert apply(namespace, [kept], *DRY)

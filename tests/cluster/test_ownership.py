@@ -32,6 +32,7 @@ KINDS = "serviceaccount,role,rolebinding,pvc,configmap,service,networkpolicy,pdb
 # What a smaller job of the same name no longer asks for, so that an apply would prune it.
 SMALLER = ("rendezvous=c10d", "nodes=1", "code=null", "serviceAccountName=default")
 DROPPED = {"ServiceAccount", "Role", "RoleBinding", "PodDisruptionBudget"}
+KEPT = {"PersistentVolumeClaim", "ConfigMap", "Service", "NetworkPolicy"}
 
 
 def matrix(first: Callable[[int], int]) -> pytest.MarkDecorator:
@@ -42,11 +43,8 @@ def matrix(first: Callable[[int], int]) -> pytest.MarkDecorator:
     for place, backend in enumerate(RESOURCE):
         for number in range(3):
             marks = [] if number == first(place) else [pytest.mark.wide]
-            cases.append(
-                pytest.param(
-                    backend, number, marks=marks, id=f"{backend}-{WHOSE[number].replace(' ', '-')}"
-                )
-            )
+            name = f"{backend}-{WHOSE[number].replace(' ', '-')}"
+            cases.append(pytest.param(backend, number, marks=marks, id=name))
     return pytest.mark.parametrize(("backend", "shift"), cases)
 
 
@@ -147,35 +145,23 @@ def test_no_command_touches_what_stands_beside_a_job(
         for each in all_of(namespace, KINDS)
         if (each["kind"], each["metadata"]["name"]) != ("ConfigMap", "digits")
     ]
-    assert {each["kind"] for each in beside} >= {
-        *DROPPED,
-        "PersistentVolumeClaim",
-        "ConfigMap",
-        "Service",
-        "NetworkPolicy",
-    }
-    theirs = replace(
-        namespace, [(each, WHOSE[(place + shift) % 3]) for place, each in enumerate(beside)]
-    )
+    assert {each["kind"] for each in beside} >= DROPPED | KEPT
+    foreign = [(each, WHOSE[(place + shift) % 3]) for place, each in enumerate(beside)]
+    theirs = replace(namespace, foreign)
     own = namespace.get("configmap", "digits")["metadata"]["resourceVersion"]
-    applied, scaled = type_all(
-        namespace, ("apply", file), ("scale", "digits", "--nodes", "1:2", "--no-wait")
-    )
-    assert (applied.returncode, scaled.returncode) == (Code.ERROR, Code.ERROR), (
-        applied.stderr + scaled.stderr
-    )
-    assert namespace.get("configmap", "digits")["metadata"]["resourceVersion"] == own, (
-        "they stopped before they changed anything"
-    )
+    scale = ("scale", "digits", "--nodes", "1:2", "--no-wait")
+    applied, scaled = type_all(namespace, ("apply", file), scale)
+    codes = (applied.returncode, scaled.returncode)
+    assert codes == (Code.ERROR, Code.ERROR), applied.stderr + scaled.stderr
+    after = namespace.get("configmap", "digits")["metadata"]["resourceVersion"]
+    assert after == own, "they stopped before they changed anything"
     assert [name for _, name in theirs if f"/{name} in namespace" not in applied.stderr] == []
     deleted = namespace.type_kdist("delete", "digits", "--purge")
     assert deleted.returncode == Code.OK, deleted.stderr
     for (kind, name), before in theirs.items():
         assert look(namespace, kind, name) == before
-        labelled = before["metadata"].get("labels")
-        assert f"/{name} stays: it is not of job digits" in deleted.stderr or not labelled, (
-            deleted.stderr
-        )
+        told = f"/{name} stays: it is not of job digits" in deleted.stderr
+        assert told or not before["metadata"].get("labels"), deleted.stderr
     assert namespace.get(RESOURCE[backend], "digits") == {}
     assert namespace.get("configmap", "digits") == {}
 
@@ -187,12 +173,8 @@ def test_no_apply_prunes_what_only_looks_like_the_jobs(
     namespace.copy_sources()
     file = namespace.write(job(backend=backend, nodes={"min": 1, "max": 3}, code="./src", **IDLE))
     smaller = ("apply", file, *(word for each in SMALLER for word in ("--set", f"spec.{each}")))
-    rendered = [
-        each.document
-        for each in deploy.plan(
-            None, load_file(str(namespace.home / file)), base=namespace.home
-        ).manifests
-    ]
+    planned = deploy.make_plan(None, load_file(str(namespace.home / file)), base=namespace.home)
+    rendered = [each.document for each in planned.manifests]
     dropped = [
         each
         for each in rendered
@@ -202,9 +184,8 @@ def test_no_apply_prunes_what_only_looks_like_the_jobs(
     for each in dropped:  # no render knows the namespace
         for subject in each.get("subjects", []):
             subject["namespace"] = namespace.name
-    theirs = replace(
-        namespace, [(each, WHOSE[(place + shift) % 3]) for place, each in enumerate(dropped)]
-    )
+    foreign = [(each, WHOSE[(place + shift) % 3]) for place, each in enumerate(dropped)]
+    theirs = replace(namespace, foreign)
     namespace.kdist(*smaller)
     assert "pruned" not in namespace.kdist(*smaller, "--error-unchanged", code=Code.UNCHANGED)
     for (kind, name), before in theirs.items():
@@ -225,9 +206,8 @@ def test_no_command_touches_a_workload_or_a_job_of_somebody_else(
     for foreign in (workload, [namespace.get("configmap", "digits")]):
         theirs |= replace(namespace, [(each, WHOSE[shift]) for each in foreign])
         scale = ("scale", "digits", "--nodes", "1", "--no-wait")
-        for refused in type_all(
-            namespace, ("apply", file), scale, ("restart", "digits"), ("stop", "digits")
-        ):
+        others = (("restart", "digits"), ("stop", "digits"))
+        for refused in type_all(namespace, ("apply", file), scale, *others):
             assert refused.returncode == Code.ERROR, refused.stderr
             assert f"{foreign[-1]['kind'].lower()}" in refused.stderr.lower()
             assert "is not of job digits" in refused.stderr

@@ -70,7 +70,10 @@ def type_as(role: str, line: str, namespace: Namespace) -> Result:
 
 def objects(namespace: Namespace) -> set[tuple[str, ...]]:
     """Every object of the job and its pods, and how often what is asked of it was changed."""
-    kinds = "pods,jobs,configmaps,services,serviceaccounts,persistentvolumeclaims,networkpolicies,poddisruptionbudgets"
+    kinds = (
+        "pods,jobs,configmaps,services,serviceaccounts,persistentvolumeclaims,"
+        "networkpolicies,poddisruptionbudgets"
+    )
     found = json.loads(namespace.kubectl("get", kinds, "-o", "json"))["items"]
     metadata = [(each["kind"], each["metadata"]) for each in found]
     return {

@@ -38,6 +38,11 @@ def write(namespace: Namespace, document: dict[str, Any], name: str = "job.yaml"
     return path
 
 
+def run_id(namespace: Namespace) -> str:
+    """The job's run, as it is noted on its ConfigMap."""
+    return str(namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"])
+
+
 def verbs(printed: str) -> set[str]:
     """What was done to the objects."""
     return {line.split()[1] for line in printed.splitlines()}
@@ -49,20 +54,17 @@ def test_a_job_that_is_sent_twice_is_unchanged_and_one_that_differs_is_configure
     assert verbs(namespace.kdist("apply", str(file), "--dry-run=server")) == {"created"}
     assert namespace.get("configmap", "digits") == {}, "a dry run leaves nothing"
     assert verbs(namespace.kdist("apply", str(file))) == {"created"}
-    run = namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"]
-    assert verbs(namespace.kdist("apply", str(file), "--error-unchanged", code=Code.UNCHANGED)) == {
-        "unchanged"
-    }
+    run = run_id(namespace)
+    again = namespace.kdist("apply", str(file), "--error-unchanged", code=Code.UNCHANGED)
+    assert verbs(again) == {"unchanged"}
     assert namespace.kdist("diff", str(file)) == ""
-    shown = namespace.kdist("diff", str(file), "--set", "spec.ttlSeconds=99", code=1)
-    assert re.search(r'^\+ .*"ttlSeconds": 99', shown, re.MULTILINE)
+    shown = namespace.kdist("diff", str(file), "--set", "spec.ttlSecondsAfterFinished=99", code=1)
+    assert re.search(r'^\+ .*"ttlSecondsAfterFinished": 99', shown, re.MULTILINE)
     assert "managedFields" not in shown
-    changed = namespace.kdist("apply", str(file), "--set", "spec.ttlSeconds=99")
+    changed = namespace.kdist("apply", str(file), "--set", "spec.ttlSecondsAfterFinished=99")
     assert "configmap/digits configured" in changed
     assert "serviceaccount/digits unchanged" in changed
-    assert (
-        namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"] == run
-    ), "it is the same run"
+    assert run_id(namespace) == run, "it is the same run"
 
 
 def test_what_cannot_change_is_refused_whole_with_the_way_out(
@@ -70,15 +72,13 @@ def test_what_cannot_change_is_refused_whole_with_the_way_out(
 ) -> None:
     namespace.kdist("apply", str(file))
     before = namespace.get("configmap", "digits")["metadata"]["resourceVersion"]
-    done = namespace.type_kdist(
-        "apply", str(file), "--set", "spec.resources.memory=2Gi", "--set", "spec.train.epochs=9"
-    )
+    edits = ("--set", "spec.resources.memory=2Gi", "--set", "spec.train.epochs=9")
+    done = namespace.type_kdist("apply", str(file), *edits)
     assert done.returncode == Code.ERROR
     assert "spec.template: field is immutable" in done.stderr
     assert "`kdist delete` keeps the checkpoints" in done.stderr
-    assert namespace.get("configmap", "digits")["metadata"]["resourceVersion"] == before, (
-        "nothing of it was sent"
-    )
+    after = namespace.get("configmap", "digits")["metadata"]["resourceVersion"]
+    assert after == before, "nothing of it was sent"
     kind = namespace.type_kdist("apply", str(file), "--backend", "statefulset")
     assert kind.returncode == Code.ERROR
     assert "a running job keeps its kind" in kind.stderr
@@ -88,21 +88,10 @@ def test_a_field_that_another_set_is_a_conflict_with_its_name(
     namespace: Namespace, file: Path
 ) -> None:
     namespace.kdist("apply", str(file))
-    theirs = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": "digits"},
-        "spec": {"parallelism": 1},
-    }
-    namespace.kubectl(
-        "apply",
-        "--server-side",
-        "--force-conflicts",
-        "--field-manager=her-editor",
-        "-f",
-        "-",
-        stdin=json.dumps(theirs),
-    )
+    theirs: dict[str, Any] = {"apiVersion": "batch/v1", "kind": "Job"}
+    theirs |= {"metadata": {"name": "digits"}, "spec": {"parallelism": 1}}
+    options = ("--server-side", "--force-conflicts", "--field-manager=her-editor")
+    namespace.kubectl("apply", *options, "-f", "-", stdin=json.dumps(theirs))
     done = namespace.type_kdist("apply", str(file))
     assert done.returncode == Code.ERROR
     assert "spec.parallelism is set by her-editor" in done.stderr
@@ -110,14 +99,12 @@ def test_a_field_that_another_set_is_a_conflict_with_its_name(
 
 
 def test_our_own_patches_are_no_conflict(namespace: Namespace, file: Path) -> None:
-    namespace.kdist("apply", str(file), "--set", "spec.nodes={min: 1, max: 3}")
+    words = ("apply", str(file), "--set", "spec.nodes={min: 1, max: 3}")
+    namespace.kdist(*words)
     patch = json.dumps({"spec": {"parallelism": 2, "completions": 2}})
-    namespace.kubectl(
-        "patch", "job", "digits", "--field-manager=kdist", "--type=merge", "-p", patch
-    )
-    assert "job.batch/digits configured" in namespace.kdist(
-        "apply", str(file), "--set", "spec.nodes={min: 1, max: 3}"
-    )
+    ours = ("--field-manager=kdist", "--type=merge")
+    namespace.kubectl("patch", "job", "digits", *ours, "-p", patch)
+    assert "job.batch/digits configured" in namespace.kdist(*words)
     assert namespace.get("job", "digits")["spec"]["parallelism"] == 3
 
 
@@ -138,33 +125,23 @@ def test_delete_keeps_the_checkpoints_unless_they_are_purged(
         )
         == ""
     )
-    assert (
-        namespace.kubectl("get", "pvc", "-o", "name")
-        == "persistentvolumeclaim/digits-checkpoints\n"
-    )
+    expected = "persistentvolumeclaim/digits-checkpoints\n"
+    assert namespace.kubectl("get", "pvc", "-o", "name") == expected
     namespace.kdist("delete", "nope", code=Code.NOT_FOUND)
     namespace.kdist("delete", "nope", "--ignore-not-found")
-    assert (
-        namespace.kdist("delete", "-f", str(file), "--purge")
-        == "persistentvolumeclaim/digits-checkpoints deleted\n"
-    )
+    expected = "persistentvolumeclaim/digits-checkpoints deleted\n"
+    assert namespace.kdist("delete", "-f", str(file), "--purge") == expected
 
 
 def test_what_a_job_asks_for_no_longer_is_pruned_once_no_pod_needs_it(
     namespace: Namespace, job: Job
 ) -> None:
     namespace.copy_sources()
-    file = str(
-        write(
-            namespace, job(backend="statefulset", nodes={"min": 2, "max": 3}, code="./src", **IDLE)
-        )
-    )
+    elastic = job(backend="statefulset", nodes={"min": 2, "max": 3}, code="./src", **IDLE)
+    file = str(write(namespace, elastic))
     namespace.kdist("apply", file)
-    (old,) = [
-        each
-        for each in namespace.kubectl("get", "configmaps", "-o", "name").split()
-        if "-code-" in each
-    ]
+    names = namespace.kubectl("get", "configmaps", "-o", "name").split()
+    (old,) = [each for each in names if "-code-" in each]
     namespace.until("pods that mount the code", lambda: len(namespace.pods("digits")) == 3)
     (namespace.home / "src" / "calm.py").write_text("")
     assert "pruned" not in namespace.kdist("apply", file), "pods wait that were made with it"
@@ -173,14 +150,10 @@ def test_what_a_job_asks_for_no_longer_is_pruned_once_no_pod_needs_it(
     one = ("--set", "spec.nodes=1")
     shown = namespace.kdist("diff", file, *one, code=1)
     assert f"--- live/ConfigMap/{old.rpartition('/')[2]}" in shown
-    assert f"{old} pruned (server dry run)" in namespace.kdist(
-        "apply", file, *one, "--dry-run=server"
-    )
-    pruned = [
-        line.split()[0]
-        for line in namespace.kdist("apply", file, *one).splitlines()
-        if line.endswith(" pruned")
-    ]
+    rehearsed = namespace.kdist("apply", file, *one, "--dry-run=server")
+    assert f"{old} pruned (server dry run)" in rehearsed
+    lines = namespace.kdist("apply", file, *one).splitlines()
+    pruned = [line.split()[0] for line in lines if line.endswith(" pruned")]
     assert sorted(pruned) == [old, "poddisruptionbudget.policy/digits"]
     assert namespace.get("pvc", "digits-checkpoints")
     namespace.kdist("apply", file, *one, "--error-unchanged", code=Code.UNCHANGED)
@@ -219,29 +192,20 @@ def as_account(namespace: Namespace, account: str, *verbs_on: str) -> Namespace:
     it.
     """
     namespace.kubectl("create", "serviceaccount", account)
-    rules = [
-        f"--verb={verb} --resource={resource}"
-        for verb, resource in (each.split(":") for each in verbs_on)
-    ]
-    for index, rule in enumerate(rules):
-        namespace.kubectl("create", "role", f"{account}-{index}", *rule.split())
-        namespace.kubectl(
-            "create",
-            "rolebinding",
-            f"{account}-{index}",
-            f"--role={account}-{index}",
-            f"--serviceaccount={namespace.name}:{account}",
-        )
+    for index, (verb, _, resource) in enumerate(each.partition(":") for each in verbs_on):
+        rule = f"--verb={verb} --resource={resource}"
+        name = f"{account}-{index}"
+        namespace.kubectl("create", "role", name, *rule.split())
+        bound = (f"--role={name}", f"--serviceaccount={namespace.name}:{account}")
+        namespace.kubectl("create", "rolebinding", name, *bound)
     token = namespace.kubectl("create", "token", account).strip()
-    config = json.loads(
-        namespace.kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json")
-    )
+    view = ("view", "--raw", "--minify", "--flatten", "-o", "json")
+    config = json.loads(namespace.kubectl("config", *view))
     config["users"] = [{"name": config["contexts"][0]["context"]["user"], "user": {"token": token}}]
     path = namespace.home / f"{account}.kubeconfig"
     path.write_text(yaml.safe_dump(config))
-    return Namespace(
-        namespace.name, namespace.home, {**namespace.environment, "KUBECONFIG": str(path)}
-    )
+    environment = {**namespace.environment, "KUBECONFIG": str(path)}
+    return Namespace(namespace.name, namespace.home, environment)
 
 
 def test_who_may_not_hears_which_verb_on_which_resource_is_missing(
@@ -279,9 +243,8 @@ def test_a_healthy_cluster_has_nothing_missing_and_a_missing_namespace_is_found(
     checks = json.loads(namespace.kdist("doctor", "-o", "json"))
     marks = {each["name"]: each["mark"] for each in checks["checks"]}
     assert checks["healthy"] is True
-    assert {
-        marks[name] for name in ("cluster", "you", "namespace", "pods", "nodes", "DNS", "storage")
-    } == {"ok"}
+    wanted = ("cluster", "you", "namespace", "pods", "nodes", "DNS", "storage")
+    assert {marks[name] for name in wanted} == {"ok"}
     nowhere = json.loads(namespace.kdist("doctor", "-n", "kdist-nowhere", "-o", "json", code=1))
     fixes = {each["name"]: each["fix"] for each in nowhere["checks"]}
     assert fixes["namespace"] == "kubectl create namespace kdist-nowhere"
@@ -301,14 +264,8 @@ def test_kdist_is_a_plugin_of_kubectl(namespace: Namespace) -> None:
     namespace.environment["PATH"] = f"{folder}{os.pathsep}{namespace.environment['PATH']}"
 
     def kubectl(*args: str) -> str:
-        done = subprocess.run(
-            ["kubectl", *args],
-            env=namespace.environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout
+        line, env = ["kubectl", *args], namespace.environment
+        return subprocess.run(line, env=env, capture_output=True, text=True, check=True).stdout
 
     assert kubectl("kdist", "get", "--help").startswith("Usage: kubectl kdist get ")
     assert kubectl("kdist", "get", "-n", namespace.name, "-o", "name") == ""
@@ -319,37 +276,25 @@ def test_all_but_what_it_resumes_from_goes_with_a_workload_that_is_deleted_by_ha
     namespace: Namespace, file: Path
 ) -> None:
     namespace.kdist("apply", str(file))
-    made, run = (
-        objects(namespace),
-        namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"],
-    )
+    made = objects(namespace)
+    run = run_id(namespace)
     namespace.kdist("apply", str(file), "--error-unchanged", code=Code.UNCHANGED)
     stays = {"configmap/digits", "persistentvolumeclaim/digits-checkpoints"}
     namespace.kubectl("delete", "job", "digits")
     namespace.until("the garbage collector to delete the rest", lambda: objects(namespace) == stays)
-    assert (
-        "deleted by somebody"
-        in json.loads(namespace.kdist("why", "digits", "-o", "json"))["sentence"]
-    )
+    found = json.loads(namespace.kdist("why", "digits", "-o", "json"))
+    assert "deleted by somebody" in found["sentence"]
     for _ in range(2):  # the second time what the first workload owned may be about to go
         namespace.kdist("apply", str(file))
         assert objects(namespace) == made
         namespace.kubectl("delete", "job", "digits")
     namespace.kdist("apply", str(file))
-    assert (
-        namespace.get("configmap", "digits")["metadata"]["annotations"]["kdist.dev/run-id"] == run
-    )
+    assert run_id(namespace) == run
     uid = namespace.get("job", "digits")["metadata"]["uid"]
-    owned = namespace.find(
-        "serviceaccount,role,rolebinding,configmap,service,networkpolicy,pdb",
-        "kdist.dev/job=digits",
-    )
-    assert {
-        each["metadata"]["name"] for each in owned if "ownerReferences" not in each["metadata"]
-    } == {"digits"}
-    assert {
-        one["uid"] for each in owned for one in each["metadata"].get("ownerReferences", [])
-    } == {uid}
+    kinds = "serviceaccount,role,rolebinding,configmap,service,networkpolicy,pdb"
+    owned = [each["metadata"] for each in namespace.find(kinds, "kdist.dev/job=digits")]
+    assert {each["name"] for each in owned if "ownerReferences" not in each} == {"digits"}
+    assert {one["uid"] for each in owned for one in each.get("ownerReferences", [])} == {uid}
 
 
 def objects(namespace: Namespace) -> set[str]:

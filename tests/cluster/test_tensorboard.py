@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 _COUNT = """
 from pathlib import Path
-print(sum(b"-m\\0kdist_trainer.tensorboard" in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")))
+print(sum(b"-m\\0kdist_trainer.tensorboard" in path.read_bytes() \
+for path in Path("/proc").glob("[0-9]*/cmdline")))
 """
 
 

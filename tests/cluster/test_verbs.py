@@ -34,29 +34,23 @@ def trains(space: Namespace, size: int) -> dict[str, Any]:
 
     def look() -> dict[str, Any]:
         status = space.status("digits")
-        return (
-            status
-            if (status["phase"], status["worldSize"]) == ("Running", size) and status["step"]
-            else {}
-        )
+        whole = (status["phase"], status["worldSize"]) == ("Running", size)
+        return status if whole and status["step"] else {}
 
     return space.until(f"{size} ranks train", look)
 
 
 def ledger(space: Namespace) -> list[dict[str, Any]]:
     """The run's events, as its rank 0 and its leaders wrote them down."""
-    printed = space.kdist(
-        "exec",
-        "digits",
-        "--",
-        "python",
-        "-m",
-        "kdist_trainer.checkpoint",
-        "ledger",
-        "/checkpoints/digits",
-    )
-    found: list[dict[str, Any]] = json.loads(printed)["events"]
+    found: list[dict[str, Any]] = ask_checkpoints(space, "ledger", "/checkpoints/digits")["events"]
     return found
+
+
+def ask_checkpoints(space: Namespace, *words: str) -> dict[str, Any]:
+    """What the trainer's own command says of checkpoints, in a pod of the job."""
+    program = ("python", "-m", "kdist_trainer.checkpoint", *words)
+    said: dict[str, Any] = json.loads(space.kdist("exec", "digits", "--", *program))
+    return said
 
 
 def number(text: str, pattern: str) -> int:
@@ -72,18 +66,16 @@ def test_a_job_grows_and_shrinks_while_it_trains_and_loses_no_step(
     namespace: Namespace, calm: Job, backend: str
 ) -> None:
     start(namespace, calm, backend, nodes={"min": 1, "max": 2})
-    assert "from 2 to 1:3 nodes: 3 ranks train" in namespace.kdist(
-        "scale", "digits", "--nodes", "3"
-    )
+    grown = namespace.kdist("scale", "digits", "--nodes", "3")
+    assert "from 2 to 1:3 nodes: 3 ranks train" in grown
     assert len(namespace.pods("digits")) == 3
     assert "from 3 to 1 node: 1 rank trains" in namespace.kdist("scale", "digits", "--nodes", "1")
     assert len(namespace.pods("digits")) == 1
     events = ledger(namespace)
     begun = [event for event in events if event["event"] == "generation"]
     assert [event["world_size"] for event in begun][-2:] == [3, 1]
-    assert "failure" not in {event["reason"] for event in begun}, (
-        "what was planned counts as no failure"
-    )
+    reasons = {event["reason"] for event in begun}
+    assert "failure" not in reasons, "what was planned counts as no failure"
     assert [event for event in events if event["event"] == "failure"] == []
     assert "has 1 node already" in namespace.kdist("scale", "digits", "--nodes", "1")
 
@@ -99,19 +91,11 @@ def test_what_a_scale_may_not_do_is_refused_and_changes_nothing(
 ) -> None:
     start(namespace, calm, nodes=1)
     before = namespace.get("configmap", "digits")["data"]
-    for words, code in (
-        (("--nodes", "0"), 2),
-        (("--nodes", "3:2"), 2),
-        (("--nodes", "x"), 2),
-        (("--nodes", "9999"), 1),
-    ):
-        assert namespace.type_kdist("scale", "digits", *words).returncode == code
-    assert "server dry run" in namespace.kdist(
-        "scale", "digits", "--nodes", "2", "--dry-run=server"
-    )
-    assert "client dry run" in namespace.kdist(
-        "scale", "digits", "--nodes", "2", "--dry-run=client"
-    )
+    for nodes, code in (("0", 2), ("3:2", 2), ("x", 2), ("9999", 1)):
+        assert namespace.type_kdist("scale", "digits", "--nodes", nodes).returncode == code
+    for where in ("server", "client"):
+        told = namespace.kdist("scale", "digits", "--nodes", "2", f"--dry-run={where}")
+        assert f"{where} dry run" in told
     assert namespace.get("configmap", "digits")["data"] == before
     assert namespace.type_kdist("scale", "other", "--nodes", "2").returncode == 4
 
@@ -125,10 +109,8 @@ def test_a_stopped_job_is_over_keeps_its_objects_and_can_be_restarted(
     assert namespace.status("digits")["phase"] == "Stopped"
     namespace.kdist("wait", "digits", "--timeout", "30s", code=11)
     listed = json.loads(namespace.kdist("checkpoints", "verify", "digits", "-o", "json"))
-    assert (listed["checkpoints"][0]["step"], listed["checkpoints"][0]["state"]) == (
-        saved,
-        "verified",
-    )
+    assert listed["checkpoints"][0]["step"] == saved
+    assert listed["checkpoints"][0]["state"] == "verified"
     assert listed["resumesFrom"] == listed["latest"] == listed["checkpoints"][0]["name"]
     assert namespace.find("pods") == [], "the pod that looked is gone"
     assert number(namespace.kdist("restart", "digits"), r"goes on after step ([\d,]+)") == saved
@@ -148,43 +130,19 @@ def test_a_restart_starts_all_ranks_anew_from_the_last_checkpoint_or_from_nothin
     assert "begins anew" in said
     aside = re.search(r"old checkpoints are in (\S+?)[:;.]? ", said + " ")
     assert aside
-    kept = namespace.kdist(
-        "exec",
-        "digits",
-        "--",
-        "python",
-        "-m",
-        "kdist_trainer.checkpoint",
-        "verify",
-        aside[1].rstrip(":"),
-    )
-    assert {entry["state"] for entry in json.loads(kept)["checkpoints"]} <= {
-        "verified",
-        "unfinished",
-    }
+    kept = ask_checkpoints(namespace, "verify", aside[1].rstrip(":"))["checkpoints"]
+    assert {entry["state"] for entry in kept} <= {"verified", "unfinished"}
 
 
 def test_looks_into_a_running_job(namespace: Namespace, calm: Job, tmp_path: Path) -> None:
     start(namespace, calm)
     holders = {rank["rank"]: rank["pod"] for rank in namespace.status("digits")["ranks"]}
     for rank, pod in holders.items():
-        printed = namespace.kdist(
-            "exec",
-            "digits",
-            "--rank",
-            str(rank),
-            "--",
-            "python",
-            "-c",
-            "import os; print(os.environ['KDIST_POD'])",
-        )
+        program = ("python", "-c", "import os; print(os.environ['KDIST_POD'])")
+        printed = namespace.kdist("exec", "digits", "--rank", str(rank), "--", *program)
         assert printed.strip() == pod
-    assert (
-        namespace.type_kdist(
-            "exec", "digits", "--", "python", "-c", "raise SystemExit(7)"
-        ).returncode
-        == 7
-    )
+    program = ("python", "-c", "raise SystemExit(7)")
+    assert namespace.type_kdist("exec", "digits", "--", *program).returncode == 7
     assert namespace.type_kdist("exec", "digits", "--rank", "9", "--", "true").returncode == 4
 
     metrics = json.loads(namespace.kdist("metrics", "digits", "-o", "json"))["samples"]
@@ -202,14 +160,11 @@ def test_looks_into_a_running_job(namespace: Namespace, calm: Job, tmp_path: Pat
     )
 
     output = tmp_path / "forward"
-    forwarding = namespace.start_kdist(
-        "port-forward", "digits", ":9401", "--rank", "1", output=output
-    )
+    words = ("port-forward", "digits", ":9401", "--rank", "1")
+    forwarding = namespace.start_kdist(*words, output=output)
+    shown = re.compile(r"127\.0\.0\.1:(\d+) -> (\S+):9401")
     try:
-        said: Any = namespace.until(
-            "it forwards",
-            lambda: re.search(r"127\.0\.0\.1:(\d+) -> (\S+):9401", output.read_text()),
-        )
+        said: Any = namespace.until("it forwards", lambda: shown.search(output.read_text()))
         assert said[2] == holders[1]
         with urllib.request.urlopen(f"http://127.0.0.1:{said[1]}/status", timeout=20) as answer:
             assert json.load(answer)["job"] == "digits"

@@ -71,7 +71,7 @@ def in_rendezvous(run: TrainingRun) -> bool:
         names = [
             e["event"]
             for e in run.log(node)
-            if e["event"] in ("rendezvous-started", "group-formed")
+            if e["event"] in ("rendezvous-started", "rendezvous-completed")
         ]
         if names and names[-1] == "rendezvous-started":
             return True

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kdist_trainer.data.sampler import ShardAssignment
+from kdist_trainer.data.step_plan import ShardAssignment
 from tests.draw import read_commit
 from tests.patience import soon
 from tests.trainer.checkpoint.exported import digest_of_export

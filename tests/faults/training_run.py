@@ -43,7 +43,7 @@ def describe_job(
     times = {
         "hangTimeoutSeconds": 60,
         "collectiveTimeoutSeconds": 60,
-        "graceSeconds": 30,
+        "terminationGracePeriodSeconds": 30,
         "joinWindowSeconds": 1,
     }
     body = {

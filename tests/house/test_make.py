@@ -63,10 +63,8 @@ def test_a_python_that_is_too_old_is_named_before_anything_is_made(tmp_path: Pat
 
 def test_a_set_up_that_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / ".ready").touch()
-    assert (
-        make("setup", f"VENV={tmp_path}", "PYTHON=false").stdout
-        == "make: Nothing to be done for 'setup'.\n"
-    )
+    expected = "make: Nothing to be done for 'setup'.\n"
+    assert make("setup", f"VENV={tmp_path}", "PYTHON=false").stdout == expected
 
 
 def test_a_new_lock_asks_for_a_new_set_up(tmp_path: Path) -> None:
@@ -119,7 +117,8 @@ def test_what_failed_is_tried_once_more_where_that_is_asked_for(
     (tmp_path / ".ready").touch()
     python = tmp_path / "bin" / "python"
     python.write_text(
-        f'#!/bin/sh\necho "$@" >>{tmp_path}/tries\n[ "$(wc -l <{tmp_path}/tries)" = 1 ] && exit {first}\nexit {then}\n'
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/tries\n[ "$(wc -l <{tmp_path}/tries)" = 1 ] && '
+        f"exit {first}\nexit {then}\n"
     )
     python.chmod(0o755)
     assert (make("processes", f"VENV={tmp_path}", f"AGAIN={again}").returncode == 0) == ends_well

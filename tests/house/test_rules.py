@@ -18,16 +18,20 @@ SHOWN = (*PRODUCT, *python_files("examples", "bench", "docs"))
 EXEMPT: dict[Rule, dict[str, str]] = {
     rules.no_print: {
         "cli/kdist/console.py": "it is the one that prints",
-        "trainer/kdist_trainer/checkpoint/__main__.py": "it is a command whose answer goes to standard output",
+        "trainer/kdist_trainer/checkpoint/__main__.py": "it is a command whose answer goes to "
+        "standard output",
         "trainer/kdist_trainer/profiling/__main__.py": "it is one too",
-        "trainer/kdist_trainer/run_script.py": "it stands in for the interpreter, whose last words go to standard error",
+        "trainer/kdist_trainer/run_script.py": "it stands in for the interpreter, whose last "
+        "words go to standard error",
     },
     rules.no_dangerous_calls: {
-        "trainer/kdist_trainer/run_script.py": "it runs the user's script, as `python script.py` would"
+        "trainer/kdist_trainer/run_script.py": "it runs the user's script, as "
+        "`python script.py` would"
     },
     rules.no_module_state: {
         "trainer/kdist_trainer/agent/preload.py": "the forkserver imports it for its effect alone",
-        "trainer/kdist_trainer/checkpoint/writer.py": "torch warns on the writing thread, where a filter for a while is not safe",
+        "trainer/kdist_trainer/checkpoint/writer.py": "torch warns on the writing thread, "
+        "where a filter for a while is not safe",
     },
 }
 

@@ -9,7 +9,10 @@ from pathlib import Path
 
 from tests.house.tree import ROOT
 
-FLAKY = 'def test_at_once():\n    pass\n\n\ndef test_at_the_second_try():\n    path = __import__("pathlib").Path({mark!r})\n'
+FLAKY = (
+    "def test_at_once():\n    pass\n\n\ndef test_at_the_second_try():\n    path = "
+    '__import__("pathlib").Path({mark!r})\n'
+)
 FLAKY += "    there = path.exists()\n    path.touch()\n    assert there\n"
 
 

@@ -59,13 +59,13 @@ FULL: dict[str, Any] = {
         ],
         "imagePullSecrets": ["registry"],
         "priorityClass": "high",
-        "graceSeconds": 90,
-        "ttlSeconds": 600,
+        "terminationGracePeriodSeconds": 90,
+        "ttlSecondsAfterFinished": 600,
         "rendezvousTimeoutSeconds": 500,
         "joinWindowSeconds": 5,
         "collectiveTimeoutSeconds": 200,
         "hangTimeoutSeconds": 250,
-        "metricsLingerSeconds": 20,
+        "finalScrapeTimeoutSeconds": 20,
         "preflight": {"allReduce": {"minBusBandwidth": "10G", "size": "32Mi"}},
         "podTemplate": {
             "spec": {"containers": [{"name": "trainer", "env": [{"name": "EXTRA", "value": "1"}]}]}

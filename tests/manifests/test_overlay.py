@@ -93,7 +93,7 @@ BREAKING: list[tuple[dict[str, Any], str]] = [
     ({"spec": {"serviceAccountName": "admin"}}, "spec.serviceAccountName"),
     (
         {"spec": {"terminationGracePeriodSeconds": 1}},
-        "spec.terminationGracePeriodSeconds, which is spec.graceSeconds",
+        "spec.terminationGracePeriodSeconds, which is the field of the same name of spec",
     ),
     ({"spec": {"containers": None}}, "the container's args"),
     (

@@ -25,11 +25,9 @@ def find(
 
 @KINDS
 def test_the_account_may_read_and_write_one_config_map_and_nothing_else(backend: str) -> None:
-    (account,), (role,), (binding,) = (
-        find("ServiceAccount", backend),
-        find("Role", backend),
-        find("RoleBinding", backend),
-    )
+    (account,) = find("ServiceAccount", backend)
+    (role,) = find("Role", backend)
+    (binding,) = find("RoleBinding", backend)
     assert account["automountServiceAccountToken"] is False
     assert role["rules"] == [
         {
@@ -39,11 +37,8 @@ def test_the_account_may_read_and_write_one_config_map_and_nothing_else(backend:
             "verbs": ["get", "update"],
         }
     ]
-    assert binding["roleRef"] == {
-        "apiGroup": "rbac.authorization.k8s.io",
-        "kind": "Role",
-        "name": "digits",
-    }
+    expected = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "digits"}
+    assert binding["roleRef"] == expected
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "digits"}]
     assert find("ClusterRole", backend) == find("ClusterRoleBinding", backend) == []
 
@@ -86,12 +81,10 @@ Labels = Mapping[str, str]
 JOB: Labels = {"kdist.dev/job": "digits"}
 OTHER: Labels = {"kdist.dev/job": "another"}
 NONE: Labels = {}
-HERE, THERE, MONITORING, MARKED = (
-    {"kubernetes.io/metadata.name": "ml"},
-    {"kubernetes.io/metadata.name": "web"},
-    {"kubernetes.io/metadata.name": "monitoring"},
-    {"kubernetes.io/metadata.name": "metrics", "kdist.dev/monitoring": "true"},
-)
+HERE = {"kubernetes.io/metadata.name": "ml"}
+THERE = {"kubernetes.io/metadata.name": "web"}
+MONITORING = {"kubernetes.io/metadata.name": "monitoring"}
+MARKED = {"kubernetes.io/metadata.name": "metrics", "kdist.dev/monitoring": "true"}
 PROMETHEUS: Labels = {"app.kubernetes.io/name": "prometheus"}
 RANKS, METRICS = 29_500, 9401
 

@@ -82,9 +82,7 @@ def test_the_sysctls_that_1_37_made_safe_are_allowed() -> None:
     assert violations(find_pod(podTemplate={"spec": {"securityContext": context}})) == []
 
 
-def test_a_pod_for_windows_is_not_asked_for_what_only_linux_has_and_may_not_be_a_process_of_the_host() -> (
-    None
-):
+def test_a_pod_for_windows_is_not_asked_for_what_linux_has_and_may_not_be_a_host_process() -> None:
     def judge(**options: Any) -> list[str]:
         container = {"name": "trainer", "securityContext": {"windowsOptions": options}}
         context = {"runAsNonRoot": True}
@@ -121,7 +119,7 @@ def test_the_agents_of_what_was_edited_meet_by_themselves_at_any_size() -> None:
         return str(pod["spec"]["containers"][0]["args"][2])
 
     plain, coded = find(), find({"a.py": b"1"})
-    assert find(nodes=5) == find(ttlSeconds=7) == find(queue="q") == plain
+    assert find(nodes=5) == find(ttlSecondsAfterFinished=7) == find(queue="q") == plain
     assert (
         len(
             {

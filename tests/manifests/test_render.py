@@ -148,13 +148,8 @@ def make_object(kind: str, name: str = "a") -> Manifest:
 
 def test_what_others_lean_on_is_sent_first() -> None:
     kinds = ["Job", "Service", "ConfigMap", "Role", "ServiceAccount"]
-    assert [each.kind for each in sort(map(make_object, kinds))] == [
-        "ServiceAccount",
-        "Role",
-        "ConfigMap",
-        "Service",
-        "Job",
-    ]
+    expected = ["ServiceAccount", "Role", "ConfigMap", "Service", "Job"]
+    assert [each.kind for each in sort(map(make_object, kinds))] == expected
 
 
 def test_one_object_described_twice_is_an_error() -> None:

@@ -162,7 +162,7 @@ def test_a_jobset_fails_at_once_where_its_job_may_not_be_tried_again(backend: st
 
 
 def test_a_pytorchjob_has_workers_only_and_every_default_written_out() -> None:
-    spec = find_spec("pytorchjob", nodes={"min": 1, "max": 3}, ttlSeconds=60)
+    spec = find_spec("pytorchjob", nodes={"min": 1, "max": 3}, ttlSecondsAfterFinished=60)
     assert list(spec["pytorchReplicaSpecs"]) == ["Worker"]
     assert spec["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "ExitCode"
     assert spec["nprocPerNode"] == "auto"
@@ -175,11 +175,8 @@ def test_a_pytorchjob_has_workers_only_and_every_default_written_out() -> None:
 
 def test_a_trainjob_has_a_runtime_of_its_own_that_trainer_accepts() -> None:
     spec = find_spec("trainjob")
-    assert spec["runtimeRef"] == {
-        "apiGroup": "trainer.kubeflow.org",
-        "kind": "TrainingRuntime",
-        "name": "digits",
-    }
+    expected = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": "digits"}
+    assert spec["runtimeRef"] == expected
     assert spec["trainer"] == {"numNodes": 2}
     (replicated,) = find_jobset("trainjob")["replicatedJobs"]
     assert replicated["name"] == "node"
@@ -233,7 +230,7 @@ def test_the_objects_of_an_ended_job_go_after_a_while_where_the_kind_can_do_that
     text = str(
         [
             each.document
-            for each in place(make(ttlSeconds=4242), backend)
+            for each in place(make(ttlSecondsAfterFinished=4242), backend)
             if each.kind != "ConfigMap"
         ]
     )
@@ -251,7 +248,5 @@ def test_pod_0_of_an_indexed_job_has_the_name_by_which_the_others_look_for_it() 
     assert pod["subdomain"] == name, (
         "the name of the headless Service, else DNS does not know the pods' host names"
     )
-    assert (
-        argument.removeprefix("--rendezvous=c10d:").partition(":")[0]
-        == f"{name}-0.{pod['subdomain']}"
-    )
+    expected = f"{name}-0.{pod['subdomain']}"
+    assert argument.removeprefix("--rendezvous=c10d:").partition(":")[0] == expected

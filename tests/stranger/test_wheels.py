@@ -32,10 +32,8 @@ def test_the_packages_come_from_the_wheels(
         text=True,
         check=True,
     )
-    assert [Path(line).is_relative_to(installed.parent) for line in done.stdout.split()] == [
-        True,
-        True,
-    ]
+    expected = [True, True]
+    assert [Path(line).is_relative_to(installed.parent) for line in done.stdout.split()] == expected
 
 
 def test_a_stranger_goes_from_nothing_to_a_trained_model(

@@ -36,114 +36,55 @@ def of_spawn(last: str) -> BaseException:
     )
 
 
+LOST = (Cause.NODE_LOST, Exit.PEERS_LOST, False)
+MEMORY = (Cause.OOM_HOST, 72, True)
+DEVICE = (Cause.OOM_DEVICE, 71, True)
+OWN = (Cause.USER_CODE, 70, True)
+SIGNAL = (Cause.SIGNAL, 201, True)
+FULL = (Cause.STORAGE, 203, True)
+SILENT = "Timed out waiting 3000ms for recv operation to complete"
+GONE = "NCCL error: remote process exited or there was a network error"
+TAKEN = "The server socket has failed to bind. EADDRINUSE"
+ABSENT = "Timed out after 61 seconds waiting for clients. 1/2 clients joined."
+NO_ROOM = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 8e15 bytes"
+ABORTED = "process 0 terminated with signal SIGABRT"
+
 # What torch 2.13 raises, copied from real runs.
 SAID = [
-    (
-        RuntimeError(f"{GLOO}pair.cc:537] Connection closed by peer [127.0.0.1]:2718"),
-        Cause.NODE_LOST,
-        Exit.PEERS_LOST,
-        False,
-    ),
+    (RuntimeError(f"{GLOO}pair.cc:537] Connection closed by peer [127.0.0.1]:2718"), *LOST),
     (
         RuntimeError(f"{GLOO}pair.cc:537] Read error [127.0.0.1]:61666: Connection reset by peer."),
-        Cause.NODE_LOST,
-        201,
-        False,
+        *LOST,
     ),
     (
         RuntimeError("Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error"),
-        Cause.NODE_LOST,
-        201,
-        False,
+        *LOST,
     ),
-    (
-        RuntimeError(
-            f"{GLOO}unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"
-        ),
-        Cause.COLLECTIVE_TIMEOUT,
-        202,
-        False,
-    ),
-    (
-        of_torch(
-            "DistStoreError", "Timed out after 61 seconds waiting for clients. 1/2 clients joined."
-        ),
-        Cause.NODE_LOST,
-        201,
-        False,
-    ),
-    (
-        of_torch(
-            "DistBackendError", "NCCL error: remote process exited or there was a network error"
-        ),
-        Cause.NODE_LOST,
-        201,
-        False,
-    ),
-    (
-        of_torch("DistNetworkError", "The server socket has failed to bind. EADDRINUSE"),
-        Cause.RENDEZVOUS,
-        201,
-        True,
-    ),
-    (
-        of_torch("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 MiB"),
-        Cause.OOM_DEVICE,
-        71,
-        True,
-    ),
-    (RuntimeError("CUDA error: out of memory"), Cause.OOM_DEVICE, 71, True),
-    (MemoryError(), Cause.OOM_HOST, 72, True),
-    (OSError(errno.ENOMEM, "Cannot allocate memory"), Cause.OOM_HOST, 72, True),
-    (
-        RuntimeError(
-            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 8e15 bytes"
-        ),
-        Cause.OOM_HOST,
-        72,
-        True,
-    ),
-    (OSError(errno.ENOSPC, "No space left on device"), Cause.STORAGE, 203, True),
-    (FileNotFoundError(errno.ENOENT, "No such file"), Cause.USER_CODE, 70, True),
-    (
-        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
-        Cause.NODE_LOST,
-        201,
-        False,
-    ),
-    (RuntimeError("the database said: Connection refused"), Cause.USER_CODE, 70, True),
-    (ValueError("gloo: Connection closed by peer"), Cause.USER_CODE, 70, True),
-    (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), Cause.USER_CODE, 70, True),
-    (
-        RuntimeError("DataLoader worker (pid 71) is killed by signal: Killed. "),
-        Cause.SIGNAL,
-        201,
-        True,
-    ),
-    (of_spawn("RuntimeError: Connection closed by peer\nin gloo"), Cause.NODE_LOST, 201, False),
-    (
-        of_spawn("torch.distributed.DistStoreError: Timed out after 61 seconds"),
-        Cause.NODE_LOST,
-        201,
-        False,
-    ),
-    (of_spawn("OSError: [Errno 28] No space left on device: 'x'"), Cause.STORAGE, 203, True),
-    (of_spawn("MemoryError"), Cause.OOM_HOST, 72, True),
-    (of_spawn("KeyError: 'label'"), Cause.USER_CODE, 70, True),
-    (of_spawn("own.Odd: gloo Connection closed by peer"), Cause.USER_CODE, 70, True),
-    (ProcessRaisedException("odd", 0, 1), Cause.USER_CODE, 70, True),
-    (
-        ProcessExitedException("process 0 terminated with signal SIGABRT", 0, 1, -6, "SIGABRT"),
-        Cause.SIGNAL,
-        201,
-        True,
-    ),
-    (
-        ProcessExitedException("process 0 terminated with exit code 3", 0, 1, 3),
-        Cause.USER_CODE,
-        70,
-        True,
-    ),
+    (RuntimeError(f"{GLOO}unbound_buffer.cc:78] {SILENT}"), Cause.COLLECTIVE_TIMEOUT, 202, False),
+    (of_torch("DistStoreError", ABSENT), *LOST),
+    (of_torch("DistBackendError", GONE), *LOST),
+    (of_torch("DistNetworkError", TAKEN), Cause.RENDEZVOUS, 201, True),
+    (of_torch("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 MiB"), *DEVICE),
+    (RuntimeError("CUDA error: out of memory"), *DEVICE),
+    (MemoryError(), *MEMORY),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), *MEMORY),
+    (RuntimeError(NO_ROOM), *MEMORY),
+    (OSError(errno.ENOSPC, "No space left on device"), *FULL),
+    (FileNotFoundError(errno.ENOENT, "No such file"), *OWN),
+    (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), *LOST),
+    (RuntimeError("the database said: Connection refused"), *OWN),
+    (ValueError("gloo: Connection closed by peer"), *OWN),
+    (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), *OWN),
+    (RuntimeError("DataLoader worker (pid 71) is killed by signal: Killed. "), *SIGNAL),
+    (of_spawn("RuntimeError: Connection closed by peer\nin gloo"), *LOST),
+    (of_spawn("torch.distributed.DistStoreError: Timed out after 61 seconds"), *LOST),
+    (of_spawn("OSError: [Errno 28] No space left on device: 'x'"), *FULL),
+    (of_spawn("MemoryError"), *MEMORY),
+    (of_spawn("KeyError: 'label'"), *OWN),
+    (of_spawn("own.Odd: gloo Connection closed by peer"), *OWN),
+    (ProcessRaisedException("odd", 0, 1), *OWN),
+    (ProcessExitedException(ABORTED, 0, 1, -6, "SIGABRT"), *SIGNAL),
+    (ProcessExitedException("process 0 terminated with exit code 3", 0, 1, 3), *OWN),
     (ConfigError("no such workload"), Cause.CONFIG, 64, True),
 ]
 
@@ -180,13 +121,11 @@ def test_what_a_rank_records_its_agent_reads(
         errors.record(error, scratch=tmp_path, local_rank=1, step=7)
     left = errors.read(tmp_path, 1)
     assert left is not None
-    assert (left.cause, left.code, left.rank, left.node, left.step) == (
-        Cause.STORAGE,
-        Exit.STORAGE,
-        5,
-        "node-1",
-        7,
-    )
+    assert left.cause == Cause.STORAGE
+    assert left.code == Exit.STORAGE
+    assert left.rank == 5
+    assert left.node == "node-1"
+    assert left.step == 7
     assert left.traceback[-1] == "kdist_trainer.errors.StorageError: the disk is full"
     errors.record(ValueError("a later one"), scratch=tmp_path, local_rank=1)
     assert errors.read(tmp_path, 1) == left, "the first failure of a rank stands"

@@ -65,12 +65,10 @@ def test_what_json_cannot_hold_becomes_text() -> None:
             now=NOW,
         )
     )
-    assert (line["path"], line["colour"], line["raw"], line["lost"]) == (
-        "/a/b",
-        "Colour.RED",
-        "b'\\xff'",
-        "\udc80",
-    )
+    assert line["path"] == "/a/b"
+    assert line["colour"] == "Colour.RED"
+    assert line["raw"] == "b'\\xff'"
+    assert line["lost"] == "\udc80"
 
 
 def test_a_long_message_is_cut_and_what_matters_stays() -> None:
@@ -106,12 +104,8 @@ def test_a_rank_says_who_it_is_by_its_environment_and_by_what_it_binds() -> None
     first, second = run_python(
         code, KDIST_JOB="007", KDIST_NODE="node-0", RANK="1", KDIST_GENERATION="3"
     )
-    assert [first[name] for name in ("job", "node", "rank", "generation")] == [
-        "007",
-        "node-0",
-        1,
-        3,
-    ]
+    expected = ["007", "node-0", 1, 3]
+    assert [first[name] for name in ("job", "node", "rank", "generation")] == expected
     assert "node" not in second
     assert [second[name] for name in ("job", "rank", "generation", "level")] == [
         "007",
@@ -143,7 +137,8 @@ log.event("kept")
 def test_the_package_and_the_torch_free_rooms_load_without_torch() -> None:
     code = """
 import sys
-import kdist_trainer, kdist_trainer.config, kdist_trainer.log, kdist_trainer.metrics.exporter, kdist_trainer.metrics.reporter
+import kdist_trainer, kdist_trainer.config, kdist_trainer.log, kdist_trainer.metrics.exporter, \
+kdist_trainer.metrics.reporter
 assert kdist_trainer.Reporter is kdist_trainer.metrics.reporter.Reporter
 kdist_trainer.log.event("loaded", torch="torch" in sys.modules, numpy="numpy" in sys.modules)
 """

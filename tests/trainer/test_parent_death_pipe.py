@@ -39,9 +39,11 @@ def test_watchers_of_a_dead_owner_do_not_mistake_its_successor_for_it(tmp_path: 
 
 def test_a_killed_owner_takes_the_group_of_its_watcher_along(tmp_path: Path) -> None:
     owner = (
-        "import sys, time; from pathlib import Path; from kdist_trainer.liveness import Lifeline\n"
+        "import sys, time; from pathlib import Path\n"
+        "from kdist_trainer.liveness import ParentDeathPipe\n"
+        "pipe = ParentDeathPipe.create(Path(sys.argv[1]))\n"
+        "print('ready', flush=True); time.sleep(60)"
     )
-    owner += "line = Lifeline.create(Path(sys.argv[1])); print('ready', flush=True); time.sleep(60)"
     watcher = (
         "import os, subprocess, sys, time; from pathlib import Path; from "
         "kdist_trainer.liveness import watch\n"

@@ -89,6 +89,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MOUNT=PATH",
         help="a data set's place here",
     )
+    _add_options(parser)
+    return parser
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the remaining options, all of them optional."""
     parser.add_argument(
         "--port", type=int, default=9401, help="port of metrics and status; 0 picks a free one"
     )
@@ -123,7 +129,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MODULE:FUNCTION",
         help="what each rank of a training runs",
     )
-    return parser
 
 
 def _pair(text: str) -> tuple[str, str]:

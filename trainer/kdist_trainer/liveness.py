@@ -1,17 +1,14 @@
-"""The heartbeat of a rank: a small file mapped into the rank and its agent, which outlives the
-rank's abort.
+"""Liveness of ranks and agents: the heartbeat of a rank, and the pipe that ends a process when its
+parent dies.
 
-The rank writes what it does and which collective it is in; the agent reads and so tells a slow rank
-from a hanging one, and the rank that hangs from those that wait for it. One beat costs less than a
-microsecond or two and no system call.
+A heartbeat is a small file mapped into the rank and its agent. The rank writes its phase and its
+current collective, so the agent can distinguish a slow rank from a hanging one. The file outlives
+an abort of the rank, and a beat makes no system call.
 
-The lifeline: a named pipe whose only writer is its owner, so that its end of file says that the
-owner is gone.
-
-`kdist run` holds one for its agents and each agent one for its ranks. Whoever watches kills all
-processes below it and its process group when the owner dies, however it dies. It works where
-PDEATHSIG does not: for ranks, whose parent is the forkserver and not the agent, and on macOS. A
-process that is stopped cannot watch: the kernel continues it when its parent ends.
+`ParentDeathPipe` is a named pipe whose only writer is its owner. Whoever watches it reads end of
+file when the owner dies, and kills all processes below it and its process group. Unlike PDEATHSIG
+this also works for ranks, whose parent is the forkserver, and on macOS. A stopped process cannot
+watch, but the kernel continues it when its parent exits.
 """
 
 from __future__ import annotations

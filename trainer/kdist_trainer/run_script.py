@@ -3,9 +3,9 @@ fresh interpreter.
 
 The script sees what torchrun would show it: environment, working directory, arguments, itself as
 `__main__`. Added are only what the agent needs: the rank dies with its agent, prints to it, shows
-its stacks when asked, leaves its failure, has its collectives timed (unless KDIST_COMM_HOOK=none),
-and ends by `os._exit` once everything that Python does at an end is done, so that gloo's
-destructors cannot turn a success into SIGABRT. SIGTERM is left to the script.
+its stacks when asked, leaves its failure, has its collectives timed (unless
+KDIST_COLLECTIVE_TIMING=off), and ends by `os._exit` once everything that Python does at an end is
+done, so that gloo's destructors cannot turn a success into SIGABRT. SIGTERM is left to the script.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _prepare() -> None:
         fault_handler.watch(scratch, local_rank)
     told = (
         "KDIST_METRICS_SOCKET" in os.environ
-        and os.environ.get("KDIST_COMM_HOOK", "timing") == "timing"
+        and os.environ.get("KDIST_COLLECTIVE_TIMING", "on") == "on"
     )
     if told and os.environ.get("WORLD_SIZE", "1") != "1":
         _after_import("torch", _time_collectives)
@@ -135,8 +135,11 @@ def _after_import(name: str, call: Callable[[], None]) -> None:
         asked = False
 
         def find_spec(
-            self, wanted: str, path: object, target: object = None
-        ) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
+            self,
+            wanted: str,
+            path: object,  # noqa: ARG002
+            target: object = None,  # noqa: ARG002
+        ) -> importlib.machinery.ModuleSpec | None:
             if wanted != name or self.asked:
                 return None
             self.asked = True

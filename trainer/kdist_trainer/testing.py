@@ -47,9 +47,9 @@ def check_workload(
     context = WorkloadContext(options or {}, data or {}, seed=0)
     examiner = _Examiner(workload, context, samples=samples, steps=steps)
     problems = [problem for question in examiner.questions() for problem in question()]
-    assert not problems, "\n".join(
+    assert not problems, "\n".join(  # noqa: S101
         [f"{workload.__name__} does not fit the managed loop:", *(f"- {one}" for one in problems)]
-    )  # noqa: S101
+    )
 
 
 class _Examiner:
@@ -66,9 +66,9 @@ class _Examiner:
         self._set_generators = generators(_CPU)
         self.workload = kind(context)
         train = _samples(self.workload.dataset("train"))
-        assert train is not None and len(train) >= 2, (
+        assert train is not None and len(train) >= 2, (  # noqa: S101, PT018
             f"{kind.__name__}.dataset('train') needs at least 2 samples"
-        )  # noqa: S101, PT018
+        )
         self.train: Samples = train
         self._indices = torch.arange(min(samples, len(train)))
 
@@ -155,9 +155,8 @@ class _Examiner:
             yield "count(): differs from the count that loss() returns"
         half = len(self._indices) // 2
         parts = [self._loss(model, part) for part in (self._indices[:half], self._indices[half:])]
-        if not torch.allclose(
-            loss.float(), sum(part.float() for part, _ in parts), rtol=1e-3, atol=1e-4
-        ):  # type: ignore[arg-type]
+        whole = torch.stack([part.float() for part, _ in parts]).sum()
+        if not torch.allclose(loss.float(), whole, rtol=1e-3, atol=1e-4):
             yield (
                 "loss(): the losses of two halves do not add up to the whole: return a sum "
                 "over samples, not a mean"

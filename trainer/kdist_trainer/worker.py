@@ -1,12 +1,8 @@
-"""The preflight: what a job demands of the network is measured by each new group of ranks, before
-it loads or trains anything.
+"""One rank of a managed training: joins the process group, checks the network, loads the workload
+and trains. `main` is what an agent starts in torchrun's environment.
 
-Each group, not only the first: after a restart the ranks may be on other machines. What counts is
-the fastest of a few rounds, so a moment's disturbance ends no job; a link that is slow is slow in
-every round.
-
-One rank: joins the group, loads the workload, trains. `main` is what an agent starts in torchrun's
-environment.
+The network check (`spec.preflight`) runs in every new worker group, since after a restart the ranks
+may be on other machines. It uses the fastest of a few rounds, so a moment's slowness ends no job.
 
 By hand, one rank without an agent:  KDIST_CONFIG=train.json python -c 'from kdist_trainer.worker
 import main; main()'

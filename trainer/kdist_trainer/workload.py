@@ -1,12 +1,9 @@
-"""The learning rate's curve: a linear warm-up, then constant, a line or half a cosine down to
-`finalRatio` of the peak.
+"""The interface of a workload: a model, its data and its loss, written by the user; and the
+learning rate schedule. `docs/workloads.md` has a complete example.
 
-What a user brings to the managed loop: a model, its data and its loss. `docs/workloads.md` has a
-whole example.
-
-The loop owns everything else: order of samples, gradient accumulation, precision, all-reduce,
-checkpoints, metrics. A workload says nothing about ranks, and must not: it is what makes the same
-file run on one process or a hundred.
+The training loop owns everything else: order of samples, gradient accumulation, precision,
+all-reduce, checkpoints, metrics. A workload knows nothing about ranks, so the same file runs on one
+process or a hundred.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""What one rank holds of a tensor that may be spread over several.
-
-The group of ranks that train together: who am I, how many are we, and the few things said outside
-of a step.
+"""The process group of a training: its size, this rank, its device and mesh, and a few collectives.
 
     with World.from_environment(timeout_seconds=300) as world:
         world.barrier()
 
-Leaving the block waits for every rank and then takes the group down: gloo aborts the process when a
-peer's sockets close first, and a success must never turn into SIGABRT. After an exception nobody
-waits, so that the cause is reported at once.
+Leaving the block waits for every rank and then destroys the process group: gloo aborts the process
+when a peer's sockets close first, which would turn a success into SIGABRT. After an exception no
+rank waits, so that the cause is reported at once.
 """
 
 from __future__ import annotations

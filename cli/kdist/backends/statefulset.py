@@ -33,9 +33,9 @@ class StatefulSet(Backend):
 
     def _limits(self, job: TrainingJob) -> Iterator[str]:
         yield (
-            "a StatefulSet has no end: its pods hold their resources until a kdist "
-            "command (wait, status, apply --wait) sees the "
-            "end of the training, and ttlSeconds is of no effect; backend: job ends by itself"
+            "a StatefulSet has no end: its pods hold their resources until a kdist command (wait, "
+            "status, apply --wait) sees the end of the training, and ttlSecondsAfterFinished is of "
+            "no effect; backend: job ends by itself"
         )
         if job.spec.queue:
             yield (

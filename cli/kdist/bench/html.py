@@ -16,7 +16,8 @@ _WIDTH, _HEIGHT = 920, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 16, 14, 34
 _CELL, _MOST_CELLS = 34, 24
 _STYLE = """
-.line { fill: none; stroke-width: 1.8; } .busbw, .p50 { stroke: #2e9e5b; } .algbw { stroke: #64b5f6; } .p99 { stroke: #e4572e; }
+.line { fill: none; stroke-width: 1.8; } .busbw, .p50 { stroke: #2e9e5b; } \
+.algbw { stroke: #64b5f6; } .p99 { stroke: #e4572e; }
 text.busbw, text.p50 { fill: #2e9e5b; stroke: none; } text.algbw { fill: #64b5f6; stroke: none; }
 text.p99 { fill: #e4572e; stroke: none; } .slow { stroke: #e4572e; stroke-width: 3; }
 """
@@ -41,8 +42,10 @@ def render_page(result: Result) -> str:
             f"<h2>Every pair of ranks</h2><p>{escape(result.verdict())}</p>" + matrix(result)
         ]
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(result.collective)} bench</title>\n'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}{_STYLE}</style></head>\n'
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(result.collective)} bench</title>\n"
+        '<meta name="viewport" content="width=device-width">'
+        f"<style>{STYLE}{_STYLE}</style></head>\n"
         f"<body>{''.join(sections)}</body></html>\n"
     )
 
@@ -70,10 +73,12 @@ def curves(result: Result, names: Sequence[str]) -> str:
             f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
         )
         parts.append(
-            f'<text class="tick" x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{show(10.0**power)}</text>'
+            f'<text class="tick" x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">'
+            f"{show(10.0**power)}</text>"
         )
     parts += [
-        f'<text class="tick" x="{x(row["size"]):.1f}" y="{_HEIGHT - 12}" text-anchor="middle">{size(row["size"])}</text>'
+        f'<text class="tick" x="{x(row["size"]):.1f}" y="{_HEIGHT - 12}" text-anchor="middle">'
+        f"{size(row['size'])}</text>"
         for row in rows
     ]
     for number, name in enumerate(names):
@@ -115,10 +120,14 @@ def _cells(result: Result, ranks: int, low: float, high: float) -> Iterator[str]
                 f"{one} and {other}: {duration(value)} ({result.nodes[one]}, {result.nodes[other]})"
             )
             yield (
-                f'<rect{framed} x="{(other + 1) * _CELL}" y="{at}" width="{_CELL - 4}" height="{_CELL - 4}" rx="3" '
+                f'<rect{framed} x="{(other + 1) * _CELL}" y="{at}" width="{_CELL - 4}" '
+                f'height="{_CELL - 4}" rx="3" '
                 f'fill="#2e6f9e" fill-opacity="{shade:.2f}"><title>{escape(words)}</title></rect>'
             )
 
 
 def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
-    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
+        f"{''.join(parts)}</svg>"
+    )

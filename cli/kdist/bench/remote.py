@@ -31,7 +31,7 @@ def measure(
     Raises `KdistError`: what keeps it from being sent, TIMEOUT after `timeout` seconds, JOB_FAILED.
     """
     name = job.metadata.name
-    plan = deploy.plan(cluster, job, base=base)
+    plan = deploy.make_plan(cluster, job, base=base)
     if plan.exists:
         raise UsageError(
             f"{name} is on the cluster already",

@@ -9,8 +9,8 @@ to import.
 
 from kdist.cluster.access import Impersonation
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError
+from kdist.cluster.applied import Applied, essence
 from kdist.cluster.client import Cluster, connect
-from kdist.cluster.objects import Applied, essence
 from kdist.cluster.ownership import ForeignError, check_owner, describe_owner
 from kdist.cluster.streams import ExecSession
 from kdist.cluster.transport import deadline

@@ -140,8 +140,9 @@ def _merge(files: Sequence[Path]) -> Entry:
     merged: Entry = {"current-context": "", "contexts": {}, "clusters": {}, "users": {}}
     for file in files:
         document = yaml.load(
-            file.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        )  # noqa: S506 - both are safe
+            file.read_bytes(),
+            Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader),  # noqa: S506 - both are safe
+        )
         if not isinstance(document, dict):
             raise TypeError(
                 f"{file} is {'empty' if document is None else 'no document with fields'}"

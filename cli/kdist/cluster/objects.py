@@ -1,15 +1,17 @@
-"""The verbs on objects: get, list, apply, create, patch, delete, watch."""
+"""The verbs on Kubernetes objects: get, list, apply, create, patch, delete, watch."""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from kdist.cluster import resources, watch
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError
+from kdist.cluster.applied import Applied, essence
+from kdist.cluster.concurrency import ABSENT, guard, identify, retry_on_conflict
 from kdist.cluster.ownership import check_owner
 from kdist.cluster.transport import ApiRequest, ApiResponse, Transport
 from kdist.manifest import Manifest, find_owner
@@ -17,39 +19,8 @@ from kdist.manifest import Manifest, find_owner
 FIELD_MANAGER = "kdist"
 PAGE = "500"
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-_RACES = 5  # with controllers, which write an object between our look at it and our change
 
 Document = dict[str, Any]
-T = TypeVar("T")
-
-# What the server writes into metadata by itself.
-_SERVERS_OWN = frozenset(
-    {"managedFields", "resourceVersion", "generation", "uid", "creationTimestamp", "selfLink"}
-)
-
-
-@dataclass(frozen=True)
-class Applied:
-    """What came of sending an object: as the server has it now, what it was before (None if new),
-    and its warnings.
-    """
-
-    document: Document
-    verb: Literal["created", "configured", "unchanged"]
-    before: Document | None = None
-    warnings: tuple[str, ...] = ()
-
-
-def essence(document: Mapping[str, Any]) -> Document:
-    """An object without what the server keeps about it by itself: two objects of one essence are
-    the same to their user.
-    """
-    metadata = {
-        key: value for key, value in document.get("metadata", {}).items() if key not in _SERVERS_OWN
-    }
-    return {key: value for key, value in document.items() if key != "status"} | {
-        "metadata": metadata
-    }
 
 
 class Objects:
@@ -156,7 +127,7 @@ class Objects:
             job = find_owner(manifest.document)
             if before is not None and job is not None:
                 check_owner(before, job, api_version=manifest.api_version, kind=manifest.kind)
-            guarded = replace(manifest, document=_guard(manifest.document, before or _ABSENT))
+            guarded = replace(manifest, document=guard(manifest.document, before or ABSENT))
             try:
                 return before, self._send_apply(guarded, dry_run=dry_run, force=force)
             except ApiError as error:
@@ -166,7 +137,7 @@ class Objects:
                 # word.
                 return before, self._send_apply(guarded, dry_run=dry_run, force=True)
 
-        before, answer = _race(send)
+        before, answer = retry_on_conflict(send)
         after = answer.document()
         verb: Literal["created", "configured", "unchanged"] = "configured"
         if before is None:
@@ -279,10 +250,10 @@ class Objects:
             before = self.get(api_version, kind, name, namespace)
             check_owner(before, job, api_version=api_version, kind=kind)
             return self.patch(
-                api_version, kind, name, _guard(body, before), namespace=namespace, dry_run=dry_run
+                api_version, kind, name, guard(body, before), namespace=namespace, dry_run=dry_run
             )
 
-        return _race(send)
+        return retry_on_conflict(send)
 
     def remove(
         self,
@@ -308,7 +279,7 @@ class Objects:
                 api_version, kind, name, propagation=propagation, dry_run=dry_run, only=before
             )
 
-        return _race(send)
+        return retry_on_conflict(send)
 
     def delete(
         self,
@@ -336,9 +307,7 @@ class Objects:
         if grace is not None:
             options["gracePeriodSeconds"] = grace
         if only is not None:
-            options["preconditions"] = {
-                key: only["metadata"][key] for key in _IDENTITY if key in only["metadata"]
-            }
+            options["preconditions"] = identify(only)
         if dry_run:
             options["dryRun"] = ["All"]
         request = self._request(
@@ -406,34 +375,6 @@ class Objects:
             what,
             query,
         )
-
-
-_IDENTITY = ("uid", "resourceVersion")
-# An object that is not there is made by an apply whatever version that names; one that somebody
-# makes meanwhile never has the version 1, which is etcd's own before its first write, so it is
-# refused with 409 and looked at.
-_ABSENT = {"metadata": {"resourceVersion": "1"}}
-
-
-def _guard(body: Mapping[str, Any], seen: Mapping[str, Any]) -> Document:
-    """`body` as a change of the very object that was seen, in the very state: of any other it is
-    refused with 409.
-    """
-    identity = {key: seen["metadata"][key] for key in _IDENTITY if key in seen["metadata"]}
-    return {**body, "metadata": {**(body.get("metadata") or {}), **identity}}
-
-
-def _race(send: Callable[[], T]) -> T:
-    """What `send` gives, which looks at an object and changes it; again where somebody else has
-    changed it in between.
-    """
-    for left in reversed(range(_RACES)):
-        try:
-            return send()
-        except ApiError as error:
-            if error.status != 409 or error.owners or not left:
-                raise
-    raise AssertionError
 
 
 def _carry(request: ApiRequest, body: Mapping[str, Any], content_type: str) -> ApiRequest:

@@ -1,7 +1,5 @@
-"""Where an object lives on the API server: API version, kind, namespace and name become a path.
-Pure.
-
-Which kinds a cluster serves.
+"""API paths of Kubernetes resources: API version, kind, namespace and name become a path. Also the
+kinds that a cluster serves.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""A websocket on which several streams of bytes travel side by side, each message led by the number
-of its channel.
+"""Commands in containers and forwarded ports, over websockets. One websocket carries several
+streams of bytes; each message begins with the number of its channel.
 
-Commands in a container and forwarded ports, over websockets.
-
-A command in a container that runs as long as somebody listens: its standard input stays open, and
-its lines are read.
-
-The person's own terminal while a command in a container uses it: keys pass untouched, and its size
-is told.
+`execute` runs a command, with the local terminal in raw mode where it is interactive. `session`
+keeps a command running with its standard input open while its lines are read.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Lines of an answer that is still being written: of a watch or of a log.
+"""Watches and container logs, line by line from responses that the API server is still writing.
 
-A watch that goes on: bookmarks keep its place, a cut connection is followed up, and a place that is
-gone is listed anew.
-
-A container's log, line by line; while it is followed, a cut connection is taken up again without
-losing or doubling lines.
+A watch keeps its place with bookmarks, is opened again after a cut connection, and lists the
+objects again when its resourceVersion has expired. A log that is followed continues after a cut
+connection without lost or repeated lines.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -98,21 +96,8 @@ def watch(
         left = end - time.monotonic()
         if left <= 0:
             return
-        seconds = max(1, math.ceil(min(left, ROUND_SECONDS * retry.JITTER.uniform(0.9, 1.1))))
-        chosen = [("labelSelector", selector), ("fieldSelector", field_selector)]
-        query = [
-            ("watch", "1"),
-            ("allowWatchBookmarks", "true"),
-            ("resourceVersion", version),
-            ("timeoutSeconds", str(seconds)),
-        ]
-        request = ApiRequest(
-            "GET",
-            resources.path(api_version, kind, namespace=namespace),
-            f"watch {resources.named(api_version, kind)}",
-            [*query, *((key, value) for key, value in chosen if value)],
-            timeout=seconds + SILENCE_SECONDS,
-        )
+        chosen = {"labelSelector": selector, "fieldSelector": field_selector}
+        request = _make_request(api_version, kind, namespace, chosen, version=version, left=left)
         try:
             for change, document in _events(transport, request):
                 version = document["metadata"]["resourceVersion"]
@@ -131,6 +116,32 @@ def watch(
             if error.status != GONE:
                 raise
             version = ""
+
+
+def _make_request(
+    api_version: str,
+    kind: str,
+    namespace: str | None,
+    selectors: Mapping[str, str],
+    *,
+    version: str,
+    left: float,
+) -> ApiRequest:
+    """A watch from this version on, for one round or the `left` seconds."""
+    seconds = max(1, math.ceil(min(left, ROUND_SECONDS * retry.JITTER.uniform(0.9, 1.1))))
+    query = [
+        ("watch", "1"),
+        ("allowWatchBookmarks", "true"),
+        ("resourceVersion", version),
+        ("timeoutSeconds", str(seconds)),
+    ]
+    return ApiRequest(
+        "GET",
+        resources.path(api_version, kind, namespace=namespace),
+        f"watch {resources.named(api_version, kind)}",
+        [*query, *((key, value) for key, value in selectors.items() if value)],
+        timeout=seconds + SILENCE_SECONDS,
+    )
 
 
 def _events(transport: Transport, request: ApiRequest) -> Iterator[tuple[str, Document]]:

@@ -123,7 +123,7 @@ def _send(
 ) -> tuple[Plan, list[ApplyResult]]:
     from kdist import deploy
 
-    plan = deploy.plan(cluster, job, base=base, take_over=take_over)
+    plan = deploy.make_plan(cluster, job, base=base, take_over=take_over)
     for text in plan.warnings:
         console.warning(text)
     note = " (server dry run)" if dry_run else ""
@@ -206,7 +206,7 @@ def _show(jobs: Iterable[tuple[TrainingJob, Path]], *, output: str) -> int:
 
     documents = []
     for job, base in jobs:
-        plan = deploy.plan(None, job, base=base)
+        plan = deploy.make_plan(None, job, base=base)
         for text in plan.warnings:
             console.warning(text)
         for manifest in plan.manifests:

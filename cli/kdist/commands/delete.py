@@ -135,10 +135,7 @@ def _delete(
     going = [each for each in objects if each not in kept]
     if not going:
         return False
-    pods = delete.find_pods(cluster, name) if wait and dry_run == "none" else []
-    pods = [
-        pod for pod in pods if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
-    ]
+    pods = _find_unended_pods(cluster, name) if wait and dry_run == "none" else []
     seconds = _patience(pods, grace_period) if timeout is None else timeout
     if pods:
         console.message(
@@ -149,13 +146,9 @@ def _delete(
     if dry_run == "client":
         gone = iter(going)
     else:
+        limit = seconds if wait else None
         gone = delete.remove(
-            cluster,
-            name,
-            going,
-            grace=grace_period,
-            dry_run=dry_run == "server",
-            wait=seconds if wait else None,
+            cluster, name, going, grace=grace_period, dry_run=dry_run == "server", wait=limit
         )
     for each in gone:
         console.result(each.title if output == "name" else f"{each.title} deleted{note}")
@@ -164,6 +157,16 @@ def _delete(
             f"{each.title} stays, with the checkpoints; `kdist delete {name} --purge` deletes it"
         )
     return True
+
+
+def _find_unended_pods(cluster: Cluster, name: str) -> list[dict[str, Any]]:
+    from kdist.deploy import delete
+
+    return [
+        pod
+        for pod in delete.find_pods(cluster, name)
+        if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+    ]
 
 
 def _patience(pods: list[dict[str, Any]], grace: int | None) -> float:

@@ -72,7 +72,7 @@ def command(
         for job, base in options.read_jobs([*files, *more], sets, backend=backend):
             cluster = options.connect(**where, job=job.metadata.namespace)
             found += deploy.compare(
-                cluster, deploy.plan(cluster, job, base=base), force=force_conflicts
+                cluster, deploy.make_plan(cluster, job, base=base), force=force_conflicts
             )
     except KdistError as error:
         if error.code == Code.ERROR:  # 1 means a difference here

@@ -30,7 +30,7 @@ _COLOURS = (
     "bright_blue",
 )
 _LEVELS = {"warning": "yellow", "error": "red"}
-_FAILING = "failing"
+_FAILED = "failed"
 
 
 @click.command()
@@ -43,8 +43,8 @@ _FAILING = "failing"
 )
 @click.option(
     "--rank",
-    metavar="N,N-N|failing",
-    help="Only these ranks; failing is the one whose failure decided.",
+    metavar="N,N-N|failed",
+    help="Only these ranks; failed is the one whose failure ended the job.",
 )
 @click.option("--pod", metavar="NAME|INDEX", help="Only this pod.")
 @click.option(
@@ -75,7 +75,7 @@ def command(job: str, *, follow: bool, raw: bool, timeout: float | None, **given
     Examples:
       kdist logs digits -f
       kdist logs digits --rank 0-3,7 --tail 100
-      kdist logs digits --rank failing --previous
+      kdist logs digits --rank failed --previous
 
     \b
     Exit codes:
@@ -145,7 +145,7 @@ def _rank_filter(given: str, seen: Snapshot) -> RankFilter:
 
 def parse_ranks(given: str, seen: Snapshot) -> set[int]:
     """The ranks of `0-3,7`, or the one that failed. Raises `UsageError` for anything else."""
-    if given == _FAILING:
+    if given == _FAILED:
         record = seen.status.exit_record
         if record is None or record.rank is None:
             why = f"kdist why {seen.name} -n {seen.namespace}"
@@ -155,7 +155,7 @@ def parse_ranks(given: str, seen: Snapshot) -> set[int]:
     for part in given.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise UsageError(f"--rank takes numbers such as 0,2-5, or failing; found `{given}`")
+            raise UsageError(f"--rank takes numbers such as 0,2-5, or failed; found `{given}`")
         found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
     return found
 

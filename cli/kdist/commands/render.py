@@ -67,7 +67,7 @@ def command(
       job.yaml --claims only | kubectl apply --server-side -f - kdist render --backend jobset -o
       json
     """
-    from kdist.deploy import plan
+    from kdist.deploy import make_plan
     from kdist.load import load_file
     from kdist.render import text
 
@@ -76,7 +76,7 @@ def command(
             "--annotate writes comments, which only YAML has", hint="leave out -o json"
         )
     job = load_file(file, overrides=[*sets, *options.choose_backend(backend)])
-    sent = plan(None, job, base=Path.cwd() if file == "-" else Path(file).absolute().parent)
+    sent = make_plan(None, job, base=Path.cwd() if file == "-" else Path(file).absolute().parent)
     for each in sent.warnings:
         console.warning(each)
     shown = _choose(sent.manifests, claims, file)

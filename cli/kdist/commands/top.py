@@ -136,7 +136,8 @@ def _live(name: str, look: Look, every: float) -> None:
         with console.drawing() as drawing:
             while True:
                 now = look()
-                drawing.update(_draw(name, now, agent_metrics.breakdown_rows(now, before)), refresh=True)
+                rows = agent_metrics.breakdown_rows(now, before)
+                drawing.update(_draw(name, now, rows), refresh=True)
                 before = now or before
                 time.sleep(every)
     except KeyboardInterrupt:

@@ -1,8 +1,9 @@
-"""Dashboards as code: what they show is data here, drawn for Grafana or as a page of our own.
+"""Dashboards as code: their panels and queries are data, written as Grafana's JSON or drawn as an
+HTML page.
 
-`panels` says what a dashboard is made of; `training` and `fleet` are the two there are; `grafana`
-writes them as Grafana's JSON; `preview` draws them from Prometheus' own numbers; `verify` tries
-them on a Grafana. Committed copies of the JSON are in the Helm chart, and a test compares.
+`model` defines what a dashboard consists of; `training` and `fleet` are the two dashboards;
+`grafana` writes them as Grafana's JSON; `preview` draws them from a Prometheus; `verify` tests them
+on a Grafana. The Helm chart contains committed copies of the JSON, which a test compares.
 """
 
 from kdist.dashboards.fleet import FLEET

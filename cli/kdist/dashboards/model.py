@@ -1,14 +1,10 @@
-"""Which colour a thing has, the same in Grafana and on our page: by its name where it has one, else
-by its place in the list.
+"""The model of a dashboard, independent of its renderer: rows of panels with queries, units,
+thresholds and variables, and the colours of series. Plain data.
 
-Every colour is a pair, for light and for dark grounds.
-
-What a dashboard is made of, independent of who draws it: rows of panels, their queries and their
-units. Plain data.
-
-A query names its metrics with `{}` (or more labels in between); the matchers of the dashboard's
-variables are put in there. So a query says only what is its own, and no selector can be without the
-variables.
+A query writes its metrics' label selectors as `{}`, with more labels in between where it needs
+them; the matchers of the dashboard's variables are inserted there, so that no selector can lack
+them. Every colour is a pair, for light and dark backgrounds, and a series has the same colour in
+Grafana and on the HTML page.
 """
 
 from __future__ import annotations
@@ -193,7 +189,8 @@ class Dashboard:
                 each.name for each in self.variables if each.name in _known_to(found["metric"])
             ]
             own = [f'{name}=~"${name}"' for name in known]
-            return f"{found['metric']}{{{', '.join([*own, *filter(None, [found['labels'].strip()])])}}}"
+            labels = [*own, *filter(None, [found["labels"].strip()])]
+            return f"{found['metric']}{{{', '.join(labels)}}}"
 
         return _SELECTOR.sub(with_variables, text)
 

@@ -97,9 +97,9 @@ class Prometheus:
     def _ask(self, path: str, fields: Mapping[str, str], *, get: bool = False) -> Any:
         encoded = urllib.parse.urlencode(fields)
         url = f"{self.url}/api/v1/{path}"
-        request = urllib.request.Request(
+        request = urllib.request.Request(  # noqa: S310
             f"{url}?{encoded}" if get else url, data=None if get else encoded.encode()
-        )  # noqa: S310
+        )
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - the scheme was looked at
                 document = json.loads(answer.read(_MOST_BYTES))

@@ -48,9 +48,9 @@ class Grafana:
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """One request's JSON answer."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
+        request = urllib.request.Request(  # noqa: S310
             f"{self.url}{path}", data=data, headers=self._headers, method=method
-        )  # noqa: S310
+        )
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - the scheme was looked at
                 return json.loads(answer.read() or b"{}")

@@ -1,7 +1,6 @@
-"""Objects go to the cluster by server-side apply: all of a job that is there already, or none of
-it.
-
-What sending a job would change, as the server sees it: a rehearsed apply beside what is there.
+"""Sends the objects of a job by server-side apply: all of them are applied with a dry run first, so
+that nothing is changed where the API server refuses one of them. Objects that were created before
+an error are deleted again. `compare` computes from the dry run what an apply would change.
 """
 
 from __future__ import annotations
@@ -56,7 +55,8 @@ def send(
     for _ in _rehearse(cluster, plan, force=force):
         pass
     if plan.revived:
-        drop_owner(cluster, plan.job.metadata.name)  # what was the old workload's may be about to go
+        # what was the old workload's may be about to go
+        drop_owner(cluster, plan.job.metadata.name)
         forget_end(cluster, plan.job.metadata.name)
     made: list[ApplyResult] = []
     try:

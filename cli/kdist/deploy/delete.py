@@ -1,8 +1,8 @@
-"""What a job no longer asks for leaves the cluster: only objects that were made for it, and never a
-volume claim.
+"""Deletes a job's objects: those that a new version of the job no longer has (`prune`), or all of
+them (`remove`). Only objects with the job's owner annotation are deleted.
 
-A job leaves the cluster: its workload first, and when its pods have saved and gone, all that they
-leaned on.
+`remove` deletes the workload first and the other objects when its pods have ended. `prune` never
+deletes a volume claim.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist import backends, rbac
 from kdist.backends import is_made_for
-from kdist.deploy.dependents import BESIDE, CLAIM, RUNTIME, find_others, drop_owner, workload_kinds
+from kdist.deploy.dependents import BESIDE, CLAIM, RUNTIME, drop_owner, find_others, workload_kinds
 from kdist.deploy.plan import Plan
 from kdist.errors import Code, KdistError, NotFoundError
 from kdist.manifest import Manifest, find_owner, sort
@@ -224,7 +224,8 @@ def remove(
         ]
         rbac.require(cluster, wanted)
     if workloads and wait is not None and not dry_run:
-        drop_owner(cluster, name, but=RUNTIME)  # or it would go at once, and pods that save meet by it
+        # or it would go at once, and pods that save meet by it
+        drop_owner(cluster, name, but=RUNTIME)
     for each in workloads:
         cluster.remove(each.api_version, each.kind, each.name, job=name, dry_run=dry_run)
         yield each

@@ -1,7 +1,5 @@
-"""The folder of `spec.code`, read into memory to travel in a ConfigMap.
-
-What a job becomes on a cluster: workload kind, rendezvous and run, decided once and kept in the
-job's ConfigMap.
+"""The plan of a job for a cluster: workload kind, rendezvous and run are decided once and kept in
+the job's ConfigMap. The folder of `spec.code` is read into memory, to be sent in a ConfigMap.
 """
 
 from __future__ import annotations
@@ -86,7 +84,9 @@ class Plan:
         return self.config_map is not None
 
 
-def plan(cluster: Cluster | None, job: TrainingJob, *, base: Path, take_over: bool = False) -> Plan:
+def make_plan(
+    cluster: Cluster | None, job: TrainingJob, *, base: Path, take_over: bool = False
+) -> Plan:
     """Decide what the job becomes on the cluster; what was decided when it was first sent stays.
     None: without a cluster.
 

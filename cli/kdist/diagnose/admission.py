@@ -22,25 +22,23 @@ def find_queue(case: DiagnosticContext) -> Diagnosis | None:
     if case.status.phase is not Phase.QUEUED:
         return None
     queue, admission = case.status.queue, case.seen.admission
-    reserved, evicted = (
-        documents.condition(admission, "QuotaReserved"),
-        documents.condition(admission, "Evicted"),
-    )
+    reserved = documents.condition(admission, "QuotaReserved")
+    evicted = documents.condition(admission, "Evicted")
     said = (
         documents.text(reserved, "message")
         or documents.text(evicted, "message")
         or case.status.message
     )
-    evidence = [f"workload/{documents.name(admission)}: {clip(said)}"] if admission else []
-    commands = [
+    evidence = (f"workload/{documents.name(admission)}: {clip(said)}",) if admission else ()
+    commands: tuple[str, ...] = (
         case.kubectl("get", "localqueue", queue),
         case.kubectl("get", "workloads.kueue.x-k8s.io"),
-    ]
+    )
     if documents.text(reserved, "reason") == "Inadmissible" or "doesn't exist" in said:
         return Diagnosis(
             "queue-unusable",
             f"the queue {queue} cannot admit the job: {clip(said, 200)}",
-            evidence=tuple(evidence),
+            evidence=evidence,
             fix="set spec.queue to a LocalQueue of this namespace whose ClusterQueue is active",
             commands=(case.kubectl("get", "localqueues"),),
         )
@@ -52,10 +50,8 @@ def find_queue(case: DiagnosticContext) -> Diagnosis | None:
     elif away := _is_away(case, "LocalQueue"):
         fix = "whoever runs the cluster must bring Kueue back: the job goes on by itself then"
         sentence = f"the queue {queue} admits nothing: {away.replace('LocalQueue', 'Kueue')}"
-        commands = [_describe(case, "LocalQueue"), *commands]
-        return Diagnosis(
-            "operator-absent", sentence, evidence=tuple(evidence), fix=fix, commands=tuple(commands)
-        )
+        commands = (_describe(case, "LocalQueue"), *commands)
+        return Diagnosis("operator-absent", sentence, evidence=evidence, fix=fix, commands=commands)
     elif admission is None:
         sentence = (
             f"the queue {queue} has not taken notice of the job: Kueue may not run here, or "
@@ -64,19 +60,11 @@ def find_queue(case: DiagnosticContext) -> Diagnosis | None:
     elif "maximum capacity" in said:
         fix = "ask for less in spec.resources or spec.nodes, or have the queue's quota raised"
         sentence = f"the job asks for more than the queue {queue} ever has: {clip(said, 300)}"
-        return Diagnosis(
-            "queue-too-small", sentence, evidence=tuple(evidence), fix=fix, commands=tuple(commands)
-        )
+        return Diagnosis("queue-too-small", sentence, evidence=evidence, fix=fix, commands=commands)
     else:
         sentence = f"the queue {queue} has no room for the job yet: {clip(said, 300)}"
-    return Diagnosis(
-        "queued",
-        sentence,
-        "waiting",
-        tuple(evidence),
-        "wait, ask for less, or raise the quota",
-        tuple(commands),
-    )
+    fix = "wait, ask for less, or raise the quota"
+    return Diagnosis("queued", sentence, "waiting", evidence, fix, commands)
 
 
 def find_refusal(case: DiagnosticContext) -> Diagnosis | None:

@@ -12,6 +12,10 @@ from kdist.status import Pod, documents
 from kdist.units import seconds
 
 _SLOW_PULL = 60.0  # seconds of pulling that are worth a word
+_ABSENT_SOURCE = re.compile(
+    r'(secret|configmap) "([^"]+)" not found'
+    r"|references non-existent (secret|config) key: (\S+)"
+)
 
 
 def find_mount_trouble(case: DiagnosticContext) -> Diagnosis | None:
@@ -31,15 +35,24 @@ def find_mount_trouble(case: DiagnosticContext) -> Diagnosis | None:
     )
     if event is None:
         return None
-    said, commands = event.message, (case.kubectl("describe", "pod", event.name),)
+    node = next((each.node for each in case.pods if each.name == event.name), "")
+    sentence, fix = _explain_mount(event.name, event.message)
+    return Diagnosis(
+        "mount",
+        sentence,
+        evidence=(str(event), *([f"{event.name} is on node {node}"] if node else [])),
+        fix=fix,
+        commands=(case.kubectl("describe", "pod", event.name),),
+    )
+
+
+def _explain_mount(pod: str, said: str) -> tuple[str, str]:
+    """What the kubelet's message about a volume means, and the way out."""
     volume = re.search(r'for volume "([^"]+)"', said) or re.search(
         r"unmounted volumes=\[([^\]]*)\]", said
     )
     name = volume[1] if volume else "?"
-    if found := re.search(
-        r'(secret|configmap) "([^"]+)" not found|references non-existent (secret|config) key: (\S+)',
-        said,
-    ):
+    if found := _ABSENT_SOURCE.search(said):
         kind = (
             (found[1] or found[3])
             .replace("configmap", "ConfigMap")
@@ -47,69 +60,24 @@ def find_mount_trouble(case: DiagnosticContext) -> Diagnosis | None:
             .replace("secret", "Secret")
         )
         what = f"{kind} {found[2]}" if found[2] else f"key {found[4]} of a {kind}"
-        return _mount(
-            case,
-            event.name,
-            f"{what} does not exist, which the volume {name} is made of",
-            str(event),
-            "create it",
-            commands,
-        )
+        return f"{what} does not exist, which the volume {name} is made of", "create it"
     if "Multi-Attach" in said or "already exclusively attached" in said:
-        fix = (
-            "use a claim with accessMode ReadWriteMany, or nodes: 1; a pod that is gone lets "
-            "go after some minutes"
-        )
-        return _mount(
-            case,
-            event.name,
+        return (
             f"the volume {name} is attached to another node and can be on one only",
-            str(event),
-            fix,
-            commands,
+            "use a claim with accessMode ReadWriteMany, or nodes: 1; a pod that is gone lets "
+            "go after some minutes",
         )
     if found := re.search(
         r"driver name (\S+) not found in the list of registered CSI drivers", said
     ):
-        sentence = f"the node lacks the storage driver {found[1]} of the volume {name}"
-        return _mount(
-            case,
-            event.name,
-            sentence,
-            str(event),
+        return (
+            f"the node lacks the storage driver {found[1]} of the volume {name}",
             "whoever runs the cluster must bring it back on that node",
-            commands,
         )
     detail = re.search(r"(?:mount failed|rpc error|Output|mount\.nfs)[^\n]*", said)
-    sentence = (
-        f"the volume {name} of {event.name} cannot be mounted: "
-        f"{clip(detail[0] if detail else said, 200)}"
-    )
-    return _mount(
-        case,
-        event.name,
-        sentence,
-        str(event),
+    return (
+        f"the volume {name} of {pod} cannot be mounted: {clip(detail[0] if detail else said, 200)}",
         "see whether the storage answers from that node",
-        commands,
-    )
-
-
-def _mount(
-    case: DiagnosticContext,
-    pod: str,
-    sentence: str,
-    evidence: str,
-    fix: str,
-    commands: tuple[str, ...],
-) -> Diagnosis:
-    node = next((each.node for each in case.pods if each.name == pod), "")
-    return Diagnosis(
-        "mount",
-        sentence,
-        evidence=(evidence, *([f"{pod} is on node {node}"] if node else [])),
-        fix=fix,
-        commands=commands,
     )
 
 
@@ -284,10 +252,8 @@ def find_config_trouble(case: DiagnosticContext) -> Diagnosis | None:
     fix = "see the message"
     if found := re.search(r'(secret|configmap) "([^"]+)" not found', said):
         kind = "Secret" if found[1] == "secret" else "ConfigMap"
-        sentence, cause = (
-            f"{kind} {found[2]} does not exist in namespace {case.namespace}",
-            f"{found[1]}-missing",
-        )
+        cause = f"{found[1]}-missing"
+        sentence = f"{kind} {found[2]} does not exist in namespace {case.namespace}"
         fix = (
             "create it: kubectl create "
             f"{'secret generic' if kind == 'Secret' else 'configmap'} {found[2]} … -n "
@@ -296,22 +262,18 @@ def find_config_trouble(case: DiagnosticContext) -> Diagnosis | None:
     elif found := re.search(
         r"couldn't find key (\S+) in (Secret|ConfigMap) \S*?/?([^/\s]+)$", said
     ):
-        sentence, cause = (
-            f"{found[2]} {found[3]} has no key {found[1]}",
-            f"{found[2].lower()}-missing",
-        )
+        cause = f"{found[2].lower()}-missing"
+        sentence = f"{found[2]} {found[3]} has no key {found[1]}"
         fix = "add the key, or correct spec.env"
     elif "runAsNonRoot" in said or "non-numeric user" in said:
-        sentence, cause = (
-            f"the image wants to run as root, or as a user without a number: {clip(said, 200)}",
-            "image-user",
+        cause = "image-user"
+        sentence = (
+            f"the image wants to run as root, or as a user without a number: {clip(said, 200)}"
         )
         fix = "give the image a numeric USER other than 0"
     else:
-        sentence, cause = (
-            f"the container of {pod.name} cannot be made: {clip(said, 200)}",
-            "container",
-        )
+        cause = "container"
+        sentence = f"the container of {pod.name} cannot be made: {clip(said, 200)}"
     evidence = (f"pod/{pod.name}: {pod.reason}: {clip(said)}",)
     return Diagnosis(
         cause,

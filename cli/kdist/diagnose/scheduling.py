@@ -1,6 +1,5 @@
-"""Kubernetes' quantities: `500m`, `4Gi`, `2`, and what pods ask for in them.
-
-Why pods find no node: resources, taints, selectors, and volumes that cannot be had.
+"""Why pods are not scheduled: insufficient resources, taints, node selectors, and volume claims
+that are missing or pending. Requests are compared as Kubernetes quantities (`500m`, `4Gi`, `2`).
 """
 
 from __future__ import annotations
@@ -139,10 +138,16 @@ def _pending_claim(case: DiagnosticContext, name: str) -> Diagnosis | None:
     )
     if phase != "Pending" or not (events or waits):
         return None
+    sentence, fix = _explain_pending(name, claim, events[0].message if events else "")
+    evidence = [str(event) for event in events[:2]] or [f"pvc/{name}: Pending"]
+    return _claim(case, "claim-pending", sentence, evidence, fix)
+
+
+def _explain_pending(name: str, claim: documents.Document, said: str) -> tuple[str, str]:
+    """Why a claim has no volume yet, and the way out."""
     wanted = documents.text(claim, "spec", "storageClassName")
     modes = documents.at(claim, "spec", "accessModes")
     asked = ", ".join(str(mode) for mode in modes) if isinstance(modes, list) else ""
-    said = events[0].message if events else ""
     fix = "choose a class that can give it: `kubectl get storageclass` lists them"
     if "not found" in said and wanted:
         sentence = f"the volume claim {name} wants the storage class {wanted}, which does not exist"
@@ -163,13 +168,7 @@ def _pending_claim(case: DiagnosticContext, name: str) -> Diagnosis | None:
         )
     else:
         sentence = f"the volume claim {name} has got no volume yet"
-    return _claim(
-        case,
-        "claim-pending",
-        sentence,
-        [str(event) for event in events[:2]] or [f"pvc/{name}: Pending"],
-        fix,
-    )
+    return sentence, fix
 
 
 def _claim(
@@ -369,4 +368,5 @@ def _satisfies(node: documents.Document, selector: documents.Document) -> bool:
 
 def _taint(taint: documents.Document) -> str:
     value = documents.text(taint, "value")
-    return f"{documents.text(taint, 'key')}{'=' + value if value else ''}:{documents.text(taint, 'effect')}"
+    effect = documents.text(taint, "effect")
+    return f"{documents.text(taint, 'key')}{'=' + value if value else ''}:{effect}"

@@ -1,9 +1,5 @@
-"""Who we are to the cluster, and what kdist's commands may do in our name.
-
-Which workload kinds the cluster has, and whether the operators behind them are at work.
-
-The namespace that a job goes to, and what the cluster has for it: policies, quota, queues, nodes,
-GPUs, storage, names.
+"""Checks of a cluster: identity and permissions, the workload kinds and their operators, and what
+the namespace provides (Pod Security, quota, queues, nodes, GPUs, storage, DNS).
 """
 
 from __future__ import annotations

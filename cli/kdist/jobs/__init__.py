@@ -10,7 +10,8 @@ status means is `kdist.status`.
 """
 
 from kdist.jobs.agents import Agents
-from kdist.jobs.snapshot import Events, fetch_snapshot, finalize, list_snapshots
+from kdist.jobs.events import Events
+from kdist.jobs.snapshot import fetch_snapshot, finalize, list_snapshots
 from kdist.jobs.wait import GOALS, describe_status, exit_code, wait_for
 
 __all__ = [

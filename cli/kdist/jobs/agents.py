@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from kdist import rbac
 from kdist.agent_metrics import AgentSample
 from kdist.errors import KdistError, NotFoundError, UsageError
-from kdist.jobs.job import ClusterJob
 from kdist.status import Pod
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
+    from kdist.jobs.job import ClusterJob
 
 PORT = 9401
 WAYS = (rbac.on_pods("get", part="proxy"), rbac.on_pods("create get", part="portforward"))

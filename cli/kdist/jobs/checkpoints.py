@@ -1,17 +1,12 @@
-"""A folder's checkpoints as rows for people: which one is LATEST, which one a training would
-resume, and what is wrong. Pure.
+"""The checkpoints of a job in the cluster: listed, verified, and exported to this machine as a file
+of weights. `checkpoint_rows` shows which checkpoint is LATEST, which one a training would resume
+from, and which are damaged.
 
-Looking into a run's checkpoints from outside: in a pod that runs, else in a small pod made for the
-purpose and removed after.
-
-That pod is the job's own, as far as rights, image and volumes go, but it only mounts the
-checkpoints, read-only unless they are to be put aside, and starts nothing but the question.
-
-The weights of a job in the cluster, brought to this machine: a small pod verifies and reads them,
-and they come as it writes.
-
-Not in a pod that trains: reading weights needs torch and some memory, and a training may have none
-to spare.
+Questions are answered in a running pod of the job, or else in a viewer pod that is created for the
+purpose and deleted afterwards. The viewer pod has the image, account and volumes of the job, mounts
+only the checkpoints, and mounts them read-only unless checkpoints are to be set aside. An export
+always uses a viewer pod, because reading weights needs torch and memory that a training may not
+have to spare.
 """
 
 from __future__ import annotations
@@ -220,19 +215,7 @@ def viewer(
     for volume in volumes:
         if read_only and at(volume, "persistentVolumeClaim") is not None:
             mounts = [{**mount, "readOnly": True} for mount in mounts]
-    container = {
-        "name": "viewer",
-        "image": trainer.get("image"),
-        "imagePullPolicy": trainer.get("imagePullPolicy", "IfNotPresent"),
-        "command": list(command),
-        "env": [
-            {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
-            {"name": "HOME", "value": "/tmp"},
-        ],  # noqa: S108 - in the pod
-        "resources": {name: {"cpu": "200m", "memory": memory} for name in ("requests", "limits")},
-        "securityContext": trainer.get("securityContext", {}),
-        "volumeMounts": mounts,
-    }
+    container = _make_container(trainer, command, mounts, memory=memory)
     spec = {key: pod[key] for key in _KEPT if key in pod}
     # a volume may be mounted by its cloud identity
     if target.job.spec.service_account_name is not None:
@@ -258,6 +241,25 @@ def viewer(
             "containers": [container],
             "volumes": volumes,
         },
+    }
+
+
+def _make_container(
+    trainer: Mapping[str, Any], command: Sequence[str], mounts: list[Any], *, memory: str
+) -> dict[str, Any]:
+    """The viewer's container, with the image and the rights of the training's container."""
+    return {
+        "name": "viewer",
+        "image": trainer.get("image"),
+        "imagePullPolicy": trainer.get("imagePullPolicy", "IfNotPresent"),
+        "command": list(command),
+        "env": [
+            {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
+            {"name": "HOME", "value": "/tmp"},  # noqa: S108 - in the pod
+        ],
+        "resources": {name: {"cpu": "200m", "memory": memory} for name in ("requests", "limits")},
+        "securityContext": trainer.get("securityContext", {}),
+        "volumeMounts": mounts,
     }
 
 

@@ -1,6 +1,5 @@
-"""A job as it stands in the cluster, read back from its ConfigMap: what every verb starts from.
-
-Rendering a job anew from what the cluster holds, and sending what has changed.
+"""A job in the cluster, read from its ConfigMap, which every verb starts from. Its objects can be
+rendered again from that ConfigMap, and those that have changed are sent.
 """
 
 from __future__ import annotations

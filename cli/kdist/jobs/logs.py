@@ -17,7 +17,8 @@ from kdist.diagnose import diagnose
 from kdist.errors import KdistError, NotFoundError
 from kdist.events import Line
 from kdist.jobs.agents import Agents
-from kdist.jobs.snapshot import Events, fetch_snapshot, finalize
+from kdist.jobs.events import Events
+from kdist.jobs.snapshot import fetch_snapshot, finalize
 from kdist.jobs.wait import too_late
 from kdist.status import Pod, Snapshot, read_pod
 

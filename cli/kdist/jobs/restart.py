@@ -41,9 +41,9 @@ def restart(
     leaving = [pod for pod in target.pods() if not pod.over]
     if workload and state and not state.finished and not state.suspended:
         suspend.suspend_workload(target)
-        farewell = suspend.wait_for_pods(target, leaving, timeout=timeout, tell=tell)
-        if farewell.step is not None:
-            tell(f"saved after step {farewell.step:,}")
+        exits = suspend.wait_for_pods(target, leaving, timeout=timeout, tell=tell)
+        if exits.step is not None:
+            tell(f"saved after step {exits.step:,}")
     moved = None
     if fresh:
         moved = checkpoints.ask(target, "aside", tell=tell).get("moved")

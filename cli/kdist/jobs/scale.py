@@ -136,9 +136,9 @@ def _await_size(wanted: ClusterJob, before: int, timeout: float | None, tell: Te
     most = wanted.job.spec.nodes.max
     if most < before:
         leaving = [pod for pod in wanted.pods() if not pod.over and (pod.index or 0) >= most]
-        farewell = suspend.wait_for_pods(wanted, leaving, timeout=timeout, tell=tell)
-        if farewell.failures:
-            pod, record = farewell.failures[0]
+        exits = suspend.wait_for_pods(wanted, leaving, timeout=timeout, tell=tell)
+        if exits.failures:
+            pod, record = exits.failures[0]
             tell(f"{pod} ended with code {record.code}: {record.message or record.cause}")
 
     def look() -> str | None:

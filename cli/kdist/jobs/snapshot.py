@@ -1,19 +1,10 @@
-"""Which events are about a job: those of its pods, present and past, of its workload and of its
-volume claims.
-
-The events of a namespace for whoever looks again and again: listed once, and from then on watched.
-
-Takes away the pods of work that is over, on the kind of workload that cannot end: whoever sees it
-does it.
-
-Fetches all that a `Snapshot` holds: first what every job has, at the same time; then what the first
-answers ask for.
+"""Fetches a `Snapshot` of one job, or of every job of a namespace: what every job has is requested
+at the same time, then what the first answers refer to. `finalize` scales a finished job to zero
+pods where its workload kind cannot end by itself.
 """
 
 from __future__ import annotations
 
-import re
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,92 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kdist import backends
 from kdist.errors import KdistError, NotFoundError
 from kdist.jobs.agents import Agents
+from kdist.jobs.events import Events, is_about
 from kdist.status import BACKEND, OUTCOME, ExitRecord, Phase, Pod, Snapshot, documents, read_pod
 from kdist.status.documents import Document
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-
-_MAKERS = (
-    "Job",
-    "JobSet",
-    "TrainJob",
-    "PyTorchJob",
-    "StatefulSet",
-    "Workload",
-    "ConfigMap",
-    "PodDisruptionBudget",
-)
-
-
-def is_about(event: Document, name: str, pods: Iterable[Document], claims: Collection[str]) -> bool:
-    """Whether the event is about something of the job. Names decide: an event outlives what it is
-    about.
-    """
-    kind, about = (
-        documents.text(event, "involvedObject", "kind"),
-        documents.text(event, "involvedObject", "name"),
-    )
-    if kind == "Pod":
-        return any(documents.name(pod) == about for pod in pods) or is_pod_name(about, name)
-    if kind == "PersistentVolumeClaim":
-        return about in claims or about == f"{name}-checkpoints"
-    if about == name:
-        return kind in _MAKERS
-    # A JobSet makes Jobs with a name and a number of their own.
-    return kind == "Job" and re.fullmatch(rf"{re.escape(name)}-[a-z]+-\d+", about) is not None
-
-
-def is_pod_name(pod: str, name: str) -> bool:
-    """Whether a pod of the job `name` may be called so, on any kind of workload."""
-    made = r"(-(worker|master|node|trainer)(-\d+){1,2}|-\d+)(-[a-z0-9]{5})?"
-    return re.fullmatch(re.escape(name) + made, pod) is not None
-
-
-class Events:
-    """Events of one namespace as they are now; a shared namespace has thousands, which are too many
-    to list each second.
-
-    Where they may be listed and not watched, or the watch has ended, the next look lists them anew.
-    """
-
-    def __init__(self, cluster: Cluster, namespace: str) -> None:
-        self._cluster = cluster
-        self._namespace = namespace
-        self._known: dict[str, dict[str, Any]] = {}
-        self._lock = threading.Lock()
-        self._watching: threading.Thread | None = None
-
-    def read(self) -> list[dict[str, Any]]:
-        """All that are known of. Raises as `Cluster.list` does."""
-        if self._watching is None or not self._watching.is_alive():
-            listed, version = self._cluster.list_with_version(
-                "v1", "Event", namespace=self._namespace
-            )
-            self._known = {_event_key(each): each for each in listed}
-            if version:  # else there is no place to go on from
-                self._watching = threading.Thread(target=self._watch, args=(version,), daemon=True)
-                self._watching.start()
-        with self._lock:
-            return list(self._known.values())
-
-    def _watch(self, version: str) -> None:
-        try:
-            for change, document in self._cluster.watch(
-                "v1", "Event", namespace=self._namespace, since=version
-            ):
-                with self._lock:
-                    if change == "DELETED":
-                        self._known.pop(_event_key(document), None)
-                    else:
-                        self._known[_event_key(document)] = document
-        except KdistError:
-            return  # the next look lists, and says what is wrong
-
-
-def _event_key(event: dict[str, Any]) -> str:
-    metadata = event.get("metadata") or {}
-    return str(metadata.get("uid") or metadata.get("name"))
 
 
 _KIND = "statefulset"
@@ -179,9 +90,7 @@ def fetch_snapshot(
     )
     with _side_by_side() as pool:
         told = pool.submit(lambda: _optional(lambda: cluster.get("v1", "ConfigMap", name, place)))
-        listed = pool.submit(
-            lambda: cluster.list("v1", "Pod", namespace=place, selector=f"kdist.dev/job={name}")
-        )
+        listed = pool.submit(_list_pods, cluster, name, place)
         heard = pool.submit(lambda: _listed(list_events))
         config_map = told.result() or {}
         backend = _find_backend(documents.annotation(config_map, BACKEND))
@@ -193,16 +102,12 @@ def fetch_snapshot(
         claims = pool.submit(_find_claims, cluster, place, pod_documents, pods)
         workload = made.result()
         if workload is None and not config_map and not pod_documents:
-            raise NotFoundError(
-                f"there is no job {name} in namespace {place}", next_command=f"kdist get -n {place}"
-            )
+            raise _report_absence(name, place)
         admission = pool.submit(_find_admission, cluster, place, workload)
         wanted = closely and workload is not None and not pod_documents
         deployments = pool.submit(_find_deployments, cluster) if wanted else None
         state = backend.read(workload) if backend is not None and workload is not None else None
-        about = tuple(
-            each for each in heard.result() if is_about(each, name, pod_documents, claims.result())
-        )
+        about = _select_events(heard.result(), name, pod_documents, claims.result())
         return Snapshot(
             name,
             place,
@@ -218,6 +123,23 @@ def fetch_snapshot(
             agents.unasked,
             deployments.result() if deployments else (),
         )
+
+
+def _list_pods(cluster: Cluster, name: str, namespace: str) -> list[dict[str, Any]]:
+    return cluster.list("v1", "Pod", namespace=namespace, selector=f"kdist.dev/job={name}")
+
+
+def _select_events(
+    events: Iterable[Document], name: str, pods: Sequence[Document], claims: Collection[str]
+) -> tuple[Document, ...]:
+    return tuple(event for event in events if is_about(event, name, pods, claims))
+
+
+def _report_absence(name: str, namespace: str) -> NotFoundError:
+    return NotFoundError(
+        f"there is no job {name} in namespace {namespace}",
+        next_command=f"kdist get -n {namespace}",
+    )
 
 
 def list_snapshots(
@@ -265,19 +187,20 @@ def list_snapshots(
             for name, listing in found.items()
             for each in listing.result()
         }
-        pods: dict[tuple[str, str], list[Any]] = {}
-        for pod in listed.result():
-            pods.setdefault(
-                (
-                    documents.text(pod, "metadata", "namespace"),
-                    documents.label(pod, "kdist.dev/job"),
-                ),
-                [],
-            ).append(pod)
+        pods = _group_by_job(listed.result())
         each = pool.map(
             lambda one: _one_of_many(cluster, one, workloads, pods.get(_key(one), [])), config_maps
         )
         return sorted(each, key=lambda one: (one.namespace, one.name))
+
+
+def _group_by_job(pods: Iterable[Document]) -> dict[tuple[str, str], list[Any]]:
+    """The pods by the namespace and the name of their job."""
+    found: dict[tuple[str, str], list[Any]] = {}
+    for pod in pods:
+        namespace = documents.text(pod, "metadata", "namespace")
+        found.setdefault((namespace, documents.label(pod, "kdist.dev/job")), []).append(pod)
+    return found
 
 
 def _read_config_maps(

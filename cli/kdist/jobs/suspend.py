@@ -1,11 +1,9 @@
-"""A job in a queue of Kueue: there Kueue owns the workload's `suspend`, and is asked through its
-own Workload object.
+"""Suspend, stop and resume. Pods end by SIGTERM, save their current step, and later continue from
+it. A job in a Kueue queue is suspended through its Workload object, because Kueue owns the
+`suspend` field there.
 
-Suspend, stop and resume: pods are told to end by SIGTERM, save the step they are at, and later go
-on from it.
-
-Suspended and stopped are the same to the cluster. They differ in what they mean: a suspended job
-waits to be resumed, a stopped one is over, as far as `kdist wait` and `kdist status` are concerned.
+Suspended and stopped jobs are in the same state on the cluster. They differ for `kdist wait` and
+`kdist status`: a suspended job waits to be resumed, a stopped job is over.
 """
 
 from __future__ import annotations
@@ -108,8 +106,8 @@ def suspend(
         return f"{target.name} {word} (server dry run)"
     if not wait:
         return f"{target.name} is being {word}; its {_count(leaving)} will save and end"
-    farewell = wait_for_pods(target, leaving, timeout=timeout, tell=tell)
-    return describe(target, word, farewell)
+    exits = wait_for_pods(target, leaving, timeout=timeout, tell=tell)
+    return describe(target, word, exits)
 
 
 def wait_for_pods(
@@ -119,7 +117,7 @@ def wait_for_pods(
     unless `timeout` says.
     """
     leaving = list(leaving)
-    grace = target.job.spec.grace_seconds
+    grace = target.job.spec.termination_grace_period_seconds
     if leaving:
         tell(f"waiting for {_count(leaving)} to save and end, which may take {grace} s")
     limit = grace + SPARE_SECONDS if timeout is None else timeout
@@ -131,10 +129,10 @@ def wait_for_pods(
     )
 
 
-def describe(target: ClusterJob, word: str, farewell: PodExits) -> str:
+def describe(target: ClusterJob, word: str, exits: PodExits) -> str:
     """The sentence at the end. Raises `KdistError` where the state could not be saved."""
-    if farewell.failures:
-        pod, record = farewell.failures[0]
+    if exits.failures:
+        pod, record = exits.failures[0]
         raise KdistError(
             (
                 f"{target.name} is {word}, but {pod} ended with code {record.code}: "
@@ -143,7 +141,7 @@ def describe(target: ClusterJob, word: str, farewell: PodExits) -> str:
             hint="it will go on from the checkpoint before",
             next_command=target.command("checkpoints"),
         )
-    at = f" after step {farewell.step:,}, state saved" if farewell.step is not None else ""
+    at = f" after step {exits.step:,}, state saved" if exits.step is not None else ""
     kept = "" if target.job.spec.checkpoints else "; it has no checkpoints, so it will begin anew"
     return f"{target.name} {word}{at}{kept}. Next: {target.command('resume')}   goes on from there"
 
@@ -254,14 +252,14 @@ def _where(target: ClusterJob, pods: Iterable[Pod]) -> str:
             event = _event(line)
             if event.get("event") == "resumed":
                 return f": goes on after step {event.get('step'):,}"
-            if event.get("event") == "started-fresh":
+            if event.get("event") == "training-started":
                 return ": begins anew, there was no checkpoint"
     return ""
 
 
 def _event(line: str) -> dict[str, object]:
     start = line.find('{"time"')
-    if start < 0 or ('"resumed"' not in line and '"started-fresh"' not in line):
+    if start < 0 or ('"resumed"' not in line and '"training-started"' not in line):
         return {}
     try:
         found = json.loads(line[start:])

@@ -1,8 +1,6 @@
-"""Waiting for the cluster to have done what was asked: bounded, and saying at the end what it
-waited for in vain.
-
-Waits until a job has come so far, or can no longer come there. Nothing is lost while the API server
-is away.
+"""Waits for a job to reach a status, for its pods to end, or for any other condition, up to a
+timeout whose error names the condition. A wait continues while the API server is unreachable, and
+ends when the status can no longer be reached.
 """
 
 from __future__ import annotations
@@ -15,12 +13,13 @@ from typing import TYPE_CHECKING, TypeVar
 from kdist.diagnose import diagnose
 from kdist.errors import Code, KdistError, NotFoundError
 from kdist.jobs.agents import Agents
-from kdist.jobs.job import ClusterJob
-from kdist.jobs.snapshot import Events, fetch_snapshot, finalize
+from kdist.jobs.events import Events
+from kdist.jobs.snapshot import fetch_snapshot, finalize
 from kdist.status import ExitRecord, JobStatus, Phase, Pod, Snapshot, read_pod
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
+    from kdist.jobs.job import ClusterJob
 
 T = TypeVar("T")
 Tell = Callable[[str], None]
@@ -90,23 +89,25 @@ class PodExits:
         ]
 
 
-def wait_for_exit(target: ClusterJob, *, leaving: Collection[str], timeout: float, what: str) -> PodExits:
+def wait_for_exit(
+    target: ClusterJob, *, leaving: Collection[str], timeout: float, what: str
+) -> PodExits:
     """Wait until the pods named in `leaving` have ended or are gone. Raises `KdistError` (TIMEOUT)
     after `timeout` seconds.
 
     They are watched, because the record of a deleted pod is there for a moment only.
     """
-    farewell, end = PodExits(), time.monotonic() + timeout
+    exits, end = PodExits(), time.monotonic() + timeout
     while True:
         there = [pod for pod in target.pods() if pod.name in leaving]
-        farewell.see(there)
+        exits.see(there)
         left = {pod.name for pod in there if not pod.over}
         if not left:
-            return farewell
+            return exits
         remaining = end - time.monotonic()
         if remaining <= 0:
             break
-        _watch(target, left, farewell, seconds=min(_LOOK_AGAIN, remaining))
+        _watch(target, left, exits, seconds=min(_LOOK_AGAIN, remaining))
     raise KdistError(
         f"{what}: {', '.join(sorted(left))} did not end within {timeout:.0f} s",
         next_command=target.command("why"),
@@ -114,7 +115,7 @@ def wait_for_exit(target: ClusterJob, *, leaving: Collection[str], timeout: floa
     )
 
 
-def _watch(target: ClusterJob, left: set[str], farewell: PodExits, *, seconds: float) -> None:
+def _watch(target: ClusterJob, left: set[str], exits: PodExits, *, seconds: float) -> None:
     """See pods off until all in `left` have ended, or for so long: one may have gone just before
     the watch began.
     """
@@ -122,7 +123,7 @@ def _watch(target: ClusterJob, left: set[str], farewell: PodExits, *, seconds: f
     for change, document in target.cluster.watch("v1", "Pod", selector=selector, timeout=seconds):
         pod = read_pod(document)
         if pod.name in left:
-            farewell.see([pod])
+            exits.see([pod])
             if change == "DELETED" or pod.over:
                 left.discard(pod.name)
         if not left:

@@ -14,7 +14,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from kdist.errors import InvalidJobError, Problem, UsageError
-from kdist.load.yaml_parser import MAX_BYTES, YamlNode, decode, read, split_lines
+from kdist.load.text import MAX_BYTES, decode, split_lines
+from kdist.load.yaml_parser import YamlNode, read
 from kdist.spec import TrainingJob
 
 

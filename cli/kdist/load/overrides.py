@@ -13,7 +13,8 @@ import re
 from collections.abc import Sequence
 
 from kdist.errors import Problem
-from kdist.load.yaml_parser import Mark, YamlNode, read_value, shown
+from kdist.load.text import shown
+from kdist.load.yaml_parser import Mark, YamlNode, read_value
 from kdist.spec import reference
 from kdist.spec.paths import Path, near_path, parse, show
 

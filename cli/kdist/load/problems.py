@@ -1,9 +1,5 @@
-"""Where in the file a complaint of the model belongs.
-
-What a person is told about one field: what must stand there, what was found, and the likely way
-out.
-
-The model's complaints about a tree, each with its place, in words a person can act on.
+"""Validation errors of the model as problems with a place in the file: what the field expects, what
+was found, and the likely fix.
 """
 
 from __future__ import annotations
@@ -17,11 +13,13 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from kdist.errors import Problem
-from kdist.load.yaml_parser import Mark, YamlNode, number_hint, shown
+from kdist.load.scalars import number_hint
+from kdist.load.text import shown
+from kdist.load.yaml_parser import Mark, YamlNode
 from kdist.spec import Spec, reference
 from kdist.spec.models import SAYS
 from kdist.spec.paths import Path, elsewhere, near_name, show
-from kdist.spec.validators import RULE, Violation
+from kdist.spec.violations import RULE, Violation
 
 
 class SourceLocation(NamedTuple):
@@ -173,7 +171,8 @@ def _hint(node: YamlNode, field: reference.Field) -> str:
         return f"write {int(node.scalar)}"
     pattern = field.forms[0].get("pattern", "")
     if field.takes_text and not field.choices and re.match(pattern, node.text):
-        return f'without quotes YAML takes it for a {"boolean" if isinstance(node.scalar, bool) else "number"}; write "{node.text}"'
+        taken = "boolean" if isinstance(node.scalar, bool) else "number"
+        return f'without quotes YAML takes it for a {taken}; write "{node.text}"'
     return ""
 
 

@@ -1,14 +1,9 @@
-"""Bytes to text: what a job file may be made of, before any YAML.
+"""YAML text to a tree of nodes that know their places, within limits on size and depth; PyYAML's
+syntax errors become problems with a hint.
 
-PyYAML's complaints about syntax in words that say what to do.
-
-Plain scalars as YAML 1.2's core schema reads them, and the traps of YAML 1.1 that people still fall
-into.
-
-YAML text to a tree of nodes that know their places, within limits on size and depth.
-
-Built from PyYAML's events rather than its composer, so that depth and size are bounded before
-anything recurses, keys stay the text that was written, and several mistakes are found in one pass.
+The tree is built from PyYAML's events rather than by its composer: depth and size are checked
+before anything recurses, keys keep the text that was written, and several mistakes are found in one
+pass.
 """
 
 from __future__ import annotations
@@ -20,75 +15,8 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from kdist.errors import Problem
-
-MAX_BYTES: Final = 1024 * 1024
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
-_LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
-
-
-def decode(data: str | bytes, *, source: str) -> tuple[str, list[Problem]]:
-    """Text of a job file, or the one problem that makes it none."""
-
-    def refuse(
-        message: str, *, line: int = 1, column: int = 1, hint: str = ""
-    ) -> tuple[str, list[Problem]]:
-        return "", [Problem(source, line, column, "", message, hint=hint)]
-
-    raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    if len(raw) > MAX_BYTES:
-        return refuse(
-            "the file is larger than 1 MiB",
-            hint="a job file describes a job; put data and code elsewhere",
-        )
-    if raw[:2] in (b"\xff\xfe", b"\xfe\xff") or (
-        len(raw) >= 2 and 0 in raw[:2] and raw[:2] != b"\x00\x00"
-    ):
-        return refuse("the file is UTF-16, but a job file is UTF-8", hint="save it as UTF-8")
-    try:
-        text = raw.removeprefix(b"\xef\xbb\xbf").decode(
-            "utf-8", "surrogatepass" if isinstance(data, str) else "strict"
-        )
-    except UnicodeDecodeError as error:
-        line, column = _place(raw[: error.start].decode("utf-8", "replace"))
-        return refuse(
-            f"byte 0x{raw[error.start]:02x} is not UTF-8",
-            line=line,
-            column=column,
-            hint="save the file as UTF-8",
-        )
-    found = _FORBIDDEN.search(text)
-    if found:
-        line, column = _place(text[: found.start()])
-        code = ord(found[0])
-        what = (
-            "a NUL character: this is no text file"
-            if code == 0
-            else f"the control character U+{code:04X}"
-        )
-        return refuse(
-            f"the file holds {what}", line=line, column=column, hint="delete it" if code else ""
-        )
-    return text, []
-
-
-def split_lines(text: str) -> list[str]:
-    """The lines as YAML counts them."""
-    return _LINE_BREAK.split(text)
-
-
-def _place(before: str) -> tuple[int, int]:
-    """Line and column that come after this text."""
-    lines = split_lines(before.removeprefix("\ufeff"))
-    return len(lines), len(lines[-1]) + 1
-
-
-def shown(value: object, limit: int = 60) -> str:
-    """A value from a file as one short line that cannot disturb a terminal."""
-    text = "".join(
-        char if char.isprintable() else ascii(char)[1:-1] for char in str(value)[: limit + 1]
-    )
-    return text if len(text) <= limit else text[:limit] + "…"
-
+from kdist.load.scalars import Scalar, resolve
+from kdist.load.text import decode, shown, split_lines
 
 _NO_KEY = ("this line is no `key: value`", "put `: ` after the key, or quote text of several lines")
 
@@ -160,76 +88,6 @@ def explain(error: yaml.MarkedYAMLError, text: str, *, source: str) -> Problem:
         message, hint = _NO_KEY
         line, column = line - 1, len(above) - len(above.lstrip()) + 1
     return Problem(source, min(line, len(lines)), column, "", message, hint=hint)
-
-
-_INT = re.compile(r"[-+]?[0-9]+\Z")
-_OCTAL = re.compile(r"0o[0-7]+\Z")
-_HEX = re.compile(r"0x[0-9a-fA-F]+\Z")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
-_NO_FINITE = re.compile(r"([-+]?(\.inf|\.Inf|\.INF)|\.nan|\.NaN|\.NAN)\Z")
-_SEXAGESIMAL = re.compile(r"[0-9]+(:[0-5]?[0-9])+\Z")
-_UNDERSCORED = re.compile(r"[-+]?[0-9]+(_[0-9]+)+\Z")
-_DURATION = re.compile(r"([0-9]+) ?(s|sec|secs|seconds?|m|min|mins|minutes?|h|hours?|d|days?)\Z")
-_DURATION_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_MAX_DIGITS: Final = 64
-
-Scalar = None | bool | int | float | str
-
-
-def resolve(text: str) -> Scalar:
-    """Value of a plain (unquoted) scalar. Raises `ValueError` with a sentence if no number of a job
-    can be that.
-    """
-    if text in ("", "~", "null", "Null", "NULL"):
-        return None
-    if text in ("true", "True", "TRUE"):
-        return True
-    if text in ("false", "False", "FALSE"):
-        return False
-    if not (text[0].isascii() and (text[0].isdigit() or text[0] in "+-.")):
-        return text
-    if _NO_FINITE.match(text):
-        raise ValueError(f"{text} is no finite number")
-    for pattern, base in ((_INT, 10), (_OCTAL, 8), (_HEX, 16)):
-        if pattern.match(text):
-            if len(text) > _MAX_DIGITS:
-                raise ValueError(f"the number has more than {_MAX_DIGITS} digits")
-            return int(text, base)
-    if _FLOAT.match(text):
-        number = float(text)
-        if number in (float("inf"), float("-inf")):
-            raise ValueError(f"{text[:40]} is too large a number")
-        return number
-    return text
-
-
-def number_hint(text: str, *, plain: bool) -> str:
-    """How to write the number that a text in the place of a number may have meant; empty if there
-    is none.
-    """
-    if _SEXAGESIMAL.match(text):
-        total = 0
-        for part in text.split(":"):
-            total = total * 60 + int(part)
-        return (
-            f"`{text}` is text in YAML 1.2; YAML 1.1 took it for {total} in base 60: write {total}"
-        )
-    if _UNDERSCORED.match(text):
-        return f"`{text}` is text in YAML 1.2; write {text.replace('_', '')}"
-    duration = _DURATION.match(text)
-    if duration and len(duration[1]) < _MAX_DIGITS:
-        return (
-            "the field counts seconds; write "
-            f"{int(duration[1]) * _DURATION_SECONDS[duration[2][0]]}"
-        )
-    if not plain:
-        try:
-            number = resolve(text)
-        except ValueError:
-            return ""
-        if isinstance(number, int | float) and not isinstance(number, bool):
-            return f"quotes make it text; write {text} without them"
-    return ""
 
 
 MAX_DEPTH: Final = 50

@@ -1,7 +1,6 @@
-"""The agents of a run on this machine, asked from outside: which are at work, and what they answer.
-
-Asks each agent for its `/status`, in a thread of its own, so that a slow answer delays neither the
-view nor the training.
+"""The agents of a run on this machine, from outside: which run is active, its agents' ports, and
+their `/status` and metrics. `StatusPoller` requests them in one thread per agent, so that a slow
+answer delays neither the live view nor the training.
 """
 
 from __future__ import annotations

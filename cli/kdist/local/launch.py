@@ -42,7 +42,8 @@ def plan_agents(
         job: the job.
         folder: its run folder, whose invocation begins after this and writes `train.json` there.
         base: folder that the job's relative paths start from, and working directory of the agents.
-        environment: the caller's environment, which the agents inherit and which holds the values of the job's secrets.
+        environment: the caller's environment, which the agents inherit and which holds the
+            values of the job's secrets.
         devices: GPUs that may be used, dealt to the nodes; None leaves the choice to each agent.
 
     Raises `UsageError` for data, code or secrets that are not here; all of them at once.

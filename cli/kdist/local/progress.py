@@ -20,14 +20,14 @@ _RETRYABLE = 128  # exit codes of agents from here on are no end of the job
 _HISTORY = 240
 _PACE = 60
 # said by rank 0 of what all ranks do
-_JOINT = ("resumed", "started-fresh", "first-step", "progress")
+_JOINT = ("resumed", "training-started", "first-step", "progress")
 
 _PHASES = {
     "agent-started": "starting",
     "rendezvous-started": "rendezvous",
-    "group-formed": "starting ranks",
+    "rendezvous-completed": "starting ranks",
     "resumed": "training",
-    "started-fresh": "training",
+    "training-started": "training",
     "first-step": "training",
     "restarting": "restarting",
     "joining": "growing",
@@ -98,19 +98,19 @@ class Progress:
         # else what follows says what becomes of it
         if kind != "failed" or (_integer(event.get("code")) or 0) < _RETRYABLE:
             node.phase = _PHASES.get(kind, node.phase)
-        self.rewound |= kind in ("group-formed", "resumed")
+        self.rewound |= kind in ("rendezvous-completed", "resumed")
         if kind in _JOINT:
             for each in self.nodes.values():
                 each.phase = "training" if each.phase == "starting ranks" else each.phase
-        if kind == "group-formed" and not self.managed:
+        if kind == "rendezvous-completed" and not self.managed:
             node.phase = "running"
         if kind == "agent-started":
             node.starts += 1
             node.answer = None
         self.generation = max(self.generation, _integer(event.get("generation")) or 0)
-        if kind in ("group-formed", "agent-ended"):
+        if kind in ("rendezvous-completed", "agent-ended"):
             self.bars.clear()
-        if kind == "group-formed":
+        if kind == "rendezvous-completed":
             self.world = _integer(event.get("world_size")) or self.world
         elif kind == "restarting":
             self.restarts = max(self.restarts, _integer(event.get("restarts")) or 0)

@@ -1,11 +1,14 @@
-"""The run folder `.kdist/<job>/`: what one job has on this machine, kept between invocations of
-`kdist run`.
+"""The run folder `.kdist/<job>/`: what one job keeps on this machine between invocations
+of `kdist run`.
 
-run.json          the run's id and its invocations        node-<i>/   scratch of each agent, and its
-`log` train.json        what the agents are told                checkpoints/ unless the job names a
-folder of its own rendezvous-<n>/   the n-th invocation's store             report.json  the end
-report lock              held by the one `kdist run` at work     lifeline     its end of file ends
-every agent
+    run.json         the run's id and its invocations
+    train.json       the configuration of the agents
+    node-<i>/        scratch folder of each agent, and its `log`
+    rendezvous-<n>/  store of the n-th invocation
+    checkpoints/     unless the job names a folder of its own
+    report.json      the end report
+    lock             held by the active `kdist run`
+    lifeline         its end of file ends every agent
 """
 
 from __future__ import annotations
@@ -82,9 +85,11 @@ class RunFolder:
 
         Args:
             name: name of the job.
-            fresh: put the old folder aside and begin a new run. The folder of checkpoints goes with it where it lies elsewhere.
+            fresh: put the old folder aside and begin a new run. The folder of checkpoints goes
+                with it where it lies elsewhere.
             checkpoints: the job's own folder of checkpoints, or None for the one in the run folder.
-            script: the script that is to run, an absolute path or `-m MODULE`; None for a managed training.
+            script: the script that is to run, an absolute path or `-m MODULE`; None for a managed
+                training.
 
         Raises `KdistError` if another `kdist run` is at work there, if the run is another script's,
         or if the folder cannot be used.

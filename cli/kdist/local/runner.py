@@ -1,7 +1,5 @@
-"""One invocation of a job on this machine: agents kept going, logs followed, signals obeyed, until
-all is over.
-
-Runs a whole job on this machine: folder, agents, session, and at the end the report.
+"""Runs a job on this machine: creates the run folder, starts the agents, follows their logs,
+handles signals until all agents have ended, and writes the end report.
 """
 
 from __future__ import annotations
@@ -113,7 +111,9 @@ class RunSession:
                 self.kubelet.stop()
             else:
                 self.tell(
-                    "kdist", "killing", message=f"{number.name} again: ends now, without saving"
+                    "kdist",
+                    "force-stopping",
+                    message=f"{number.name} again: ends now, without saving",
                 )
                 self.kubelet.kill()
 
@@ -238,7 +238,7 @@ def run_job(
                 message=f"{which}: {len(commands)} agents, all of it in {folder.root}",
             )
             for moved in folder.moved:
-                session.tell("kdist", "moved-aside", message=f"the old run is in {moved}")
+                session.tell("kdist", "run-archived", message=f"the old run is in {moved}")
             outcome = session.run()
             stopped_by = session.stopped_by
         finally:
@@ -307,7 +307,10 @@ def _make_session(
         # The job's own budget is counted by the agents; this one is for agents that die before they
         # can count.
         kubelet=Supervisor(
-            commands, grace_seconds=spec.grace_seconds, backstop=spec.max_restarts + 5, tell=tell
+            commands,
+            grace_seconds=spec.termination_grace_period_seconds,
+            backstop=spec.max_restarts + 5,
+            tell=tell,
         ),
         progress=Progress(
             job.metadata.name, nodes, needed=spec.nodes.min, managed=spec.train is not None

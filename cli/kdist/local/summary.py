@@ -1,8 +1,5 @@
-"""When the agents of a run on this machine had started: each says in its log that it begins to look
-for the others.
-
-The end of a run in words: the report as rows of a table, and the one sentence to know after it.
-Pure.
+"""The summary of a run on this machine: when its agents started, the end report as rows of a table,
+and the final message.
 """
 
 from __future__ import annotations

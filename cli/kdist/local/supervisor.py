@@ -1,24 +1,12 @@
-"""Signals as things to look at between two rounds of a loop: what somebody asked for, and that a
-child has ended.
+"""Supervises the agents of a run on this machine as a kubelet supervises pods: starts them,
+restarts them by their exit codes, and stops them in order. An exit code of 0 is success; a code
+below 128 fails the job and stops the other agents; with any other code, or after a signal, the
+agent is restarted after a pause that doubles from 0.5 s to 10 s and is reset by progress of the
+training.
 
-The owner's end of the lifeline: a FIFO whose end of file tells every agent that `kdist run` has
-died, however it died.
-
-The agents hold the other end (`kdist_trainer.liveness.watch`).
-
-What an agent's ranks have started and what outlives them all: found by the environment that it
-inherited, and killed.
-
-An agent ends what is below it while it lives, and its ranks do so when it has gone. A daemon that a
-rank had started, in a session of its own and without a parent, is nobody's then: its environment
-still says which agent it comes from.
-
-What a kubelet does for pods, done for agents as processes: start them, start them again by the exit
-table, stop them in order.
-
-An agent that ends with 0 is finished. With a code below 128 the job has failed and the other agents
-are stopped. From 128 on, or killed by a signal, it is started again after a pause that doubles from
-0.5 s to 10 s; progress of the training sets it back.
+When `kdist run` dies, the end of file of a FIFO ends every agent (`kdist_trainer.liveness.watch`
+holds the other end). Processes that outlive their agent are found by the environment that they
+inherited, and killed. Signals to `kdist run` are queued for its loop.
 """
 
 from __future__ import annotations
@@ -230,8 +218,9 @@ class Supervisor:
     Attributes:
         commands: one for each agent.
         grace_seconds: from the request to stop to SIGKILL.
-        backstop: restarts of one agent without any progress after which the job is given up. The job's own budget is smaller and
-            is kept by the agents; this one ends what dies before it can count.
+        backstop: restarts of one agent without any progress after which the job is given up. The
+            job's own budget is smaller and is kept by the agents; this one ends what dies before
+            it can count.
         tell: is told what happens.
     """
 

@@ -1,10 +1,5 @@
-"""The trainer's own look at a folder of checkpoints on this machine, by a process: the command line
-never imports the trainer.
-
-The agents of a run on this machine, as those who can be asked for a profile.
-
-TensorBoard for a run on this machine: a process of the trainer's that ends with the one that asks
-for it.
+"""The trainer's tools for a run on this machine, each in a process of its own, because the command
+line never imports the trainer: checkpoints, export of weights, profiles, and TensorBoard.
 """
 
 from __future__ import annotations

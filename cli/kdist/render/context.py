@@ -1,13 +1,7 @@
-"""Quantities as the API server writes them back, so that sending a job again changes nothing: `0.2`
-is `200m`.
-
-The files of `spec.code` as the content of a ConfigMap, and the list of paths that restores their
-folders in a volume.
-
-What templates are given: the job as its file writes it, the names and labels of its objects, what
-was decided elsewhere.
-
-The pod template that all kinds share, with the job's own overlay laid over it last.
+"""The values for the templates: the job, the names and labels of its objects, the placement, and
+the files of `spec.code` as the content of a ConfigMap. Quantities are written as the API server
+returns them (`0.2` as `200m`), so that a second apply changes nothing. Also renders the pod
+template, with `spec.podTemplate` merged into it last.
 """
 
 from __future__ import annotations
@@ -105,7 +99,7 @@ def _check_size(files: Mapping[str, bytes]) -> None:
 
 RENDEZVOUS_PORT: Final = 29_400
 METRICS_PORT: Final = 9401
-_NOT_THE_PODS: Final = ("backend", "code", "nodes", "queue", "ttlSeconds")
+_NOT_THE_PODS: Final = ("backend", "code", "nodes", "queue", "ttlSecondsAfterFinished")
 """Fields of the job that change nothing in its pods, or by more than their own text."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 

@@ -32,12 +32,14 @@ _MERGE_KEYS: Final = {
 _OWN_FIELDS: Final = {
     "restartPolicy": "belongs to the workload kind",
     "serviceAccountName": "is spec.serviceAccountName",
-    "terminationGracePeriodSeconds": "is spec.graceSeconds",
+    "terminationGracePeriodSeconds": "is the field of the same name of spec",
 }
 _OWN_VOLUMES: Final = ("config", "token", "checkpoints", "code")
 
 
-def merge_overlay(pod: dict[str, Any], overlay: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
+def merge_overlay(
+    pod: dict[str, Any], overlay: Mapping[str, Any], backend: Backend
+) -> dict[str, Any]:
     """The pod template with the overlay merged into it. Raises `KdistError` with everything it must
     not change, or cannot.
     """
@@ -134,9 +136,8 @@ def _merge_named(old: list[Any], new: list[Any], path: tuple[str, ...]) -> list[
             (index for index, each in enumerate(merged) if _value(each.get(key)) == name), None
         )
         if place is None:
-            merged.append(
-                trace_value({part: value for part, value in item.items() if value is not None}, _SOURCE)
-            )
+            given = {part: value for part, value in item.items() if value is not None}
+            merged.append(trace_value(given, _SOURCE))
         else:
             merged[place] = _merge(
                 merged[place], {part: value for part, value in item.items() if part != key}, path

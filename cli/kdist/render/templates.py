@@ -104,11 +104,11 @@ def _fill(value: Any, parts: Mapping[str, Any]) -> Any:
 
 
 class _Loader(_BASE_LOADER):  # type: ignore[misc]
-    yaml_constructors = {
+    yaml_constructors = {  # noqa: RUF012 - PyYAML's way to know tags
         **_BASE_LOADER.yaml_constructors,
         "!from": _construct,
         "!part": _construct_part,
-    }  # noqa: RUF012 - PyYAML's way to know tags
+    }
 
 
 @cache

@@ -1,10 +1,6 @@
-"""How a page of ours looks, in light and dark: what the pages of receipts and benches have in
-common.
-
-Drawings of a run as SVG text, to stand inside an HTML page: the loss over the steps, and where the
-time went. Pure.
-
-The receipt as one HTML page that needs nothing else: no script, no font, no address. Pure.
+"""The goodput receipt of a run as one HTML page without scripts, fonts or links: the loss curve,
+the timeline of the attempts, and the share of each category, drawn as SVG. `STYLE` is the style
+sheet that receipts and benches share. Pure.
 """
 
 from __future__ import annotations
@@ -19,13 +15,15 @@ from kdist.report.text import LABELS
 from kdist.units import number, seconds
 
 STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #667085; --line: #e3e6ea; --paper: #ffffff; --card: #f7f8fa; }
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #667085; --line: #e3e6ea; \
+--paper: #ffffff; --card: #f7f8fa; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e8eb; --soft: #98a2b3; --line: #2f353d; --paper: #14171b; --card: #1b1f25; }
 }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 960px; margin: 32px auto; padding: 0 20px; }
-h1 { font-size: 24px; margin: 0; } h2 { font-size: 16px; margin: 32px 0 8px; } .soft { color: var(--soft); }
+h1 { font-size: 24px; margin: 0; } h2 { font-size: 16px; margin: 32px 0 8px; } \
+.soft { color: var(--soft); }
 svg { width: 100%; height: auto; background: var(--card); border-radius: 8px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 6px 12px 6px 0; border-bottom: 1px solid var(--line); }
@@ -63,7 +61,8 @@ def loss(points: Sequence[Point], marks: Sequence[float]) -> str:
     )
     parts = [*_grid(low, high, log, y), *_ticks(first, last, x)]
     parts += [
-        f'<line class="mark" x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{_TOP}" y2="{LOSS_HEIGHT - _BOTTOM}"/>'
+        f'<line class="mark" x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{_TOP}" '
+        f'y2="{LOSS_HEIGHT - _BOTTOM}"/>'
         for at in marks
     ]
     parts.append(f'<polyline class="loss" points="{line}"/>')
@@ -73,13 +72,22 @@ def loss(points: Sequence[Point], marks: Sequence[float]) -> str:
 def _grid(low: float, high: float, log: bool, y: Any) -> Iterator[str]:
     for value in _decades(low, high) if log else _round(low, high, most=5):
         shown = number(float(f"{math.pow(10, value) if log else value:.6g}"), 3)
-        yield f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
-        yield f'<text class="tick" x="{_LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{shown}</text>'
+        yield (
+            f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(value):.1f}" '
+            f'y2="{y(value):.1f}"/>'
+        )
+        yield (
+            f'<text class="tick" x="{_LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">'
+            f"{shown}</text>"
+        )
 
 
 def _ticks(first: float, last: float, x: Any) -> Iterator[str]:
     for step in _round(first, last, most=8):
-        yield f'<text class="tick" x="{x(step):.1f}" y="{LOSS_HEIGHT - 12}" text-anchor="middle">{number(round(step))}</text>'
+        yield (
+            f'<text class="tick" x="{x(step):.1f}" y="{LOSS_HEIGHT - 12}" text-anchor="middle">'
+            f"{number(round(step))}</text>"
+        )
     yield f'<text class="tick" x="{_LEFT - 8}" y="{LOSS_HEIGHT - 12}" text-anchor="end">step</text>'
 
 
@@ -134,20 +142,23 @@ def timeline(attempts: Sequence[Mapping[str, Any]]) -> str:
     for row, one in enumerate(attempts):
         top = _TOP + row * ROW_HEIGHT
         parts.append(
-            f'<text class="tick" x="{_LEFT - 8}" y="{top + 14}" text-anchor="end">{escape(str(one["generation"]))}</text>'
+            f'<text class="tick" x="{_LEFT - 8}" y="{top + 14}" text-anchor="end">'
+            f"{escape(str(one['generation']))}</text>"
         )
         for category, since, until in one["spans"]:
             words = escape(f"{LABELS.get(category, category)}: {seconds(until - since)}")
             width = max(x(until) - x(since), 0.5)
             parts.append(
-                f'<rect class="{escape(category)}" x="{x(since):.1f}" y="{top}" width="{width:.1f}" height="{ROW_HEIGHT - 6}">'
+                f'<rect class="{escape(category)}" x="{x(since):.1f}" y="{top}" '
+                f'width="{width:.1f}" height="{ROW_HEIGHT - 6}">'
                 f"<title>{words}</title></rect>"
             )
     height = _TOP + len(attempts) * ROW_HEIGHT + _BOTTOM
     for at in _clock(ended - began):
         shown = seconds(at) if at else "0"
         parts.append(
-            f'<text class="tick" x="{x(began + at):.1f}" y="{height - 12}" text-anchor="middle">{shown}</text>'
+            f'<text class="tick" x="{x(began + at):.1f}" y="{height - 12}" text-anchor="middle">'
+            f"{shown}</text>"
         )
     return _svg(height, "wall time of each attempt by category", parts)
 
@@ -162,14 +173,18 @@ def share_bar(found: Mapping[str, float]) -> str:
             words = escape(f"{label}: {seconds(part)}, {part / whole:.1%}")
             width = part / whole * WIDTH
             parts.append(
-                f'<rect class="{category}" x="{at:.1f}" y="0" width="{width:.1f}" height="34"><title>{words}</title></rect>'
+                f'<rect class="{category}" x="{at:.1f}" y="0" width="{width:.1f}" height="34">'
+                f"<title>{words}</title></rect>"
             )
             at += width
     return _svg(34, "share of each category", parts)
 
 
 def _svg(height: float, title: str, parts: Sequence[str]) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">'
+        f"{''.join(parts)}</svg>"
+    )
 
 
 COLORS = {
@@ -225,8 +240,10 @@ def render_page(report: Mapping[str, Any]) -> str:
     if failures:
         sections.append("<h2>What ended them</h2>" + _table(("attempt", "failure"), failures))
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}: goodput receipt</title>\n'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}{_STYLE}{colours}\n</style></head>\n'
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{name}: goodput receipt</title>\n"
+        '<meta name="viewport" content="width=device-width">'
+        f"<style>{STYLE}{_STYLE}{colours}\n</style></head>\n"
         f"<body>{''.join(sections)}</body></html>\n"
     )
 

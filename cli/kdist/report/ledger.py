@@ -146,7 +146,8 @@ def build_report(
     Args:
         events: lines of events.jsonl, in their order.
         steps: lines of steps.jsonl, in their order.
-        invocations: unix times at which each `kdist run` began and ended; None where it was killed or is at work.
+        invocations: unix times at which each `kdist run` began and ended; None where it was killed
+            or is at work.
     """
     events, steps = [clean(event) for event in events], [clean(step) for step in steps]
     generations = read_generations(events, steps)

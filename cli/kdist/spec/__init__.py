@@ -6,19 +6,8 @@ This room is the only bridge to the trainer: others take `TrainConfig` and `Exit
 
 from __future__ import annotations
 
-from kdist.spec.models import (
-    API_VERSION,
-    KIND,
-    Checkpoints,
-    Data,
-    EnvVar,
-    Metadata,
-    Resources,
-    SecretKey,
-    Spec,
-    Toleration,
-    TrainingJob,
-)
+from kdist.spec.models import Checkpoints, Data, EnvVar, Resources, SecretKey, Toleration
+from kdist.spec.training_job import API_VERSION, KIND, Metadata, Spec, TrainingJob
 from kdist.spec.validators import RUN
 from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig, Training, judge_done
 

@@ -1,11 +1,8 @@
-"""The fields of job.yaml as data: the JSON Schema, and each field's type in words, default, limits
-and sentence.
+"""The reference of job.yaml's fields: the JSON Schema, and each field's type, default, limits and
+description, as text for `kdist explain`, as a Markdown table, and as plain values.
 
-Everything that tells a person about fields (`kdist explain`, `kdist init`, the documentation, the
-problems of a file) reads them here, so it cannot say anything else than the model does.
-
-The manual of job.yaml's fields: as text for `kdist explain`, as a Markdown table for the
-documentation, as plain values.
+`kdist explain`, `kdist init`, the documentation and the problems of a file all read the fields from
+here, so none of them can differ from the model.
 """
 
 from __future__ import annotations
@@ -17,7 +14,8 @@ from functools import cache, cached_property
 from textwrap import wrap
 from typing import Any, Final
 
-from kdist.spec.models import SAYS, TrainingJob
+from kdist.spec.models import SAYS
+from kdist.spec.training_job import TrainingJob
 
 SCHEMA_ID: Final = "https://kdist.dev/schemas/v1alpha1/job.schema.json"
 

@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import Any, Final
 
 from kdist.spec import reference
-from kdist.spec.models import API_VERSION, KIND
+from kdist.spec.training_job import API_VERSION, KIND
 
 _WIDTH = 100
 

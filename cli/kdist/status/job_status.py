@@ -1,9 +1,5 @@
-"""What the object that makes the pods says of itself, in words that do not depend on its kind.
-
-What a job is doing, whatever kind of workload it runs as.
-
-Which phase a job is in, decided from the strongest evidence down: the workload's end, requests of
-the user, agents, pods.
+"""The status of a job, independent of its workload kind: phase, reason, nodes and pods. The phase
+is decided from the strongest evidence down: the workload's end, the user's requests, agents, pods.
 """
 
 from __future__ import annotations
@@ -204,7 +200,11 @@ def _decide_end(seen: Evidence) -> Verdict | None:
 
 
 def _say_gone(ttl: int | None) -> str:
-    why = "" if ttl is None else f", or deleted by the cluster {ttl:,} s after its end (ttlSeconds)"
+    why = (
+        ""
+        if ttl is None
+        else f", or deleted by the cluster {ttl:,} s after its end (ttlSecondsAfterFinished)"
+    )
     return f"its workload is not there: it was refused, or deleted by somebody{why}; its run stays"
 
 

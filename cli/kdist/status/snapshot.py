@@ -1,8 +1,5 @@
-"""Reads a job's status from its objects. Pure: documents in, a `JobStatus` out; broken documents
-tell less and never raise.
-
-All that was seen of one job at one moment: its documents as they came, and the status that follows
-from them.
+"""A job's documents at one moment and the `JobStatus` that follows from them. Pure; an invalid
+document gives less information and never raises.
 """
 
 from __future__ import annotations
@@ -61,11 +58,7 @@ def read_status(
     place = namespace or documents.text(config_map, "metadata", "namespace")
     run_id = documents.annotation(config_map, RUN_ID).replace(f"$({NAMESPACE_VARIABLE})", place)
     answering = {pod for pod, document in reports.items() if document}
-    read_each = (
-        read_pod(pod, lost_nodes=lost_nodes, answers=documents.name(pod) in answering)
-        for pod in pods
-    )
-    seen = sorted(read_each, key=_order)
+    seen = _read_pods(pods, answering, lost_nodes)
     known = read_all(
         {pod.name: reports[pod.name] for pod in seen if pod.name in reports and not pod.over},
         run_id=run_id,
@@ -74,21 +67,16 @@ def read_status(
     nodes = _read_nodes(config_map, seen)
     record = _find_record(workload, seen, current)
     spec = documents.mapping(read_job(config_map), "spec")
+    backend = documents.annotation(config_map, BACKEND)
     queue = documents.label(workload, _QUEUE_LABEL) or documents.text(spec, "queue")
-    ttl = (
-        None
-        if documents.annotation(config_map, BACKEND) == "statefulset"
-        else documents.integer(spec, "ttlSeconds")
-    )
+    ttl = documents.integer(spec, "ttlSecondsAfterFinished") if backend != "statefulset" else None
     asked = documents.annotation(config_map, ASKED)
     verdict = decide(Evidence(state, seen, known, nodes, asked, queue, record, now, ttl))
-    created = documents.moment(workload, "metadata", "creationTimestamp") or documents.moment(
-        config_map, "metadata", "creationTimestamp"
-    )
+    created = _read_creation(workload) or _read_creation(config_map)
     return JobStatus(
         name=name or documents.name(config_map) or documents.name(workload),
         namespace=namespace or documents.text(config_map, "metadata", "namespace"),
-        backend=documents.annotation(config_map, BACKEND),
+        backend=backend,
         phase=verdict.phase,
         reason=verdict.reason,
         message=verdict.message,
@@ -176,6 +164,20 @@ def _read_training(current: Sequence[AgentStatus], record: ExitRecord | None) ->
 def _first(values: Iterable[_T | None]) -> _T | None:
     """What the agent that holds rank 0 says, else the first that knows it."""
     return next((value for value in values if value is not None), None)
+
+
+def _read_pods(
+    pods: Iterable[Document], answering: Collection[str], lost_nodes: Collection[str]
+) -> list[Pod]:
+    read_each = (
+        read_pod(pod, lost_nodes=lost_nodes, answers=documents.name(pod) in answering)
+        for pod in pods
+    )
+    return sorted(read_each, key=_order)
+
+
+def _read_creation(document: Document | None) -> float | None:
+    return documents.moment(document, "metadata", "creationTimestamp")
 
 
 def _count_restarts(reports: Iterable[AgentStatus], pods: Sequence[Pod]) -> int:

@@ -28,10 +28,8 @@ class Images(Workload):
 
     def dataset(self, split: Split) -> TensorDataset:
         digits = load_digits()
-        images, labels = (
-            torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16,
-            torch.tensor(digits.target),
-        )
+        images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
+        labels = torch.tensor(digits.target)
         for_test = torch.arange(len(labels)) % 5 == 0
         chosen = for_test if split == "test" else ~for_test
         return TensorDataset(images[chosen], labels[chosen])

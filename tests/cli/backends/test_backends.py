@@ -90,11 +90,9 @@ def test_the_end_of_a_workload_is_read_from_its_conditions(name: str) -> None:
     good, bad = ENDS[name]
     assert read({"status": condition(good)}).finished == "succeeded"
     state = read({"status": condition(bad, reason="PodFailurePolicy", message="exit code 70")})
-    assert (state.finished, state.reason, state.message) == (
-        "failed",
-        "PodFailurePolicy",
-        "exit code 70",
-    )
+    assert state.finished == "failed"
+    assert state.reason == "PodFailurePolicy"
+    assert state.message == "exit code 70"
     assert read({"status": {"conditions": [{"type": bad, "status": "False"}]}}).finished is None
 
 

@@ -20,30 +20,12 @@ from kdist.errors import UsageError
 from tests.cli.conftest import Kdist
 from tests.cli.running import PATIENCE
 
-WANTED = BenchSpec(
-    collective="all_reduce",
-    min=1024,
-    max=4096,
-    factor=4,
-    rounds=20,
-    warmup=5,
-    seconds=5.0,
-    slow=2.0,
-)
+SIZES = {"min": 1024, "max": 4096, "factor": 4}
+WANTED = BenchSpec(collective="all_reduce", **SIZES, rounds=20, warmup=5, seconds=5.0, slow=2.0)
+SIZED = [("8", 8), ("1K", 1024), ("1KiB", 1024), ("2kb", 2048), ("64MiB", 64 << 20)]
 
 
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [
-        ("8", 8),
-        ("1K", 1024),
-        ("1KiB", 1024),
-        ("2kb", 2048),
-        ("64MiB", 64 << 20),
-        ("1Gi", 1 << 30),
-        ("128M", 128 << 20),
-    ],
-)
+@pytest.mark.parametrize(("text", "nbytes"), [*SIZED, ("1Gi", 1 << 30), ("128M", 128 << 20)])
 def test_sizes_are_read_as_nccl_tests_and_people_write_them(text: str, nbytes: int) -> None:
     assert read_size(text) == nbytes
 
@@ -75,17 +57,13 @@ def test_a_bench_of_a_job_takes_its_machines_and_nothing_of_its_training() -> No
     )
     job = make_job(WANTED, load.load_text(text, source="job.yaml"), overrides=["spec.nodes=3"])
     assert (job.metadata.namespace, job.spec.nodes.max, job.spec.procs_per_node) == ("ml", 3, 2)
-    assert (job.spec.resources.gpu, job.spec.node_selector, job.spec.image) == (
-        2,
-        {"zone": "a"},
-        "registry/trainer:1",
-    )
-    assert (job.spec.train, job.spec.checkpoints, job.spec.data, job.spec.code) == (
-        None,
-        None,
-        [],
-        None,
-    )
+    assert job.spec.resources.gpu == 2
+    assert job.spec.node_selector == {"zone": "a"}
+    assert job.spec.image == "registry/trainer:1"
+    assert job.spec.train is None
+    assert job.spec.checkpoints is None
+    assert job.spec.data == []
+    assert job.spec.code is None
     assert job.spec.script is not None
     assert job.spec.script.command[:3] == ("-m", "kdist_trainer.bench", "all_reduce")
     assert job.metadata.name.endswith("-bench-all-reduce")
@@ -101,7 +79,14 @@ def event(name: str, **fields: object) -> str:
     return json.dumps({"time": "2026-01-31T12:00:00Z", "event": name, **fields})
 
 
+def measured(rank: int) -> dict[str, object]:
+    """What a rank says of its pairs."""
+    seconds = [None if other == rank else 1e-3 for other in range(3)]
+    return {"node": f"node-{rank}", "size": 1 << 20, "seconds": seconds}
+
+
 def told(slow: bool) -> Result:
+    pair = {"nodes": ["node-0", "<b>node-2"], "seconds": 9e-3, "ratio": 9.0}
     row = {"rounds": 20, "mean": 2e-4, "p50": 1.5e-4, "p90": 3e-4, "p99": 1.25e-3}
     lines = [
         "some rank prints <script>",
@@ -110,29 +95,8 @@ def told(slow: bool) -> Result:
         event("bench-row", size=4096, algbw=2.05e7, busbw=2.73e7, wrong=2, **row),
         event("bench-row", size="many"),
         '{"time": "broken", "event": "bench-row"',
-        *(
-            event(
-                "bench-pairs",
-                rank=r,
-                node=f"node-{r}",
-                size=1 << 20,
-                seconds=[None if o == r else 1e-3 for o in range(3)],
-            )
-            for r in range(3)
-        ),
-        *(
-            [
-                event(
-                    "bench-slow",
-                    ranks=[0, 2],
-                    nodes=["node-0", "<b>node-2"],
-                    seconds=9e-3,
-                    ratio=9.0,
-                )
-            ]
-            if slow
-            else []
-        ),
+        *(event("bench-pairs", rank=rank, **measured(rank)) for rank in range(3)),
+        *([event("bench-slow", ranks=[0, 2], **pair)] if slow else []),
         event("bench-done", wrong=2),
     ]
     return read_events(lines)
@@ -154,10 +118,8 @@ def test_what_ranks_have_logged_becomes_a_table_with_the_slow_pair_named() -> No
         "6.83 MB/s",
         "0",
     )
-    assert (
-        result.headline()
-        == "all_reduce among 3 ranks on 3 nodes (cpu, gloo): bus bandwidth up to 27.3 MB/s"
-    )
+    expected = "all_reduce among 3 ranks on 3 nodes (cpu, gloo): bus bandwidth up to 27.3 MB/s"
+    assert result.headline() == expected
     assert "the pair rank 0 (node-0) and rank 2" in result.verdict()
     assert "9.0 times the median of the others" in result.verdict()
     assert "no pair of ranks is slower" in told(slow=False).verdict()
@@ -199,22 +161,8 @@ def test_usage_that_means_nothing_is_refused_before_anything_starts(kdist: Kdist
 def test_a_bench_on_this_machine_checks_every_result_and_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:
-    words = [
-        "bench",
-        "all_reduce",
-        "--nodes",
-        "2",
-        "--procs",
-        "1",
-        "-b",
-        "1K",
-        "-e",
-        "64K",
-        "--rounds",
-        "5",
-        "-o",
-        "json",
-    ]
+    words = ["bench", "all_reduce", "--nodes", "2", "--procs", "1", "-b", "1K", "-e", "64K"]
+    words += ["--rounds", "5", "-o", "json"]
     told = subprocess.run(
         [sys.executable, "-m", "kdist", *words],
         check=False,
@@ -226,11 +174,9 @@ def test_a_bench_on_this_machine_checks_every_result_and_leaves_nothing_behind(
     )
     assert told.returncode == 0, told.stderr
     result = json.loads(told.stdout)
-    assert (result["collective"], result["ranks"], result["nodes"]) == (
-        "all_reduce",
-        2,
-        ["node-0", "node-1"],
-    )
+    assert result["collective"] == "all_reduce"
+    assert result["ranks"] == 2
+    assert result["nodes"] == ["node-0", "node-1"]
     assert [row["sizeBytes"] for row in result["rows"]] == [1024, 4096, 16384, 65536]
     for row in result["rows"]:
         assert row["wrong"] == 0

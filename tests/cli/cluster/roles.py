@@ -114,6 +114,7 @@ def rules(role: str, aggregated: dict[str, list[dict[str, Any]]]) -> list[dict[s
             rule
             for part in parts
             for many in (False, True)
-            for rule in rbac.rules(part, workloads=many)
-        ]  # type: ignore[arg-type]  # they are view and edit
+            # they are view and edit
+            for rule in rbac.rules(part, workloads=many)  # type: ignore[arg-type]
+        ]
     return [rule for part in parts for rule in aggregated[part]]

@@ -32,7 +32,10 @@ def test_who_is_not_known_is_sent_to_log_in(serve: Serve, connect: Connect) -> N
 def test_who_may_not_is_told_the_verb_the_resource_and_the_namespace(
     serve: Serve, connect: Connect
 ) -> None:
-    message = 'jobs.batch "digits" is forbidden: User "jane" cannot get resource "jobs" in API group "batch" in the namespace "ml"'
+    message = (
+        'jobs.batch "digits" is forbidden: User "jane" cannot get resource "jobs" in API '
+        'group "batch" in the namespace "ml"'
+    )
     error = refuse(refusal(403, message, "Forbidden"), serve, connect)
     assert str(error) == "you are `jane`, who may not get jobs.batch in namespace ml"
     assert error.denied == ("get jobs.batch", "ml")
@@ -40,19 +43,19 @@ def test_who_may_not_is_told_the_verb_the_resource_and_the_namespace(
 
 
 def test_a_verb_that_is_more_than_a_word_is_read_too(serve: Serve, connect: Connect) -> None:
-    message = 'User "ci" cannot impersonate-on:user-info:get resource "jobs" in API group "batch" in the namespace "ml"'
-    error = refuse(refusal(403, message, "Forbidden"), serve, connect)
-    assert (
-        str(error)
-        == "you are `ci`, who may not impersonate-on:user-info:get jobs.batch in namespace ml"
+    message = (
+        'User "ci" cannot impersonate-on:user-info:get resource "jobs" in API group "batch" '
+        'in the namespace "ml"'
     )
+    error = refuse(refusal(403, message, "Forbidden"), serve, connect)
+    expected = "you are `ci`, who may not impersonate-on:user-info:get jobs.batch in namespace ml"
+    assert str(error) == expected
     assert error.code == Code.FORBIDDEN
 
 
 def test_what_a_policy_forbids_is_given_in_its_own_words(serve: Serve, connect: Connect) -> None:
-    error = refuse(
-        refusal(403, 'pods "x" is forbidden: exceeded quota: small', "Forbidden"), serve, connect
-    )
+    reply = refusal(403, 'pods "x" is forbidden: exceeded quota: small', "Forbidden")
+    error = refuse(reply, serve, connect)
     assert "exceeded quota: small" in str(error)
     assert error.code == Code.ERROR
 
@@ -60,11 +63,8 @@ def test_what_a_policy_forbids_is_given_in_its_own_words(serve: Serve, connect: 
 def test_an_object_that_is_not_there_is_told_apart_from_a_kind_that_is_not(
     serve: Serve, connect: Connect
 ) -> None:
-    gone = refuse(
-        refusal(404, 'jobs.batch "digits" not found', "NotFound", name="digits", kind="jobs"),
-        serve,
-        connect,
-    )
+    reply = refusal(404, 'jobs.batch "digits" not found', "NotFound", name="digits", kind="jobs")
+    gone = refuse(reply, serve, connect)
     assert isinstance(gone, NotFoundError)
     assert str(gone) == 'jobs.batch "digits" not found'
     unknown = refuse(Reply(404, "404 page not found"), serve, connect)
@@ -76,59 +76,35 @@ def test_an_object_that_is_not_there_is_told_apart_from_a_kind_that_is_not(
 def test_a_namespace_that_is_not_there_comes_with_the_command_that_makes_it(
     serve: Serve, connect: Connect
 ) -> None:
-    error = refuse(
-        refusal(404, 'namespaces "ml" not found', "NotFound", name="ml", kind="namespaces"),
-        serve,
-        connect,
-    )
-    assert (str(error), error.next_command) == (
-        "there is no namespace ml",
-        "kubectl create namespace ml",
-    )
+    reply = refusal(404, 'namespaces "ml" not found', "NotFound", name="ml", kind="namespaces")
+    error = refuse(reply, serve, connect)
+    assert str(error) == "there is no namespace ml"
+    assert error.next_command == "kubectl create namespace ml"
 
 
 def test_a_refused_field_is_named_without_the_value_in_gos_notation(
     serve: Serve, connect: Connect
 ) -> None:
     value = "core.PodTemplateSpec{" + "x" * 5000 + "}"
-    causes = [
-        {
-            "field": "spec.template",
-            "message": f"Invalid value: {value}: field is immutable",
-            "reason": "FieldValueInvalid",
-        }
-    ]
-    reply = refusal(
-        422,
-        f'Job.batch "digits" is invalid: {value}: field is immutable',
-        "Invalid",
-        name="digits",
-        causes=causes,
-    )
-    assert (
-        str(refuse(reply, serve, connect))
-        == "get jobs.batch/digits: spec.template: field is immutable"
-    )
+    cause = {"field": "spec.template", "reason": "FieldValueInvalid"}
+    cause["message"] = f"Invalid value: {value}: field is immutable"
+    message = f'Job.batch "digits" is invalid: {value}: field is immutable'
+    reply = refusal(422, message, "Invalid", name="digits", causes=[cause])
+    expected = "get jobs.batch/digits: spec.template: field is immutable"
+    assert str(refuse(reply, serve, connect)) == expected
 
 
 def conflict(*owners: str) -> Reply:
     """A server-side apply that meets other managers' fields."""
-    causes = [
-        {"field": ".spec.suspend", "message": f'conflict with "{owner}" using batch/v1'}
-        for owner in owners
-    ]
-    message = "Apply failed with 1 conflict: " + " ".join(
-        f'conflict with "{owner}" using batch/v1' for owner in owners
-    )
+    told = [f'conflict with "{owner}" using batch/v1' for owner in owners]
+    causes = [{"field": ".spec.suspend", "message": each} for each in told]
+    message = f"Apply failed with 1 conflict: {' '.join(told)}"
     return refusal(409, message, "Conflict", causes=causes)
 
 
 def test_a_conflict_names_the_field_and_its_owner(serve: Serve, connect: Connect) -> None:
-    api = serve(
-        lambda asked: (
-            Reply(document=MAP.document) if asked.method == "GET" else conflict("kubectl-edit")
-        )
-    )
+    found, refused = Reply(document=MAP.document), conflict("kubectl-edit")
+    api = serve(lambda asked: found if asked.method == "GET" else refused)
     with pytest.raises(ApiError, match=r"spec\.suspend is set by kubectl-edit") as raised:
         connect(api.url).apply(MAP)
     assert "--force-conflicts" in raised.value.hint
@@ -147,28 +123,28 @@ def test_a_conflict_with_our_own_patches_is_won_by_the_file(serve: Serve, connec
 def test_a_webhook_whose_service_is_known_is_named_with_it(serve: Serve, connect: Connect) -> None:
     url = "https://kueue-webhook-service.kueue-system.svc:443/mutate-batch-v1-job?timeout=10s"
     message = (
-        f'Internal error occurred: failed calling webhook "mjob.kb.io": failed to call webhook: Post "{url}": '
+        f'Internal error occurred: failed calling webhook "mjob.kb.io": '
+        f'failed to call webhook: Post "{url}": '
         'no endpoints available for service "kueue-webhook-service"'
     )
-    with pytest.raises(
-        ApiError, match="of the service kueue-webhook-service in namespace kueue-system"
-    ) as raised:
-        connect(serve(lambda _: refusal(500, message)).url, patience=0.01).get(
-            "batch/v1", "Job", "digits"
-        )
+    api = connect(serve(lambda _: refusal(500, message)).url, patience=0.01)
+    said = "of the service kueue-webhook-service in namespace kueue-system"
+    with pytest.raises(ApiError, match=said) as raised:
+        api.get("batch/v1", "Job", "digits")
     assert raised.value.next_command == "kubectl get pods -n kueue-system"
 
 
 def test_a_webhook_that_is_away_is_named_with_where_it_is_configured(
     serve: Serve, connect: Connect
 ) -> None:
-    message = 'Internal error occurred: failed calling webhook "mjob.kb.io": failed to call webhook: Post "https://x": refused'
-    with pytest.raises(ApiError) as raised:
-        connect(serve(lambda _: refusal(500, message)).url, patience=0.01).get(
-            "batch/v1", "Job", "digits"
-        )
-    assert "get jobs.batch/digits: the admission webhook mjob.kb.io does not answer (Post" in str(
-        raised.value
+    message = (
+        'Internal error occurred: failed calling webhook "mjob.kb.io": '
+        'failed to call webhook: Post "https://x": refused'
     )
+    api = connect(serve(lambda _: refusal(500, message)).url, patience=0.01)
+    with pytest.raises(ApiError) as raised:
+        api.get("batch/v1", "Job", "digits")
+    said = "get jobs.batch/digits: the admission webhook mjob.kb.io does not answer (Post"
+    assert said in str(raised.value)
     assert "webhookconfigurations" in raised.value.next_command
     assert raised.value.code == Code.UNREACHABLE

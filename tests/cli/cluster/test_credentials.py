@@ -27,8 +27,10 @@ count = pathlib.Path(os.environ["COUNT"])
 number = int(count.read_text()) + 1 if count.exists() else 1
 count.write_text(str(number))
 status = json.loads(os.environ["STATUS"])
-status = {key: value.replace("N", str(number)) if key == "token" else value for key, value in status.items()}
-print(json.dumps({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}))
+status = {key: value.replace("N", str(number)) if key == "token" else value \
+for key, value in status.items()}
+print(json.dumps({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", \
+"status": status}))
 """
 
 User = Callable[..., dict[str, Any]]
@@ -45,15 +47,8 @@ def plugin(tmp_path: Path) -> User:
         file.write_text(f"#!{sys.executable}\n{source}\n")
         file.chmod(file.stat().st_mode | stat.S_IXUSR)
         variables = [{"name": name, "value": value} for name, value in (env or {}).items()]
-        return {
-            "exec": {
-                "apiVersion": VERSION,
-                "command": str(file),
-                "interactiveMode": "Never",
-                "env": variables,
-                **fields,
-            }
-        }
+        asked: dict[str, Any] = {"apiVersion": VERSION, "command": str(file), "env": variables}
+        return {"exec": {**asked, "interactiveMode": "Never", **fields}}
 
     return make
 
@@ -62,10 +57,8 @@ def test_a_token_is_asked_for_again_before_it_ends(
     plugin: User, tmp_path: Path, serve: Serve, connect: Connect
 ) -> None:
     soon = (datetime.now(UTC) + timedelta(seconds=5)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    env = {
-        "COUNT": str(tmp_path / "count"),
-        "STATUS": json.dumps({"token": "number-N", "expirationTimestamp": soon}),
-    }
+    status = json.dumps({"token": "number-N", "expirationTimestamp": soon})
+    env = {"COUNT": str(tmp_path / "count"), "STATUS": status}
     api = serve(lambda _: Reply())
     found = connect(api.url, user=plugin(COUNTING, env))
     found.version()
@@ -90,32 +83,21 @@ def test_a_token_that_the_server_refuses_is_asked_for_again_once(
     plugin: User, tmp_path: Path, serve: Serve, connect: Connect
 ) -> None:
     env = {"COUNT": str(tmp_path / "count"), "STATUS": json.dumps({"token": "number-N"})}
-    api = serve(
-        lambda asked: (
-            Reply()
-            if asked.headers["authorization"] == "Bearer number-2"
-            else refusal(401, "Unauthorized")
-        )
-    )
+    refused = refusal(401, "Unauthorized")
+    second = "Bearer number-2"
+    api = serve(lambda asked: Reply() if asked.headers["authorization"] == second else refused)
     connect(api.url, user=plugin(COUNTING, env)).version()
-    api.answer = lambda _: refusal(401, "Unauthorized")
+    api.answer = lambda _: refused
     with pytest.raises(KdistError, match="does not know who you are"):
         connect(api.url, user=plugin(COUNTING, env)).version()
 
 
 def test_a_certificate_that_has_ended_is_exchanged(plugin: User, tmp_path: Path) -> None:
-    past = "2020-01-01T00:00:00Z"
-    status = {
-        "clientCertificateData": "certificate",
-        "clientKeyData": "key",
-        "expirationTimestamp": past,
-    }
+    status = {"clientCertificateData": "certificate", "clientKeyData": "key"}
+    status["expirationTimestamp"] = "2020-01-01T00:00:00Z"
     file, count = tmp_path / "kubeconfig", tmp_path / "count"
-    write_kubeconfig(
-        file,
-        "https://127.0.0.1:1",
-        user=plugin(COUNTING, {"COUNT": str(count), "STATUS": json.dumps(status)}),
-    )
+    user = plugin(COUNTING, {"COUNT": str(count), "STATUS": json.dumps(status)})
+    write_kubeconfig(file, "https://127.0.0.1:1", user=user)
     source = kubeconfig.load(file=str(file)).credentials
     assert (source.get().certificate, source.get().key) == ("certificate", "key")
     assert count.read_text() == "2"
@@ -128,9 +110,11 @@ number = len(list(folder.glob("run-*"))) + 1
 (folder / f"run-{number}").touch()
 pem = (folder / f"{number}.pem").read_text()
 key, _, certificate = pem.partition("-----BEGIN CERTIFICATE-----")
-status = {"clientCertificateData": f"-----BEGIN CERTIFICATE-----{certificate}", "clientKeyData": key}
+status = {"clientCertificateData": f"-----BEGIN CERTIFICATE-----{certificate}", \
+"clientKeyData": key}
 status["expirationTimestamp"] = "2020-01-01T00:00:00Z"
-print(json.dumps({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}))
+print(json.dumps({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", \
+"status": status}))
 """
 
 
@@ -138,29 +122,18 @@ def test_connections_show_the_certificate_that_the_plugin_gave_last(
     plugin: User, tmp_path: Path, serve: Serve, connect: Connect, program: Callable[[str], str]
 ) -> None:
     for name in ("server", "1", "2", "3"):
-        words = [
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-subj",
-            f"/CN={name}",
-        ]
+        words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+        words += ["-nodes", "-subj", f"/CN={name}"]
         words += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key", "-out", "crt"]
         subprocess.run([program("openssl"), *words], capture_output=True, check=True, cwd=tmp_path)
-        (tmp_path / f"{name}.pem").write_bytes(
-            (tmp_path / "key").read_bytes() + (tmp_path / "crt").read_bytes()
-        )
+        both = (tmp_path / "key").read_bytes() + (tmp_path / "crt").read_bytes()
+        (tmp_path / f"{name}.pem").write_bytes(both)
     every = tmp_path / "every"
     every.write_bytes(b"".join((tmp_path / f"{name}.pem").read_bytes() for name in ("1", "2", "3")))
     api = serve(lambda _: Reply(), certificate=tmp_path / "server.pem", clients=every)
     user = plugin(SHOWING, {"FOLDER": str(tmp_path)})
-    found = connect(
-        api.url, user=user, cluster={"certificate-authority": str(tmp_path / "server.pem")}
-    )
+    trusted = {"certificate-authority": str(tmp_path / "server.pem")}
+    found = connect(api.url, user=user, cluster=trusted)
     found.version()
     found.version()
     assert [each.shown for each in api.asked] == ["2", "3"]
@@ -170,28 +143,24 @@ def test_a_plugin_that_fails_is_told_with_its_command_its_words_and_where_to_get
     plugin: User, connect: Connect
 ) -> None:
     source = "import sys; sys.exit('your login has expired, run: cloud login')"
+    hint = "get it from cloud.example"
+    user = plugin(source, args=["token", "--cluster=a"], installHint=hint)
     with pytest.raises(KdistError, match="your login has expired, run: cloud login") as raised:
-        connect(
-            "http://127.0.0.1:1",
-            user=plugin(
-                source, args=["token", "--cluster=a"], installHint="get it from cloud.example"
-            ),
-        )
+        connect("http://127.0.0.1:1", user=user)
     assert raised.value.code == Code.UNREACHABLE
-    assert "credentials token --cluster=a` of the kubeconfig: it ended with code 1" in str(
-        raised.value
-    )
-    assert raised.value.hint == "get it from cloud.example"
+    said = "credentials token --cluster=a` of the kubeconfig: it ended with code 1"
+    assert said in str(raised.value)
+    assert raised.value.hint == hint
+
+
+NEITHER = "neither a token nor a certificate"
 
 
 @pytest.mark.parametrize(
     ("source", "why"),
     [
         ("print('hello')", "it does not answer with an ExecCredential"),
-        (
-            'print(\'{"apiVersion": "client.authentication.k8s.io/v1", "status": {}}\')',
-            "neither a token nor a certificate",
-        ),
+        (f'print(\'{{"apiVersion": "{VERSION}", "status": {{}}}}\')', NEITHER),
         ('print(\'{"apiVersion": "v0", "status": {"token": "a"}}\')', "it answers in v0, not in"),
         ('print(\'{"status": {"token": "a", "expirationTimestamp": "soon"}}\')', "ExecCredential"),
         ("", "it does not answer with an ExecCredential"),
@@ -206,13 +175,10 @@ def test_so_is_one_whose_answer_cannot_be_used(
 
 
 def test_so_is_one_that_is_not_there(plugin: User, connect: Connect) -> None:
-    with pytest.raises(
-        KdistError, match="`no-such-login` of the kubeconfig: it cannot be started: No such file"
-    ) as raised:
-        connect(
-            "http://127.0.0.1:1",
-            user=plugin("", command="no-such-login", installHint="brew install it"),
-        )
+    user = plugin("", command="no-such-login", installHint="brew install it")
+    said = "`no-such-login` of the kubeconfig: it cannot be started: No such file"
+    with pytest.raises(KdistError, match=said) as raised:
+        connect("http://127.0.0.1:1", user=user)
     assert raised.value.hint == "brew install it"
 
 
@@ -227,19 +193,12 @@ def test_a_plugin_is_told_of_the_cluster_where_it_asks(
     plugin: User, tmp_path: Path, serve: Serve, connect: Connect
 ) -> None:
     told = tmp_path / "told"
-    source = (
-        f"import os; open({str(told)!r}, 'w').write(os.environ['KUBERNETES_EXEC_INFO']); {COUNTING}"
-    )
+    write = f"open({str(told)!r}, 'w').write(os.environ['KUBERNETES_EXEC_INFO'])"
+    source = f"import os; {write}; {COUNTING}"
     env = {"COUNT": str(tmp_path / "count"), "STATUS": json.dumps({"token": "a"})}
     extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "here"}}
     api = serve(lambda _: Reply())
-    connect(
-        api.url,
-        user=plugin(source, env, provideClusterInfo=True),
-        cluster={"extensions": [extension]},
-    ).version()
-    spec = json.loads(told.read_text())["spec"]
-    assert spec == {
-        "interactive": False,
-        "cluster": {"server": api.url, "config": {"audience": "here"}},
-    }
+    user = plugin(source, env, provideClusterInfo=True)
+    connect(api.url, user=user, cluster={"extensions": [extension]}).version()
+    about = {"server": api.url, "config": {"audience": "here"}}
+    assert json.loads(told.read_text())["spec"] == {"interactive": False, "cluster": about}

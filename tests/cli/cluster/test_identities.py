@@ -35,6 +35,7 @@ from tests.trainer.rendezvous.control_plane import BINARIES, ControlPlane
 pytestmark = pytest.mark.e2e  # where the API server is built
 
 NAMESPACE = "ml"
+IMAGE = "registry.example.com/trainer:1"
 # CI goes through view and edit of the chart or of the cluster, drawn by the commit or by
 # KDIST_SEED: each takes a minute.
 DRAWN = random.Random(os.environ.get("KDIST_SEED") or read_commit(Path(__file__).parent)).choice(
@@ -48,18 +49,9 @@ SENTENCE = re.compile(
     r"Next: kdist doctor -n ml\n"
 )
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
-KINDS = [
-    ("v1", "Pod"),
-    ("batch/v1", "Job"),
-    ("v1", "ConfigMap"),
-    ("v1", "Service"),
-    ("v1", "ServiceAccount"),
-]
-KINDS += [
-    ("v1", "PersistentVolumeClaim"),
-    ("networking.k8s.io/v1", "NetworkPolicy"),
-    ("policy/v1", "PodDisruptionBudget"),
-]
+KINDS = [("v1", "Pod"), ("batch/v1", "Job"), ("v1", "ConfigMap"), ("v1", "Service")]
+KINDS += [("v1", "ServiceAccount"), ("v1", "PersistentVolumeClaim")]
+KINDS += [("networking.k8s.io/v1", "NetworkPolicy"), ("policy/v1", "PodDisruptionBudget")]
 KINDS += [(rbac.RBAC, "Role"), (rbac.RBAC, "RoleBinding")]
 
 
@@ -73,11 +65,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         }
         for role in ROLES:
             place = f"{RBAC}/namespaces/{NAMESPACE}"
-            plane.request(
-                "POST",
-                f"{place}/roles",
-                {"metadata": {"name": role}, "rules": roles.rules(role, own)},
-            )
+            rules = {"metadata": {"name": role}, "rules": roles.rules(role, own)}
+            plane.request("POST", f"{place}/roles", rules)
             plane.request("POST", f"{place}/rolebindings", binding(role, "User", "Role", role))
         yield plane
 
@@ -88,11 +77,7 @@ def folder(plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name in ("digits", "other", "stopped"):
         document = yaml.safe_load(JOB)
         document["metadata"]["name"] = name
-        document["spec"] |= {
-            "image": "registry.example.com/trainer:1",
-            "backend": "job",
-            "rendezvous": "c10d",
-        }
+        document["spec"] |= {"image": IMAGE, "backend": "job", "rendezvous": "c10d"}
         document["spec"] |= {"nodes": {"min": 1, "max": 2}, "checkpoints": {"size": "1Gi"}}
         (tmp_path / ("job.yaml" if name == "digits" else f"{name}.yaml")).write_text(
             yaml.safe_dump(document)
@@ -108,25 +93,15 @@ def folder(plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def place_pod(plane: ControlPlane) -> None:
     """A pod of the job that runs, as far as anybody can see."""
     job = plane.request("GET", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/digits")
-    owner = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "name": "digits",
-        "uid": job["metadata"]["uid"],
-    }
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "digits"}
+    owner["uid"] = job["metadata"]["uid"]
     labels = {"kdist.dev/job": "digits", "batch.kubernetes.io/job-completion-index": "0"}
-    container = {"name": "trainer", "image": "registry.example.com/trainer:1"}
-    spec = {
-        "serviceAccountName": "digits",
-        "automountServiceAccountToken": False,
-        "containers": [container],
-    }
+    container = {"name": "trainer", "image": IMAGE}
+    account = {"serviceAccountName": "digits", "automountServiceAccountToken": False}
+    spec = {**account, "containers": [container]}
+    metadata = {"name": "p", "labels": labels, "ownerReferences": [owner]}
     pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
-    pod = plane.request(
-        "POST",
-        pods,
-        {"metadata": {"name": "p", "labels": labels, "ownerReferences": [owner]}, "spec": spec},
-    )
+    pod = plane.request("POST", pods, {"metadata": metadata, "spec": spec})
     state = {"name": "trainer", "image": "a", "imageID": "a", "ready": True, "restartCount": 0}
     state["state"] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
     body = {**pod, "status": {"phase": "Running", "containerStatuses": [state]}}
@@ -143,12 +118,10 @@ def objects(admin: cluster.Cluster) -> dict[str, Any]:
 
 
 def clear(admin: cluster.Cluster) -> None:
+    kept = (*ROLES, "team", "digits-rendezvous", "kube-root-ca.crt")
     for title in objects(admin):
         kind, _, name = title.partition("/")
-        if name not in (*ROLES, "team", "digits-rendezvous", "kube-root-ca.crt") or kind not in (
-            "Role",
-            "RoleBinding",
-        ):
+        if name not in kept or kind not in ("Role", "RoleBinding"):
             version = next(version for version, each in KINDS if each == kind)
             admin.patch(version, kind, name, {"metadata": {"finalizers": None}})
             admin.delete(version, kind, name, grace=0)
@@ -182,7 +155,7 @@ def prepare(admin: cluster.Cluster, plane: ControlPlane, verb: Verb, kdist: Kdis
     "role",
     [role if role in DRAWN else pytest.param(role, marks=pytest.mark.wide) for role in ROLES],
 )
-def test_each_command_is_refused_where_kubectl_is_and_then_says_which_right_is_missing_and_changes_nothing(
+def test_each_command_is_refused_where_kubectl_is_and_then_names_the_right_and_changes_nothing(
     role: str, plane: ControlPlane, folder: Path, kdist: Kdist
 ) -> None:
     admin = cluster.connect()
@@ -194,10 +167,8 @@ def test_each_command_is_refused_where_kubectl_is_and_then_says_which_right_is_m
         assert allowed == (role in verb.roles), verb
         if allowed and verb.waits:
             continue
-        if objects(admin) != before or (verb.pods, verb.stopped) != (
-            VERBS[index - 1].pods,
-            VERBS[index - 1].stopped,
-        ):
+        last = VERBS[index - 1]
+        if objects(admin) != before or (verb.pods, verb.stopped) != (last.pods, last.stopped):
             prepare(admin, plane, verb, kdist)
             before = objects(admin)
         command, *words = verb.words.split()
@@ -225,24 +196,13 @@ def test_whoever_acts_as_another_may_do_what_kubectl_says_they_may(
     wanted += rbac.workload_rights("get list watch create patch delete")
     items = []
     for each in wanted:
-        asked = {
-            "namespace": NAMESPACE,
-            "verb": each.verb,
-            "group": resources.group(each.api_version),
-        }
-        asked |= {"resource": resources.plural(each.kind), "subresource": each.subresource}
+        asked = {"namespace": NAMESPACE, "verb": each.verb, "subresource": each.subresource}
+        group, plural = resources.group(each.api_version), resources.plural(each.kind)
+        asked |= {"group": group, "resource": plural}
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
         items.append({**review, "spec": {"resourceAttributes": asked}})
-    words = [
-        str(BINARIES / "kubectl"),
-        "--as",
-        role,
-        "create",
-        "-f",
-        "-",
-        "-o",
-        r'jsonpath={.status.allowed}{"\n"}',
-    ]
+    words = [str(BINARIES / "kubectl"), "--as", role, "create", "-f", "-"]
+    words += ["-o", r'jsonpath={.status.allowed}{"\n"}']
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
     done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -272,9 +232,8 @@ def test_whom_a_kubeconfig_says_to_act_as_is_who_kubectl_and_kdist_are(
 
     rule = {"apiGroups": [""], "resources": ["users", "groups"], "verbs": ["impersonate"]}
     plane.request("POST", f"{RBAC}/clusterroles", {"metadata": {"name": "acting"}, "rules": [rule]})
-    plane.request(
-        "POST", f"{RBAC}/clusterrolebindings", binding("pod", "User", "ClusterRole", "acting")
-    )
+    bound = binding("pod", "User", "ClusterRole", "acting")
+    plane.request("POST", f"{RBAC}/clusterrolebindings", bound)
     log_in(plane, folder, {"token": "pod-token", **acting})
     assert 'User "pod" cannot impersonate' in kubectl("get", "pods").stderr
     refused = kdist("get")
@@ -299,9 +258,8 @@ def binding(name: str, subject: str, kind: str, role: str) -> dict[str, Any]:
 def log_in(plane: ControlPlane, folder: Path, user: dict[str, Any]) -> None:
     """Write the kubeconfig of this user."""
     authority = {"certificate-authority": str(plane.folder / "certificates" / "apiserver.crt")}
-    write_kubeconfig(
-        folder / "config", f"https://127.0.0.1:{plane.port}", user=user, cluster=authority
-    )
+    url = f"https://127.0.0.1:{plane.port}"
+    write_kubeconfig(folder / "config", url, user=user, cluster=authority)
 
 
 def kubectl(*words: str) -> subprocess.CompletedProcess[str]:

@@ -50,11 +50,9 @@ def test_who_the_kubeconfig_says_to_act_as_is_said_with_every_request(
     api = serve(lambda _: Reply())
     connect(api.url, user={"token": "secret", **AS}).version()
     sent = api.asked[0].headers
-    assert (sent["authorization"], sent["impersonate-user"], sent["impersonate-uid"]) == (
-        "Bearer secret",
-        "anna",
-        "7",
-    )
+    assert sent["authorization"] == "Bearer secret"
+    assert sent["impersonate-user"] == "anna"
+    assert sent["impersonate-uid"] == "7"
     assert sent["impersonate-group"] == "ml, lab 2"
     assert sent["impersonate-extra-acme.com%2Fproject"] == "a, b"
 
@@ -90,13 +88,10 @@ def test_who_the_command_line_says_to_act_as_overrules_the_kubeconfig(
     api = serve(lambda _: Reply())
     write_kubeconfig(tmp_path / "elsewhere", api.url, user={"token": "secret", **AS})
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    cluster.connect(
-        file=str(tmp_path / "elsewhere"), impersonation=Impersonation("bert", ("ops",))
-    ).version()
-    assert (
-        api.asked[0].headers["impersonate-user"],
-        api.asked[0].headers["impersonate-group"],
-    ) == ("bert", "ops")
+    bert = Impersonation("bert", ("ops",))
+    cluster.connect(file=str(tmp_path / "elsewhere"), impersonation=bert).version()
+    assert api.asked[0].headers["impersonate-user"] == "bert"
+    assert api.asked[0].headers["impersonate-group"] == "ops"
 
 
 def test_a_name_in_another_script_arrives_as_it_is_written(serve: Serve, connect: Connect) -> None:
@@ -112,17 +107,16 @@ def test_nobody_acts_as_a_group_alone_or_as_a_name_with_a_line_break(connect: Co
         Impersonation("anna\r\nimpersonate-group: system:masters")
 
 
+SOCKS = "socks5://127.0.0.1:1080"
+
+
 @pytest.mark.parametrize(
     ("user", "cluster", "why"),
     [
         ({"token": "a", "a-field-of-tomorrow": 1}, {}, "user u has `a-field-of-tomorrow`"),
         ({}, {"a-field-of-tomorrow": 1}, "cluster c has `a-field-of-tomorrow`"),
         ({"auth-provider": {"name": "azure"}}, {}, "auth-provider `azure`"),
-        (
-            {},
-            {"proxy-url": "socks5://127.0.0.1:1080"},
-            "the proxy socks5://127.0.0.1:1080 of the kubeconfig",
-        ),
+        ({}, {"proxy-url": SOCKS}, f"the proxy {SOCKS} of the kubeconfig"),
         ({}, {"server": "10.0.0.1:6443"}, "no address with https://"),
         ({"token": 7}, {}, "`token` is 7 and no text"),
         ({"client-certificate-data": "%%%"}, {}, "the kubeconfig cannot be used"),
@@ -155,31 +149,24 @@ def test_a_token_in_a_file_is_read_each_time_and_comes_first(
 def test_a_user_with_a_password_says_both(serve: Serve, connect: Connect) -> None:
     api = serve(lambda _: Reply())
     connect(api.url, user={"username": "anna", "password": "x:y"}).version()
-    assert (
-        base64.b64decode(api.asked[0].headers["authorization"].removeprefix("Basic "))
-        == b"anna:x:y"
-    )
+    sent = api.asked[0].headers["authorization"].removeprefix("Basic ")
+    assert base64.b64decode(sent) == b"anna:x:y"
 
 
 def test_requests_go_through_the_proxy_of_the_kubeconfig(serve: Serve, connect: Connect) -> None:
     proxy = serve(lambda _: Reply(document={"gitVersion": "by the proxy"}))
-    found = connect(
-        "http://cluster.example:6443", cluster={"proxy-url": proxy.url.replace("//", "//me:word@")}
-    )
+    by = {"proxy-url": proxy.url.replace("//", "//me:word@")}
+    found = connect("http://cluster.example:6443", cluster=by)
     assert found.version() == {"gitVersion": "by the proxy"}
-    assert (
-        base64.b64decode(proxy.asked[0].headers["proxy-authorization"].removeprefix("Basic "))
-        == b"me:word"
-    )
+    sent = proxy.asked[0].headers["proxy-authorization"].removeprefix("Basic ")
+    assert base64.b64decode(sent) == b"me:word"
 
 
 def test_the_proxy_of_the_environment_is_not_for_this_machine_nor_for_no_proxy(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proxy, api = (
-        serve(lambda _: Reply(document={"gitVersion": "by the proxy"})),
-        serve(lambda _: Reply()),
-    )
+    proxy = serve(lambda _: Reply(document={"gitVersion": "by the proxy"}))
+    api = serve(lambda _: Reply())
     monkeypatch.setenv("HTTP_PROXY", proxy.url)
     assert connect("http://cluster.example:6443").version() == {"gitVersion": "by the proxy"}
     assert connect(api.url).version() == {}
@@ -198,17 +185,8 @@ def _access(connect: Connect, url: str) -> Access:
 def test_the_name_of_the_server_may_be_another_than_its_address(
     tmp_path: Path, serve: Serve, connect: Connect, program: Callable[[str], str]
 ) -> None:
-    words = [
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-subj",
-        "/CN=a",
-    ]
+    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    words += ["-subj", "/CN=a"]
     words += [
         "-addext",
         "subjectAltName=DNS:cluster.example",
@@ -268,16 +246,10 @@ def test_without_a_kubeconfig_the_way_to_one_is_told(
     assert "KUBECONFIG" in raised.value.hint
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "a: [",
-        "just words",
-        "apiVersion: v1\nkind: Config\n",
-        "current-context: x\ncontexts: 7\n",
-    ],
-)
+BROKEN = ["", "a: [", "just words", "apiVersion: v1\nkind: Config\n"]
+
+
+@pytest.mark.parametrize("text", [*BROKEN, "current-context: x\ncontexts: 7\n"])
 def test_a_broken_kubeconfig_is_an_error_and_no_traceback(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,9 +266,8 @@ def test_several_files_are_one_kubeconfig(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "two").write_text(
         "contexts: [{name: other, context: {cluster: c, user: u, namespace: elsewhere}}]\n"
     )
-    monkeypatch.setenv(
-        "KUBECONFIG", f"{tmp_path / 'one'}:{tmp_path / 'two'}:{tmp_path / 'missing'}"
-    )
+    files = (str(tmp_path / name) for name in ("one", "two", "missing"))
+    monkeypatch.setenv("KUBECONFIG", ":".join(files))
     assert cluster.connect("other").namespace == "elsewhere"
     assert cluster.connect().namespace == "ml"
     assert cluster.connect(namespace="mine").namespace == "mine"
@@ -309,25 +280,23 @@ def test_certificates_may_be_in_it_or_in_files_beside_it(tmp_path: Path) -> None
     beside = {"client-certificate": "a.pem", "client-key": str(tmp_path / "a.pem")}
     inside = {f"{name}-data": base64.b64encode(pem.encode()).decode() for name in beside}
     for user in (beside, inside):
-        write_kubeconfig(
-            file, "https://127.0.0.1:1", user=user, cluster={"certificate-authority": "a.pem"}
-        )
+        trusted = {"certificate-authority": "a.pem"}
+        write_kubeconfig(file, "https://127.0.0.1:1", user=user, cluster=trusted)
         found = kubeconfig.load(file=str(file))
         credential = found.credentials.get()
-        assert (
-            credential.certificate,
-            credential.key,
-            found.authority,
-            credential.authorization,
-        ) == (pem, pem, pem, "")
+        assert credential.certificate == pem
+        assert credential.key == pem
+        assert found.authority == pem
+        assert credential.authorization == ""
 
 
 ASK = """
 import sys
 import kdist.commands.get
-from kdist import cluster, follow
+from kdist import cluster, jobs
 cluster.connect().version()
-print(sorted({name.partition(".")[0] for name in sys.modules} & {"kubernetes", "requests", "oauthlib", "pydantic", "websocket"}))
+print(sorted({name.partition(".")[0] for name in sys.modules} & \
+{"kubernetes", "requests", "oauthlib", "pydantic", "websocket"}))
 """
 
 

@@ -27,16 +27,12 @@ def test_a_kind_has_the_plural_that_the_api_machinery_gives_it(kind: str, plural
 
 
 def test_a_path_holds_namespace_name_and_part_where_there_are_any() -> None:
-    assert (
-        resources.path("v1", "Pod", namespace="ml", name="a", subresource="log")
-        == "/api/v1/namespaces/ml/pods/a/log"
-    )
+    expected = "/api/v1/namespaces/ml/pods/a/log"
+    assert resources.path("v1", "Pod", namespace="ml", name="a", subresource="log") == expected
     assert resources.path("batch/v1", "Job") == "/apis/batch/v1/jobs"
     assert resources.path("v1", "Node", namespace="ml", name="n") == "/api/v1/nodes/n"
-    assert (
-        resources.path("v1", "Pod", namespace="ml", name="../../secrets/x")
-        == "/api/v1/namespaces/ml/pods/..%2F..%2Fsecrets%2Fx"
-    )
+    expected = "/api/v1/namespaces/ml/pods/..%2F..%2Fsecrets%2Fx"
+    assert resources.path("v1", "Pod", namespace="ml", name="../../secrets/x") == expected
 
 
 def test_kinds_are_read_from_the_answer_for_all_groups_at_once(

@@ -192,17 +192,8 @@ def test_a_wrong_certificate_is_no_outage(
     tmp_path: Path, serve: Serve, connect: Connect, told: list[str], program: Callable[[str], str]
 ) -> None:
     file = tmp_path / "server.pem"
-    words = [
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-subj",
-        "/CN=127.0.0.1",
-    ]
+    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    words += ["-subj", "/CN=127.0.0.1"]
     made = subprocess.run(
         [program("openssl"), *words, "-keyout", "-", "-out", "-"], capture_output=True, check=True
     )
@@ -224,8 +215,10 @@ def test_a_wrong_certificate_is_no_outage(
         (
             "failed to create manager for existing fields: failed to convert new object "
             "(ml/digits; batch/v1, Kind=Job) to smd "
-            'typed: .spec.template.spec.containers[name="trainer"].volumeMounts: duplicate entries for key [mountPath="/data"]',
-            'spec.template.spec.containers[name="trainer"].volumeMounts has two entries with mountPath "/data"',
+            'typed: .spec.template.spec.containers[name="trainer"].volumeMounts: '
+            'duplicate entries for key [mountPath="/data"]',
+            'spec.template.spec.containers[name="trainer"].volumeMounts has two entries with '
+            'mountPath "/data"',
         ),
         (
             (

@@ -96,8 +96,6 @@ def test_export_writes_the_weights_of_a_run_of_this_machine(kdist: Kdist, run: P
     assert save(store, 4).ok
     store.close()
     shown = kdist("checkpoints", "export", "digits", "-o", "model.safetensors")
-    assert (shown.exit_code, shown.stdout) == (
-        0,
-        "model.safetensors: 6 tensors, 1.0 KiB, of step-00000004-e1\n",
-    )
+    assert shown.exit_code == 0
+    assert shown.stdout == "model.safetensors: 6 tensors, 1.0 KiB, of step-00000004-e1\n"
     assert load_file("model.safetensors").keys() == make_state(4)["model"].keys()

@@ -70,12 +70,8 @@ def test_json_is_for_programs(kdist: Kdist) -> None:
     assert answer["choices"][0] == "fp32"
     assert "bf16" in answer["choices"]
     whole = json.loads(kdist("explain", "-r", "-o", "json").stdout)
-    assert [field["path"] for field in whole["fields"]] == [
-        "apiVersion",
-        "kind",
-        "metadata",
-        "spec",
-    ]
+    expected = ["apiVersion", "kind", "metadata", "spec"]
+    assert [field["path"] for field in whole["fields"]] == expected
 
 
 @pytest.mark.parametrize(

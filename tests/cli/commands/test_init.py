@@ -95,7 +95,5 @@ def test_a_dash_writes_to_stdout_and_no_file(kdist: Kdist, tmp_path: Path) -> No
 
 def test_a_folder_that_is_not_there_is_an_error_with_its_reason(kdist: Kdist) -> None:
     result = kdist("init", "no/job.yaml")
-    assert (result.exit_code, result.stderr) == (
-        2,
-        "Error: cannot write `no/job.yaml`: No such file or directory\n",
-    )
+    assert result.exit_code == 2
+    assert result.stderr == "Error: cannot write `no/job.yaml`: No such file or directory\n"

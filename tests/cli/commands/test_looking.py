@@ -85,10 +85,8 @@ def test_a_watch_without_a_terminal_prints_a_line_for_each_change_until_the_end(
 
 
 def test_a_watch_ends_with_the_code_of_the_jobs_end(kdist: Kdist, world: World) -> None:
-    world.workload, world.pods = (
-        FAILED,
-        [ended_pod(0, 70, record=record(70, "user_code", message="ValueError: bad label"))],
-    )
+    world.workload = FAILED
+    world.pods = [ended_pod(0, 70, record=record(70, "user_code", message="ValueError: bad label"))]
     assert kdist("status", "digits", "-w").exit_code == 10
     assert kdist("status", "digits", "-w", "-o", "json").exit_code == 10
     assert kdist("status", "digits").exit_code == 0
@@ -120,11 +118,9 @@ def test_why_prints_cause_evidence_fix_and_next_command(kdist: Kdist, world: Wor
         "  or: kdist restart digits -n ml",
     ]
     document = json.loads(kdist("why", "digits", "-o", "json").stdout)
-    assert (document["kind"], document["cause"], document["phase"]) == (
-        "Diagnosis",
-        "user-code",
-        "Failed",
-    )
+    assert document["kind"] == "Diagnosis"
+    assert document["cause"] == "user-code"
+    assert document["phase"] == "Failed"
     assert kdist("wait", "digits").exit_code == 10
 
 
@@ -147,19 +143,17 @@ def test_followed_logs_end_with_the_job_and_its_exit_code(kdist: Kdist, world: W
     assert shown.stderr.endswith("digits: Failed (user_code)\n")
 
 
-@pytest.mark.parametrize("given", ["x", "3-1", "1,,2", "-1", "failing"])
+@pytest.mark.parametrize("given", ["x", "3-1", "1,,2", "-1", "failed"])
 def test_ranks_that_cannot_be_meant_are_refused(kdist: Kdist, world: World, given: str) -> None:
     world.logs, world.pods = {FIRST: lines("a")}, [pod(0)]
     refused = kdist("logs", "digits", f"--rank={given}")
     assert refused.exit_code == 2
-    assert given != "failing" or "Next: kdist why digits -n ml\n" in refused.stderr
+    assert given != "failed" or "Next: kdist why digits -n ml\n" in refused.stderr
 
 
 def test_the_rank_that_failed_is_found_by_its_record(kdist: Kdist, world: World) -> None:
-    world.workload, world.pods = (
-        FAILED,
-        [ended_pod(0, 0), ended_pod(1, 70, record=record(70, "user_code"))],
-    )
+    world.workload = FAILED
+    world.pods = [ended_pod(0, 0), ended_pod(1, 70, record=record(70, "user_code"))]
     begun = {
         "time": "2026-01-31T12:00:00.000Z",
         "event": "worker-started",
@@ -168,8 +162,8 @@ def test_the_rank_that_failed_is_found_by_its_record(kdist: Kdist, world: World)
         "pid": 5,
     }
     world.logs = {FIRST: lines("fine"), SECOND: lines(json.dumps(begun), "boom", at=3)}
-    assert kdist("logs", "digits", "--rank", "failing").stdout.splitlines()[-1] == "[digits-1] boom"
-    assert "fine" not in kdist("logs", "digits", "--rank", "failing").stdout
+    assert kdist("logs", "digits", "--rank", "failed").stdout.splitlines()[-1] == "[digits-1] boom"
+    assert "fine" not in kdist("logs", "digits", "--rank", "failed").stdout
 
 
 def test_logs_are_followed_no_longer_than_asked(kdist: Kdist, world: World) -> None:

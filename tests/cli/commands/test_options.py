@@ -49,11 +49,8 @@ def test_a_folder_stands_for_the_job_files_in_it(job_file: Path, job: str) -> No
     (folder / "a.yml").write_text(job.replace("digits", "a", 1))
     (folder / "README.md").write_text("not a job")
     found = options.read_jobs([str(folder), "job.yaml"], ["spec.maxRestarts=3"])
-    assert [(each.metadata.name, each.spec.max_restarts) for each, _ in found] == [
-        ("a", 3),
-        ("b", 3),
-        ("digits", 3),
-    ]
+    expected = [("a", 3), ("b", 3), ("digits", 3)]
+    assert [(each.metadata.name, each.spec.max_restarts) for each, _ in found] == expected
     assert [base for _, base in found] == [folder, folder, job_file.parent]
 
 

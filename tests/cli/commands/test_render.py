@@ -102,10 +102,8 @@ def test_the_claim_of_the_checkpoints_is_rendered_apart_and_kept_by_those_who_pr
     (claim,) = yaml.safe_load_all(kdist(*sized, "--claims", "only").stdout)
     notes = claim["metadata"]["annotations"]
     assert notes["argocd.argoproj.io/sync-options"] == "Prune=false,Delete=false"
-    assert (notes["kustomize.toolkit.fluxcd.io/prune"], notes["helm.sh/resource-policy"]) == (
-        "disabled",
-        "keep",
-    )
+    assert notes["kustomize.toolkit.fluxcd.io/prune"] == "disabled"
+    assert notes["helm.sh/resource-policy"] == "keep"
     objects = list(yaml.safe_load_all(plain.stdout))
     together = list(yaml.safe_load_all(kdist(*sized, "--claims", "with").stdout))
     assert [each for each in together if each not in objects] == [claim]

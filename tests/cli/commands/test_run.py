@@ -22,7 +22,8 @@ from tests.patience import soon
 HELLO = """
 import json, os, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "KDIST_NODE")
-print("hello", json.dumps([sys.argv, os.getcwd(), [os.environ[name] for name in names]]), flush=True)
+print("hello", json.dumps([sys.argv, os.getcwd(), [os.environ[name] for name in names]]), \
+flush=True)
 """
 
 
@@ -69,7 +70,7 @@ def test_a_script_runs_as_under_torchrun_with_its_arguments_untouched(
     fresh = start("--fresh", script)
     fresh.wait(0)
     assert re.search(
-        r"moved-aside +the old run is in .*/runs/sub-my-script\.\d{8}-\d{6}", fresh.errors()
+        r"run-archived +the old run is in .*/runs/sub-my-script\.\d{8}-\d{6}", fresh.errors()
     )
     (aside,) = (tmp_path / "runs").glob("sub-my-script.*")
     assert json.loads((aside / "run.json").read_text())["run_id"] == old

@@ -10,11 +10,9 @@ from tests.cli.conftest import Kdist
 
 def test_a_valid_file_gets_one_line(kdist: Kdist, job_file: Path) -> None:
     result = kdist("validate", job_file.name)
-    assert (result.exit_code, result.stdout, result.stderr) == (
-        0,
-        "job.yaml: valid, digits trains digits on 1 node, a rank per GPU\n",
-        "",
-    )
+    assert result.exit_code == 0
+    assert result.stdout == "job.yaml: valid, digits trains digits on 1 node, a rank per GPU\n"
+    assert result.stderr == ""
 
 
 def test_all_files_are_checked_and_one_wrong_one_decides(kdist: Kdist, job_file: Path) -> None:
@@ -32,7 +30,9 @@ def test_all_files_are_checked_and_one_wrong_one_decides(kdist: Kdist, job_file:
 
 
 def test_json_tells_of_every_file_and_problem(kdist: Kdist, job_file: Path) -> None:
-    job_file.with_name("wrong.yaml").write_text(job_file.read_text() + "  graceSeconds: 1:30\n")
+    job_file.with_name("wrong.yaml").write_text(
+        job_file.read_text() + "  terminationGracePeriodSeconds: 1:30\n"
+    )
     result = kdist("validate", "job.yaml", "wrong.yaml", "-o", "json")
     assert (result.exit_code, result.stderr) == (2, "")
     assert json.loads(result.stdout) == {
@@ -47,9 +47,10 @@ def test_json_tells_of_every_file_and_problem(kdist: Kdist, job_file: Path) -> N
                     {
                         "file": "wrong.yaml",
                         "line": 9,
-                        "column": 17,
-                        "path": "spec.graceSeconds",
-                        "message": "must be a whole number from 1 to 31536000, found the text `1:30`",
+                        "column": 34,
+                        "path": "spec.terminationGracePeriodSeconds",
+                        "message": "must be a whole number from 1 to 31536000, "
+                        "found the text `1:30`",
                         "suggestion": "",
                         "hint": (
                             "`1:30` is text in YAML 1.2; YAML 1.1 took it for 90 in base 60: "

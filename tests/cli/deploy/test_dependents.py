@@ -36,10 +36,8 @@ def test_all_but_the_config_map_and_the_claim_goes_with_the_workload_and_the_run
 ) -> None:
     sent = ("apply", str(file), "--set", f"spec.backend={backend}")
     assert kdist(*sent).exit_code == Code.OK
-    made, run = (
-        set(store.objects),
-        store.objects[f"{CORE}/configmaps/digits"]["metadata"]["annotations"]["kdist.dev/run-id"],
-    )
+    made = set(store.objects)
+    run = store.objects[f"{CORE}/configmaps/digits"]["metadata"]["annotations"]["kdist.dev/run-id"]
     assert kdist(*sent, "--error-unchanged").exit_code == Code.UNCHANGED, (
         "sending it again leaves the owners as they are"
     )

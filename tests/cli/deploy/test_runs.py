@@ -59,10 +59,8 @@ def test_other_nodes_are_told_at_once_and_all_else_stands_under_another_name(
     kdist(*sent)
     ((first, config),) = told(store).items()
     assert "nodes" not in config
-    assert json.loads(store.objects[f"{CONFIG_MAPS}/digits"]["data"]["nodes.json"]) == {
-        "min": 2,
-        "max": 3,
-    }
+    expected = {"min": 2, "max": 3}
+    assert json.loads(store.objects[f"{CONFIG_MAPS}/digits"]["data"]["nodes.json"]) == expected
     kdist(*sent, "--set", "spec.nodes={min: 1, max: 3}")
     assert list(told(store)) == [first]
     assert json.loads(store.objects[f"{CONFIG_MAPS}/digits"]["data"]["nodes.json"]) == {

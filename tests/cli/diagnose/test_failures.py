@@ -13,6 +13,7 @@ from kdist.status import Snapshot, WorkloadState
 from tests.cli.diagnose.scenes import FAILED, asking, event, node, nodes, scene
 from tests.cli.status.objects import (
     NOW,
+    Document,
     config_map,
     container,
     ended_pod,
@@ -44,60 +45,43 @@ def failed(code: int, cause: str, message: str = "it said so", **more: Any) -> S
     return scene([ended_pod(0, 201, record=PEERS), ended_pod(1, code, record=told)], state=FAILED)
 
 
+def failed_alone(*pods: Document) -> Snapshot:
+    """A job that failed and has these pods left."""
+    return scene(list(pods), state=FAILED)
+
+
+LABEL = "ValueError: label 12 is out of range"
+DEALT = "train.globalBatch: 3 samples cannot be dealt"
+UNKNOWN_KEY = "train.gradSpikeFactor Extra inputs are not permitted"
+FOREIGN = "another model or optimizer; give the job a folder of its own"
+SPENT = "10 restarts without progress are spent; the last failure: SIGKILL"
+IMPORT = "ImportError: no module\nlast line"
+LATE = WorkloadState(
+    finished="failed", reason="DeadlineExceeded", message="Job was active too long"
+)
+WAITS = {"collective": "all_reduce #17 float32[1024]"}
+
 CASES = [
     (
-        failed(70, "user_code", "ValueError: label 12 is out of range", traceback=TRACEBACK),
+        failed(70, "user_code", LABEL, traceback=TRACEBACK),
         "user-code",
         ["rank 1", "train.py", "step 42"],
     ),
-    (
-        failed(64, "config", "train.globalBatch: 3 samples cannot be dealt"),
-        "config",
-        ["globalBatch", "job.yaml"],
-    ),
-    (
-        failed(64, "config", "train.spikeFactor Extra inputs are not permitted"),
-        "config",
-        ["another version"],
-    ),
+    (failed(64, "config", DEALT), "config", ["globalBatch", "job.yaml"]),
+    (failed(64, "config", UNKNOWN_KEY), "config", ["another version"]),
     (failed(65, "data", "the data set is empty"), "data", ["empty"]),
-    (
-        failed(73, "mismatch", "another model or optimizer; give the job a folder of its own"),
-        "mismatch",
-        ["give the job a folder of its own"],
-    ),
+    (failed(73, "mismatch", FOREIGN), "mismatch", ["give the job a folder of its own"]),
     (failed(74, "nan", "the loss is nan"), "nan", ["learning rate"]),
-    (
-        failed(75, "budget", "10 restarts without progress are spent; the last failure: SIGKILL"),
-        "budget",
-        ["maxRestarts"],
-    ),
+    (failed(75, "budget", SPENT), "budget", ["maxRestarts"]),
     (failed(71, "oom_device", "CUDA out of memory"), "oom-device", ["microBatch"]),
     (failed(72, "oom_host", "killed"), "out-of-memory", ["spec.resources.memory"]),
-    (
-        failed(202, "hang", "no progress", collective="all_reduce #17 float32[1024]"),
-        "hang",
-        ["all_reduce #17"],
-    ),
+    (failed(202, "hang", "no progress", **WAITS), "hang", ["all_reduce #17"]),
     (failed(203, "storage", "No space left on device"), "storage", ["No space left"]),
     (failed(70, "unheard_of", "?"), "unknown", ["unheard_of"]),
-    (
-        scene([ended_pod(0, 1, record="ImportError: no module\nlast line")], state=FAILED),
-        "crash",
-        ["exit code 1", "last line"],
-    ),
-    (scene([ended_pod(0, 137)], state=FAILED), "crash", ["signal 9"]),
-    (scene([], state=FAILED), "failed", ["a code that another try cannot help"]),
-    (
-        scene(
-            [],
-            state=WorkloadState(
-                finished="failed", reason="DeadlineExceeded", message="Job was active too long"
-            ),
-        ),
-        "failed",
-        ["time was up"],
-    ),
+    (failed_alone(ended_pod(0, 1, record=IMPORT)), "crash", ["exit code 1", "last line"]),
+    (failed_alone(ended_pod(0, 137)), "crash", ["signal 9"]),
+    (failed_alone(), "failed", ["a code that another try cannot help"]),
+    (scene([], state=LATE), "failed", ["time was up"]),
 ]
 
 
@@ -126,65 +110,39 @@ def test_memory_of_one_rank_comes_before_the_peers_that_lost_it() -> None:
 
 
 def test_of_a_hang_that_spent_the_budget_the_place_is_shown_and_not_the_end_of_its_stacks() -> None:
-    stacks = [
-        "Thread 0x1 (most recent call first):",
-        "  _wait",
-        "",
-        "Current thread 0x2 (most recent call first):",
-        "  loss",
-        *["x"] * 30,
-    ]
-    spent = record(
-        75,
-        "budget",
-        message="0 restarts without progress are spent; the last failure: rank 1 hangs",
-        traceback=stacks,
-    )
+    stacks = ["Thread 0x1 (most recent call first):", "  _wait", ""]
+    stacks += ["Current thread 0x2 (most recent call first):", "  loss", *["x"] * 30]
+    said = "0 restarts without progress are spent; the last failure: rank 1 hangs"
+    spent = record(75, "budget", message=said, traceback=stacks)
     found = diagnose(scene([ended_pod(0, 75, record=spent)], state=FAILED))
     assert found.evidence[1:3] == ("Current thread 0x2 (most recent call first):", "  loss")
 
 
 def test_memory_comes_before_the_budget_that_it_spent() -> None:
     spent = record(75, "budget", message="10 restarts without progress are spent")
-    found = diagnose(
-        scene(
-            [ended_pod(0, 75, record=spent), ended_pod(1, 137, "OOMKilled", ago=30)], state=FAILED
-        )
-    )
+    killed = ended_pod(1, 137, "OOMKilled", ago=30)
+    found = diagnose(scene([ended_pod(0, 75, record=spent), killed], state=FAILED))
     assert (found.cause, [each.cause for each in found.also]) == ("out-of-memory", ["budget"])
 
 
 def test_a_failure_before_a_pod_ran_out_of_memory_is_the_cause() -> None:
     early = record(70, "user_code", message="ValueError", time=NOW.timestamp() - 100)
-    found = diagnose(
-        scene(
-            [ended_pod(0, 70, record=early, ago=99), ended_pod(1, 137, "OOMKilled", ago=5)],
-            state=FAILED,
-        )
-    )
+    killed = ended_pod(1, 137, "OOMKilled", ago=5)
+    found = diagnose(scene([ended_pod(0, 70, record=early, ago=99), killed], state=FAILED))
     assert found.cause == "user-code"
 
 
 def test_a_container_that_ran_out_of_memory_and_trains_again_is_worth_a_word_only() -> None:
-    again = pod(
-        1,
-        containerStatuses=[
-            container(
-                state={"running": {}}, ready=True, restarts=1, before=terminated(137, "OOMKilled")
-            )
-        ],
-    )
+    before = terminated(137, "OOMKilled")
+    runs = container(state={"running": {}}, ready=True, restarts=1, before=before)
+    again = pod(1, containerStatuses=[runs])
     found = diagnose(scene([pod(0), again], reports={FIRST: report(), SECOND: report(ranks=(1,))}))
     assert (found.cause, [each.cause for each in found.also]) == ("none", ["out-of-memory"])
 
 
 def test_a_crash_loop_points_at_the_log_before() -> None:
-    crashing = pod(
-        0,
-        **waiting(
-            "CrashLoopBackOff", "back-off 40s", restarts=4, before=terminated(1, "Error", "boom")
-        ),
-    )
+    before = terminated(1, "Error", "boom")
+    crashing = pod(0, **waiting("CrashLoopBackOff", "back-off 40s", restarts=4, before=before))
     found = diagnose(scene([crashing]))
     assert (found.cause, found.severity) == ("crash", "blocked")
     assert found.commands[0] == "kdist logs digits -n ml --pod digits-0-abcde --previous"
@@ -214,10 +172,8 @@ def test_a_lost_node_that_the_job_needs_is_named_with_the_two_commands_that_help
 def test_a_lost_node_is_found_where_nodes_may_not_be_read() -> None:
     told = event("NodeNotReady", "Node is not ready", name=SECOND)
     found = diagnose(scene(LOST, told, reports={FIRST: report("rendezvous")}))
-    assert (found.cause, found.evidence) == (
-        "node-lost",
-        ("pod/digits-1-abcde: NodeNotReady: Node is not ready",),
-    )
+    assert found.cause == "node-lost"
+    assert found.evidence == ("pod/digits-1-abcde: NodeNotReady: Node is not ready",)
 
 
 def test_an_elastic_job_that_goes_on_without_a_node_is_well() -> None:
@@ -249,10 +205,8 @@ def standing(*silences: float, **more: object) -> Diagnosis:
     many seconds.
     """
     first, second = report(), report(ranks=(1,))
-    first["ranks"][0] |= {
-        "heartbeat_age": silences[0],
-        "collective": "all_reduce(float32[1024]) #17",
-    }
+    waits = {"collective": "all_reduce(float32[1024]) #17"}
+    first["ranks"][0] |= {"heartbeat_age": silences[0], **waits}
     second["ranks"][0] |= {"heartbeat_age": silences[1]}
     return diagnose(scene([pod(0), pod(1)], reports={FIRST: first | more, SECOND: second | more}))
 
@@ -263,11 +217,10 @@ def test_a_standstill_is_told_from_its_first_seconds_on_with_who_waits_where_and
     found = standing(8.0, 8.5)
     assert (found.cause, found.severity) == ("hang", "waiting")
     assert found.sentence == (
-        "no step has finished for 8.0 s, where a step usually takes 0.2 s: rank 1 stands "
-        "still in phase step, in no "
-        "collective; rank 0 waits in all_reduce(float32[1024]) #17; in 4:52 at the "
-        "earliest (spec.hangTimeoutSeconds: 300) "
-        "the agents write the stacks to the log and start the ranks again"
+        "no step has finished for 8.0 s, where a step usually takes 0.2 s: rank 1 stands still in "
+        "phase step, in no collective; rank 0 waits in all_reduce(float32[1024]) #17; in 4:52 at "
+        "the earliest (spec.hangTimeoutSeconds: 300) the agents write the stacks to the log and "
+        "start the ranks again"
     )
     assert found.evidence[0] == "rank 1 in phase step: silent for 8.5 s"
     assert found.commands[0] == "kdist logs digits -n ml --rank 1 --tail 100"
@@ -298,27 +251,21 @@ def test_an_eviction_says_who_did_it() -> None:
     assert "ephemeral-storage" in found.evidence[0]
 
 
+def resting(asked: str) -> Snapshot:
+    """A job that somebody has asked to rest."""
+    return scene([], state=WorkloadState(suspended=True), told=config_map(asked=asked))
+
+
+BOTH_DONE = {FIRST: report("succeeded"), SECOND: report("succeeded")}
+
+
 @pytest.mark.parametrize(
     ("seen", "cause", "command"),
     [
-        (
-            scene([], state=WorkloadState(suspended=True), told=config_map(asked="suspended")),
-            "suspended",
-            "kdist resume digits -n ml",
-        ),
-        (
-            scene([], state=WorkloadState(suspended=True), told=config_map(asked="stopped")),
-            "stopped",
-            "kdist restart digits -n ml",
-        ),
+        (resting("suspended"), "suspended", "kdist resume digits -n ml"),
+        (resting("stopped"), "stopped", "kdist restart digits -n ml"),
         (scene([ended_pod(0, 0)], state=SUCCEEDED), "done", None),
-        (
-            scene(
-                [pod(0), pod(1)], reports={FIRST: report("succeeded"), SECOND: report("succeeded")}
-            ),
-            "done",
-            None,
-        ),
+        (scene([pod(0), pod(1)], reports=BOTH_DONE), "done", None),
         (Snapshot("digits", "ml", config_map()), "no-workload", "kdist apply JOB.yaml -n ml"),
         (scene([pod(0), pod(1)]), "no-answer", "kdist logs digits -n ml --tail 20"),
     ],
@@ -338,16 +285,12 @@ def test_a_job_that_trains_tells_its_pace() -> None:
 
 def test_a_diagnosis_is_plain_for_programs() -> None:
     document = diagnose(failed(70, "user_code")).to_document()
-    assert (document["cause"], document["severity"], document["also"]) == (
-        "user-code",
-        "failed",
-        [],
-    )
+    assert document["cause"] == "user-code"
+    assert document["severity"] == "failed"
+    assert document["also"] == []
     assert isinstance(document["evidence"], list)
 
 
 def test_the_operators_own_object_is_never_needed() -> None:
-    assert (
-        diagnose(scene([pod(0)], over=workload(kind="PyTorchJob"), reports={FIRST: report()})).cause
-        == "none"
-    )
+    seen = scene([pod(0)], over=workload(kind="PyTorchJob"), reports={FIRST: report()})
+    assert diagnose(seen).cause == "none"

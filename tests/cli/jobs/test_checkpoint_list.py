@@ -52,7 +52,8 @@ def test_a_damaged_one_says_why_and_is_counted() -> None:
         "bytes": None,
     }
     found = document(ENTRY, bad)
-    assert checkpoints.checkpoint_rows(found)[1][3:] == ("-", "2", "1,280", "damaged: x.distcp is missing", "")
+    expected = ("-", "2", "1,280", "damaged: x.distcp is missing", "")
+    assert checkpoints.checkpoint_rows(found)[1][3:] == expected
     assert checkpoints.damaged(found) == ["step-00000010-e1"]
 
 

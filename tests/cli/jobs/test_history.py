@@ -32,7 +32,8 @@ def test_ranks_that_stop_so_that_others_may_join_do_not_end_a_life() -> None:
     ("message", "expected"),
     [
         (
-            'Successfully pulled image "a" in 3.25s (3.25s including waiting). Image size: 1 bytes.',
+            'Successfully pulled image "a" in 3.25s (3.25s including waiting). '
+            "Image size: 1 bytes.",
             3.25,
         ),
         ('Successfully pulled image "a" in 240ms (1m0s including waiting)', 0.24),

@@ -79,10 +79,8 @@ def test_the_view_gives_way_to_the_last_status_and_the_code_of_the_end(
 ) -> None:
     terminal = open_terminal("status", "digits", "-w")
     assert terminal.shows(lambda frame: "Running" in frame)
-    world.workload, world.pods = (
-        FAILED,
-        [ended_pod(0, 70, record=record(70, "user_code", message="ValueError: bad label"))],
-    )
+    world.workload = FAILED
+    world.pods = [ended_pod(0, 70, record=record(70, "user_code", message="ValueError: bad label"))]
     assert terminal.end() == 10
     assert is_restored(terminal)
     last = terminal.frame()

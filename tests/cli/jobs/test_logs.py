@@ -180,7 +180,7 @@ def test_ranks_are_found_in_the_logs_themselves_and_move_with_the_groups() -> No
     assert chosen.passes(told(1, "worker-started", rank=1))
     assert chosen.passes(printed)
     assert not chosen.passes(told(0, "progress", rank=0))
-    assert not chosen.passes(told(1, "group-formed"))
+    assert not chosen.passes(told(1, "rendezvous-completed"))
     assert not chosen.passes(told(1, "worker-started", rank=0))
     assert not chosen.passes(printed)
 

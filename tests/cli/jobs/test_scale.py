@@ -65,8 +65,5 @@ def test_the_agents_of_another_version_are_told_the_new_nodes_and_nothing_else(
 
 
 def test_the_size_is_told_in_words() -> None:
-    assert [scale.shown(*bounds) for bounds in ((1, 1), (2, 2), (1, 3))] == [
-        "1 node",
-        "2 nodes",
-        "1:3 nodes",
-    ]
+    expected = ["1 node", "2 nodes", "1:3 nodes"]
+    assert [scale.shown(*bounds) for bounds in ((1, 1), (2, 2), (1, 3))] == expected

@@ -19,12 +19,8 @@ def page(
     wait: float = 0.0,
 ) -> str:
     """Metrics of a rank after so many steps; the seconds are per step."""
-    phases = dict.fromkeys(PHASES, 0.0) | {
-        "data_wait": data,
-        "forward": forward,
-        "backward": backward,
-        "comm_exposed": wait,
-    }
+    phases = dict.fromkeys(PHASES, 0.0) | {"data_wait": data, "forward": forward}
+    phases |= {"backward": backward, "comm_exposed": wait}
     lines = [
         f'kdist_steps_total{{rank="{rank}"}} {steps}',
         f'kdist_samples_total{{rank="{rank}"}} {steps * 8}',
@@ -42,20 +38,16 @@ def page(
 
 def reading(rank: int, steps: int, generation: int = 1, **parts: float) -> AgentSample:
     ranks = [{"rank": rank, "step": steps, "phase": "step", "heartbeat_age": 0.1}]
-    return AgentSample(
-        {"generation": generation, "world_size": 2, "ranks": ranks, "step": steps},
-        page(rank, steps, **parts),
-    )
+    status = {"generation": generation, "world_size": 2, "ranks": ranks, "step": steps}
+    return AgentSample(status, page(rank, steps, **parts))
 
 
 def test_a_rank_is_shown_by_its_mean_step_since_the_reading_before() -> None:
     before = {"a": reading(0, 100, forward=0.5)}
-    now = {
-        "a": AgentSample(
-            reading(0, 110).status, page(0, 110, forward=(0.5 * 100 + 0.01 * 10) / 110)
-        )
-    }
-    whole, recent = agent_metrics.breakdown_rows(now)[0], agent_metrics.breakdown_rows(now, before)[0]
+    text = page(0, 110, forward=(0.5 * 100 + 0.01 * 10) / 110)
+    now = {"a": AgentSample(reading(0, 110).status, text)}
+    whole = agent_metrics.breakdown_rows(now)[0]
+    recent = agent_metrics.breakdown_rows(now, before)[0]
     assert (recent.steps, whole.steps) == (10, 110)
     assert recent.phases["forward"] == pytest.approx(0.01)
     assert whole.phases["forward"] == pytest.approx(50.1 / 110)
@@ -65,18 +57,13 @@ def test_a_rank_is_shown_by_its_mean_step_since_the_reading_before() -> None:
 
 
 def test_the_slow_rank_is_told_by_its_busy_time_although_its_all_reduces_are_the_shortest() -> None:
-    now = {f"pod-{rank}": reading(rank, 50, wait=0.05) for rank in (0, 1, 3)} | {
-        "pod-2": reading(2, 50, data=0.05)
-    }
+    now = {f"pod-{rank}": reading(rank, 50, wait=0.05) for rank in (0, 1, 3)}
+    now["pod-2"] = reading(2, 50, data=0.05)
     rows = agent_metrics.breakdown_rows(now)
     assert [row.rank for row in rows if row.slow] == [2]
     assert min(rows, key=lambda row: row.exchange or 0).rank == 2
-    assert list(describe_slow(rows)) == [
-        (
-            "rank 2 on pod-2 is slow: busy 2.7 times as long as the others, most of it in "
-            "waiting for data"
-        )
-    ]
+    said = "rank 2 on pod-2 is slow: busy 2.7 times as long as the others, "
+    assert list(describe_slow(rows)) == [f"{said}most of it in waiting for data"]
     assert top.cells(rows[2])[-1] == "SLOW"
 
 
@@ -85,28 +72,25 @@ def test_what_a_rank_exchanges_is_told_by_kind_and_shown_together() -> None:
         f'kdist_collective_seconds_total{{rank="0",op="{op}"}} {seconds}'
         for op, seconds in (("all_gather", 3.0), ("reduce_scatter", 1.0))
     )
-    (row,) = agent_metrics.breakdown_rows(
-        {"a": AgentSample(reading(0, 100).status, f'kdist_steps_total{{rank="0"}} 100\n{gathered}')}
-    )
-    assert row.to_document()["collectiveSeconds"] == {
-        "all_gather": pytest.approx(0.03),
-        "reduce_scatter": pytest.approx(0.01),
-    }
+    text = f'kdist_steps_total{{rank="0"}} 100\n{gathered}'
+    (row,) = agent_metrics.breakdown_rows({"a": AgentSample(reading(0, 100).status, text)})
+    spent = {"all_gather": pytest.approx(0.03), "reduce_scatter": pytest.approx(0.01)}
+    assert row.to_document()["collectiveSeconds"] == spent
     assert row.to_document()["allReduceSeconds"] is None
     assert "40 ms" in top.cells(row)
 
 
 def test_of_two_ranks_too_the_slower_one_is_named() -> None:
-    rows = agent_metrics.breakdown_rows({"a": reading(0, 50, wait=0.03), "b": reading(1, 50, backward=0.05)})
+    now = {"a": reading(0, 50, wait=0.03), "b": reading(1, 50, backward=0.05)}
+    rows = agent_metrics.breakdown_rows(now)
     assert [row.rank for row in rows if row.slow] == [1]
 
 
 def test_equal_ranks_and_a_rank_alone_are_not_slow() -> None:
-    assert not any(
-        row.slow
-        for row in agent_metrics.breakdown_rows({"a": reading(0, 50), "b": reading(1, 50, forward=0.012)})
-    )
-    assert not any(row.slow for row in agent_metrics.breakdown_rows({"a": reading(0, 50, forward=9.0)}))
+    equal = {"a": reading(0, 50), "b": reading(1, 50, forward=0.012)}
+    assert not any(row.slow for row in agent_metrics.breakdown_rows(equal))
+    alone = {"a": reading(0, 50, forward=9.0)}
+    assert not any(row.slow for row in agent_metrics.breakdown_rows(alone))
 
 
 def test_sums_that_began_anew_are_taken_as_they_are() -> None:
@@ -116,41 +100,30 @@ def test_sums_that_began_anew_are_taken_as_they_are() -> None:
 
 
 def test_an_agent_left_behind_in_an_older_generation_is_not_shown() -> None:
-    rows = agent_metrics.breakdown_rows(
-        {"a": reading(0, 9, generation=2), "cut-off": reading(0, 5, generation=1)}
-    )
+    now = {"a": reading(0, 9, generation=2), "cut-off": reading(0, 5, generation=1)}
+    rows = agent_metrics.breakdown_rows(now)
     assert [(row.rank, row.pod) for row in rows] == [(0, "a")]
 
 
 def test_a_rank_that_has_not_stepped_yet_is_shown_without_times() -> None:
-    silent = AgentSample(
-        {
-            "generation": 1,
-            "ranks": [{"rank": 0, "step": None, "phase": "init", "heartbeat_age": 12.0}],
-        },
-        "",
-    )
+    ranks = [{"rank": 0, "step": None, "phase": "init", "heartbeat_age": 12.0}]
+    silent = AgentSample({"generation": 1, "ranks": ranks}, "")
     row = agent_metrics.breakdown_rows({"a": silent})[0]
     assert top.cells(row) == ("0", "a", "init", "-", *["-"] * 9, "silent for 12 s")
 
 
 def test_of_very_many_ranks_the_slow_ones_are_among_those_shown() -> None:
-    now = {f"pod-{rank:03}": reading(rank, 50) for rank in range(199)} | {
-        "pod-199": reading(199, 50, forward=0.2)
-    }
+    now = {f"pod-{rank:03}": reading(rank, 50) for rank in range(199)}
+    now["pod-199"] = reading(199, 50, forward=0.2)
     shown, left = top.choose(agent_metrics.breakdown_rows(now), 20)
     assert (len(shown), left, shown[-1].rank) == (20, 180, 199)
 
 
 def test_the_headline_is_what_rank_0_says() -> None:
-    now = {
-        "b": reading(1, 7),
-        "a": AgentSample({**reading(0, 8).status, "loss": 0.5, "target_steps": 1000}, ""),
-    }
-    assert (
-        top.headline("d", now)
-        == "d · step 8/1,000 · loss 0.5 · 2 ranks, generation 1 · no checkpoint yet"
-    )
+    leader = AgentSample({**reading(0, 8).status, "loss": 0.5, "target_steps": 1000}, "")
+    now = {"b": reading(1, 7), "a": leader}
+    expected = "d · step 8/1,000 · loss 0.5 · 2 ranks, generation 1 · no checkpoint yet"
+    assert top.headline("d", now) == expected
 
 
 def test_the_throughput_is_that_of_all_agents() -> None:
@@ -170,10 +143,7 @@ def test_programs_get_every_number() -> None:
 
 
 def test_an_answer_of_any_shape_is_no_trouble() -> None:
-    odd = AgentSample(
-        {"ranks": [1, {"rank": "x"}, {"rank": 3, "step": "y"}], "generation": "z"},
-        'kdist_steps_total{rank="q"} 1',
-    )
-    assert [(row.rank, row.step) for row in agent_metrics.breakdown_rows({"a": odd, "b": AgentSample()})] == [
-        (3, None)
-    ]
+    status = {"ranks": [1, {"rank": "x"}, {"rank": 3, "step": "y"}], "generation": "z"}
+    odd = AgentSample(status, 'kdist_steps_total{rank="q"} 1')
+    rows = agent_metrics.breakdown_rows({"a": odd, "b": AgentSample()})
+    assert [(row.rank, row.step) for row in rows] == [(3, None)]

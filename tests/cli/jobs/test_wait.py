@@ -62,10 +62,8 @@ def test_changes_are_told_once_each_until_the_job_is_done(cluster: Cluster, worl
 def test_a_job_that_fails_ends_every_wait_with_its_cause(
     cluster: Cluster, world: World, goal: str
 ) -> None:
-    world.workload, world.pods = (
-        FAILED,
-        [ended_pod(0, 70, record=record(70, "user_code", message="ValueError: bad label"))],
-    )
+    world.workload = FAILED
+    world.pods = [ended_pod(0, 70, record=record(70, "user_code", message="ValueError: bad label"))]
     with pytest.raises(KdistError, match=r"digits failed: .*ValueError: bad label") as told:
         wait(cluster, goal)
     assert (told.value.code, told.value.next_command) == (Code.JOB_FAILED, "kdist why digits -n ml")

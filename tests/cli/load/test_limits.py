@@ -88,10 +88,8 @@ def test_a_bomb_does_not_fill_the_memory() -> None:
 
 def test_aliases_within_the_limits_are_the_value_they_name() -> None:
     text = JOB + "  env:\n    - {name: A, value: &mode offline}\n    - {name: B, value: *mode}\n"
-    assert [variable.value for variable in load_text(text, source="job.yaml").spec.env] == [
-        "offline",
-        "offline",
-    ]
+    expected = ["offline", "offline"]
+    assert [variable.value for variable in load_text(text, source="job.yaml").spec.env] == expected
 
 
 def test_a_wrong_value_behind_an_alias_is_told_of_where_it_stands() -> None:

@@ -150,10 +150,6 @@ def test_problems_of_options_follow_those_of_the_file(kdist: Kdist) -> None:
     lines = [
         line for line in result.stderr.splitlines() if line.startswith(("stdin", "--set", "Error"))
     ]
-    assert [line.split(": ")[0] for line in lines] == [
-        "stdin:9:3",
-        "--set spec.fast=1",
-        "--set spec.nodes=no",
-        "Error",
-    ]
+    expected = ["stdin:9:3", "--set spec.fast=1", "--set spec.nodes=no", "Error"]
+    assert [line.split(": ")[0] for line in lines] == expected
     assert result.exit_code == 2

@@ -8,7 +8,7 @@ import pytest
 
 from kdist.errors import InvalidJobError, Problem
 from kdist.load import load_file, load_text
-from kdist.load.yaml_parser import MAX_BYTES, shown
+from kdist.load.text import MAX_BYTES, shown
 from tests.cli.conftest import JOB, Kdist
 
 
@@ -67,12 +67,10 @@ def test_lines_are_counted_whatever_ends_them(line_end: str) -> None:
     with pytest.raises(InvalidJobError) as refused:
         load_text((JOB + "  nodse: 2\n").replace("\n", line_end), source="job.yaml")
     (problem,) = refused.value.problems
-    assert (problem.line, problem.column, problem.suggestion, problem.excerpt) == (
-        9,
-        3,
-        "nodes",
-        "  nodse: 2",
-    )
+    assert problem.line == 9
+    assert problem.column == 3
+    assert problem.suggestion == "nodes"
+    assert problem.excerpt == "  nodse: 2"
 
 
 def test_a_file_of_a_mebibyte_is_read(job: str) -> None:

@@ -19,12 +19,12 @@ def told(name: str, node: str = "node-0", **fields: Any) -> str:
     ("name", "fields", "sentence"),
     [
         (
-            "group-formed",
+            "rendezvous-completed",
             {"world_size": 2, "nodes": 2, "generation": 1, "reason": "start"},
             "2 ranks on 2 nodes, generation 1 (start)",
         ),
         (
-            "group-formed",
+            "rendezvous-completed",
             {"world_size": 1, "nodes": 1, "generation": 3, "reason": "failure"},
             "1 rank on 1 node, generation 3 (failure)",
         ),
@@ -90,10 +90,8 @@ def test_an_event_is_told_in_a_sentence(name: str, fields: dict[str, Any], sente
 
 
 def test_a_line_has_time_node_and_name_in_fixed_columns() -> None:
-    assert (
-        told("stopped", step=7)
-        == "2026-01-31T12:00:01Z node-0 stopped               stopped after step 7, state saved"
-    )
+    expected = "2026-01-31T12:00:01Z node-0 stopped               stopped after step 7, state saved"
+    assert told("stopped", step=7) == expected
 
 
 def test_what_a_rank_prints_carries_its_node() -> None:
@@ -116,7 +114,7 @@ def test_an_event_that_lacks_its_fields_is_still_told() -> None:
 
 def test_what_every_agent_says_is_told_once() -> None:
     narrator = EventFilter(lines_only=True)
-    formed = {"event": "group-formed", "world_size": 2, "nodes": 2, "generation": 1}
+    formed = {"event": "rendezvous-completed", "world_size": 2, "nodes": 2, "generation": 1}
     assert [
         narrator.is_news(event) for event in (formed, dict(formed), {**formed, "generation": 2})
     ] == [True, False, True]

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from kdist.events import Entry
 from kdist.local.agents import StatusReply
 from kdist.local.progress import NodeProgress, Progress
-from kdist.views.live_run import render_progress, draw_entry, sparkline
+from kdist.views.live_run import draw_entry, render_progress, sparkline
 
 
 class Clock:
@@ -112,7 +112,7 @@ def test_an_agent_that_does_not_answer_is_shown_as_such(progress: Progress, cloc
             ["rendezvous-started", "rendezvous-started"],
             "rendezvous: 2 of 2 nodes are there, 2 needed",
         ),
-        (["group-formed", "group-formed"], "the ranks start and load the workload"),
+        (["rendezvous-completed", "rendezvous-completed"], "the ranks start and load the workload"),
         (["first-step", "agent-restarting"], "an agent ended and starts again"),
         (["first-step", "stopping"], "the ranks save their state and stop"),
     ],
@@ -151,7 +151,7 @@ def test_a_script_that_tells_no_steps_is_not_called_stuck(clock: Clock) -> None:
         "script", {"node-0": NodeProgress("node-0")}, needed=1, managed=False, clock=clock
     )
     assert "step 0" not in drawn(render_progress(progress))
-    observe(progress, "group-formed", world_size=1)
+    observe(progress, "rendezvous-completed", world_size=1)
     clock.now += 60
     assert progress.waiting_for() is None
 
@@ -196,10 +196,8 @@ def test_a_sparkline_goes_with_its_values(values: list[float], width: int, bars:
 
 
 def test_square_brackets_that_a_rank_prints_are_no_markup() -> None:
-    assert (
-        drawn(draw_entry(Entry("node-0", None, "[red]loss[/red] [/]"))).rstrip()
-        == "[node-0] [red]loss[/red] [/]"
-    )
+    expected = "[node-0] [red]loss[/red] [/]"
+    assert drawn(draw_entry(Entry("node-0", None, "[red]loss[/red] [/]"))).rstrip() == expected
 
 
 def test_the_newest_state_of_each_ranks_progress_bar_is_drawn_until_its_line_ends(
@@ -213,7 +211,7 @@ def test_the_newest_state_of_each_ranks_progress_bar_is_drawn_until_its_line_end
     assert rows == ["[rank0]: 20% [eta]", "[rank1]: 10% [eta]"]
     progress.observe_print(Entry("node-0", None, "[rank0]: 100% [eta]"))
     assert "[rank0]" not in drawn(render_progress(progress))
-    progress.observe("node-0", {"event": "group-formed", "world_size": 2})
+    progress.observe("node-0", {"event": "rendezvous-completed", "world_size": 2})
     assert "[rank1]" not in drawn(render_progress(progress)), "another process has that rank now"
 
 
@@ -225,7 +223,7 @@ def test_the_view_can_be_drawn_on_any_terminal(progress: Progress, width: int) -
 
 def test_what_rank_0_says_of_the_group_holds_for_every_node(progress: Progress) -> None:
     for node in ("node-0", "node-1"):
-        observe(progress, "group-formed", node, world_size=2)
+        observe(progress, "rendezvous-completed", node, world_size=2)
     observe(progress, "first-step", "node-0", step=1)
     assert [node.phase for node in progress.nodes.values()] == ["training", "training"]
 
@@ -253,7 +251,7 @@ def test_an_older_answer_of_another_node_does_not_turn_the_clock_back(
         progress.observe_answer("node-0", answer(clock, generation=1, step=step, loss=0.5))
     assert progress.step == 30
     assert progress.seconds_left() == pytest.approx(70 / (20 / 3))
-    observe(progress, "group-formed", world_size=2, generation=2)
+    observe(progress, "rendezvous-completed", world_size=2, generation=2)
     progress.observe_answer("node-1", answer(clock, generation=2, step=7, loss=0.5))
     assert progress.step == 7
 
@@ -269,7 +267,7 @@ def test_a_training_that_stands_says_where_its_ranks_are(
     progress: Progress, clock: Clock, phase: str, sentence: str
 ) -> None:
     for node in progress.nodes:
-        observe(progress, "group-formed", node)
+        observe(progress, "rendezvous-completed", node)
     observe(progress, "first-step", step=1)
     progress.observe_answer("node-0", answer(clock, ranks=[{"rank": 0, "phase": phase}]))
     clock.now += 4

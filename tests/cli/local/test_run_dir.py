@@ -48,9 +48,7 @@ def test_a_second_invocation_is_the_same_run_with_a_new_rendezvous(home: Path) -
     assert [path.name for path in home.glob("job/rendezvous-*")] == ["rendezvous-2"]
 
 
-def test_the_rendezvous_that_agents_are_planned_for_is_that_of_the_invocation_which_then_begins() -> (
-    None
-):
+def test_the_rendezvous_that_agents_are_planned_for_is_that_of_the_invocation_that_begins() -> None:
     invoke()
     folder = RunFolder.open("job")
     planned = folder.store

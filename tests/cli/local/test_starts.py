@@ -31,7 +31,7 @@ def test_the_first_word_of_each_agent_in_each_life_is_when_it_was_up(tmp_path: P
         tmp_path,
         "node-0",
         ("rendezvous-started", 103.5),
-        ("group-formed", 104.0),
+        ("rendezvous-completed", 104.0),
         again,
         ("rendezvous-started", 205.25),
     )

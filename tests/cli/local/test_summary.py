@@ -80,12 +80,8 @@ def test_what_is_not_known_has_no_row() -> None:
         loss=None,
         metrics={},
     )
-    assert [name for name, _ in summary.summary_rows(report)] == [
-        "outcome",
-        "restarts",
-        "wall time",
-        "folder",
-    ]
+    expected = ["outcome", "restarts", "wall time", "folder"]
+    assert [name for name, _ in summary.summary_rows(report)] == expected
 
 
 def test_a_stopped_job_says_what_is_saved_and_how_to_go_on() -> None:

@@ -63,19 +63,15 @@ def test_every_second_of_a_run_with_a_kill_in_it_has_its_place() -> None:
 
 def test_attempts_say_what_they_kept_what_was_lost_and_what_ended_them() -> None:
     first, second = build_receipt(EVENTS, STEPS, lives=LIVES)["attempts"]
-    assert (first["reason"], first["keptSteps"], first["lostSteps"], first["endedBy"]) == (
-        "start",
-        4,
-        2,
-        "signal",
-    )
+    assert first["reason"] == "start"
+    assert first["keptSteps"] == 4
+    assert first["lostSteps"] == 2
+    assert first["endedBy"] == "signal"
     assert first["failure"] == {"rank": 1, "node": "b", "step": 6, "message": "gone"}
-    assert (second["reason"], second["fromStep"], second["keptSteps"], second["lostSteps"]) == (
-        "failure",
-        4,
-        6,
-        0,
-    )
+    assert second["reason"] == "failure"
+    assert second["fromStep"] == 4
+    assert second["keptSteps"] == 6
+    assert second["lostSteps"] == 0
     assert second["endedBy"] is None
 
 
@@ -131,17 +127,8 @@ def test_the_rows_show_shares_and_the_rank_that_failed() -> None:
     receipt = build_receipt(EVENTS, STEPS, lives=LIVES)
     assert ("down", "3.0 s", "12.0%") in text.totals(receipt)
     assert text.totals(receipt)[-1] == ("together", "25 s", "100.0%")
-    assert text.attempts(receipt)[0] == (
-        "1",
-        "start",
-        "step 0",
-        "6",
-        "4",
-        "2",
-        "13 s",
-        "30.8%",
-        "signal: gone",
-    )
+    expected = ("1", "start", "step 0", "6", "4", "2", "13 s", "30.8%", "signal: gone")
+    assert text.attempts(receipt)[0] == expected
     receipt["attempts"][0]["failure"]["message"] = "a traceback that is long\n" * 3
     assert text.attempts(receipt)[0][-1] == "signal: a traceback that is long"
     receipt["attempts"][0]["failure"]["message"] = "far too long " * 9

@@ -48,13 +48,13 @@ def test_defaults_are_explicit_in_the_document(smallest: TrainingJob) -> None:
         "imagePullSecrets": [],
         "priorityClass": None,
         "serviceAccountName": None,
-        "graceSeconds": 60,
-        "ttlSeconds": 86_400,
+        "terminationGracePeriodSeconds": 60,
+        "ttlSecondsAfterFinished": 86_400,
         "rendezvousTimeoutSeconds": 600,
         "joinWindowSeconds": 10,
         "collectiveTimeoutSeconds": 300,
         "hangTimeoutSeconds": 300,
-        "metricsLingerSeconds": 30,
+        "finalScrapeTimeoutSeconds": 30,
         "podTemplate": {},
         "preflight": None,
         "script": None,
@@ -68,13 +68,13 @@ def test_a_document_is_a_job_file_of_the_same_job(smallest: TrainingJob) -> None
 def test_the_trainer_is_told_all_that_the_job_says_about_training() -> None:
     text = JOB + (
         "  nodes: {min: 2, max: 3}\n  procsPerNode: 2\n  threadsPerRank: 4\n  "
-        "maxRestarts: 7\n  graceSeconds: 31\n"
+        "maxRestarts: 7\n  terminationGracePeriodSeconds: 31\n"
     )
     text += (
         "  rendezvousTimeoutSeconds: 32\n  joinWindowSeconds: 33\n  collectiveTimeoutSeconds: "
         "34\n  hangTimeoutSeconds: 35\n"
     )
-    text += "  metricsLingerSeconds: 36\n"
+    text += "  finalScrapeTimeoutSeconds: 36\n"
     told = load_text(text, source="job.yaml").to_train_config().to_document()
     train = told.pop("train")
     assert told == {
@@ -83,12 +83,12 @@ def test_the_trainer_is_told_all_that_the_job_says_about_training() -> None:
         "procsPerNode": 2,
         "threadsPerRank": 4,
         "maxRestarts": 7,
-        "graceSeconds": 31,
+        "terminationGracePeriodSeconds": 31,
         "rendezvousTimeoutSeconds": 32,
         "joinWindowSeconds": 33,
         "collectiveTimeoutSeconds": 34,
         "hangTimeoutSeconds": 35,
-        "metricsLingerSeconds": 36,
+        "finalScrapeTimeoutSeconds": 36,
         "preflight": None,
         "script": None,
     }
@@ -102,10 +102,8 @@ def test_the_trainer_is_told_all_that_the_job_says_about_training() -> None:
 
 
 def test_fields_that_job_and_trainer_share_agree() -> None:
-    ours, theirs = (
-        Spec.model_json_schema(by_alias=True),
-        TrainConfig.model_json_schema(by_alias=True),
-    )
+    ours = Spec.model_json_schema(by_alias=True)
+    theirs = TrainConfig.model_json_schema(by_alias=True)
     shared = set(ours["properties"]) & set(theirs["properties"])
     assert set(theirs["properties"]) - shared == {"name"}
     for name in shared - {"nodes"}:  # the job may say a number of nodes
@@ -222,7 +220,8 @@ def test_a_job_may_say_all_of_this() -> None:
     text = """
 apiVersion: kdist.dev/v1alpha1
 kind: TrainingJob
-metadata: {name: digits, namespace: ml, labels: {team: vision}, annotations: {example.com/why: "a: b"}}
+metadata: {name: digits, namespace: ml, labels: {team: vision}, \
+annotations: {example.com/why: "a: b"}}
 spec:
   backend: auto
   image: registry/kdist-trainer:0.1.0
@@ -241,8 +240,8 @@ spec:
   tolerations: []
   imagePullSecrets: [registry]
   priorityClass: high
-  graceSeconds: 60
-  ttlSeconds: 86400
+  terminationGracePeriodSeconds: 60
+  ttlSecondsAfterFinished: 86400
   podTemplate: {}
   train:
     workload: digits

@@ -24,17 +24,10 @@ def config_map(
     *, least: int = 2, most: int = 2, name: str = "digits", age: float = 600, **annotations: str
 ) -> Document:
     """The job's ConfigMap. Annotations are given by what follows `kdist.dev/`."""
-    spec = {
-        "nodes": {"min": least, "max": most},
-        "maxRestarts": 10,
-        "checkpoints": {"claim": "ckpt"},
-    }
-    job = {
-        "apiVersion": "kdist.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
+    spec: Document = {"nodes": {"min": least, "max": most}, "maxRestarts": 10}
+    spec["checkpoints"] = {"claim": "ckpt"}
+    job: Document = {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob"}
+    job |= {"metadata": {"name": name}, "spec": spec}
     told = {"run-id": RUN, "backend": "job", "rendezvous": "kubernetes", **annotations}
     return {
         "apiVersion": "v1",
@@ -83,9 +76,8 @@ def pod(
     ]
     told: Document = {"phase": phase, "conditions": conditions, "podIP": f"10.0.0.{index + 1}"}
     if phase == "Running":
-        told["containerStatuses"] = [
-            container(state={"running": {"startedAt": at(500)}}, ready=True)
-        ]
+        state = {"running": {"startedAt": at(500)}}
+        told["containerStatuses"] = [container(state=state, ready=True)]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -133,14 +125,8 @@ def terminated(
 ) -> Document:
     """A container's end."""
     message = record if isinstance(record, str) else json.dumps(record) if record else ""
-    return {
-        "terminated": {
-            "exitCode": code,
-            "reason": reason,
-            "message": message,
-            "finishedAt": at(ago),
-        }
-    }
+    said = {"exitCode": code, "reason": reason, "message": message, "finishedAt": at(ago)}
+    return {"terminated": said}
 
 
 def ended_pod(
@@ -216,21 +202,6 @@ def rank(number: int, local: int = 0) -> Document:
 
 def record(code: int, cause: str | None, *, outcome: str = "failed", **more: Any) -> Document:
     """An exit record as the trainer writes it."""
-    told = {
-        "code": code,
-        "cause": cause,
-        "outcome": outcome,
-        "message": "",
-        "rank": 1,
-        "node": "digits-1-abcde",
-        "step": 42,
-    }
-    return {
-        **told,
-        "generation": 1,
-        "time": NOW.timestamp() - 10,
-        "traceback": [],
-        "collective": None,
-        "primary": True,
-        **more,
-    }
+    told: Document = {"code": code, "cause": cause, "outcome": outcome, "message": "", "rank": 1}
+    told |= {"node": "digits-1-abcde", "step": 42, "generation": 1, "time": NOW.timestamp() - 10}
+    return {**told, "traceback": [], "collective": None, "primary": True, **more}

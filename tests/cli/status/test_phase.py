@@ -43,6 +43,18 @@ STOPPED = record(200, "preempted", outcome="stopped")
 TRACEBACK = record(70, "user_code", message="ValueError: bad label")
 PULLING = pod(0, phase="Pending", **waiting("ImagePullBackOff", "Back-off pulling image"))
 CREATING = pod(0, phase="Pending", **waiting("ContainerCreating"))
+REPLACED = ended_pod(0, 201, name="old")
+COMPLETED = [ended_pod(0, 0, "Completed"), ended_pod(1, 0, "Completed")]
+ASKED = config_map(asked="suspended")
+TRAINING = {FIRST: report(), SECOND: report(ranks=(1,))}
+PARKED = {FIRST: report("succeeded"), SECOND: report("succeeded")}
+SMALLER = {FIRST: report(generation=2)}
+MEETING = {FIRST: report("rendezvous")}
+
+
+def stopped_pod(index: int) -> dict[str, Any]:
+    """A pod whose training was stopped on request."""
+    return ended_pod(index, 200, record=STOPPED)
 
 
 def look(
@@ -64,7 +76,7 @@ def look(
 @pytest.mark.parametrize(
     ("status", "phase", "reason"),
     [
-        (look(reports={FIRST: report(), SECOND: report(ranks=(1,))}), Phase.RUNNING, ""),
+        (look(reports=TRAINING), Phase.RUNNING, ""),
         (look(reports={FIRST: report("checkpointing")}), Phase.RUNNING, ""),
         (look(reports={FIRST: report("rendezvous", **FRESH)}), Phase.STARTING, "Rendezvous"),
         (look(reports={FIRST: report("initializing", **FRESH)}), Phase.STARTING, "Initializing"),
@@ -72,11 +84,7 @@ def look(
         (look(reports={FIRST: report("restarting")}), Phase.RECOVERING, "Restarting"),
         (look(reports={FIRST: report("hung")}), Phase.RECOVERING, "Hang"),
         (look(reports={FIRST: report("succeeded")}), Phase.RUNNING, "Finishing"),
-        (
-            look(reports={FIRST: report("succeeded"), SECOND: report("succeeded")}),
-            Phase.SUCCEEDED,
-            "Parked",
-        ),
+        (look(reports=PARKED), Phase.SUCCEEDED, "Parked"),
         (look(reports={FIRST: report("failed", exit=TRACEBACK)}), Phase.FAILED, "user_code"),
         (look(), Phase.RUNNING, "NoAnswer"),
         (look(pods=[]), Phase.PENDING, "NoPods"),
@@ -84,56 +92,23 @@ def look(
         (look(pods=[PULLING, CREATING]), Phase.PENDING, "ImagePullBackOff"),
         (look(pods=[CREATING]), Phase.STARTING, "ContainerCreating"),
         (look(pods=[lost_pod(0), lost_pod(1)]), Phase.RECOVERING, "NodeLost"),
-        (
-            look(pods=[pod(0), lost_pod(1)], reports={FIRST: report(generation=2)}),
-            Phase.RUNNING,
-            "NodeLost",
-        ),
+        (look(pods=[pod(0), lost_pod(1)], reports=SMALLER), Phase.RUNNING, "NodeLost"),
         (look(pods=[pod(0), pod(1)], lost_nodes=["worker-1"]), Phase.RECOVERING, "NodeLost"),
         # After an outage of its own the control plane takes readiness away from pods that are well.
-        (
-            look(
-                pods=[lost_pod(0), lost_pod(1)],
-                reports={FIRST: report(), SECOND: report(ranks=(1,))},
-            ),
-            Phase.RUNNING,
-            "",
-        ),
-        (
-            look(
-                pods=[ended_pod(0, 201, name="old"), pod(0)], reports={FIRST: report("rendezvous")}
-            ),
-            Phase.RECOVERING,
-            "Rendezvous",
-        ),
-        (
-            look(DONE, [ended_pod(0, 0, "Completed"), ended_pod(1, 0, "Completed")]),
-            Phase.SUCCEEDED,
-            "",
-        ),
+        (look(pods=[lost_pod(0), lost_pod(1)], reports=TRAINING), Phase.RUNNING, ""),
+        (look(pods=[REPLACED, pod(0)], reports=MEETING), Phase.RECOVERING, "Rendezvous"),
+        (look(DONE, COMPLETED), Phase.SUCCEEDED, ""),
         (look(DONE, []), Phase.SUCCEEDED, ""),
         (look(FAILED, [ended_pod(0, 70, record=TRACEBACK)]), Phase.FAILED, "user_code"),
         (look(FAILED, []), Phase.FAILED, "PodFailurePolicy"),
-        (
-            look(FAILED, [ended_pod(0, 200, record=STOPPED), ended_pod(1, 200, record=STOPPED)]),
-            Phase.STOPPED,
-            "Stopped",
-        ),
-        (
-            look(FAILED, [ended_pod(0, 200, record=STOPPED), ended_pod(1, 137)]),
-            Phase.FAILED,
-            "PodFailurePolicy",
-        ),
+        (look(FAILED, [stopped_pod(0), stopped_pod(1)]), Phase.STOPPED, "Stopped"),
+        (look(FAILED, [stopped_pod(0), ended_pod(1, 137)]), Phase.FAILED, "PodFailurePolicy"),
         (look(SUSPENDED, []), Phase.SUSPENDED, "Suspended"),
-        (look(SUSPENDED, [], told=config_map(asked="suspended")), Phase.SUSPENDED, "Suspended"),
+        (look(SUSPENDED, [], told=ASKED), Phase.SUSPENDED, "Suspended"),
         (look(SUSPENDED, [], told=config_map(asked="stopped")), Phase.STOPPED, "Stopped"),
-        (look(SUSPENDED, BOTH, told=config_map(asked="suspended")), Phase.RUNNING, "Suspending"),
+        (look(SUSPENDED, BOTH, told=ASKED), Phase.RUNNING, "Suspending"),
         (look(SUSPENDED, [], over=QUEUED), Phase.QUEUED, "Queued"),
-        (
-            look(SUSPENDED, [], over=QUEUED, told=config_map(asked="suspended")),
-            Phase.SUSPENDED,
-            "Suspended",
-        ),
+        (look(SUSPENDED, [], over=QUEUED, told=ASKED), Phase.SUSPENDED, "Suspended"),
         (look(None, []), Phase.UNKNOWN, "NoWorkload"),
     ],
 )
@@ -153,18 +128,12 @@ def test_the_throughput_is_that_of_all_agents() -> None:
 
 def test_the_numbers_are_those_of_the_newest_group() -> None:
     old = report(generation=1, step=900, loss=9.0)
-    status = look(
-        reports={
-            FIRST: old,
-            SECOND: report(ranks=(0,), generation=2, step=110, last_checkpoint_step=100),
-        }
-    )
-    assert (status.step, status.loss, status.generation, status.last_checkpoint_step) == (
-        110,
-        0.25,
-        2,
-        100,
-    )
+    new = report(ranks=(0,), generation=2, step=110, last_checkpoint_step=100)
+    status = look(reports={FIRST: old, SECOND: new})
+    assert status.step == 110
+    assert status.loss == 0.25
+    assert status.generation == 2
+    assert status.last_checkpoint_step == 100
     assert [(rank.rank, rank.pod) for rank in status.ranks] == [(0, SECOND)]
 
 
@@ -181,13 +150,8 @@ def test_a_finished_job_still_tells_its_last_step_and_how_it_ended() -> None:
 
 
 def test_the_failure_that_decides_is_told_and_not_what_followed_from_it() -> None:
-    peers = record(
-        201,
-        "node_lost",
-        message="Connection closed by peer",
-        primary=False,
-        time=NOW.timestamp() - 60,
-    )
+    said = "Connection closed by peer"
+    peers = record(201, "node_lost", message=said, primary=False, time=NOW.timestamp() - 60)
     status = look(FAILED, [ended_pod(0, 201, record=peers), ended_pod(1, 70, record=TRACEBACK)])
     assert status.exit_record is not None
     assert (status.exit_record.cause, status.message) == ("user_code", "ValueError: bad label")
@@ -215,10 +179,8 @@ def test_nodes_at_work_are_counted_against_those_wanted() -> None:
 def test_a_status_is_plain_for_programs() -> None:
     document = look(reports={FIRST: report(loss="nan")}).to_document()
     assert json.loads(json.dumps(document, allow_nan=False)) == document
-    assert (document["apiVersion"], document["phase"], document["loss"]) == (
-        "cli.kdist.dev/v1",
-        "Running",
-        "nan",
-    )
+    assert document["apiVersion"] == "cli.kdist.dev/v1"
+    assert document["phase"] == "Running"
+    assert document["loss"] == "nan"
     assert document["ranks"][0]["allReduceSeconds"] == 0.02
     assert document["terminal"] is False

@@ -93,6 +93,10 @@ class Stateful(Workload):
         return AdamW(groups, lr=settings.learning_rate)
 
     def scheduler(
-        self, optimizer: Optimizer, settings: config.Schedule, *, steps: int
-    ) -> LRScheduler:  # noqa: ARG002
+        self,
+        optimizer: Optimizer,
+        settings: config.Schedule,  # noqa: ARG002
+        *,
+        steps: int,
+    ) -> LRScheduler:
         return MultiStepLR(optimizer, [steps // 3, 2 * steps // 3], gamma=0.3)

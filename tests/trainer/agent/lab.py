@@ -60,7 +60,7 @@ class Lab:
             "name": "lab",
             "nodes": {"min": 1, "max": 1},
             "procsPerNode": 1,
-            "graceSeconds": 30,
+            "terminationGracePeriodSeconds": 30,
         }
         document = {**defaults, "joinWindowSeconds": 0, "hangTimeoutSeconds": 100, **job}
         if "script" not in document:

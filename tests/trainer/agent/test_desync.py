@@ -12,8 +12,8 @@ from kdist_trainer.agent.desync import (
     DesyncDetector,
     find_missing,
     find_odd,
-    format_ranks,
     format_collectives,
+    format_ranks,
     write_calls,
 )
 from kdist_trainer.agent.hang_detection import resolve_root_cause
@@ -48,10 +48,8 @@ def test_with_a_majority_the_odd_rank_is_named_whatever_it_did_differently() -> 
         odd = find_odd([note(0, *same), note(1, call("barrier", 1), other), note(2, *same)])
         assert odd is not None
         assert odd.ranks == (1,)
-        assert (
-            odd.message
-            == f"the ranks entered different collectives: rank 1 {other}, ranks 0,2 {same[1]}"
-        )
+        expected = f"the ranks entered different collectives: rank 1 {other}, ranks 0,2 {same[1]}"
+        assert odd.message == expected
 
 
 def test_two_ranks_that_differ_are_both_shown_and_none_is_blamed() -> None:
@@ -152,13 +150,11 @@ def test_a_difference_is_the_cause_of_what_followed_but_an_exception_of_the_user
             Exit.USER,
             True,
         )
-        assert (found.rank, found.node, found.generation, found.step, found.time) == (
-            1,
-            "node-1",
-            3,
-            7,
-            5.0,
-        )
+        assert found.rank == 1
+        assert found.node == "node-1"
+        assert found.generation == 3
+        assert found.step == 7
+        assert found.time == 5.0
         assert found.permanent
     own = failure(Cause.USER_CODE, Exit.USER, primary=True)
     assert resolve_root_cause(own, notes) is own

@@ -31,8 +31,8 @@ def settings_in(folder: Path, *, linger: int = LONG, grace: int = 60) -> Setting
         name="digits",
         nodes=nodes,
         script=script,
-        metrics_linger_seconds=linger,
-        grace_seconds=grace,
+        final_scrape_timeout_seconds=linger,
+        termination_grace_period_seconds=grace,
     )
     path = folder / "train.json"
     return Settings(

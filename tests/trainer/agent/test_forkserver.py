@@ -25,11 +25,11 @@ import multiprocessing, os, signal, sys
 from pathlib import Path
 from tests.trainer.agent import test_forkserver
 from kdist_trainer.agent import forkserver
-from kdist_trainer.liveness import Lifeline
+from kdist_trainer.liveness import ParentDeathPipe
 
 if __name__ == "__main__":
     os.environ.update(KDIST_LIFELINE=sys.argv[1], KDIST_ENTRYPOINT="other:one")
-    lifeline = Lifeline.create(Path(sys.argv[1]))
+    lifeline = ParentDeathPipe.create(Path(sys.argv[1]))
     signal.signal(signal.SIGTERM, lambda *_: None)
     forkserver.start()
     context = multiprocessing.get_context("forkserver")

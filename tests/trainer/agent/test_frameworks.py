@@ -44,7 +44,8 @@ class Words(torch.utils.data.Dataset):
 
 model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2))
 arguments = TrainingArguments(
-    output_dir=os.environ["LAB"] + "/output", per_device_train_batch_size=4, max_steps=1 << 18, use_cpu=True,
+    output_dir=os.environ["LAB"] + "/output", per_device_train_batch_size=4, max_steps=1 << 18, \
+use_cpu=True,
     report_to=[], save_strategy="no", logging_steps=50,
 )
 Trainer(model, arguments, train_dataset=Words(), callbacks=[Enough()]).train()
@@ -68,8 +69,10 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 trainer = lightning.Trainer(
-    accelerator="cpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]), strategy="ddp", max_epochs=1 << 10, logger=False,
-    enable_checkpointing=False, enable_progress_bar=False, default_root_dir=os.environ["LAB"] + "/output",
+    accelerator="cpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]), strategy="ddp", \
+max_epochs=1 << 10, logger=False,
+    enable_checkpointing=False, enable_progress_bar=False, \
+default_root_dir=os.environ["LAB"] + "/output",
 )
 data = torch.utils.data.TensorDataset(torch.randn(1 << 14, 32))
 trainer.fit(Model(), torch.utils.data.DataLoader(data, batch_size=8))

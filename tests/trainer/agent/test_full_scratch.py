@@ -20,8 +20,8 @@ from tests.small_disk import fill, small_disk
 from tests.trainer.agent.lab import Lab, kill
 
 ENTER = (
-    "from kdist_trainer.agent.worker_entry import enter; "
-    "enter('tests.trainer.agent.test_full_scratch:lack_data')"
+    "from kdist_trainer.agent.worker_entry import run_worker; "
+    "run_worker('tests.trainer.agent.test_full_scratch:lack_data')"
 )
 
 

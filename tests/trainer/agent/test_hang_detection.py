@@ -12,8 +12,8 @@ import pytest
 
 from kdist_trainer.agent.hang_detection import (
     Watchdog,
-    find_hung_rank,
     dump_stacks,
+    find_hung_rank,
     heartbeat_path,
     is_stopped,
 )

@@ -79,7 +79,7 @@ def test_an_api_server_away_for_a_while_disturbs_nobody(
         lab.start("node-0", "node-1")
         lab.stepping(1, world=2)
         plane.stop()
-        lab.wait(lambda: lab.events("node-0", "rendezvous-mute"), "that node-0 notices")
+        lab.wait(lambda: lab.events("node-0", "rendezvous-unreachable"), "that node-0 notices")
         step = lab.ranks(1)[0]["step"]
         time.sleep(12)  # many keep-alives are missed
         plane.start()

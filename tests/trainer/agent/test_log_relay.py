@@ -15,10 +15,10 @@ from tests.patience import soon
 AGENT = """
 import os, pathlib, subprocess, sys
 from kdist_trainer import log
-from kdist_trainer.agent.log_relay import Relay
+from kdist_trainer.agent.log_relay import LogRelay
 
 scratch, rank = pathlib.Path(sys.argv[1]), sys.argv[2]
-with Relay(scratch, ranks=2) as relay:
+with LogRelay(scratch, ranks=2) as relay:
     relay.begin([6, 7])
     code = "import os, pathlib, sys; from kdist_trainer import output; "
     code += f"output.redirect(pathlib.Path({str(scratch)!r}), 1); "
@@ -69,7 +69,10 @@ def test_what_a_rank_its_children_and_native_code_print_stands_before_the_news_o
 def test_neither_ranks_nor_their_agent_wait_for_a_reader_that_has_stopped_reading(
     tmp_path: Path,
 ) -> None:
-    flood = 'for number in range(400_000): sys.stdout.write(f"line {number:06d} of a flood that nobody reads\\n")'
+    flood = (
+        'for number in range(400_000): sys.stdout.write(f"line {number:06d} of a flood that '
+        'nobody reads\\n")'
+    )
     with agent(tmp_path, flood) as process:
         assert soon((tmp_path / "well").exists, 60), "the rank, and with it its agent, waits"
         assert process.wait(60) == 0, "its end waits for nobody either"

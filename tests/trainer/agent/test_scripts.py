@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 import urllib.request
 from pathlib import Path
@@ -17,29 +16,12 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer import result
 from tests.house.tree import ROOT
 from tests.patience import soon
 from tests.trainer.agent.lab import Lab, descendants, is_alive, kill
 
 WALL = ("unobserved", "init", "productive_step", "idle")
 SCRIPT = "tests/trainer/agent/torchrun_script.py"
-
-
-def run_script(
-    path: Path, *arguments: str, code: str, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a script by the runner alone, without an agent."""
-    path.write_text(textwrap.dedent(code))
-    command = [sys.executable, "-u", "-m", "kdist_trainer.run_script", str(path), *arguments]
-    return subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        timeout=60,
-    )
 
 
 def read_ranks(folder: Path) -> list[dict[str, Any]]:
@@ -151,27 +133,6 @@ def test_an_unchanged_script_shows_its_all_reduces_and_nothing_that_nobody_knows
     check_that_nothing_is_claimed(text)
 
 
-@pytest.mark.parametrize(
-    ("environment", "times"),
-    [({}, True), ({"KDIST_COMM_HOOK": "none"}, False), ({"WORLD_SIZE": "1"}, False)],
-)
-def test_collectives_are_timed_where_there_are_any_and_nobody_says_no(
-    tmp_path: Path, environment: dict[str, str], times: bool
-) -> None:
-    code = """
-        import importlib.util, sys
-        assert importlib.util.find_spec("torch").origin and "kdist_trainer.instrumentation.collective_hooks" not in sys.modules
-        import torch
-        print("kdist_trainer.instrumentation.collective_hooks" in sys.modules)
-    """
-    around = {
-        "KDIST_METRICS_SOCKET": str(tmp_path / "nobody.sock"),
-        "WORLD_SIZE": "2",
-        **environment,
-    }
-    assert run_script(tmp_path / "script.py", code=code, **around).stdout == f"{times}\n"
-
-
 UNEVEN = """
 import os, pathlib, time
 import torch
@@ -179,7 +140,8 @@ import torch.distributed as dist
 
 folder, rank = pathlib.Path(os.environ["LAB"]), int(os.environ["RANK"])
 dist.init_process_group("gloo")
-(folder / f"ranks-{os.environ['KDIST_GENERATION']}-{rank}").write_text(f"{os.environ['KDIST_NODE']} {dist.get_world_size()}")
+(folder / f"ranks-{os.environ['KDIST_GENERATION']}-{rank}").write_text(\
+f"{os.environ['KDIST_NODE']} {dist.get_world_size()}")
 while not (folder / "finish").exists() or dist.get_world_size() == 2:
     while rank == 0 and (folder / "slow").exists():
         time.sleep(0.02)
@@ -290,22 +252,6 @@ def test_a_script_that_leaves_by_os_exit_with_code_0_is_done_as_under_torchrun_a
         assert told["rank"] == 0
 
 
-@pytest.mark.parametrize(
-    ("end", "left"),
-    [("pass", "done"), ("sys.exit(0)", "done"), ("os._exit(0)", None), ("1/0", None)],
-)
-def test_a_script_leaves_a_result_when_it_has_come_to_its_end(
-    tmp_path: Path, end: str, left: str | None
-) -> None:
-    run_script(
-        tmp_path / "script.py",
-        code=f"import os, sys\n{end}",
-        KDIST_SCRATCH=str(tmp_path),
-        LOCAL_RANK="1",
-    )
-    assert result.read_result(tmp_path, 1) == left
-
-
 @pytest.mark.processes
 def test_a_script_that_crashes_alike_each_time_is_told_so_and_ended(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
@@ -314,10 +260,8 @@ def test_a_script_that_crashes_alike_each_time_is_told_so_and_ended(tmp_path: Pa
         lab.start("node-0")
         assert lab.end("node-0") == 75
         record, told = lab.record("node-0"), lab.events("node-0", "restarting")
-    assert (
-        record["message"]
-        == "the same failure 3 times in a row without progress: rank 0 was killed by SIGSEGV"
-    )
+    expected = "the same failure 3 times in a row without progress: rank 0 was killed by SIGSEGV"
+    assert record["message"] == expected
     assert record["place"] == f'File "{script}", line 3, in fetch', "not ctypes, which crashed"
     assert "ctypes" in record["traceback"][-1]
     assert len(told) == 2
@@ -350,81 +294,3 @@ def test_two_seconds_after_its_agent_was_killed_a_script_and_its_children_are_go
         lab.agents["node-0"].kill()
         lab.agents["node-0"].wait()
         assert soon(lambda: not any(map(is_alive, family)))
-
-
-def test_a_script_is_the_main_module_and_ends_as_an_interpreter_does(tmp_path: Path) -> None:
-    code = """
-        import atexit, pickle, sys, threading, time
-        class Own: pass
-        atexit.register(lambda: print("exit handler"))
-        threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
-        assert isinstance(pickle.loads(pickle.dumps(Own())), Own)
-        assert sys.modules["__main__"].Own is Own and __name__ == "__main__"
-        print(sys.argv[1:], end=" ")
-    """
-    ended = run_script(tmp_path / "script.py", "--lr", "0.1", code=code)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout == "['--lr', '0.1'] thread\nexit handler\n"
-
-
-def test_a_module_runs_as_under_python_m_with_its_package_and_the_working_folder_to_import_from(
-    tmp_path: Path,
-) -> None:
-    package = tmp_path / "tools"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "words.py").write_text("WORD = 'found'")
-    (package / "__main__.py").write_text(
-        "import sys\nfrom .words import WORD\nprint(__name__, WORD, sys.argv[1:])"
-    )
-    command = [sys.executable, "-m", "kdist_trainer.run_script", "-m", "tools", "--lr", "0.1"]
-    ended = subprocess.run(
-        command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=60
-    )
-    assert (ended.stdout, ended.stderr) == ("__main__ found ['--lr', '0.1']\n", "")
-    command[4] = "nowhere.at.all"
-    ended = subprocess.run(
-        command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=60
-    )
-    assert ended.returncode == 1
-    assert "No module named 'nowhere'" in ended.stderr
-
-
-@pytest.mark.parametrize(
-    ("code", "status", "said"),
-    [
-        ("import sys; sys.exit()", 0, ""),
-        ("import sys; sys.exit(3)", 3, ""),
-        ("import sys; sys.exit('no data')", 1, "no data"),
-        ("def f(:", 1, "SyntaxError"),
-        (
-            "import sys; sys.excepthook = lambda *a: print('hooked', file=sys.stderr)\n1/0",
-            1,
-            "hooked",
-        ),
-    ],
-)
-def test_a_script_ends_with_the_code_that_python_gives(
-    tmp_path: Path, code: str, status: int, said: str
-) -> None:
-    ended = run_script(tmp_path / "script.py", code=code)
-    assert ended.returncode == status
-    assert said in ended.stderr
-    assert "kdist_trainer" not in ended.stderr
-
-
-def test_a_failing_script_leaves_its_failure_for_the_agent(tmp_path: Path) -> None:
-    run_script(
-        tmp_path / "script.py",
-        code="raise ValueError('odd')",
-        KDIST_SCRATCH=str(tmp_path),
-        LOCAL_RANK="1",
-        RANK="5",
-    )
-    left = json.loads((tmp_path / "rank-1.failure.json").read_text())
-    assert (left["cause"], left["code"], left["rank"], left["message"]) == (
-        "user_code",
-        70,
-        5,
-        "ValueError: odd",
-    )

@@ -14,14 +14,8 @@ from tests.trainer.checkpoint.states import load, open_store, save
 
 def test_only_real_folders_of_exactly_the_committed_name_are_checkpoints(tmp_path: Path) -> None:
     good = ["step-00000001-e1", "step-123456789-e12"]
-    bad = [
-        "step-1-e1",
-        "step-00000002-e1.tmp-a-1",
-        "step-00000003-e1.damaged",
-        "step-00000004",
-        "xstep-00000005-e1",
-        "lock",
-    ]
+    bad = ["step-1-e1", "step-00000002-e1.tmp-a-1", "step-00000003-e1.damaged", "step-00000004"]
+    bad += ["xstep-00000005-e1", "lock"]
     for name in good + bad:
         (tmp_path / name).mkdir()
     (tmp_path / "step-00000006-e1").write_text("a file")
@@ -35,12 +29,8 @@ def test_only_real_folders_of_exactly_the_committed_name_are_checkpoints(tmp_pat
 def test_what_a_later_group_committed_is_newer_whatever_its_step(tmp_path: Path) -> None:
     for step, epoch in [(100, 1), (20, 3), (60, 2), (10, 3)]:
         (tmp_path / name_of(step, epoch)).mkdir()
-    assert [(one.epoch, one.step) for one in CheckpointDirectory(tmp_path).committed()] == [
-        (3, 20),
-        (3, 10),
-        (2, 60),
-        (1, 100),
-    ]
+    expected = [(3, 20), (3, 10), (2, 60), (1, 100)]
+    assert [(one.epoch, one.step) for one in CheckpointDirectory(tmp_path).committed()] == expected
 
 
 @pytest.mark.parametrize(

@@ -113,12 +113,10 @@ def test_a_script_that_is_asked_to_stop_on_one_rank_saves_on_all_and_resumes_to_
     )
     done = directory.done()
     assert done is not None
-    assert (done["run_id"], done["step"], done["outcome"], done["accuracy"]) == (
-        "run-1",
-        STEPS,
-        "done",
-        0.5,
-    )
+    assert done["run_id"] == "run-1"
+    assert done["step"] == STEPS
+    assert done["outcome"] == "done"
+    assert done["accuracy"] == 0.5
 
 
 def test_a_script_that_dies_resumes_from_its_last_regular_save(tmp_path: Path) -> None:

@@ -120,13 +120,11 @@ def full_stats(
     stats.add_checkpoint("restore", total=0.2)
     stats.add_fallback("corrupt")
     stats.checkpoint_interval, stats.probe_bandwidth = 300.0, 8e9
-    stats.memory, stats.queue_depth, stats.peak_flops, stats.model_flops, stats.alloc_retries = (
-        3e8,
-        4,
-        989e12,
-        1e15,
-        1,
-    )
+    stats.memory = 3e8
+    stats.queue_depth = 4
+    stats.peak_flops = 989e12
+    stats.model_flops = 1e15
+    stats.alloc_retries = 1
     stats.device_allocated, stats.device_reserved, stats.device_peak = 1e9, 2e9, 1.5e9
     stats.loss, stats.grad_norm, stats.learning_rate, stats.target_steps = 0.5, 1.5, 0.001, 200
     return stats

@@ -61,7 +61,7 @@ def test_a_taken_port_is_given_way_to(tmp_path: Path, capfd: pytest.CaptureFixtu
     ):
         assert exporter.port != taken.getsockname()[1]
         assert fetch(exporter.port, "/healthz")[0] == 200
-    assert '"event":"metrics-port-taken","level":"warning"' in capfd.readouterr().err
+    assert '"event":"metrics-port-in-use","level":"warning"' in capfd.readouterr().err
 
 
 def test_the_socket_is_private_and_replaces_one_that_was_left_behind(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_scratch_folder_with_a_very_long_path_works(
 def test_a_scrape_is_answered_while_the_workers_are_stopped(exporter: Exporter) -> None:
     code = """
 from kdist_trainer.metrics.reporter import Reporter
-from kdist_trainer.metrics import StepStats
+from kdist_trainer.metrics.step_stats import StepStats
 stats = StepStats(rank=0, generation=1)
 reporter = Reporter(stats, min_interval_seconds=0)
 while True:
@@ -136,7 +136,7 @@ def test_a_training_starts_even_where_nothing_can_be_bound(
     assert total(read(made.expose()), "kdist_generation") == 1
     made.close()
     events = [json.loads(line)["event"] for line in capfd.readouterr().err.splitlines()]
-    assert events == ["metrics-socket-failed", "metrics-port-taken"]
+    assert events == ["metrics-socket-failed", "metrics-port-in-use"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

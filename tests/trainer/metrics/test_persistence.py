@@ -173,7 +173,7 @@ def test_storage_that_hangs_or_refuses_holds_up_no_scrape(
             begun = time.monotonic()
             assert total(shown(exporter), "kdist_steps_total") == 2
             assert time.monotonic() - begun < 5
-    assert capfd.readouterr().err.count('"event":"sums-not-kept"') == 1
+    assert capfd.readouterr().err.count('"event":"counters-not-persisted"') == 1
 
 
 def test_a_pod_of_an_indexed_job_has_its_place_by_its_index(

@@ -122,18 +122,8 @@ class ApiServer:
 def _certify(account: Path) -> ssl.SSLContext:
     """What a server needs that shows a certificate of its own, which `account` vouches for."""
     key, certificate = account.with_name("server.key"), account / "ca.crt"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=127.0.0.1",
-    ]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj"]
+    command += ["/CN=127.0.0.1"]
     command += [
         "-addext",
         "subjectAltName=IP:127.0.0.1",

@@ -178,10 +178,8 @@ class ControlPlane:
             "resourceNames": [NAME],
             "verbs": ["get", "update"],
         }
-        core, rbac = (
-            f"/api/v1/namespaces/{NAMESPACE}",
-            f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}",
-        )
+        core = f"/api/v1/namespaces/{NAMESPACE}"
+        rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
         self.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         self.request("POST", f"{core}/configmaps", {"metadata": {"name": NAME}})
         self.request("POST", f"{rbac}/roles", {"metadata": {"name": NAME}, "rules": [rule]})

@@ -171,10 +171,8 @@ def test_rounds_long_over_and_in_need_other_runs_make_room(api: ApiServer) -> No
         store.set(f"torch.rendezvous.run.{number}/torchelastic/role_info/0", "x")
         store.set(f"kdist/run/generation/{number}", "x")
     kept = [decode_key(key) for key in api.document["binaryData"]]
-    assert (
-        min(key for key in kept if "role_info" in key)
-        == "torch.rendezvous.run.18/torchelastic/role_info/0"
-    )
+    expected = "torch.rendezvous.run.18/torchelastic/role_info/0"
+    assert min(key for key in kept if "role_info" in key) == expected
     assert min(key for key in kept if "generation" in key) == "kdist/run/generation/18"
     assert store.check(["kdist/other/last"])
     assert list(prune({"kdist/other/x": b"x" * 600_000, "kdist/run/x": b""}, run_id="run")) == [
@@ -199,12 +197,10 @@ def test_the_environment_of_a_pod_names_the_server_and_nothing_else_does() -> No
     server = configmap_client.ApiEndpoint.from_environment(
         {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
     )
-    assert (server.host, server.port, server.scheme, str(server.account)) == (
-        "fd00::1",
-        443,
-        "https",
-        "/var/run/secrets/kdist",
-    )
+    assert server.host == "fd00::1"
+    assert server.port == 443
+    assert server.scheme == "https"
+    assert str(server.account) == "/var/run/secrets/kdist"
     with pytest.raises(ConfigError):
         configmap_client.ApiEndpoint.from_environment({})
 

@@ -91,10 +91,9 @@ def test_a_pod_may_read_and_replace_its_config_map_and_nothing_else(
     monkeypatch.setattr(configmap_client, "REFUSAL_SECONDS", 0.5)
     with pytest.raises(ConfigError, match="does not let the pod use it"):
         ConfigMap(plane.server(), NAMESPACE, "another", patience=lambda: 30.0).read()
+    path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}"
     with pytest.raises(urllib.error.HTTPError, match="403"):
-        plane.request(
-            "DELETE", f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}", token="pod-token"
-        )  # noqa: S106
+        plane.request("DELETE", path, token="pod-token")  # noqa: S106
 
 
 def test_an_api_server_that_is_killed_and_comes_back_is_no_change(plane: ControlPlane) -> None:

@@ -40,10 +40,8 @@ class Small(Workload):
     """
 
     def model(self) -> nn.Module:
-        width, dropout = (
-            self.context.options.get("width", 24),
-            self.context.options.get("dropout", 0.2),
-        )
+        width = self.context.options.get("width", 24)
+        dropout = self.context.options.get("dropout", 0.2)
         hidden = [
             nn.Sequential(nn.Linear(width, width), nn.Tanh())
             for _ in range(self.context.options.get("depth", 1))

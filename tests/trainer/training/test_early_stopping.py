@@ -27,11 +27,8 @@ def test_less_than_the_smallest_progress_is_none() -> None:
 
 def test_more_is_better_where_the_goal_says_so() -> None:
     patience = EarlyStopping(EarlyStop(metric="accuracy", goal="max", patience=1))
-    assert [patience.observe({"accuracy": value}) for value in (0.5, 0.6, 0.6)] == [
-        False,
-        False,
-        True,
-    ]
+    expected = [False, False, True]
+    assert [patience.observe({"accuracy": value}) for value in (0.5, 0.6, 0.6)] == expected
 
 
 def test_a_number_that_is_not_finite_is_no_progress() -> None:

@@ -212,10 +212,8 @@ def test_steps_stay_steps_with_another_batch(tmp_path: Path) -> None:
     interrupt(tmp_path, 1, epochs=None, steps=20)
     at = len(losses(tmp_path))
     go_on(tmp_path, epochs=None, steps=20, globalBatch=24)
-    assert (done(tmp_path)["step"], done(tmp_path)["samples_seen"]) == (
-        20,
-        at * 12 + (20 - at) * 24,
-    )
+    assert done(tmp_path)["step"] == 20
+    assert done(tmp_path)["samples_seen"] == at * 12 + (20 - at) * 24
 
 
 @pytest.mark.processes

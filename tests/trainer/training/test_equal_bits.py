@@ -33,6 +33,9 @@ STEPS = 9
 """50 samples twice over in batches of 12."""
 
 
+EVERY_STEP = {"every": {"steps": 1}, "mode": "blocking", "keep": 1000}
+
+
 def resume_from(whole: Path, folder: Path, step: int) -> None:
     """Make a folder with only the checkpoint of `step`, as a crash after its commit leaves it."""
     name = f"step-{step:08d}-e1"
@@ -40,9 +43,7 @@ def resume_from(whole: Path, folder: Path, step: int) -> None:
 
 
 def assert_resumes_are_exact(tmp_path: Path, size: int, steps: list[int], **section: Any) -> None:
-    document = describe(
-        checkpoint={"every": {"steps": 1}, "mode": "blocking", "keep": 1000}, **section
-    )
+    document = describe(checkpoint=EVERY_STEP, **section)
     whole = tmp_path / "whole"
     train_here(document, whole, size)
     for step in steps:
@@ -50,12 +51,9 @@ def assert_resumes_are_exact(tmp_path: Path, size: int, steps: list[int], **sect
         resume_from(whole, part, step)
         assert train_here(document, part, size, generation=2) == ["done"] * size
         undisturbed = {number: loss for number, loss in losses(whole).items() if number > step}
-        assert losses(part, generation=2) == undisturbed, (
-            f"losses differ after a resume from step {step}"
-        )
-        assert done(part)["weights"] == done(whole)["weights"], (
-            f"weights differ after a resume from step {step}"
-        )
+        said = f"differ after a resume from step {step}"
+        assert losses(part, generation=2) == undisturbed, f"losses {said}"
+        assert done(part)["weights"] == done(whole)["weights"], f"weights {said}"
 
 
 def test_a_single_rank_resumes_exactly_on_both_sides_of_an_epochs_end(tmp_path: Path) -> None:
@@ -71,9 +69,8 @@ def test_three_ranks_with_several_buckets_resume_exactly(tmp_path: Path) -> None
 
 
 def test_an_optimizer_without_a_state_of_its_own_resumes_exactly(tmp_path: Path) -> None:
-    assert_resumes_are_exact(
-        tmp_path, 2, [3], optimizer={"name": "sgd", "learningRate": 0.1, "momentum": 0.0}
-    )
+    plain = {"name": "sgd", "learningRate": 0.1, "momentum": 0.0}
+    assert_resumes_are_exact(tmp_path, 2, [3], optimizer=plain)
 
 
 def test_draws_from_numpy_and_python_in_the_loss_are_repeated(tmp_path: Path) -> None:
@@ -84,14 +81,9 @@ def test_draws_from_numpy_and_python_in_the_loss_are_repeated(tmp_path: Path) ->
 def test_state_that_is_no_parameter_is_carried_over_and_the_same_on_all_ranks(
     tmp_path: Path, size: int, strategy: str
 ) -> None:
-    section = {
-        "workload": STATEFUL,
-        "strategy": strategy,
-        "virtualShards": 3,
-        "emaDecay": 0.9,
-        "evaluateEverySteps": 4,
-    }
-    assert_resumes_are_exact(tmp_path, size, [4], **section, evaluate="end")
+    section: dict[str, Any] = {"workload": STATEFUL, "strategy": strategy, "virtualShards": 3}
+    section |= {"emaDecay": 0.9, "evaluateEverySteps": 4, "evaluate": "end"}
+    assert_resumes_are_exact(tmp_path, size, [4], **section)
     before, after = (folder / "checkpoints" for folder in (tmp_path / "whole", tmp_path / "from-4"))
     assert metrics_of(before)[-2:] == metrics_of(after)
     frozen = prepare(after).fetch(["frozen.1.running_mean", "frozen.1.num_batches_tracked"])
@@ -102,9 +94,8 @@ def test_state_that_is_no_parameter_is_carried_over_and_the_same_on_all_ranks(
 def test_an_optimizer_that_is_made_with_its_state_trains_and_resumes_exactly(
     tmp_path: Path, strategy: str
 ) -> None:
-    assert_resumes_are_exact(
-        tmp_path, 2, [3], workload=f"{Adaptive.__module__}:Adaptive", strategy=strategy
-    )
+    adaptive = f"{Adaptive.__module__}:Adaptive"
+    assert_resumes_are_exact(tmp_path, 2, [3], workload=adaptive, strategy=strategy)
 
 
 @pytest.mark.chaos
@@ -112,15 +103,8 @@ def test_an_optimizer_that_is_made_with_its_state_trains_and_resumes_exactly(
 def test_wide_averages_of_narrow_weights_resume_exactly_and_are_exported_wide(
     tmp_path: Path, strategy: str
 ) -> None:
-    assert_resumes_are_exact(
-        tmp_path,
-        2,
-        [4],
-        workload=STATEFUL,
-        strategy=strategy,
-        precision="bf16-params",
-        emaDecay=0.99,
-    )
+    narrow: dict[str, Any] = {"precision": "bf16-params", "emaDecay": 0.99}
+    assert_resumes_are_exact(tmp_path, 2, [4], workload=STATEFUL, strategy=strategy, **narrow)
     both = [
         prepare(tmp_path / name / "checkpoints", average=True).fetch(["head.0.weight"])
         for name in ("whole", "from-4")
@@ -165,10 +149,10 @@ def test_any_group_resumes_exactly_from_any_step(
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_the_timing_of_all_reduces_changes_no_bit(tmp_path: Path, size: int) -> None:
-    for hook in ("timing", "none"):
-        train_here(describe(options=WIDE, commHook=hook), tmp_path / hook, size)
-    assert losses(tmp_path / "timing") == losses(tmp_path / "none")
-    assert done(tmp_path / "timing")["weights"] == done(tmp_path / "none")["weights"]
+    for timing in ("on", "off"):
+        train_here(describe(options=WIDE, collectiveTiming=timing), tmp_path / timing, size)
+    assert losses(tmp_path / "on") == losses(tmp_path / "off")
+    assert done(tmp_path / "on")["weights"] == done(tmp_path / "off")["weights"]
 
 
 def train_cold(document: dict[str, Any], folder: Path) -> str:
@@ -182,19 +166,14 @@ def leave_cold(run: TrainContext) -> None:
 
 
 def test_without_the_warm_up_three_ranks_would_not_resume_exactly(tmp_path: Path) -> None:
-    document = describe(
-        checkpoint={"every": {"steps": 1}, "mode": "blocking", "keep": 1000}, options=WIDE
-    )
+    document = describe(checkpoint=EVERY_STEP, options=WIDE)
     folders = [tmp_path / "whole", tmp_path / "part"]
     for generation, folder in enumerate(folders, start=1):
         folder.mkdir()
         if generation == 2:
             resume_from(folders[0], folder, 4)
-        environment = {
-            "KDIST_CHECKPOINTS": str(folder / "checkpoints"),
-            "KDIST_GENERATION": str(generation),
-        }
+        environment = {"KDIST_CHECKPOINTS": str(folder / "checkpoints")}
+        environment["KDIST_GENERATION"] = str(generation)
         run_group(train_cold, 3, document, folder, environment=environment)
-    assert done(folders[0])["weights"] != done(folders[1])["weights"], (
-        "torch no longer needs it: delete the warm-up"
-    )
+    first, second = (done(folder)["weights"] for folder in folders)
+    assert first != second, "torch no longer needs it: delete the warm-up"

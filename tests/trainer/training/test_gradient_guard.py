@@ -29,9 +29,9 @@ def test_without_a_factor_any_finite_gradient_counts() -> None:
 
 
 def test_a_spike_is_told_from_what_is_usual_once_that_is_known() -> None:
-    guard = make(spike_factor=4.0)
+    guard = make(grad_spike_factor=4.0)
     assert guard.judge(1, 100.0) == "", "nothing is usual yet"
-    guard = make(spike_factor=4.0)
+    guard = make(grad_spike_factor=4.0)
     for step in range(1, USUAL_AFTER + 1):
         assert guard.judge(step, 1.0) == ""
     assert "more than 4 times the usual 1" in guard.judge(USUAL_AFTER + 1, 4.1)
@@ -39,7 +39,7 @@ def test_a_spike_is_told_from_what_is_usual_once_that_is_known() -> None:
 
 
 def test_what_is_usual_survives_a_checkpoint() -> None:
-    guard, other = make(spike_factor=4.0), make(spike_factor=4.0)
+    guard, other = make(grad_spike_factor=4.0), make(grad_spike_factor=4.0)
     for step in range(1, USUAL_AFTER + 1):
         guard.judge(step, 1.0)
     other.load_state_dict(guard.state_dict())

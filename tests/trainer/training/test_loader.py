@@ -13,7 +13,8 @@ from torch import Tensor
 
 from kdist_trainer import config
 from kdist_trainer.data.loader import Batch, Loader, fetcher
-from kdist_trainer.data.sampler import Order, ShardAssignment, StepPlan
+from kdist_trainer.data.sampler import Order
+from kdist_trainer.data.step_plan import ShardAssignment, StepPlan
 from kdist_trainer.workload import Samples, Split, WorkloadContext
 from tests.trainer.training.tasks import Small
 

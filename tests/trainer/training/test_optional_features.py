@@ -20,6 +20,12 @@ from tests.trainer.training.tasks import Wild, describe, done, losses, train_her
 
 TASKS = Wild.__module__
 EVERY_STEP = {"every": {"steps": 1}, "mode": "async", "keep": 1000}
+STILL: dict[str, Any] = {
+    "optimizer": {"name": "sgd", "learningRate": 1e-9},
+    "earlyStop": {"patience": 2, "minDelta": 0.1},
+}
+"""A training that gets no better, and ends when that is seen."""
+LONG: dict[str, Any] = {"epochs": 8, "evaluateEverySteps": 3}
 
 
 def events(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -32,12 +38,8 @@ def events(folder: Path, name: str) -> list[dict[str, Any]]:
 def test_a_job_that_gets_no_better_ends_early_with_the_state_of_that_step(
     tmp_path: Path, size: int
 ) -> None:
-    section: dict[str, Any] = {"epochs": 8, "evaluateEverySteps": 3, "evaluate": "end"}
-    still = {
-        "optimizer": {"name": "sgd", "learningRate": 1e-9},
-        "earlyStop": {"patience": 2, "minDelta": 0.1},
-    }
-    train_here(describe(**section, **still), tmp_path, size)
+    section = {**LONG, "evaluate": "end"}
+    train_here(describe(**section, **STILL), tmp_path, size)
     assert done(tmp_path)["step"] == 9, "the first evaluation is the best; two more are waited for"
     assert [event["step"] for event in events(tmp_path, "evaluated")] == [3, 6, 9, 9]
     assert [event["step"] for event in events(tmp_path, "early_stop")] == [9]
@@ -45,20 +47,12 @@ def test_a_job_that_gets_no_better_ends_early_with_the_state_of_that_step(
 
 @pytest.mark.processes
 def test_a_resume_goes_on_waiting_where_patience_was(tmp_path: Path) -> None:
-    section: dict[str, Any] = {
-        "epochs": 8,
-        "evaluateEverySteps": 3,
-        "checkpoint": {**EVERY_STEP, "mode": "blocking"},
-    }
-    still = {
-        "optimizer": {"name": "sgd", "learningRate": 1e-9},
-        "earlyStop": {"patience": 2, "minDelta": 0.1},
-    }
-    train_here(describe(**section, **still), tmp_path, 1)
+    section = {**LONG, "checkpoint": {**EVERY_STEP, "mode": "blocking"}}
+    train_here(describe(**section, **STILL), tmp_path, 1)
     for path in (tmp_path / "checkpoints").iterdir():
         if path.name == "DONE" or path.name in ("step-00000008-e1", "step-00000009-e1"):
             path.rename(tmp_path / path.name)
-    train_here(describe(**section, **still), tmp_path, 1, generation=2)
+    train_here(describe(**section, **STILL), tmp_path, 1, generation=2)
     assert done(tmp_path)["step"] == 9
 
 
@@ -67,27 +61,16 @@ def test_a_resume_goes_on_waiting_where_patience_was(tmp_path: Path) -> None:
 def test_a_stop_at_the_step_of_an_evaluation_puts_it_off_to_the_resume(
     tmp_path: Path, size: int
 ) -> None:
-    section: dict[str, Any] = {
-        "epochs": 8,
-        "evaluateEverySteps": 3,
-        "syncEverySteps": 1,
-        "workload": f"{TASKS}:Interrupted",
-    }
-    section["virtualShards"] = size
-    still = {
-        "optimizer": {"name": "sgd", "learningRate": 1e-9},
-        "earlyStop": {"patience": 2, "minDelta": 0.1},
-    }
+    section = {**LONG, "syncEverySteps": 1, "workload": f"{TASKS}:Interrupted"}
+    section |= {"virtualShards": size, **STILL}
     losses = 2 + 3 + 2  # of the warm-up, of three steps, and of the two that follow the evaluation
     told = {"at_loss": losses, "on_rank": 0}
-    assert (
-        train_here(describe(**section, **still, options=told), tmp_path, size) == ["stopped"] * size
-    )
+    ended = train_here(describe(**section, options=told), tmp_path, size)
+    assert ended == ["stopped"] * size
     assert [event["step"] for event in events(tmp_path, "stopped")] == [6]
     assert [event["step"] for event in events(tmp_path, "evaluated")] == [3]
-    train_here(
-        describe(**section, **still, options={**told, "at_loss": 0}), tmp_path, size, generation=2
-    )
+    calm = describe(**section, options={**told, "at_loss": 0})
+    train_here(calm, tmp_path, size, generation=2)
     assert [event["step"] for event in events(tmp_path, "evaluated")] == [3, 6, 9]
     assert done(tmp_path)["step"] == 9
 
@@ -108,17 +91,9 @@ def test_evaluations_on_the_way_change_no_bit(tmp_path: Path) -> None:
 def test_a_wild_step_is_left_out_by_all_ranks_with_its_statistics_and_told_with_its_samples(
     tmp_path: Path, strategy: str, size: int
 ) -> None:
-    section = {
-        "workload": f"{TASKS}:Poisoned",
-        "options": {"at_sample": 11},
-        "epochs": 1,
-        "onNonfinite": "skip",
-    }
-    train_here(
-        describe(**section, strategy=strategy, evaluate="end", **layout(strategy, size)),
-        tmp_path,
-        size,
-    )
+    section = {"workload": f"{TASKS}:Poisoned", "options": {"at_sample": 11}, "epochs": 1}
+    section |= {"onNonfinite": "skip", "strategy": strategy, "evaluate": "end"}
+    train_here(describe(**section, **layout(strategy, size)), tmp_path, size)
     (skipped,) = events(tmp_path, "skipped")
     assert losses(tmp_path)[skipped["step"]] == "nan"
     assert skipped["last"] - skipped["first"] < 12
@@ -139,9 +114,8 @@ def test_a_training_goes_back_and_leaves_the_wild_step_out_the_second_time(
     train_here(describe(**section, **every, onNonfinite="skip"), tmp_path / "skip", size)
     gone = events(tmp_path / "back", "rolled_back")
     skipped = events(tmp_path / "skip", "skipped")
-    assert [event["refused"] for event in gone] == [
-        event["step"] for event in skipped if event["step"] > 2
-    ]
+    left_out = [event["step"] for event in skipped if event["step"] > 2]
+    assert [event["refused"] for event in gone] == left_out
     assert all(event["step"] % 2 == 0 and event["step"] < event["refused"] for event in gone)
     assert done(tmp_path / "back")["weights"] == done(tmp_path / "skip")["weights"], (
         "nothing else differs"
@@ -200,18 +174,12 @@ def test_averages_of_narrow_weights_are_wide() -> None:
 def test_averages_are_evaluated_kept_and_taken_up_again(
     tmp_path: Path, strategy: str, size: int
 ) -> None:
-    section: dict[str, Any] = {
-        "emaDecay": 0.5,
-        "steps": 8,
-        "evaluate": "end",
-        "strategy": strategy,
-        **layout(strategy, size),
-    }
+    plain: dict[str, Any] = {"steps": 8, "evaluate": "end", "strategy": strategy}
+    plain |= layout(strategy, size)
+    section = {**plain, "emaDecay": 0.5}
     every: dict[str, Any] = {
         "checkpoint": {"every": {"steps": 4}, "mode": "blocking", "keep": 1000}
     }
-    plain = {**section}
-    del plain["emaDecay"]
     train_here(document("gpt", precision="fp32", **plain), tmp_path / "plain", size)
     train_here(document("gpt", precision="fp32", **section, **every), tmp_path / "whole", size)
     assert done(tmp_path / "whole")["metrics"] != done(tmp_path / "plain")["metrics"], (
@@ -238,12 +206,8 @@ def test_averages_are_evaluated_kept_and_taken_up_again(
 )
 def test_computing_blocks_twice_changes_no_bit(tmp_path: Path, strategy: str) -> None:
     for name, kind in (("once", "none"), ("twice", "blocks")):
-        section: dict[str, Any] = {
-            "steps": 4,
-            "activationCheckpointing": kind,
-            "strategy": strategy,
-            **layout(strategy, 2),
-        }
+        section: dict[str, Any] = {"steps": 4, "activationCheckpointing": kind}
+        section |= {"strategy": strategy, **layout(strategy, 2)}
         train_here(document("gpt", precision="fp32", **section), tmp_path / name, 2)
     assert done(tmp_path / "twice")["weights"] == done(tmp_path / "once")["weights"]
 
@@ -262,20 +226,12 @@ def test_a_workload_without_blocks_cannot_compute_them_twice(tmp_path: Path) -> 
 def test_a_compiled_model_learns_the_same_and_its_checkpoint_serves_the_plain_one(
     tmp_path: Path, strategy: str
 ) -> None:
-    section: dict[str, Any] = {
-        "steps": 6,
-        "strategy": strategy,
-        "compile": "aot_eager",
-        **layout(strategy, 2),
-    }
-    train_here(document("gpt", precision="fp32", **section), tmp_path / "compiled", 2)
-    train_here(
-        document("gpt", precision="fp32", **{**section, "compile": "off"}), tmp_path / "plain", 2
-    )
+    section: dict[str, Any] = {"steps": 6, "strategy": strategy, **layout(strategy, 2)}
+    for name, how in (("compiled", "aot_eager"), ("plain", "off")):
+        train_here(document("gpt", precision="fp32", **section, compile=how), tmp_path / name, 2)
     for step, loss in losses(tmp_path / "plain").items():
-        assert float.fromhex(losses(tmp_path / "compiled")[step]) == pytest.approx(
-            float.fromhex(loss), rel=1e-5
-        )
+        compiled = float.fromhex(losses(tmp_path / "compiled")[step])
+        assert compiled == pytest.approx(float.fromhex(loss), rel=1e-5)
     names = [set(model_names(tmp_path / name)) for name in ("compiled", "plain")]
     assert names[0] == names[1]
 
@@ -286,8 +242,5 @@ def model_names(folder: Path) -> list[str]:
 
     newest = CheckpointDirectory(folder / "checkpoints").latest()
     assert newest is not None
-    return [
-        name
-        for name in FileSystemReader(newest).read_metadata().state_dict_metadata
-        if name.startswith("model.")
-    ]
+    saved = FileSystemReader(newest).read_metadata().state_dict_metadata
+    return [name for name in saved if name.startswith("model.")]

@@ -32,7 +32,7 @@ from tests.trainer.training.tasks import (
 
 
 def begin_with(
-    path: Path, *, load: str = "each", misfits: str = "refuse", **section: Any
+    path: Path, *, load: str = "each", strict: str = "on", **section: Any
 ) -> dict[str, Any]:
     """A training of one step, so short that its weights show what it began with."""
     still = {
@@ -43,7 +43,7 @@ def begin_with(
     }
     every = {"every": {"steps": 1_000_000}, "mode": "blocking", "load": load}
     return describe(
-        **still, checkpoint=every, init={"path": str(path), "misfits": misfits}, **section
+        **still, checkpoint=every, init={"path": str(path), "strict": strict}, **section
     )
 
 
@@ -128,10 +128,10 @@ def test_weights_of_another_model_are_refused_or_only_those_that_fit_are_taken(
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(
         RankFailed,
-        match=rf"Mismatch: train.init: .* {last} is \(7,\) there and \(3,\) in the model",
+        match=rf"MismatchError: train.init: .* {last} is \(7,\) there and \(3,\) in the model",
     ):
         train_here(begin_with(tmp_path / "model.safetensors"), tmp_path / "refused", 1)
-    train_here(begin_with(tmp_path / "model.safetensors", misfits="keep"), tmp_path / "kept", 1)
+    train_here(begin_with(tmp_path / "model.safetensors", strict="off"), tmp_path / "kept", 1)
     found = weights(tmp_path / "kept")
     assert torch.allclose(found[next(iter(state))], state[next(iter(state))], atol=1e-6)
 
@@ -142,10 +142,8 @@ class Tied(Small):
     """
 
     def model(self) -> nn.Module:
-        first, last = (
-            nn.Linear(FEATURES, FEATURES, bias=False),
-            nn.Linear(FEATURES, FEATURES, bias=False),
-        )
+        first = nn.Linear(FEATURES, FEATURES, bias=False)
+        last = nn.Linear(FEATURES, FEATURES, bias=False)
         last.weight = first.weight
         return nn.Sequential(first, nn.Tanh(), last)
 

@@ -112,13 +112,8 @@ def test_old_answers_go_and_the_newest_stay(tmp_path: Path) -> None:
         one = requests.ProfileRequest(f"r{number}", 1)
         requests.announce(tmp_path, one, ranks=[0], first=1, last=1)
         os.utime(requests.folder_of(tmp_path, one.name), (number, number))
-    assert sorted(path.name for path in (tmp_path / "profiles").iterdir()) == [
-        "r2",
-        "r3",
-        "r4",
-        "r5",
-        "r6",
-    ]
+    expected = ["r2", "r3", "r4", "r5", "r6"]
+    assert sorted(path.name for path in (tmp_path / "profiles").iterdir()) == expected
 
 
 def test_the_command_asks_looks_and_sends(tmp_path: Path, capfdbinary: Any) -> None:

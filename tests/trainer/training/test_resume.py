@@ -29,13 +29,8 @@ pytestmark = pytest.mark.processes
 
 def interrupt(folder: Path, size: int, **section: Any) -> None:
     """Leave a training in `folder` that was stopped on the way."""
-    options = {"at_loss": 6, "on_rank": 0}
-    document = describe(
-        workload=f"{Interrupted.__module__}:Interrupted",
-        options=options,
-        virtualShards=4,
-        **section,
-    )
+    told: dict[str, Any] = {"workload": f"{Interrupted.__module__}:Interrupted", "virtualShards": 4}
+    document = describe(**told, options={"at_loss": 6, "on_rank": 0}, **section)
     assert train_here(document, folder, size) == ["stopped"] * size
 
 
@@ -44,10 +39,8 @@ def test_another_number_of_ranks_uses_every_sample_once(
     tmp_path: Path, before: int, after: int
 ) -> None:
     interrupt(tmp_path, before, epochs=6)
-    assert (
-        train_here(describe(virtualShards=4, epochs=6), tmp_path, after, generation=2)
-        == ["done"] * after
-    )
+    ended = train_here(describe(virtualShards=4, epochs=6), tmp_path, after, generation=2)
+    assert ended == ["done"] * after
     ledger = RunLedger(tmp_path / "checkpoints")
     assert_every_sample_once(ledger.read_steps(), total=6 * 50)
     assert {line["world_size"] for line in ledger.read_steps()} == {before, after}
@@ -71,9 +64,8 @@ def train_and_listen(document: dict[str, Any], folder: Path) -> list[dict[str, A
     with path.open("ab") as file:
         os.dup2(file.fileno(), 2)
     train(document, folder)
-    return [
-        json.loads(line) for line in path.read_text().splitlines() if line.startswith('{"time"')
-    ]
+    lines = path.read_text().splitlines()
+    return [json.loads(line) for line in lines if line.startswith('{"time"')]
 
 
 @pytest.mark.parametrize(("size", "said"), [(2, False), (1, True)])
@@ -82,40 +74,33 @@ def test_a_resume_that_is_not_equal_to_the_bit_says_so(
 ) -> None:
     interrupt(tmp_path, 2, epochs=6)
     environment = {"KDIST_CHECKPOINTS": str(tmp_path / "checkpoints"), "KDIST_GENERATION": "2"}
-    heard, *others = run_group(
-        train_and_listen,
-        size,
-        describe(virtualShards=4, epochs=6),
-        tmp_path,
-        environment=environment,
-    )
-    found = [event for event in heard if event["event"] == "not-bit-equal"]
+    section = describe(virtualShards=4, epochs=6)
+    heard, *others = run_group(train_and_listen, size, section, tmp_path, environment=environment)
+    found = [event for event in heard if event["event"] == "not-reproducible"]
     assert len(found) == said
     assert all(
         "saved by 2 ranks" in event["why"] and "resumed by 1 rank," in event["why"]
         for event in found
     )
     assert not [
-        event for events in others for event in events if event["event"] == "not-bit-equal"
+        event for events in others for event in events if event["event"] == "not-reproducible"
     ], "rank 0 speaks for all"
 
 
 def test_a_resume_under_another_strategy_says_so(tmp_path: Path) -> None:
     interrupt(tmp_path, 1, epochs=6)
     environment = {"KDIST_CHECKPOINTS": str(tmp_path / "checkpoints"), "KDIST_GENERATION": "2"}
-    (heard,) = run_group(
-        train_and_listen, 1, describe(epochs=6, strategy="fsdp"), tmp_path, environment=environment
-    )
-    (found,) = [event for event in heard if event["event"] == "not-bit-equal"]
+    section = describe(epochs=6, strategy="fsdp")
+    (heard,) = run_group(train_and_listen, 1, section, tmp_path, environment=environment)
+    (found,) = [event for event in heard if event["event"] == "not-reproducible"]
     assert "resumed by 1 rank, fsdp, torch" in found["why"]
 
 
 def test_other_data_is_refused(tmp_path: Path) -> None:
     interrupt(tmp_path, 1, epochs=6)
+    other = describe(virtualShards=4, epochs=6, options={"length": 51})
     with pytest.raises(RankFailed, match="Mismatch"):
-        train_here(
-            describe(virtualShards=4, epochs=6, options={"length": 51}), tmp_path, 1, generation=2
-        )
+        train_here(other, tmp_path, 1, generation=2)
 
 
 def test_a_run_that_was_stopped_after_its_last_step_only_ends(tmp_path: Path) -> None:
@@ -135,23 +120,18 @@ def test_a_state_of_a_newer_version_is_read_as_far_as_it_is_known() -> None:
     assert TrainState.from_json({**state.to_json(), "invented_later": 1}) == state
 
 
-@pytest.mark.parametrize(
-    ("end", "asked"),
-    [
-        ({"epochs": 1}, "50 samples (1 epochs)"),
-        ({"epochs": None, "steps": 5}, "5 steps"),
-        ({"epochs": 6}, ""),
-    ],
-)
+ENDS = [({"epochs": 1}, "50 samples (1 epochs)"), ({"epochs": None, "steps": 5}, "5 steps")]
+
+
+@pytest.mark.parametrize(("end", "asked"), [*ENDS, ({"epochs": 6}, "")])
 def test_a_run_that_is_past_the_end_it_is_asked_for_by_now_says_so_and_only_ends(
     tmp_path: Path, end: dict[str, Any], asked: str
 ) -> None:
     interrupt(tmp_path, 2, epochs=6)
     before = len(losses(tmp_path))
     environment = {"KDIST_CHECKPOINTS": str(tmp_path / "checkpoints"), "KDIST_GENERATION": "2"}
-    heard = run_group(
-        train_and_listen, 2, describe(virtualShards=4, **end), tmp_path, environment=environment
-    )
+    section = describe(virtualShards=4, **end)
+    heard = run_group(train_and_listen, 2, section, tmp_path, environment=environment)
     told = [event["message"] for own in heard for event in own if event["event"] == "past-end"]
     if not asked:
         assert not told
@@ -173,11 +153,8 @@ def test_a_checkpoint_that_was_passed_over_is_counted_once_however_often_the_tra
     tmp_path: Path,
 ) -> None:
     every = {"every": {"steps": 2}, "mode": "blocking", "keep": 1000}
-    section = {
-        "options": {"at_sample": 7},
-        "workload": f"{Interrupted.__module__}:Wild",
-        "checkpoint": every,
-    }
+    section: dict[str, Any] = {"workload": f"{Interrupted.__module__}:Wild", "checkpoint": every}
+    section["options"] = {"at_sample": 7}
     train_here(describe(**section, epochs=None, steps=4, onNonfinite="skip"), tmp_path, 1)
     newest, *_ = CheckpointDirectory(tmp_path / "checkpoints").committed()
     (newest.path / "manifest.json").write_text("{}")
@@ -185,6 +162,5 @@ def test_a_checkpoint_that_was_passed_over_is_counted_once_however_often_the_tra
     document = describe(**section, epochs=None, steps=16, onNonfinite="rollback")
     (counted,) = run_group(count_fallbacks, 1, document, tmp_path, environment=environment)
     assert counted == 1
-    assert "rolled_back" in [
-        event["event"] for event in RunLedger(tmp_path / "checkpoints").events()
-    ]
+    events = RunLedger(tmp_path / "checkpoints").events()
+    assert "rolled_back" in [event["event"] for event in events]

@@ -11,15 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdist_trainer.data.sampler import (
-    LARGE,
-    Keyed,
-    Order,
-    ShardAssignment,
-    StepPlan,
-    order_of,
-    share_of,
-)
+from kdist_trainer.data.sampler import LARGE, Keyed, Order, order_of
+from kdist_trainer.data.step_plan import ShardAssignment, StepPlan, share_of
 from kdist_trainer.errors import ConfigError, DataError
 
 
@@ -45,9 +38,8 @@ def make_steps(
     total: int,
     micro: int | None = None,
 ) -> StepPlan:
-    return StepPlan(
-        Order(length=length, seed=5), ShardAssignment(batch, shards, rank, size, micro), total=total
-    )
+    deal = ShardAssignment(batch, shards, rank, size, micro)
+    return StepPlan(Order(length=length, seed=5), deal, total=total)
 
 
 @settings(max_examples=150, deadline=None)
@@ -59,16 +51,9 @@ def test_every_sample_is_used_once_per_epoch_by_any_number_of_ranks(data: st.Dat
     length, epochs = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 3))
     micro = data.draw(st.none() | st.integers(1, 10))
     used: Counter[int] = Counter()
+    shape = {"length": length, "batch": batch, "shards": shards, "total": epochs * length}
     for rank in range(size):
-        steps = make_steps(
-            length=length,
-            batch=batch,
-            shards=shards,
-            rank=rank,
-            size=size,
-            total=epochs * length,
-            micro=micro,
-        )
+        steps = make_steps(**shape, rank=rank, size=size, micro=micro)
         used.update(index for *_, indices in indices_by_shard(steps) for index in indices)
     assert used == Counter(dict.fromkeys(range(length), epochs))
 
@@ -83,19 +68,10 @@ def test_every_sample_is_used_once_per_epoch_by_any_number_of_ranks(data: st.Dat
 def test_what_a_shard_holds_does_not_depend_on_the_number_of_ranks(
     shards: int, batch: int, length: int, micro: int | None
 ) -> None:
+    shape = {"length": length, "batch": batch, "shards": shards, "total": 2 * length}
+
     def dealt(size: int) -> list[tuple[int, int, int, list[int]]]:
-        groups = [
-            make_steps(
-                length=length,
-                batch=batch,
-                shards=shards,
-                rank=rank,
-                size=size,
-                total=2 * length,
-                micro=micro,
-            )
-            for rank in range(size)
-        ]
+        groups = [make_steps(**shape, rank=rank, size=size, micro=micro) for rank in range(size)]
         return sorted(part for steps in groups for part in indices_by_shard(steps))
 
     assert all(dealt(size) == dealt(1) for size in range(2, shards + 1))
@@ -112,9 +88,8 @@ def test_an_epoch_ends_inside_a_step_and_only_the_last_step_is_short() -> None:
 
 def test_a_batch_may_be_longer_than_an_epoch() -> None:
     order = Order(length=3, seed=1)
-    assert order.between(1, 11).tolist() == [
-        order.between(at, at + 1).item() for at in range(1, 11)
-    ]
+    singly = [order.between(at, at + 1).item() for at in range(1, 11)]
+    assert order.between(1, 11).tolist() == singly
 
 
 def test_a_rank_without_a_sample_in_the_last_step_stands_in_with_weight_zero() -> None:
@@ -126,23 +101,14 @@ def test_a_rank_without_a_sample_in_the_last_step_stands_in_with_weight_zero() -
 
 
 def test_uneven_shards_leave_no_rank_empty() -> None:
-    assert [list(ShardAssignment(12, 4, rank, 3).own_shards()) for rank in range(3)] == [
-        [0, 1],
-        [2],
-        [3],
-    ]
+    expected = [[0, 1], [2], [3]]
+    assert [list(ShardAssignment(12, 4, rank, 3).own_shards()) for rank in range(3)] == expected
 
 
 def test_a_shard_is_cut_into_micro_batches() -> None:
     parts = ShardAssignment(10, 2, 0, 1, micro_batch=2).parts(10)
-    assert [(part.shard, part.chunk, part.first, part.last) for part in parts] == [
-        (0, 0, 0, 2),
-        (0, 1, 2, 4),
-        (0, 2, 4, 5),
-        (1, 0, 5, 7),
-        (1, 1, 7, 9),
-        (1, 2, 9, 10),
-    ]
+    expected = [(0, 0, 0, 2), (0, 1, 2, 4), (0, 2, 4, 5), (1, 0, 5, 7), (1, 1, 7, 9), (1, 2, 9, 10)]
+    assert [(part.shard, part.chunk, part.first, part.last) for part in parts] == expected
 
 
 def test_the_order_stays_what_it_was_when_libraries_are_upgraded() -> None:
@@ -165,10 +131,8 @@ def test_a_lone_sample_of_a_short_step_and_a_stand_in_are_scant_but_no_usual_par
     assert not any(part.scant for deal in deals for part in deal.parts(12))
     assert [(part.samples, part.scant) for part in deals[0].parts(5)] == [(2, False), (1, True)]
     assert [(part.samples, part.scant) for part in deals[1].parts(2)] == [(0, True)] * 2
-    assert [part.scant for part in ShardAssignment(12, 4, 0, 2, micro_batch=2).parts(8)] == [
-        False,
-        False,
-    ], "a usual part has one sample"
+    usual = ShardAssignment(12, 4, 0, 2, micro_batch=2).parts(8)
+    assert [part.scant for part in usual] == [False, False], "a usual part has one sample"
     assert [part.scant for part in ShardAssignment(4, 4, 0, 1).parts(3)] == [False] * 3
 
 
@@ -201,11 +165,8 @@ def test_the_keyed_order_is_as_even_as_chance() -> None:
     places = np.zeros((length, length))
     neighbours = np.zeros((length, length))
     for epoch in range(draws):
-        drawn = (
-            Keyed(length=length, seed=1)
-            ._permuted(epoch, np.arange(length, dtype=np.uint64))
-            .astype(int)
-        )
+        order = Keyed(length=length, seed=1)
+        drawn = order._permuted(epoch, np.arange(length, dtype=np.uint64)).astype(int)
         places[np.arange(length), drawn] += 1
         neighbours[drawn[:-1], drawn[1:]] += 1
     apart = ~np.eye(length, dtype=bool)
@@ -222,11 +183,8 @@ def test_a_large_sets_order_follows_no_line() -> None:
     after.
     """
     length, taken = 10**8, 2**18
-    drawn = (
-        Keyed(length=length, seed=3)
-        .between(7 * length + 12_345, 7 * length + 12_345 + taken)
-        .numpy()
-    )
+    order, start = Keyed(length=length, seed=3), 7 * length + 12_345
+    drawn = order.between(start, start + taken).numpy()
     counts = np.bincount(drawn * 256 // length, minlength=256)
     assert chi_squared(counts, taken / 256) < 255 + 6 * math.sqrt(2 * 255)
     for lag in (1, 2, 256, 4096):
@@ -240,11 +198,8 @@ def test_a_large_sets_order_follows_no_line() -> None:
 
 
 def test_only_a_large_set_has_the_keyed_order() -> None:
-    assert [type(order_of(length, seed=0)) for length in (1, LARGE - 1, LARGE)] == [
-        Order,
-        Order,
-        Keyed,
-    ]
+    kinds = [type(order_of(length, seed=0)) for length in (1, LARGE - 1, LARGE)]
+    assert kinds == [Order, Order, Keyed]
 
 
 def test_shares_cover_everything_once() -> None:

@@ -22,12 +22,11 @@ from kdist_trainer.data.loader import Loader
 from kdist_trainer.data.sampler import (
     LARGE,
     SequentialOrder,
-    ShardAssignment,
-    StepPlan,
     Weighted,
     WeightedByPosition,
     order_of,
 )
+from kdist_trainer.data.step_plan import ShardAssignment, StepPlan
 from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.workload import Samples, Split, WorkloadContext
@@ -69,11 +68,9 @@ class Streamed(Small):
 
     def dataset(self, split: Split) -> Any:
         whole: TensorDataset = super().dataset("train")
-        return (
-            Files(whole, self.context.options.get("files", 6))
-            if split == "train"
-            else super().dataset(split)
-        )
+        if split == "train":
+            return Files(whole, self.context.options.get("files", 6))
+        return super().dataset(split)
 
 
 class Files(Stream):
@@ -132,10 +129,8 @@ def test_draws_depend_on_the_position_alone(
 ) -> None:
     weights = torch.arange(1, length + 1)
     whole = kind(weights=weights, length=length, seed=3).between(0, first + count).tolist()
-    assert (
-        kind(weights=weights, length=length, seed=3).between(first, first + count).tolist()
-        == whole[first:]
-    )
+    part = kind(weights=weights, length=length, seed=3).between(first, first + count).tolist()
+    assert part == whole[first:]
 
 
 @pytest.mark.parametrize(
@@ -148,12 +143,8 @@ def test_numbers_that_are_no_weights_are_refused(weights: list[float]) -> None:
 
 def test_the_draws_stay_what_they_were_when_libraries_are_upgraded() -> None:
     for kind, golden in GOLDEN.items():
-        assert (
-            kind(weights=torch.tensor([1.0, 2.0, 3.0, 4.0]), length=4, seed=2)
-            .between(0, 12)
-            .tolist()
-            == golden
-        )
+        order = kind(weights=torch.tensor([1.0, 2.0, 3.0, 4.0]), length=4, seed=2)
+        assert order.between(0, 12).tolist() == golden
 
 
 GOLDEN = {
@@ -179,17 +170,13 @@ def read_by(
     found = []
     for rank in range(ranks):
         samples = StreamSamples(stream, batch=batch, shards=shards, seed=5)
-        steps = StepPlan(
-            SequentialOrder(length=len(samples), seed=5),
-            ShardAssignment(batch, shards, rank, ranks),
-            total=last * batch,
-        )
-        for step in range(first, last):
-            for part in steps.parts(step * batch):
+        order = SequentialOrder(length=len(samples), seed=5)
+        deal = ShardAssignment(batch, shards, rank, ranks)
+        steps = StepPlan(order, deal, total=last * batch)
+        for position in range(first * batch, last * batch, batch):
+            for part in steps.parts(position):
                 if part.samples:
-                    indices = steps.order.between(
-                        step * batch + part.first, step * batch + part.last
-                    )
+                    indices = order.between(position + part.first, position + part.last)
                     found += [samples[index] for index in indices.tolist()]
     return found
 
@@ -251,16 +238,10 @@ def test_a_shard_is_always_read_by_the_same_loader_process(
     workers: int, shards: int, expected: int
 ) -> None:
     samples = StreamSamples(Numbered([50] * 8, known=True), batch=12, shards=shards, seed=5)
-    steps = StepPlan(
-        SequentialOrder(length=len(samples), seed=5), ShardAssignment(12, shards, 0, 1), total=120
-    )
-    loader = Loader(
-        steps,
-        Streamed(WorkloadContext()),
-        samples,
-        settings=config.LoaderConfig(workers=workers),
-        seed=5,
-    )
+    order = SequentialOrder(length=len(samples), seed=5)
+    steps = StepPlan(order, ShardAssignment(12, shards, 0, 1), total=120)
+    chosen = config.LoaderConfig(workers=workers)
+    loader = Loader(steps, Streamed(WorkloadContext()), samples, settings=chosen, seed=5)
     assert loader._processes_of_use() == expected
 
 
@@ -274,10 +255,9 @@ def test_streams_that_cannot_be_dealt_or_hold_nothing_are_refused() -> None:
     with pytest.raises(ConfigError, match="2 files, too few for 3 shards"):
         StreamSamples(Numbered([1, 1], known=True), batch=6, shards=3, seed=0)
     for known in (True, False):
+        samples = StreamSamples(Numbered([0, 0], known=known), batch=1, shards=1, seed=0)
         with pytest.raises(DataError, match="hold no samples"):
-            StreamSamples(Numbered([0, 0], known=known), batch=1, shards=1, seed=0)[
-                0 if not known else 3
-            ]
+            samples[3 if known else 0]
 
 
 @pytest.mark.processes
@@ -285,19 +265,10 @@ def test_streams_that_cannot_be_dealt_or_hold_nothing_are_refused() -> None:
 def test_a_training_goes_on_on_fewer_ranks_with_the_samples_that_come_next(
     tmp_path: Path, kind: str
 ) -> None:
-    every: dict[str, Any] = {"every": {"steps": 4}, "mode": "blocking", "keep": 1000}
-    plain: dict[str, Any] = {
-        "optimizer": {"name": "sgd", "learningRate": 0.01},
-        "options": {"dropout": 0.0},
-    }
-    section = describe(
-        workload=f"{Drawn.__module__}:{kind}",
-        steps=9,
-        epochs=None,
-        checkpoint=every,
-        virtualShards=4,
-        **plain,
-    )
+    told: dict[str, Any] = {"workload": f"{Drawn.__module__}:{kind}", "steps": 9, "epochs": None}
+    told["checkpoint"] = {"every": {"steps": 4}, "mode": "blocking", "keep": 1000}
+    told["optimizer"] = {"name": "sgd", "learningRate": 0.01}
+    section = describe(**told, virtualShards=4, options={"dropout": 0.0})
     train_here(section, tmp_path, 2)
     whole = losses(tmp_path)
     for name in ("DONE", "step-00000008-e1", "step-00000009-e1"):
@@ -313,7 +284,6 @@ def test_a_training_goes_on_on_fewer_ranks_with_the_samples_that_come_next(
 
 @pytest.mark.processes
 def test_a_stream_has_no_epochs(tmp_path: Path) -> None:
-    with pytest.raises(
-        RankFailed, match=r"ConfigError: train.epochs: Streamed.dataset\('train'\) is a stream"
-    ):
+    refused = r"ConfigError: train.epochs: Streamed.dataset\('train'\) is a stream"
+    with pytest.raises(RankFailed, match=refused):
         train_here(describe(workload=f"{Drawn.__module__}:Streamed"), tmp_path, 1)

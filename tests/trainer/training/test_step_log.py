@@ -47,14 +47,8 @@ def test_what_the_rank_waited_for_others_is_shared_out_among_the_steps_since(
     diary.add_steps([], [])
     diary.add_steps([record(4)], [1.0])
     diary.add_steps([record(5), record(6)], [1.0] * 2)
-    assert [line["wait_seconds"] for line in RunLedger(tmp_path).read_steps()] == [
-        0.1,
-        0.1,
-        0.1,
-        0.0,
-        0.5,
-        0.5,
-    ]
+    expected = [0.1, 0.1, 0.1, 0.0, 0.5, 0.5]
+    assert [line["wait_seconds"] for line in RunLedger(tmp_path).read_steps()] == expected
 
 
 def test_lines_that_a_disk_refuses_wait_and_hold_back_the_commit(tmp_path: Path) -> None:

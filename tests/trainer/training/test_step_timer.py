@@ -39,11 +39,9 @@ def test_laps_sum_to_the_time_they_cover_and_skips_belong_to_no_step(
     assert laps.skip() == 50.0
     laps.lap(StepPhase.FORWARD)
     assert laps.end() == 4.0
-    assert (stats.phase[StepPhase.DATA_WAIT], stats.phase[StepPhase.FORWARD], sum(stats.phase)) == (
-        2.0,
-        8.0,
-        10.0,
-    )
+    assert stats.phase[StepPhase.DATA_WAIT] == 2.0
+    assert stats.phase[StepPhase.FORWARD] == 8.0
+    assert sum(stats.phase) == 10.0
 
 
 def test_overlapping_all_reduces_are_counted_once_and_only_the_tail_is_exposed() -> None:
@@ -164,19 +162,22 @@ def test_a_rank_that_waits_shows_which_collective_it_is_in(tmp_path: Path) -> No
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("hook", ["timing", "none"])
+@pytest.mark.parametrize("timing", ["on", "off"])
 def test_phases_sum_to_the_steps_and_all_reduces_move_every_gradient(
-    tmp_path: Path, hook: str
+    tmp_path: Path, timing: str
 ) -> None:
     told = run_group(
-        train_and_tell, 2, describe(options=WIDE, commHook=hook, virtualShards=4), tmp_path
+        train_and_tell,
+        2,
+        describe(options=WIDE, collectiveTiming=timing, virtualShards=4),
+        tmp_path,
     )
     for rank in told:
         assert sum(rank["phase"]) == pytest.approx(rank["seconds"], rel=1e-3)
         assert all(seconds >= 0 for seconds in rank["phase"])
         assert rank["flops"] == 3 * 2 * rank["matrices"] * rank["samples"]
     assert sum(rank["samples"] for rank in told) == 100
-    if hook == "timing":
+    if timing == "on":
         assert all(rank["bytes"] == rank["steps"] * rank["weights"] for rank in told)
         assert all(rank["count"] == 4 * rank["steps"] for rank in told), (
             "four buckets of a MiB or less"

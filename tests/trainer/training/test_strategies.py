@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from kdist_trainer import parallel
 from kdist_trainer.config import Training
-from kdist_trainer.data.sampler import ShardAssignment
+from kdist_trainer.data.step_plan import ShardAssignment
 from kdist_trainer.workload import WorkloadContext
 from kdist_trainer.world import World, to_local
 from tests.trainer.training.cells import (
@@ -34,6 +34,7 @@ from tests.trainer.training.tasks import Small, done, train_here
 pytestmark = pytest.mark.processes
 SPREAD = [strategy for strategy in STRATEGIES if strategy != "data_parallel"]
 CUT = 10
+RARE = [pytest.mark.chaos, pytest.mark.wide]
 GPT: dict[str, Any] = {"steps": 2 * CUT, "evaluate": "never"}
 """A training whose second half goes on under another strategy."""
 
@@ -54,12 +55,8 @@ def interrupted(folder: Path, strategy: str, size: int) -> None:
 
 def go_on(folder: Path, strategy: str, size: int) -> list[float]:
     """Go on in `folder` with another strategy; the losses of the second half."""
-    train_here(
-        document("gpt", strategy, "fp32", **GPT, **layout(strategy, size)),
-        folder,
-        size,
-        generation=2,
-    )
+    section = document("gpt", strategy, "fp32", **GPT, **layout(strategy, size))
+    train_here(section, folder, size, generation=2)
     return losses(folder, generation=2)
 
 
@@ -73,12 +70,7 @@ def go_on(folder: Path, strategy: str, size: int) -> list[float]:
         pytest.param("ddp", "tensor", (1, 4), marks=pytest.mark.chaos),
         pytest.param("pipeline", "hsdp", (4, 2), marks=pytest.mark.chaos),
         *(
-            pytest.param(
-                first,
-                then,
-                (2, 1 if then == "data_parallel" else 4),
-                marks=[pytest.mark.chaos, pytest.mark.wide],
-            )
+            pytest.param(first, then, (2, 1 if then == "data_parallel" else 4), marks=RARE)
             for first in SPREAD
             for then in STRATEGIES
         ),
@@ -108,18 +100,14 @@ def build(strategy: str, world: World) -> parallel.Strategy:
 
 def hold(strategy: str, folder: Path) -> tuple[list[bool], int, int]:
     """Whether each weight is sharded, and how many numbers this rank holds of how many."""
-    with World.from_environment(
-        timeout_seconds=60, model_parallel=2 if strategy == "tensor" else 1
-    ) as world:
+    parts = 2 if strategy == "tensor" else 1
+    with World.from_environment(timeout_seconds=60, model_parallel=parts) as world:
         blocks = [nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 16)) for _ in range(2)]
         model = build(strategy, world).wrap(nn.Sequential(*blocks), blocks)
         weights = list(model.parameters())
         held = sum(w.to_local().numel() if isinstance(w, DTensor) else w.numel() for w in weights)
-        return (
-            [isinstance(weight, DTensor) for weight in weights],
-            held,
-            sum(weight.numel() for weight in weights),
-        )
+        sharded = [isinstance(weight, DTensor) for weight in weights]
+        return sharded, held, sum(weight.numel() for weight in weights)
 
 
 def test_each_rank_of_fsdp_holds_its_part_only(tmp_path: Path) -> None:
@@ -137,9 +125,8 @@ def test_each_rank_of_tensor_holds_its_part_of_every_weight(tmp_path: Path) -> N
 
 
 def test_hsdp_shards_within_a_node_and_replicates_across_nodes(tmp_path: Path) -> None:
-    for _, held, whole in run_group(
-        hold, 4, "hsdp", tmp_path, environment={"LOCAL_WORLD_SIZE": "2"}
-    ):
+    two_nodes = {"LOCAL_WORLD_SIZE": "2"}
+    for _, held, whole in run_group(hold, 4, "hsdp", tmp_path, environment=two_nodes):
         assert held == whole // 2
 
 
@@ -151,18 +138,11 @@ def test_hsdp_shards_within_a_node_and_replicates_across_nodes(tmp_path: Path) -
 def test_a_sharded_model_of_uneven_shares_ends_with_the_weights_of_one_rank(
     strategy: str, size: int, shards: int, tmp_path: Path
 ) -> None:
-    section: dict[str, Any] = {
-        "virtualShards": shards,
-        "microBatch": 1,
-        "evaluate": "end",
-        "steps": 8,
-    }
+    section: dict[str, Any] = {"virtualShards": shards, "microBatch": 1, "evaluate": "end"}
+    section["steps"] = 8
     train_here(document("gpt", "ddp", "fp32", **section), tmp_path / "one", 1)
-    train_here(
-        document("gpt", strategy, "fp32", **section, **layout(strategy, size)),
-        tmp_path / "several",
-        size,
-    )
+    spread = document("gpt", strategy, "fp32", **section, **layout(strategy, size))
+    train_here(spread, tmp_path / "several", size)
     assert distance(losses(tmp_path / "several"), losses(tmp_path / "one")) <= TOLERANCE["fp32"]
     one, several = done(tmp_path / "one")["metrics"], done(tmp_path / "several")["metrics"]
     assert several["loss"] == pytest.approx(one["loss"], rel=1e-5)
@@ -178,19 +158,11 @@ def test_weights_that_three_ranks_cannot_share_evenly_are_split_and_saved_all_th
     section: dict[str, Any] = {"options": options, "steps": 8, "virtualShards": 2}
     whole = learn(tmp_path / "one", 1, "gpt", "ddp", "fp32", **section)
     every = {"checkpoint": {"every": {"steps": 4}, "mode": "blocking", "keep": 1000}}
-    assert (
-        distance(
-            learn(
-                tmp_path / "six", 6, "gpt", "tensor", "fp32", **section, **every, modelParallel=3
-            ),
-            whole,
-        )
-        <= 1e-5
-    )
+    split = {**section, **every, "modelParallel": 3}
+    assert distance(learn(tmp_path / "six", 6, "gpt", "tensor", "fp32", **split), whole) <= 1e-5
     (tmp_path / "again" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "six/checkpoints/step-00000004-e1").rename(
-        tmp_path / "again/checkpoints/step-00000004-e1"
-    )
+    saved = "checkpoints/step-00000004-e1"
+    (tmp_path / "six" / saved).rename(tmp_path / "again" / saved)
     train_here(document("gpt", "ddp", "fp32", **section), tmp_path / "again", 1, generation=2)
     assert distance(losses(tmp_path / "again", generation=2), whole[4:]) <= 1e-5
 
@@ -201,17 +173,11 @@ def test_weights_that_three_ranks_cannot_share_evenly_are_split_and_saved_all_th
 def test_a_gradient_that_is_always_too_long_is_clipped_as_on_one_rank(
     strategy: str, size: int, tmp_path: Path
 ) -> None:
-    section: dict[str, Any] = {
-        "clipGradNorm": 0.05,
-        "optimizer": {"name": "sgd", "learningRate": 1.0},
-        "steps": 12,
-    }
+    section: dict[str, Any] = {"clipGradNorm": 0.05, "steps": 12}
+    section["optimizer"] = {"name": "sgd", "learningRate": 1.0}
     train_here(document("gpt", "ddp", "fp32", **section), tmp_path / "one", 1)
-    train_here(
-        document("gpt", strategy, "fp32", **section, **layout(strategy, size)),
-        tmp_path / "several",
-        size,
-    )
+    spread = document("gpt", strategy, "fp32", **section, **layout(strategy, size))
+    train_here(spread, tmp_path / "several", size)
     assert distance(losses(tmp_path / "several"), losses(tmp_path / "one")) <= TOLERANCE["fp32"]
 
 
@@ -221,15 +187,12 @@ def overflow(strategy: str, folder: Path) -> tuple[bool, float]:
     """
     from kdist_trainer import precision as precisions
 
-    with World.from_environment(
-        timeout_seconds=60, model_parallel=2 if strategy == "tensor" else 1
-    ) as world:
+    parts = 2 if strategy == "tensor" else 1
+    with World.from_environment(timeout_seconds=60, model_parallel=parts) as world:
         blocks = [nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 16)) for _ in range(2)]
         model = build(strategy, world).wrap(nn.Sequential(*blocks), blocks)
-        optimizer, chosen = (
-            torch.optim.SGD(model.parameters(), lr=1e-9),
-            precisions.build("fp16", torch.device("cpu")),
-        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        chosen = precisions.build("fp16", torch.device("cpu"))
         assert isinstance(chosen, precisions.ScaledPrecision)
         before = [to_local(weight).clone() for weight in model.parameters()]
         scale = chosen.scaler.get_scale()

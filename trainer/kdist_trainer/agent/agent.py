@@ -1,8 +1,9 @@
-"""kdist's elastic agent: torch's LocalElasticAgent starts the ranks, kdist's rules say when and
-what their end means.
+"""The elastic agent: torch's LocalElasticAgent starts the workers, and kdist decides when to start
+them and what their exit means.
 
-One round of `_invoke_run`: meet the other agents, agree on a generation, start the ranks, look
-after them, and draw the conclusion: form again, or end with a record that all agents share.
+Each round of `_invoke_run` joins the rendezvous, agrees with the other agents on a generation,
+starts the workers and monitors them. Then it either starts another round or ends the run with an
+exit record that all agents share.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from kdist_trainer.agent.coordination import AgentStore
 from kdist_trainer.agent.exit_analysis import GroupResult
 from kdist_trainer.agent.exit_record import RunOutcome, failed, stopped
 from kdist_trainer.agent.hang_detection import Watchdog
-from kdist_trainer.agent.monitor import PollResult, RendezvousPoller, WorkerMonitor
+from kdist_trainer.agent.monitor import WorkerMonitor
+from kdist_trainer.agent.rendezvous_poller import PollResult, RendezvousPoller
 from kdist_trainer.agent.restart_policy import Generation, RestartLedger
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.agent.telemetry import AgentTelemetry
@@ -50,8 +52,8 @@ _DEATH_SECONDS = 30.0  # to free what a rank held, on the host and on its device
 
 
 class ElasticAgent(LocalElasticAgent):
-    """The agent of one node. `run` returns when its work is over; `record` then says how it
-    ended.
+    """The elastic agent of one node. `run` returns when the run has ended here; `record` is then
+    its exit record.
     """
 
     def __init__(
@@ -65,8 +67,8 @@ class ElasticAgent(LocalElasticAgent):
         stop: StopSignals,
         start_method: str,
     ) -> None:
-        """`hasty` is the exchange while ranks are at work, when nobody waits for a store that is
-        away.
+        """`hasty` is the store used while workers run: its calls fail soon if the store is
+        unreachable.
         """
         super().__init__(
             spec,
@@ -95,7 +97,7 @@ class ElasticAgent(LocalElasticAgent):
 
     @property
     def group_size(self) -> int:
-        """Agents in the last group."""
+        """The number of agents in the latest group."""
         return len(self._generation.nodes) if self._generation is not None else 1
 
     def is_healthy(self) -> bool:
@@ -115,7 +117,7 @@ class ElasticAgent(LocalElasticAgent):
         return RunResult(state=state)
 
     def _form(self) -> Generation:
-        """Meet the other agents and agree on the next generation."""
+        """Join the rendezvous and agree on the next generation."""
         self._pulse = None
         self._teller.rendezvous_started()
         timeout = self._settings.config.rendezvous_timeout_seconds
@@ -158,12 +160,12 @@ class ElasticAgent(LocalElasticAgent):
         return generation
 
     def _rest(self) -> bool:
-        """Give a disk that refuses time to be cleared, for otherwise the restarts are spent in
-        seconds; True once done.
+        """Wait before the next group if the disk refuses writes or the same failure repeats, since
+        restarts would otherwise be used up in seconds. Returns True.
         """
         if seconds := self._book.pause_seconds():
             log.warn(
-                "disk-refuses",
+                "storage-unavailable",
                 message=f"the checkpoints' disk takes nothing: the next attempt is in {seconds} s",
             )
             time.sleep(seconds)
@@ -191,7 +193,7 @@ class ElasticAgent(LocalElasticAgent):
         )
 
     def _agree(self) -> Generation:
-        """What the leader decides on this generation; the leader decides it now."""
+        """The decision of the leader on this generation; on the leader, make it now."""
         group: Any = self._worker_group  # torch declares None what it sets later
         store, rank = group.store, group.group_rank
         store.set(f"{_AGENT}{rank}", json.dumps([self._settings.node, self._incarnation]))
@@ -207,7 +209,7 @@ class ElasticAgent(LocalElasticAgent):
         return Generation.from_json(store.get(_GENERATION))
 
     def _look_after(self, generation: Generation) -> GroupResult:
-        """Start this node's ranks and attend to them; returns how they ended."""
+        """Start this node's workers and monitor them; returns the result of the worker group."""
         settings, config, group = self._settings, self._settings.config, self._worker_group
         self._generation = generation
         self._remaining_restarts = max(0, config.max_restarts - generation.restarts)
@@ -259,8 +261,8 @@ class ElasticAgent(LocalElasticAgent):
                 raise RunOutcome(self._cannot_end(immortal))
 
     def _cannot_end(self, ranks: list[int]) -> dict[str, Any]:
-        """The record where ranks outlive SIGKILL: what they hold is not free for a next generation
-        on this node.
+        """The exit record for workers that survive SIGKILL: they still hold resources that the next
+        generation on this node needs.
         """
         which = ", ".join(map(str, ranks))
         message = (

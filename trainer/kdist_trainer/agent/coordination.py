@@ -1,9 +1,9 @@
-"""What agents tell each other besides the rendezvous: one document per generation, and one verdict
-per run.
+"""The state that agents share through the rendezvous store: one document per generation, and the
+final outcome of the run.
 
-Both live in the rendezvous's store, so they are there for an agent that comes late or comes back,
-and gone with the store. Documents are changed by compare-and-set: any number of agents may write at
-once.
+Both live in the rendezvous's store, so an agent that joins late or comes back can read them, and
+they disappear with the store. Documents are changed by compare-and-set, so any number of agents may
+write at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_PRIMARY, _ECHO_LINES = 3, 5
 
 
 class AgentStore:
-    """One run's part of `store`, seen from the agent of `node`."""
+    """The keys of one run in `store`, as used by the agent of `node`."""
 
     def __init__(self, store: Store, *, run_id: str, node: str) -> None:
         self._store = store
@@ -73,8 +73,8 @@ class AgentStore:
         return self.read(f"generation/{number}")
 
     def open_generation(self, number: int, agents: dict[str, str]) -> None:
-        """Note that a generation has begun, of these agents: a word by node that tells an agent
-        from its successor.
+        """Record that a generation has begun, with its agents: by node, an identifier that differs
+        from one agent to its successor.
         """
         self._change_generation(number, lambda document: document.update(agents=agents))
         self.change(
@@ -89,10 +89,10 @@ class AgentStore:
     def post_failures(
         self, number: int, failures: list[Failure], *, notes: list[Document] | None = None
     ) -> list[Failure]:
-        """Add what tells most of this node's failures of a generation; returns those of all nodes
+        """Add the most relevant of this node's failures of a generation; returns those of all nodes
         so far.
 
-        `notes` say what all ranks of this node were in.
+        `notes` are the states of all ranks of this node.
         """
         telling = _choose(failures)
 
@@ -106,13 +106,13 @@ class AgentStore:
         return failures_of(self._change_generation(number, edit))
 
     def plan(self, number: int, reason: str) -> Document:
-        """Note that a generation ends on purpose, so that losing peers in it is no failure. The
-        first reason stands.
+        """Record that a generation ends on purpose, so that losing peers in it is no failure. The
+        first reason is kept.
         """
         return self._change_generation(number, lambda document: document.setdefault("plan", reason))
 
     def finish(self, number: int) -> Document:
-        """Note that this node's ranks have succeeded; returns the document."""
+        """Record that this node's workers have succeeded; returns the document."""
 
         def edit(document: Document) -> None:
             finished = document.setdefault("finished", [])
@@ -122,13 +122,15 @@ class AgentStore:
         return self._change_generation(number, edit)
 
     def post_beats(self, number: int, beats: list[Document]) -> Document:
-        """Say where this node's ranks stand, when they do not get on; returns the document."""
+        """Post the states of this node's ranks, when they make no progress; returns
+        the document.
+        """
         return self._change_generation(
             number, lambda document: document.setdefault("beats", {}).update({self._node: beats})
         )
 
     def verdict(self) -> Document:
-        """The record that ended the run; empty while it has not ended."""
+        """The exit record of the run; empty while it has not ended."""
         return self.read("verdict")
 
     def settle(self, record: Document) -> Document:
@@ -147,8 +149,8 @@ class AgentStore:
 
 
 def _choose(failures: list[Failure]) -> list[Failure]:
-    """The first few primary failures, or the echo that counts, shortened: hundreds of ranks must
-    fit into one store.
+    """The first few primary failures, or else the relevant secondary one, shortened: the failures
+    of hundreds of ranks must fit into one store.
     """
     primary = sorted(
         (failure for failure in failures if failure.primary), key=lambda failure: failure.time

@@ -1,10 +1,10 @@
-"""What the ranks were in when their group ended: told for people, and where ranks did different
-things, by majority the odd one.
+"""Desync detection: which collectives the ranks of a group were in when it ended, and which rank
+differed.
 
-All ranks of a group must enter the same collectives in the same order. Each leaves its last ones in
-memory that outlives it; laid side by side they show the first that differs, or the rank that did
-not come, whatever torch made of it: a time-out, an abort in C++, a connection that was closed, or a
-wrong sum.
+All ranks of a group must enter the same collectives in the same order. Each rank records its latest
+ones in memory that outlives it. Comparing the records shows the first collective that differs, or
+the rank that did not reach it, whatever error torch raised: a timeout, an abort in C++, a closed
+connection or a wrong sum.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ peers.
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Ranks that did something else than most; none of them where there is no majority."""
+    """The ranks that entered another collective than the majority; empty if there is
+    no majority.
+    """
 
     ranks: tuple[int, ...]
     message: str
@@ -43,15 +45,15 @@ class Mismatch:
 
 
 class DesyncDetector:
-    """Lays the calls of one node's ranks side by side now and then."""
+    """Compares the collectives of one node's ranks at regular intervals."""
 
     def __init__(self) -> None:
         self._next = 0.0
         self._before: Mismatch | None = None
 
     def look(self, read: Callable[[], Sequence[Note]]) -> Mismatch | None:
-        """Who has entered another collective than its peers; only what is seen twice, as ranks
-        write while they are read.
+        """Returns the ranks that entered another collective than their peers. Only what is found
+        twice counts, since ranks write while they are read.
         """
         now = time.monotonic()
         if now < self._next:
@@ -62,7 +64,7 @@ class DesyncDetector:
 
 
 def write_calls(calls: Sequence[Call], *, world_size: int) -> list[list[Any]]:
-    """A rank's last calls, for a note."""
+    """A rank's latest collectives, in the form of a note."""
     most = max(1, min(16, MOST_CALLS // max(1, world_size)))
     return [
         [call.group, call.sequence, call.op, call.dtype, call.numel, call.shape]
@@ -79,8 +81,8 @@ def _read(note: Note) -> Iterator[Call]:
 
 
 def find_odd(notes: Iterable[Note]) -> Mismatch | None:
-    """The first collective that ranks of one group have entered differently, and by majority who;
-    None where all agree.
+    """The first collective that the ranks of a group entered differently, and by majority which
+    ranks did; None if all agree.
     """
     for places in _by_group(notes).values():
         for sequence in sorted({sequence for calls in places.values() for sequence in calls}):
@@ -101,7 +103,7 @@ def _by_group(notes: Iterable[Note]) -> dict[str, dict[int, dict[int, Call]]]:
 
 
 def _kind(call: Call) -> tuple[Any, ...]:
-    """What must be the same on all ranks of a collective."""
+    """The properties that must be the same on all ranks of a collective."""
     return (call.op, call.dtype) if call.op.endswith(_UNEVEN) else (call.op, call.dtype, call.numel)
 
 
@@ -120,7 +122,7 @@ def _judge(calls: Mapping[int, Call], kinds: Mapping[int, tuple[Any, ...]]) -> M
 
 
 def find_missing(notes: Sequence[Note]) -> Mismatch | None:
-    """The few ranks that did not come to a collective which most wait in; None where there are
+    """The few ranks that did not enter a collective in which most ranks wait; None if there are
     none.
     """
     inside = {int(note["rank"]) for note in notes if note["inside"]}
@@ -142,7 +144,7 @@ def find_missing(notes: Sequence[Note]) -> Mismatch | None:
 
 
 def format_collectives(notes: Iterable[Note]) -> tuple[str, ...]:
-    """What each rank was in, ranks that were in the same together: `ranks 0,2-7 in
+    """The collective that each rank was in, with equal ranks together: `ranks 0,2-7 in
     all_reduce(float32[8]) #3`.
     """
     notes = sorted(notes, key=lambda note: int(note["rank"]))

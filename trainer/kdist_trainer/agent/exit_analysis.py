@@ -1,8 +1,7 @@
-"""Why the ranks of this node ended: from their exit codes, from what they left behind, and from
-what the agent did to them.
+"""Determines why the workers of this node exited.
 
-Whether the kernel killed for want of memory: it counts its victims, and SIGKILL alone does not say
-who sent it.
+The sources are their exit codes, the failures they recorded, what the agent did to them, and the
+kernel's count of OOM kills, since SIGKILL alone does not show who sent it.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ ended.
 
 @dataclass
 class GroupResult:
-    """How the ranks of one group ended here, by local rank. Those that the agent killed because of
-    others are in none.
+    """The result of one worker group on this node, by local rank. Workers that the agent killed
+    because of others appear in none of the mappings.
     """
 
     outcomes: dict[int, str] = field(default_factory=dict)
@@ -45,7 +44,7 @@ class GroupResult:
 
 @dataclass
 class ExitContext:
-    """What the agent knows about the end of a group."""
+    """What the agent knows about the exit of a worker group."""
 
     node: str
     generation: int
@@ -69,7 +68,7 @@ class ExitContext:
 
 
 def outcomes(known: ExitContext) -> dict[int, str]:
-    """`done` or `stopped` of the ranks that ended well, by local rank."""
+    """`done` or `stopped` for the workers that ended well, by local rank."""
     found = {}
     stops = {-signal.SIGTERM, 128 + signal.SIGTERM} if known.terminated else set()
     stops |= set() if known.managed else {int(Exit.STOPPED)}
@@ -86,7 +85,7 @@ def outcomes(known: ExitContext) -> dict[int, str]:
 
 
 def failures(known: ExitContext) -> dict[int, Failure]:
-    """A failure for each rank that ended by itself and not well, by local rank."""
+    """A failure for each worker that ended by itself and not well, by local rank."""
     good = outcomes(known)
     return {
         local_rank: _examine(known, local_rank, code)
@@ -96,7 +95,7 @@ def failures(known: ExitContext) -> dict[int, Failure]:
 
 
 def failures_left(known: ExitContext) -> dict[int, Failure]:
-    """The failures that ranks have left which have not ended yet, by local rank."""
+    """The failures recorded by workers that have not exited yet, by local rank."""
     living = [number for number in range(len(known.global_ranks)) if number not in known.exits]
     return {
         local_rank: _examine(known, local_rank, 0)
@@ -155,7 +154,9 @@ _OWN_CODES = {
 def _judge(
     code: int, known: ExitContext, *, collective: str | None
 ) -> tuple[Cause, Exit, bool, str]:
-    """Cause, exit code, primary and words for a rank that left nothing but its exit code."""
+    """Cause, exit code, whether primary, and message for a worker that left nothing but its exit
+    code.
+    """
     if known.managed and code in _OWN_CODES:
         own, echo = Exit(code), code in (Exit.PEERS_LOST, Exit.HANG)
         return (
@@ -199,8 +200,8 @@ def signal_name(code: int) -> str | None:
 
 
 def clear(scratch: Path, local_ranks: int) -> None:
-    """Remove what the ranks of an earlier generation left, and keep room for what the next ones
-    will. Raises `OSError`.
+    """Remove the files of an earlier generation, and reserve space for those of the next one.
+    Raises `OSError`.
     """
     for local_rank in range(local_ranks):
         preallocated.reserve(errors.path_of(scratch, local_rank))
@@ -222,8 +223,8 @@ _LOOK_SECONDS = 1.0
 
 
 class OomKills:
-    """Watches the kernel's count. A kill of long ago explains no SIGKILL of today, so what counts
-    is its growth of late.
+    """Watches the kernel's count of OOM kills. An old kill does not explain a new SIGKILL, so only
+    its recent growth counts.
     """
 
     def __init__(
@@ -234,7 +235,7 @@ class OomKills:
         self._seen: deque[tuple[float, int]] = deque([(clock(), self._count())])
 
     def look(self) -> None:
-        """Note the count, once a second however often it is called."""
+        """Read the count, at most once a second."""
         now = self._clock()
         if now - self._seen[-1][0] >= _LOOK_SECONDS:
             self._seen.append((now, self._count()))
@@ -242,17 +243,13 @@ class OomKills:
                 self._seen.popleft()
 
     def recent(self) -> bool:
-        """Whether the kernel has killed within the last seconds: since the newest look that is at
-        least so long ago.
-        """
+        """Whether the kernel has killed a process within the last seconds."""
         self.look()
         return self._count() > self._seen[0][1]
 
 
 def count_oom_kills() -> int:
-    """Processes killed for want of memory so far: in this control group, else on this machine, else
-    0.
-    """
+    """OOM kills so far: in this control group, else on this machine, else 0."""
     for path in _counters():
         count = read_count(path)
         if count is not None:
@@ -274,7 +271,9 @@ def read_count(path: Path) -> int | None:
 
 
 def _counters() -> Iterator[Path]:
-    """Where the count may be, the closest first: cgroup v2, cgroup v1, the whole machine."""
+    """The files that may hold the count, the most specific first: cgroup v2, cgroup v1, the whole
+    machine.
+    """
     try:
         groups = [line.split(":", 2) for line in _SELF.read_text().splitlines()]
     except OSError:

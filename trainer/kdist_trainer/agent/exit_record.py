@@ -1,4 +1,6 @@
-"""How a run ended: the failure that decides, and the exit record that all agents write alike."""
+"""The exit record: how a run ended, and the failure that decided it. All agents write the same
+one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ TERMINATION_BYTES = 4096
 
 
 class RunOutcome(Exception):  # noqa: N818 - it is how the agent's loop is left, well or badly
-    """The agent's work is over; `record` says how."""
+    """Raised when the agent's work is over; `record` is the exit record."""
 
     def __init__(self, record: dict[str, Any]) -> None:
         super().__init__(record.get("message"))
@@ -30,7 +32,7 @@ class RunOutcome(Exception):  # noqa: N818 - it is how the agent's loop is left,
 
 
 def root_cause(failures: Iterable[Failure]) -> Failure | None:
-    """The failure that decides: the first primary one; without any, a time-out before a lost peer;
+    """The failure that decides: the first primary one; without any, a timeout before a lost peer;
     None without failures.
     """
     ordered = sorted(failures, key=lambda failure: failure.time)
@@ -44,7 +46,7 @@ def root_cause(failures: Iterable[Failure]) -> Failure | None:
 
 
 def success(*, step: int | None) -> dict[str, Any]:
-    """The record of a run that is done."""
+    """The exit record of a completed run."""
     return {
         "code": int(Exit.DONE),
         "cause": None,
@@ -55,7 +57,7 @@ def success(*, step: int | None) -> dict[str, Any]:
 
 
 def stopped(message: str, *, step: int | None) -> dict[str, Any]:
-    """The record of an agent that stopped on request."""
+    """The exit record of an agent that stopped on request."""
     return {
         "code": int(Exit.STOPPED),
         "cause": Cause.PREEMPTED.value,
@@ -66,15 +68,15 @@ def stopped(message: str, *, step: int | None) -> dict[str, Any]:
 
 
 def failed(failure: Failure) -> dict[str, Any]:
-    """The record of a run that ends because of `failure`."""
+    """The exit record of a run that ends because of `failure`."""
     return {**json.loads(failure.to_json()), "outcome": "failed"}
 
 
 def write_record(
     record: dict[str, Any], scratch: Path, termination_message: Path | None = None
 ) -> None:
-    """Write the record to `scratch`, and a short form where Kubernetes looks. Never raises: the
-    exit code still speaks.
+    """Write the record to `scratch`, and a short form where Kubernetes reads it. Never raises,
+    since the exit code is still reported.
     """
     fresh = scratch / f"{RECORD}.new"
     with suppress(OSError):
@@ -88,8 +90,8 @@ def write_record(
 
 
 def shorten(record: dict[str, Any], limit: int = TERMINATION_BYTES) -> bytes:
-    """The record as JSON of at most `limit` bytes: the traceback's first lines go first, then the
-    ends of texts and lists.
+    """The record as JSON of at most `limit` bytes: the beginning of the traceback is cut first,
+    then the ends of strings and lists.
     """
     for length, most in ((2000, 32), (500, 16), (50, 4)):
         short = {

@@ -1,10 +1,9 @@
-"""The forkserver of the ranks, begun as a fork of the agent, so that a node imports torch once and
-holds it once.
+"""The forkserver of the workers, started as a fork of the agent, so that a node imports torch once
+and holds it in memory once.
 
-multiprocessing's own forkserver does the work; only its start is another: not a fresh interpreter,
-which would import again what the agent needs as well, but a fork of the agent, which must have no
-thread at work and no CUDA yet. Should the server die, multiprocessing starts the next one as it
-always does.
+The server itself is multiprocessing's; only its start differs. A fresh interpreter would import
+again what the agent needs as well, so the server is a fork of the agent, which must have no running
+threads and no CUDA context yet. If the server dies, multiprocessing starts the next one as usual.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kdist_trainer.agent import preload
+from kdist_trainer.agent import preload_modules
 
 _PRELOAD = "kdist_trainer.agent.preload"
 """What the server imports besides, while the agent meets the others."""
 
 
 def start() -> None:
-    """Import torch, then fork the server off. Main thread only, before this process starts threads
-    or touches a GPU.
+    """Import torch, then fork the server. Main thread only, before this process starts threads or
+    uses a GPU.
     """
-    preload.import_all(preload.AGENT)
+    preload_modules.import_all(preload_modules.AGENT)
     multiprocessing.set_forkserver_preload([_PRELOAD])
     resource_tracker.ensure_running()
     util.spawnv_passfds = _fork  # what multiprocessing starts the server with
@@ -67,8 +66,8 @@ def _fork(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:  # n
 
 
 def _serve(program: str, kept: Sequence[int]) -> NoReturn:
-    """Be the server: without what belongs to the agent, its lifeline above all, and with signals as
-    a new process has them.
+    """Run the server in the fork: without the descriptors of the agent, above all its lifeline, and
+    with the default signal handlers.
     """
     code = 1
     try:
@@ -88,7 +87,7 @@ def _serve(program: str, kept: Sequence[int]) -> NoReturn:
 
 
 def close_descriptors(*, keep: Iterable[int] = ()) -> None:
-    """Close what a fork has inherited, but the standard streams and what is in `keep`."""
+    """Close all inherited descriptors except the standard streams and those in `keep`."""
     for descriptor in {int(path.name) for path in Path("/dev/fd").iterdir()} - {0, 1, 2, *keep}:
         with contextlib.suppress(OSError):  # the one that listed them
             os.close(descriptor)

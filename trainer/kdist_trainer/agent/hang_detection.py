@@ -1,12 +1,10 @@
-"""A standstill: what agents tell each other of ranks that do not get on, and the failures that
-follow from it.
+"""The watchdog: detects ranks that make no progress, dumps their stacks and finds the rank that
+hangs.
 
-The watchdog: finds ranks that do not get on, shows their stacks, and tells the one that hangs from
-those that wait for it.
-
-A hanging rank stops all others in their next collective, so all stand still at about the same time.
-To blame is the one that is stopped, or in no collective, or in an earlier one than its peers;
-agents compare notes before they decide.
+A hanging rank blocks all others in their next collective, so all of them stop at about the same
+time. The rank at fault is the one that is stopped (SIGSTOP), in no collective, or in an earlier
+collective than its peers. Agents exchange the states of their ranks before they decide, and build
+the failures from them.
 """
 
 from __future__ import annotations
@@ -33,11 +31,16 @@ _POLL_SECONDS = 0.1
 
 
 def read_or_empty(question: Callable[[], Document]) -> Document:
-    """What the store says; nothing while it is away, for which no rank is to suffer."""
+    """The answer of the store; empty while the store is unreachable, which must not end the
+    workers.
+    """
     try:
         return question()
     except RuntimeError as error:
-        log.warn("rendezvous-mute", message=f"the store of the rendezvous does not answer: {error}")
+        log.warn(
+            "rendezvous-unreachable",
+            message=f"the store of the rendezvous does not answer: {error}",
+        )
         return {}
 
 
@@ -49,11 +52,13 @@ def gather_rank_states(
     *,
     after_failures: bool = False,
 ) -> list[Note]:
-    """What all agents know of their ranks, as far as they say so in time; before they are failures,
-    or after.
+    """The states of all ranks, as far as their agents post them in time; before failures are
+    posted, or after.
     """
     deadline = time.monotonic() + NOTES_SECONDS
-    document = read_or_empty(lambda: exchange.post_beats(generation.number, mine)) or {"beats": {node: mine}}
+    document = read_or_empty(lambda: exchange.post_beats(generation.number, mine)) or {
+        "beats": {node: mine}
+    }
     while time.monotonic() < deadline:
         if len(document.get("beats", {})) >= len(generation.nodes) or (
             document.get("failures") and not after_failures
@@ -72,8 +77,8 @@ def hang_failures(
     generation: int,
     stacks: Mapping[int, Sequence[str]],
 ) -> dict[int, Failure]:
-    """The failures of ranks that stood still, by local rank: the first cause of the one to blame,
-    echoes of the others.
+    """The failures of hanging ranks, by local rank: primary for the rank at fault, secondary for
+    the others.
     """
     return {
         local_rank: _hang_failure(
@@ -120,8 +125,8 @@ def _hang_failure(
 def mismatch_failure(
     odd: Mismatch, *, node: str, generation: int, step: int | None, when: float | None = None
 ) -> Failure:
-    """The failure of ranks that entered another collective than their peers: another try would do
-    the same.
+    """The failure of ranks that entered another collective than their peers. It is permanent: a
+    restart would repeat it.
     """
     return Failure(
         cause=Cause.COLLECTIVE_MISMATCH,
@@ -138,10 +143,10 @@ def mismatch_failure(
 
 
 def resolve_root_cause(failure: Failure, notes: Sequence[Note]) -> Failure:
-    """What decides in the light of what all ranks were in.
+    """The root cause, given the states of all ranks.
 
-    A rank that entered another collective is the cause of whatever followed but an exception of its
-    own; a rank that did not come is that of its peers' time-outs.
+    A rank that entered another collective is the cause of everything but an exception of its own; a
+    rank that did not enter one is the cause of its peers' timeouts.
     """
     if failure.permanent and failure.cause is not Cause.COLLECTIVE_MISMATCH:
         return failure
@@ -169,8 +174,10 @@ def resolve_root_cause(failure: Failure, notes: Sequence[Note]) -> Failure:
     )
 
 
-def node_lost_failure(beat: RankSnapshot, *, rank: int, node: str, generation: int, message: str) -> Failure:
-    """The failure of a rank that another node has left alone: an echo of what happened there."""
+def node_lost_failure(
+    beat: RankSnapshot, *, rank: int, node: str, generation: int, message: str
+) -> Failure:
+    """The secondary failure of a rank whose group has lost another node."""
     return Failure(
         cause=Cause.NODE_LOST,
         code=Exit.PEERS_LOST,
@@ -196,8 +203,8 @@ _SLOW = {Phase.START, Phase.RENDEZVOUS, Phase.INIT, Phase.RESTORE, Phase.SAVE, P
 class Watchdog:
     """Watches the heartbeats of this node's ranks in one generation.
 
-    `from_start` says that every rank will beat; otherwise (a script that may know nothing of
-    heartbeats) a rank is watched from its first beat on.
+    `from_start`: every rank will send heartbeats; otherwise (a script that may not use heartbeats)
+    a rank is watched from its first one.
     """
 
     def __init__(self, scratch: Path, *, ranks: int, hang_seconds: float, from_start: bool) -> None:
@@ -217,7 +224,7 @@ class Watchdog:
         self.beats: list[RankSnapshot] = [heartbeat.read() for heartbeat in self._heartbeats]
 
     def look(self) -> list[int]:
-        """Read all heartbeats; returns the local ranks that have stood still for too long."""
+        """Read all heartbeats; returns the local ranks that have made no progress for too long."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, _LONGEST_LOOK), now
         self.beats = [heartbeat.read() for heartbeat in self._heartbeats]
@@ -247,15 +254,13 @@ class Watchdog:
         self._waits[local_rank], self._waited[local_rank] = wait, 0.0
 
     def never_beats(self) -> bool:
-        """Whether no rank here has said anything of its steps: only collectives are known of such a
-        script.
+        """Whether no rank here has reported a step: of such a script only the collectives are
+        known.
         """
         return not any(beat.count for beat in self.beats)
 
     def waited_seconds(self) -> float:
-        """How long all ranks here have been in one wait for other ranks; 0 where one of them
-        computes.
-        """
+        """How long all ranks here have been waiting for other ranks; 0 if one of them computes."""
         return min(self._waited)
 
     def _allowed(self, local_rank: int) -> float:
@@ -266,18 +271,18 @@ class Watchdog:
         return self._hang_seconds + (max(self._hang_seconds, _MIN_SLOW_SECONDS) if slow else 0.0)
 
     def step(self, local_rank: int) -> int | None:
-        """The last step that the rank has beaten; None before the first."""
+        """The last step that the rank has reported; None before the first."""
         step = self.beats[local_rank].step
         return step if step >= 0 else None
 
     def last_step(self) -> int | None:
-        """The furthest step of this node's ranks."""
+        """The highest step of this node's ranks."""
         return max((beat.step for beat in self.beats if beat.step >= 0), default=None)
 
     def note(
         self, local_rank: int, *, rank: int, pid: int, node: str = "", world_size: int = 1
     ) -> Note:
-        """What other agents need to know of a rank to find the one to blame."""
+        """The state of a rank, from which other agents find the rank at fault."""
         beat = self.beats[local_rank]
         # a script's ranks may rightly differ
         calls = self._heartbeats[local_rank].calls() if self._from_start else []
@@ -294,18 +299,18 @@ class Watchdog:
         }
 
     def close(self) -> None:
-        """Unmap the heartbeats; the files stay for whoever looks into the matter."""
+        """Unmap the heartbeats; the files are kept for diagnosis."""
         for heartbeat in self._heartbeats:
             heartbeat.close()
 
 
 def heartbeat_path(scratch: Path, local_rank: int) -> Path:
-    """Where a rank's heartbeat is."""
+    """The path of a rank's heartbeat file."""
     return scratch / f"rank-{local_rank}.heartbeat"
 
 
 def find_hung_rank(notes: Iterable[Note]) -> int | None:
-    """The rank to blame for a standstill; None without notes."""
+    """The rank at fault for a hang; None without notes."""
     ordered = sorted(
         notes,
         key=lambda note: (
@@ -320,8 +325,8 @@ def find_hung_rank(notes: Iterable[Note]) -> int | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal or a debugger; False where the system does not
-    say.
+    """Whether a process is stopped by a signal or a debugger; False if the system does not report
+    it.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")

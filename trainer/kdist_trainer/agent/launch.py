@@ -1,8 +1,7 @@
-"""The end of an agent: it says how its work ended, to everybody who may ask, and goes or stays as
-it was told.
+"""Runs one agent from start to end: process setup, metrics exporter, elastic agent, exit record.
 
-One agent from start to end: its surroundings first, then torch, then the loop; the exit record
-last.
+At the end the agent writes its exit record, waits for a last scrape of its metrics, and exits, or
+stays parked if it was started with `--on-end park`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kdist_trainer import liveness, log, process_tree
 from kdist_trainer.agent import forkserver
@@ -44,6 +43,10 @@ from kdist_trainer.metrics.persistence import place
 from kdist_trainer.rendezvous.endpoint import FILE
 from kdist_trainer.signals import StopRequested, StopSignals, stop_margin
 
+if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.rendezvous.api import RendezvousHandler
+
 _LOOK_SECONDS = 0.2
 _ANSWER_SECONDS = 0.5  # for the answer to arrive
 
@@ -55,8 +58,8 @@ def start_exporter(
     healthy: Callable[[], bool] = lambda: True,
     since: float | None = None,
 ) -> Exporter:
-    """The exporter of this agent, serving since a monotonic time; where it does is noted in
-    `agent.json`. Raises `OSError`.
+    """Start the metrics exporter of this agent and write its port to `agent.json`; `since` is a
+    monotonic time. Raises `OSError`.
     """
     config = settings.config
     info = {
@@ -94,8 +97,8 @@ def start_exporter(
 
 
 def _listening(settings: Settings) -> str:
-    """Where metrics and status are served: to this machine only, or to whoever may reach the
-    pod.
+    """The address on which metrics and status are served: loopback for `kdist run`, all interfaces
+    in a pod.
     """
     if settings.rendezvous.startswith(f"{FILE}:"):
         return "127.0.0.1"
@@ -109,7 +112,9 @@ def end(
     stop: StopSignals,
     exporter: Exporter | None = None,
 ) -> int:
-    """Leave the record everywhere, linger or park as the job says; returns the exit code."""
+    """Write the exit record and wait for a last scrape, or park, as the job asks; returns the exit
+    code.
+    """
     write_record(record, settings.scratch, settings.termination_message)
     code = Exit(record["code"])
     if code not in (Exit.DONE, Exit.STOPPED):
@@ -125,7 +130,7 @@ def end(
         exporter.set_end(record)
         if parks:
             log.event(
-                "parked",
+                "kept-alive",
                 code=int(code),
                 message="the work is over: this agent stays until it is told to go",
             )
@@ -138,19 +143,21 @@ def end(
 
 
 def _linger(config: TrainConfig, exporter: Exporter, stop: StopSignals) -> None:
-    """Stay until the last numbers were scraped, at most so long as the job says; where nobody ever
-    scraped, not at all.
+    """Wait for a last scrape, at most as long as the job allows; not at all if nothing was ever
+    scraped.
 
-    The end of the first agent has the others of its job taken away, so a request to stop shortens
-    this to their grace only.
+    The end of the first agent makes the others of its job stop too, so a request to stop shortens
+    the wait only to their grace period.
     """
-    seen, deadline = exporter.scrapes, time.monotonic() + config.metrics_linger_seconds
+    seen, deadline = exporter.scrapes, time.monotonic() + config.final_scrape_timeout_seconds
     while seen and exporter.scrapes == seen and time.monotonic() < deadline and not stop.urgent:
         time.sleep(_LOOK_SECONDS)
         if stop.requested_at is not None:
             deadline = min(
                 deadline,
-                stop.requested_at + config.grace_seconds - stop_margin(config.grace_seconds),
+                stop.requested_at
+                + config.termination_grace_period_seconds
+                - stop_margin(config.termination_grace_period_seconds),
             )
     if exporter.scrapes > seen:
         time.sleep(_ANSWER_SECONDS)
@@ -161,8 +168,8 @@ RUN = "kdist.dev/run"
 
 
 def launch(settings: Settings) -> int:
-    """Be the agent of one node until its work is over; returns the exit code. Raises `OSError` if
-    it cannot even begin.
+    """Run the agent of one node until its work is over; returns the exit code. Raises `OSError` if
+    it cannot start.
     """
     began = time.monotonic()
     log.bind(job=settings.config.name, node=settings.node)
@@ -230,8 +237,8 @@ def _conclude(
 
 
 def _setup_process(settings: Settings) -> liveness.ParentDeathPipe:
-    """Lead a process group of one's own, die with `kdist run`, and tell the ranks where they are
-    and how to die.
+    """Make the process a session leader that dies with `kdist run`, and set the workers'
+    environment.
     """
     with suppress(PermissionError):  # started as a leader already
         os.setsid()
@@ -242,7 +249,7 @@ def _setup_process(settings: Settings) -> liveness.ParentDeathPipe:
     os.environ.update(settings.environment())
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.config.threads_per_rank))
     if settings.config.script is not None:
-        os.environ.setdefault("KDIST_COMM_HOOK", settings.config.script.comm_hook)
+        os.environ.setdefault("KDIST_COLLECTIVE_TIMING", settings.config.script.collective_timing)
     # SIGTERM and SIGINT are taken by StopSignals
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP"
     clean_temp(settings.scratch)
@@ -259,32 +266,17 @@ def _work(
     predecessors: set[int],
     health: list[Any],
 ) -> dict[str, Any]:
-    """Everything that needs torch; returns the exit record."""
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
-
+    """Run the elastic agent, with everything that needs torch; returns the exit record."""
     from kdist_trainer.agent.agent import ElasticAgent
     from kdist_trainer.agent.coordination import AgentStore
     from kdist_trainer.agent.rendezvous import open_handler, open_stores
-    from kdist_trainer.agent.worker_entry import run_worker
 
     _silence_torch_logging()
-    config = settings.config
     with stop.interruptible():
         stores = open_stores(settings, stop)
         handler = open_handler(settings, stores, predecessors=predecessors)
-    script = config.script
-    spec = WorkerSpec(
-        role="default",
-        local_world_size=procs,
-        rdzv_handler=handler,
-        entrypoint=run_worker if script is None else sys.executable,
-        args=(settings.entrypoint,)
-        if script is None
-        else ("-u", "-m", "kdist_trainer.run_script", *script.command),
-        max_restarts=config.max_restarts,
-        monitor_interval=_MONITOR_SECONDS,
-    )
-    if script is not None and settings.code is not None:
+    spec = _worker_spec(settings, procs, handler)
+    if settings.config.script is not None and settings.code is not None:
         os.chdir(settings.code)
     patient, hasty = (
         AgentStore(store, run_id=settings.meeting, node=settings.node)
@@ -306,8 +298,28 @@ def _work(
     return agent.record
 
 
+def _worker_spec(settings: Settings, procs: int, handler: RendezvousHandler) -> WorkerSpec:
+    """The worker group of this node, for torch elastic: a function, or a script in subprocesses."""
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+    from kdist_trainer.agent.worker_entry import run_worker
+
+    script = settings.config.script
+    return WorkerSpec(
+        role="default",
+        local_world_size=procs,
+        rdzv_handler=handler,
+        entrypoint=run_worker if script is None else sys.executable,
+        args=(settings.entrypoint,)
+        if script is None
+        else ("-u", "-m", "kdist_trainer.run_script", *script.command),
+        max_restarts=settings.config.max_restarts,
+        monitor_interval=_MONITOR_SECONDS,
+    )
+
+
 def _silence_torch_logging() -> None:
-    """The account that torch gives of its agent is told better by our events."""
+    """Disable torch's own messages about its agent: kdist's events report the same."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
             logging.getLogger(name).disabled = True

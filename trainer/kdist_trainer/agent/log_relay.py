@@ -1,14 +1,10 @@
-r"""One stream of a rank's output, cut into lines that carry the rank.
+r"""Relays the output of this node's workers, together with the agent's own events, to the agent's
+log.
 
-A line becomes `[rank3]: text`, as torch marks the lines of a rank's traceback. Events of kdist stay
-as they are. The states of a progress bar, which it draws over with `\r`, become lines from time to
-time, and its last state always does.
-
-Takes what the ranks of a node print from their pipes and writes it, with the agent's own events, to
-the agent's log.
-
-Neither the ranks nor the agent ever wait for whoever reads that log: a thread writes, and beyond a
-limit lines are left out.
+Each line is prefixed with its rank, such as `[rank3]: text`, as torch prefixes the lines of a
+rank's traceback; events of kdist pass unchanged. The states of a progress bar, which it overwrites
+with `\r`, become lines from time to time, and its last state always does. Neither the workers nor
+the agent wait for the reader of the log: a thread writes, and beyond a limit lines are dropped.
 """
 
 from __future__ import annotations
@@ -63,11 +59,11 @@ class RankLines:
         self._shown_at = float("-inf")
 
     def begin(self, rank: int) -> None:
-        """What comes now is written by this rank."""
+        """From now on the output belongs to this rank."""
         self._prefix = b"[rank%d]: " % rank
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Lines that are complete with `data`, and what else is due."""
+        """The lines that are complete with `data`, and those that are due."""
         self._grown_at = self._clock()
         found: list[bytes] = []
         if self._drawn or self._above or b"\r" in data or _UP in data:
@@ -82,7 +78,7 @@ class RankLines:
         return found + self.due()
 
     def due(self) -> list[bytes]:
-        """What has waited long enough."""
+        """The lines that have waited long enough."""
         now, found = self._clock(), []
         while self._above and now >= self._above[0][1] + _BELOW_SECONDS:
             found += self._leave(self._above.pop(0)[0])
@@ -96,7 +92,7 @@ class RankLines:
         return found
 
     def wait_seconds(self) -> float | None:
-        """In how long something is due; None if nothing waits."""
+        """The time until a line is due; None if nothing waits."""
         times = [left_at + _BELOW_SECONDS for _, left_at in self._above[:1]]
         if self._row and not self._drawn:
             times.append(self._grown_at + _UNFINISHED_SECONDS)
@@ -105,7 +101,7 @@ class RankLines:
         return max(0.0, min(times) - self._clock()) if times else None
 
     def finish(self) -> list[bytes]:
-        """All that is left, at the end of the stream."""
+        """All remaining lines, at the end of the stream."""
         rows = [*(row for row, _ in self._above), self._row or self._state]
         self._above, self._row, self._drawn, self._state = [], b"", False, b""
         return [line for row in rows for line in self._leave(row)]
@@ -187,10 +183,10 @@ _DRAIN_SECONDS = 2.0  # that the log's reader may stand still at the agent's end
 
 
 class LogRelay:
-    """The output of one node. It works from its creation to `close`."""
+    """Relays the output of the workers of one node, from its creation to `close`."""
 
     def __init__(self, scratch: Path, *, ranks: int, live: bool | None = None) -> None:
-        """Make the pipes, replacing a dead predecessor's. Raises `OSError`."""
+        """Make the pipes, replacing those of a dead predecessor. Raises `OSError`."""
         live = LIVE in os.environ if live is None else live
         # by descriptor: local rank, stream, lines
         self._streams: dict[int, tuple[int, int, RankLines]] = {}
@@ -207,7 +203,7 @@ class LogRelay:
         log.write_to(self.write)
 
     def begin(self, global_ranks: list[int]) -> None:
-        """The ranks that start now, by local rank."""
+        """Set the ranks that start now, by local rank."""
         with self._lock:
             self._read()
             for local_rank, stream, lines in self._streams.values():
@@ -215,14 +211,14 @@ class LogRelay:
                 lines.begin(global_ranks[local_rank])
 
     def write(self, line: bytes) -> None:
-        """Write an event of the agent's behind all that the ranks have printed so far."""
+        """Write an event of the agent after everything that the workers have printed so far."""
         with self._lock:
             self._read()
             self._log.put(STREAMS[1], [line])
 
     def close(self) -> None:
-        """Write all that is left, unless nobody reads it; what is logged later is written
-        directly.
+        """Write the remaining lines, unless nobody reads them; later events are
+        written directly.
         """
         log.write_to(None)
         self._over = True
@@ -264,7 +260,7 @@ class LogRelay:
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _read(self) -> bool:
-        """Take what is in the pipes; whether there was too much for this time."""
+        """Read from the pipes; returns whether there was too much to read at once."""
         waiting = list(self._streams)
         for _ in range(_TURNS):
             waiting = [descriptor for descriptor in waiting if self._read_one(descriptor)]
@@ -275,7 +271,7 @@ class LogRelay:
         return bool(waiting)
 
     def _read_one(self, descriptor: int) -> bool:
-        """Whether there may be more."""
+        """Read from one pipe; returns whether there may be more."""
         _, stream, lines = self._streams[descriptor]
         try:
             data = os.read(descriptor, _READ_BYTES)
@@ -286,8 +282,8 @@ class LogRelay:
 
 
 def _make_pipe(path: Path) -> int:
-    """A named pipe that can be read without waiting, and that has a writer at all times, so that it
-    has no end.
+    """Make a named pipe that can be read without waiting and always has a writer, so that it never
+    reaches end of file.
     """
     path.unlink(missing_ok=True)
     os.mkfifo(path, 0o600)
@@ -299,8 +295,8 @@ def _make_pipe(path: Path) -> int:
 
 
 class _Log:
-    """Lines on their way to standard output and standard error, written by a thread that may have
-    to wait.
+    """Lines to be written to standard output and standard error by a thread, which may have to
+    wait.
     """
 
     def __init__(self) -> None:
@@ -312,7 +308,7 @@ class _Log:
         threading.Thread(target=self._write, name="log", daemon=True).start()
 
     def put(self, stream: int, lines: list[bytes]) -> None:
-        """Take the lines, or leave them out while too much waits for the reader."""
+        """Queue the lines, or drop them while too much waits for the reader."""
         if not lines:
             return
         with self._changed:
@@ -328,7 +324,7 @@ class _Log:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Wait until all is written, or the reader takes nothing any more."""
+        """Wait until everything is written, or the reader no longer reads."""
         with self._changed:
             self._written_at = time.monotonic()
             while self._bytes and time.monotonic() - self._written_at < _DRAIN_SECONDS:
@@ -350,9 +346,7 @@ class _Log:
 
 
 def _write_whole(descriptor: int, data: bytes) -> None:
-    """Write all of it; what a full disk or a closed pipe refuses is lost, and changes nothing
-    else.
-    """
+    """Write all of it; what a full disk or a closed pipe refuses is lost."""
     while data:
         try:
             data = data[os.write(descriptor, data) :]

@@ -1,36 +1,36 @@
-"""Hears what the others say, on a thread of its own: a store may be slow or away, and the agent
-must not wait for it.
+"""Supervises the workers of one generation on this node, from their start until all of them have
+exited.
 
-Looking after one group's ranks on this node, from their start to the end of the last one.
+The monitor detects exits, hangs, desynchronized collectives, lost nodes and requests to stop, and
+returns the result of the worker group. torch elastic's counterpart is the loop of `_invoke_run`.
 """
 
 from __future__ import annotations
 
 import math
 import signal
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 
 from kdist_trainer import log, result
 from kdist_trainer.agent import exit_analysis
-from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
+from kdist_trainer.agent.coordination import AgentStore, failures_of
 from kdist_trainer.agent.desync import DesyncDetector, Mismatch, Note
 from kdist_trainer.agent.exit_analysis import GroupResult
 from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.agent.hang_detection import (
     Watchdog,
-    hang_failures,
-    read_or_empty,
-    gather_rank_states,
-    mismatch_failure,
-    find_hung_rank,
-    node_lost_failure,
     dump_stacks,
+    find_hung_rank,
+    gather_rank_states,
+    hang_failures,
+    mismatch_failure,
+    node_lost_failure,
+    read_or_empty,
 )
+from kdist_trainer.agent.rendezvous_poller import PollResult
 from kdist_trainer.agent.restart_policy import JOIN, Generation
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.agent.worker_entry import stacks_path
@@ -40,58 +40,6 @@ from kdist_trainer.errors import Failure
 from kdist_trainer.liveness import Phase
 from kdist_trainer.rendezvous.handler import RendezvousStatus
 from kdist_trainer.signals import StopSignals, stop_margin
-
-
-@dataclass(frozen=True)
-class PollResult:
-    """What the rendezvous says, and the generation's document as it was read after that: who leaves
-    by plan says so first.
-    """
-
-    news: RendezvousStatus = field(
-        default_factory=lambda: RendezvousStatus(waiting=0, left=0, silent=0, closed=False)
-    )
-    document: Document = field(default_factory=dict)
-
-
-class RendezvousPoller:
-    """Asks `source` every `seconds` while the `with` block lasts; calling it gives the last answer,
-    or raises its error.
-    """
-
-    def __init__(self, source: Callable[[], PollResult], *, seconds: float) -> None:
-        self._source = source
-        self._seconds = seconds
-        self._last: PollResult | Exception = PollResult()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="kdist-hearing", daemon=True)
-
-    def __call__(self) -> PollResult:
-        last = self._last
-        if isinstance(last, Exception):
-            raise last
-        return last
-
-    def __enter__(self) -> RendezvousPoller:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._over.set()
-        self._thread.join()  # from here on the rendezvous is used by the agent alone
-
-    def _listen(self) -> None:
-        while not self._over.wait(self._seconds):
-            try:
-                self._last = self._source()
-            except Exception as error:  # noqa: BLE001 - handed on to whoever asks
-                self._last = error
-
 
 TICK_SECONDS = 0.1
 """Longest pause between two looks; the end of a rank is noticed at once."""
@@ -118,7 +66,9 @@ STOP = "stop"
 
 @dataclass
 class WorkerMonitor:
-    """One group at work. What the store raises is warned of and taken as no news."""
+    """Monitors one worker group on this node. Errors of the store are logged and
+    count as no news.
+    """
 
     config: TrainConfig
     scratch: Path
@@ -150,7 +100,7 @@ class WorkerMonitor:
         self._pids = {number: self.ranks.pid(number) for number in range(len(self.global_ranks))}
 
     def attend(self) -> GroupResult:
-        """Look after the ranks until all have ended, by themselves or by the agent's hand."""
+        """Monitor the workers until all have exited, by themselves or ended by the agent."""
         while True:
             self.ranks.wait(TICK_SECONDS)
             self.alive()
@@ -179,7 +129,7 @@ class WorkerMonitor:
                 return self._end_by_force()
 
     def _pass_on_stop(self) -> None:
-        """Hand a request to stop on to the ranks, once."""
+        """Pass a request to stop on to the workers, once."""
         if self.stop.requested_at is None or self._terminated_at is not None:
             return
         log.event("stopping", reason="asked to stop")
@@ -192,15 +142,17 @@ class WorkerMonitor:
             return heard
         except Exception as error:  # noqa: BLE001 - a store that is away says nothing, and nothing follows from that
             if not self._mute:
-                log.warn("rendezvous-mute", message=f"the rendezvous cannot be read: {error}")
+                log.warn(
+                    "rendezvous-unreachable", message=f"the rendezvous cannot be read: {error}"
+                )
             self._mute = True
             return PollResult()
 
     def _is_broken(self, heard: PollResult) -> bool:
-        """Whether the group can neither go on nor save: a rank elsewhere has failed, or a node was
-        lost without a plan.
+        """Whether the group can neither continue nor save: a rank elsewhere has failed, or a node
+        was lost without a plan.
 
-        After a plan ranks end one by one, and a script may save on its own.
+        After a plan workers exit one by one, and a script may save on its own.
         """
         document, now = heard.document, time.monotonic()
         failures = failures_of(document)
@@ -232,24 +184,23 @@ class WorkerMonitor:
             LEFT_SECONDS, self.config.join_window_seconds
         ):
             log.warn(
-                "group-left",
+                "peers-left",
                 message=f"{news.left} other nodes left this group: the ranks here end too",
             )
             self._terminate(None, since=now)
 
     def _take_verdict(self) -> None:
-        """The run is over: after a failure end now, after a success let the ranks come to their own
-        end.
-        """
+        """The run is over: end the workers now after a failure; let them finish after a success."""
         code = read_or_empty(self.exchange.verdict).get("code")
         if code is not None:
             self._must_end_at = min(
                 self._must_end_at,
-                time.monotonic() + (self.config.grace_seconds if code == 0 else 0),
+                time.monotonic()
+                + (self.config.termination_grace_period_seconds if code == 0 else 0),
             )
 
     def _terminate(self, plan: str | None, *, since: float) -> None:
-        """Ask the ranks to end, once; with a plan their end is no failure."""
+        """Send SIGTERM to the workers, once; with a plan their exit is no failure."""
         self._terminated_at = time.monotonic()
         if plan == STOP:  # nobody who wants to save has time for a store that is slow
             self.ranks.signal(signal.SIGTERM)
@@ -258,12 +209,14 @@ class WorkerMonitor:
         if plan != STOP:
             self.ranks.signal(signal.SIGTERM)
         self._must_end_at = (
-            since + self.config.grace_seconds - stop_margin(self.config.grace_seconds)
+            since
+            + self.config.termination_grace_period_seconds
+            - stop_margin(self.config.termination_grace_period_seconds)
         )
 
     def _has_nothing_to_save(self) -> bool:
-        """Whether ranks that were asked to end have yet to meet: in torch's connect they hear
-        nothing, and no step is done.
+        """Whether workers that were asked to stop have not joined the process group yet: inside
+        torch's connect they cannot react, and no step is done.
         """
         phases = {beat.phase for beat in self.watchdog.beats}
         return (
@@ -273,7 +226,7 @@ class WorkerMonitor:
         )
 
     def _note_running(self) -> None:
-        """Notice that all ranks have begun, and that one has made a step."""
+        """Notice when all workers have started, and when one has completed a step."""
         if not self._begun and all(
             stacks_path(self.scratch, number).exists() for number in self._pids
         ):
@@ -303,8 +256,8 @@ class WorkerMonitor:
         return self._end(exits)
 
     def _end_badly(self) -> GroupResult:
-        """Some rank failed. If none of these failures is a first cause, one may follow on this node
-        in a moment.
+        """End the group after a failure. If none of the failures is primary, a primary one may
+        follow on this node in a moment.
         """
         deadline = time.monotonic() + ECHO_SECONDS
         while self.ranks.living and time.monotonic() < deadline:
@@ -317,8 +270,8 @@ class WorkerMonitor:
         return replace(self._end(exits), notes=notes)
 
     def _has_lost_a_node(self, news: RendezvousStatus) -> bool:
-        """Whether another node is gone and the ranks here wait for it: a cut connection shows at
-        once, a silent node never.
+        """Whether another node is lost and the workers here wait for it. A closed connection raises
+        at once; a silent node never does.
         """
         now, watchdog = time.monotonic(), self.watchdog
         self._silent_since = (self._silent_since or now) if news.silent or news.left else None
@@ -333,8 +286,8 @@ class WorkerMonitor:
         )
 
     def _end_deserted(self, heard: PollResult) -> GroupResult:
-        """End a group that others have broken. What a rank here has left to say counts, though it
-        has not ended yet.
+        """End a group that failed elsewhere. A failure recorded by a worker here counts, even if
+        the worker has not exited yet.
         """
         notes, exits = self._notes(), self.ranks.exits()
         self.ranks.kill()
@@ -387,15 +340,13 @@ class WorkerMonitor:
         )
 
     def _is_out_of_memory(self, exits: dict[int, int]) -> bool:
-        """Whether the kernel had killed for want of memory when the first rank was seen to be
-        killed.
-        """
+        """Whether the kernel had made an OOM kill when the first worker was seen killed."""
         if self._out_of_memory is None and -signal.SIGKILL in exits.values():
             self._out_of_memory = self._oom_kills.recent()
         return bool(self._out_of_memory)
 
     def _notes(self) -> list[Note]:
-        """What this node's ranks are in, or were in when they ended."""
+        """The states of this node's ranks, now or when they exited."""
         size = len(self.global_ranks) * len(self.generation.nodes)
         return [
             self.watchdog.note(
@@ -405,9 +356,7 @@ class WorkerMonitor:
         ]
 
     def _end_disagreeing(self, odd: Mismatch) -> GroupResult:
-        """The ranks here have entered different collectives: nothing good can come of it, however
-        long they go on.
-        """
+        """End a group whose ranks here have entered different collectives: it cannot recover."""
         notes, exits = self._notes(), self.ranks.exits()
         self.ranks.kill()
         failure = mismatch_failure(
@@ -417,9 +366,11 @@ class WorkerMonitor:
         return GroupResult(failures={local_rank: failure}, exits=exits, notes=notes)
 
     def _end_hanging(self, stalled: list[int]) -> GroupResult:
-        """Some ranks stand still: find out who is to blame, keep the stacks, end the group."""
+        """End a group in which ranks hang: find the rank at fault and keep the stacks."""
         notes = self._notes()
-        blamed = find_hung_rank(gather_rank_states(self.exchange, self.generation, self.node, notes))
+        blamed = find_hung_rank(
+            gather_rank_states(self.exchange, self.generation, self.node, notes)
+        )
         stacks = dump_stacks(
             {number: self._pids[number] for number in stalled if number in self.ranks.living},
             {number: stacks_path(self.scratch, number) for number in stalled},

@@ -1,4 +1,4 @@
-"""The way from the name of a rendezvous to its stores and its handler."""
+"""Opens the stores and the rendezvous handler that a rendezvous endpoint names."""
 
 from __future__ import annotations
 
@@ -37,16 +37,14 @@ _LEAVE_SECONDS = 10.0
 
 
 class StoreUnavailableError(KdistTrainerError):
-    """The place where agents meet cannot be reached."""
+    """The rendezvous store cannot be reached."""
 
     cause, code = Cause.RENDEZVOUS, Exit.PEERS_LOST
 
 
 @dataclass(frozen=True)
 class StoreClients:
-    """Two views of one store: `patient` rides out that it is away for a while, `hasty` soon says
-    that it is.
-    """
+    """Two clients of one store: `patient` retries while it is unreachable, `hasty` soon raises."""
 
     patient: Store
     hasty: Store
@@ -54,15 +52,15 @@ class StoreClients:
     """Whether the store is lost with this agent, or with another; None if with none."""
 
     def take_leave(self, *, agents: int) -> None:
-        """The run is over for all `agents`, and this one may go when it does not keep what others
-        still have to read.
+        """Close the store at the end of the run: the agent that hosts it waits until the other
+        `agents` have read the outcome.
         """
         if self.keeps is not None:
             release_store(self.patient, keeps=self.keeps, agents=agents, seconds=_LEAVE_SECONDS)
 
 
 def open_stores(settings: Settings, stop: StopSignals) -> StoreClients:
-    """Open what `settings.rendezvous` names; waits for it. Raises `ConfigError`,
+    """Open the store that `settings.rendezvous` names, and wait for it. Raises `ConfigError`,
     `StoreUnavailableError`.
     """
     where, nodes = settings.place, settings.config.nodes.max
@@ -113,7 +111,7 @@ def open_stores(settings: Settings, stop: StopSignals) -> StoreClients:
 
 
 def open_handler(settings: Settings, stores: StoreClients, *, predecessors: set[int]) -> Rendezvous:
-    """The rendezvous in these stores, without the agents that were here before (their pids)."""
+    """Open the rendezvous in these stores, without the earlier agents of this node (their pids)."""
     config, scheme = settings.config, settings.place.scheme
     deadline = time.monotonic() + config.rendezvous_timeout_seconds
     while True:

@@ -1,15 +1,11 @@
-"""The same failure again without progress, told from failures that another try may get past.
+"""The restart policy: numbers the generations, records why each began, and counts restarts against
+the job's budget.
 
-What kills from outside (a SIGKILL, a lost node, a full disk) is chance, however often. A crash or a
-hang at the same step is not. Where no step is known, as of a script, it is the same if the groups
-lived for about as long.
-
-The leader's book: numbers the generations, says why each began, and counts restarts against the
-job's budget.
-
-The leader is the agent with group rank 0 of a round. What it knows of earlier generations it reads
-from the run ledger beside the checkpoints, which outlives pods, and from the agents' documents, so
-any agent may lead at any time.
+A failure that repeats at the same step without progress ends the run early; external causes (a
+SIGKILL, a lost node, a full disk) never count as a repetition. Where no step is known, as for a
+script, failures count as the same if the worker groups lived for about as long. The agent with
+group rank 0 keeps the record. It reads earlier generations from the run ledger in the checkpoint
+folder and from the agents' documents, so any agent may take over.
 """
 
 from __future__ import annotations
@@ -40,15 +36,14 @@ Event = Mapping[str, Any]
 
 
 def is_chance(failure: Failure) -> bool:
-    """Whether another try may well get past it."""
+    """Whether a restart may well get past this failure."""
     return failure.cause not in _ITS_OWN or bool(_FROM_OUTSIDE.search(failure.message))
 
 
 def count(events: Iterable[Event], failure: Failure) -> int:
-    """How many groups in a row, `failure`'s the last of them, ended alike without progress.
+    """The number of consecutive groups, up to that of `failure`, that ended alike without progress.
 
-    `events` are the run's so far, in their order; whether that of `failure` is among them makes no
-    difference.
+    `events` are the run's so far, in order; the event of `failure` may be among them or not.
     """
     began, earlier = _since_progress(events)
     wanted = _signature(failure.cause.value, failure.step, failure.message)
@@ -67,7 +62,7 @@ def count(events: Iterable[Event], failure: Failure) -> int:
 
 
 def _since_progress(events: Iterable[Event]) -> tuple[dict[int, float], list[Event]]:
-    """When the groups since the last progress began, by number, and the failures that ended
+    """The start times of the groups since the last progress, by number, and the failures that ended
     them.
     """
     began: dict[int, float] = {}
@@ -88,7 +83,7 @@ def _since_progress(events: Iterable[Event]) -> tuple[dict[int, float], list[Eve
 
 
 def _signature(cause: object, step: object, message: str) -> tuple[object, object, str]:
-    """What is the same of the same failure, whichever rank it befell first."""
+    """The properties that identify a repeated failure, whichever rank had it first."""
     return cause, step, re.sub(r"\d+", "#", message.partition("\n")[0])
 
 
@@ -99,7 +94,7 @@ _LONGEST_PAUSE = 60
 
 
 class EventLog(Protocol):
-    """Where a run's events are kept."""
+    """The storage of a run's events."""
 
     def append(self, event: str, **fields: Any) -> None: ...
 
@@ -107,7 +102,7 @@ class EventLog(Protocol):
 
 
 class StoreEventLog:
-    """Events of a run without checkpoints: kept in the rendezvous's store, lost with it."""
+    """Events of a run without checkpoints: kept in the rendezvous store, and lost with it."""
 
     def __init__(self, exchange: AgentStore) -> None:
         self._exchange = exchange
@@ -128,8 +123,8 @@ class StoreEventLog:
 
 @dataclass(frozen=True)
 class Generation:
-    """One group of ranks. `restarts` were spent of the budget without progress since; `spent` says
-    it was one too many.
+    """One worker group. `restarts` is the part of the budget used without progress; `spent` means
+    that it is exceeded.
     """
 
     number: int
@@ -158,8 +153,8 @@ class Generation:
 
 
 def count_restarts(events: Iterable[dict[str, Any]]) -> int:
-    """Failures since the committed step last rose, or since somebody ended the run and started it
-    again.
+    """The failures since the committed step last rose, or since the run was ended and started again
+    by hand.
     """
     failures, best = 0, -1
     for event in events:
@@ -181,8 +176,8 @@ def count_restarts(events: Iterable[dict[str, Any]]) -> int:
 
 
 def _pause(times: int) -> int:
-    """Seconds to wait after something happened so often: 0 after the first time, then longer each
-    time.
+    """Seconds to wait after something happened `times` times: 0 after the first,
+    then increasing.
     """
     return min(2 ** (times - 2), _LONGEST_PAUSE) if times >= 2 else 0
 
@@ -207,20 +202,21 @@ class RestartLedger:
         self._is_script = is_script
 
     def note(self, event: str, **fields: Any) -> bool:
-        """Write an event; a disk that refuses it is warned of and ends nothing. Returns whether it
-        was written.
+        """Write an event; returns whether it was written. A disk error is logged and
+        ends nothing.
         """
         try:
             self._events.append(event, **fields)
         except OSError as error:
             log.warn(
-                "ledger-failed", message=f"{event} could not be written to the run ledger: {error}"
+                "ledger-write-failed",
+                message=f"{event} could not be written to the run ledger: {error}",
             )
             return False
         return True
 
     def note_failure(self, failure: Failure) -> None:
-        """Write the failure that ended a generation, with the time at which it happened."""
+        """Write the failure that ended a generation, with its time."""
         fields = {
             "generation": failure.generation,
             "cause": failure.cause.value,
@@ -238,8 +234,8 @@ class RestartLedger:
     def open_generation(
         self, agents: dict[str, str], *, world_size: int, bounds: tuple[int, int] = (0, 0)
     ) -> Generation:
-        """Begin the next generation, of `agents` (their incarnations by node), or find that the
-        budget is spent.
+        """Begin the next generation, with `agents` (their incarnations by node), or find that the
+        budget is used up.
         """
         events = self._read()
         last = max(
@@ -290,17 +286,17 @@ class RestartLedger:
         return generation
 
     def pause_seconds(self) -> int:
-        """How long to wait before the next group: 0, or longer each time once the disk has refused
-        two restarts' lines.
+        """The wait before the next group: 0, or increasing once the disk has refused the events of
+        two restarts.
         """
         return _pause(self._unwritten(self.committed_step()))
 
     def repeat_seconds(self) -> int:
-        """The same, where the last groups ended by the same failure; where it may be chance, one of
-        them more.
+        """The wait before the next group if the latest groups ended by the same failure; one more
+        of them is needed if it may be chance.
 
-        Not after lost nodes, as whoever starts their agents again has waited by then, and not
-        before the end.
+        There is none after lost nodes, since restarting their agents takes time by itself, and none
+        before the end of the run.
         """
         last = self._exchange.last_generation()
         failure = root_cause(failures_of(self._exchange.generation(last))) if last else None
@@ -313,8 +309,8 @@ class RestartLedger:
         return _pause(times - chance)
 
     def _unwritten(self, step: int) -> int:
-        """Restarts since `step` was committed that stand in the rendezvous's store, because the
-        ledger did not take them.
+        """Restarts since `step` was committed that are only in the rendezvous store, because the
+        ledger could not be written.
         """
         document = self._exchange.read(_UNWRITTEN)
         return int(document["restarts"]) if document.get("step") == step else 0
@@ -368,11 +364,11 @@ class RestartLedger:
         try:
             return self._events.events()
         except OSError as error:
-            log.warn("ledger-failed", message=f"the run ledger could not be read: {error}")
+            log.warn("ledger-unreadable", message=f"the run ledger could not be read: {error}")
             return []
 
     def committed_step(self) -> int:
-        """Step of the newest committed checkpoint; 0 where there is none."""
+        """The step of the newest committed checkpoint; 0 if there is none."""
         if self._checkpoints is None:
             return 0
         newest = CheckpointDirectory(self._checkpoints).committed()

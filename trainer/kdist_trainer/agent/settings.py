@@ -1,7 +1,7 @@
-"""How many nodes the job may have now: `kdist scale` changes nodes.json, beside train.json, while
-agents run.
+"""The settings of one agent: its command line, the limits on the number of nodes, and the
+environment of its workers.
 
-What one agent is told on its command line, and what its ranks read in their environment.
+`kdist scale` changes nodes.json, which lies in the same folder as train.json, while agents run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kdist_trainer.rendezvous.endpoint import RendezvousEndpoint, parse
 
 
 class NodeLimits:
-    """`nodes` of the train.json at `path`, read anew when the file has changed; what it was before,
+    """`nodes` of the train.json at `path`, read again when the file has changed; the previous value
     if it cannot be read.
     """
 
@@ -34,7 +34,7 @@ class NodeLimits:
         self._seen = _look(self._file)
 
     def now(self) -> Nodes:
-        """The bounds as the file has them."""
+        """The current limits in the file."""
         seen = _look(self._file)
         if seen is None or seen == self._seen:
             return self._last
@@ -43,11 +43,11 @@ class NodeLimits:
             nodes = TrainConfig.read(self._path).nodes
         except (OSError, ValueError) as error:
             log.warn(
-                "bounds-unreadable", message=f"{self._file} has changed and cannot be read: {error}"
+                "config-unreadable", message=f"{self._file} has changed and cannot be read: {error}"
             )
             return self._last
         if nodes != self._last:
-            log.event("bounds-changed", min=nodes.min, max=nodes.max)
+            log.event("node-limits-changed", min=nodes.min, max=nodes.max)
             self._last = nodes
         return nodes
 
@@ -73,8 +73,8 @@ StatefulSet would start it anew).
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One agent. `entrypoint` is the `module:function` that a rank of a managed training runs; it
-    returns its outcome.
+    """The settings of one agent. `entrypoint` is the `module:function` that each worker of a
+    managed training runs; it returns its outcome.
     """
 
     config_path: Path
@@ -97,18 +97,18 @@ class Settings:
 
     @cached_property
     def bounds(self) -> NodeLimits:
-        """How many nodes the job may have, at any time."""
+        """The limits on the number of nodes, read when needed."""
         return NodeLimits(self.config_path, self.config.nodes)
 
     @cached_property
     def place(self) -> RendezvousEndpoint:
-        """Where the agents meet. Raises `ConfigError`."""
+        """The rendezvous endpoint. Raises `ConfigError`."""
         return parse(self.rendezvous)
 
     @property
     def meeting(self) -> str:
-        """Whom this agent meets: those of its run, and of them those with its rendezvous id, whose
-        end is no other's.
+        """The id under which agents rendezvous: that of the run, and the rendezvous id if there is
+        one, which separates the agents of one run.
 
         torch names a folder after it, so the run of a rendered job, `NAMESPACE/NAME`, loses its
         slash.
@@ -120,12 +120,12 @@ class Settings:
 
     @property
     def socket(self) -> Path:
-        """Where ranks send their records."""
+        """The socket to which workers send their records."""
         return self.scratch / "metrics.sock"
 
     @property
     def own_lifeline(self) -> Path:
-        """The pipe whose end tells the ranks that this agent is gone."""
+        """The pipe whose end of file means that this agent is gone."""
         return self.scratch / "lifeline"
 
     @property
@@ -135,14 +135,14 @@ class Settings:
         return int(number[0]) if number else 0
 
     def forget_predecessors(self) -> None:
-        """Keep this agent's pid alone: the rendezvous no longer holds any agent that ran here
-        before.
+        """Keep only this agent's pid: the rendezvous no longer lists an earlier
+        agent of this node.
         """
         with suppress(OSError):  # a full disk
             (self.scratch / PIDS).write_text(f"{os.getpid()}\n")
 
     def environment(self) -> dict[str, str]:
-        """What every rank of this agent finds in its environment besides torchrun's variables."""
+        """The variables that kdist adds to torchrun's in the environment of every worker."""
         variables = {
             "KDIST_CONFIG": str(self.config_path),
             "KDIST_JOB": self.config.name,
@@ -164,8 +164,8 @@ class Settings:
 
 
 def count_procs(config: TrainConfig) -> int:
-    """Ranks on this node: as the job says, else one per GPU, else one; `data_parallel` is one with
-    all GPUs.
+    """The number of workers on this node: as the job asks, else one per GPU, else one;
+    `data_parallel` uses one for all GPUs.
     """
     if isinstance(config.procs_per_node, int):
         return config.procs_per_node
@@ -177,10 +177,10 @@ def count_procs(config: TrainConfig) -> int:
 
 
 def prepare_scratch(settings: Settings) -> set[int]:
-    """Make the folder private and clear what dead predecessors left. Raises `OSError`.
+    """Make the folder private and remove the files of dead predecessors. Raises `OSError`.
 
-    Returns the pids of those that the rendezvous may still hold: the last one that joined it, and
-    all that ended before they had joined.
+    Returns the pids of those that the rendezvous may still list: the last one that joined it, and
+    all that exited before they joined.
     """
     scratch = settings.scratch
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -202,8 +202,8 @@ _ROOM_FOR_NAMES = 40
 
 
 def make_tempdir(scratch: Path) -> Path:
-    """An empty temporary folder for this agent and its ranks: in `scratch`, unless sockets there
-    had too long an address.
+    """Make an empty temporary folder for this agent and its workers: in `scratch`, unless socket
+    paths there would be too long.
     """
     folder = scratch / "tmp"
     if len(os.fsencode(folder)) + _ROOM_FOR_NAMES <= _LONGEST_SOCKET:
@@ -214,11 +214,11 @@ def make_tempdir(scratch: Path) -> Path:
 
 
 def clean_temp(scratch: Path) -> None:
-    """Remove the temporary folders of an agent: this one's at its end, a dead predecessor's before
-    the start.
+    """Remove an agent's temporary folders: its own at its end, a dead predecessor's before the
+    start.
     """
     folder = scratch / "tmp"
-    for litter in (folder.readlink() if folder.is_symlink() else folder, scratch / "torchelastic"):
-        shutil.rmtree(litter, ignore_errors=True)
+    for stale in (folder.readlink() if folder.is_symlink() else folder, scratch / "torchelastic"):
+        shutil.rmtree(stale, ignore_errors=True)
     if folder.is_symlink():
         folder.unlink()

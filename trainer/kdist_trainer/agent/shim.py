@@ -25,8 +25,8 @@ _STOPPED = 200  # Exit.STOPPED, whose module takes half a second to import
 
 
 class Shim:
-    """One agent as it is seen from here: `connection` to the spawner, and its pid once it has
-    one.
+    """One agent as seen by its shim: the `connection` to the spawner, and the pid
+    once it has one.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -34,7 +34,7 @@ class Shim:
         self._pid: int | None = None
 
     def wait(self) -> int | None:
-        """How the agent ended, a negative number for a signal; None if the spawner ended before it
+        """The exit status of the agent, negative for a signal; None if the spawner ended before it
         had forked one.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -59,10 +59,10 @@ class Shim:
 
 
 def ask(arguments: list[str]) -> socket.socket | None:
-    """Ask the spawner for an agent with this command line and what this process has: environment,
-    folder, output.
+    """Ask the spawner for an agent with this command line and this process's environment, folder
+    and output.
 
-    Returns the connection on which it answers, None without a spawner.
+    Returns the connection for the reply; None without a spawner.
     """
     descriptor = os.environ.pop(SPAWNER, None)
     if descriptor is None:
@@ -84,7 +84,7 @@ def ask(arguments: list[str]) -> socket.socket | None:
 
 
 def main() -> NoReturn:
-    """Be the agent of this command line until it ends."""
+    """Run the agent of this command line until it exits."""
     connection = ask(sys.argv[1:])
     code = Shim(connection).wait() if connection is not None else None
     if code is None:

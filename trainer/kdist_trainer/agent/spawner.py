@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kdist_trainer import liveness, process_tree
-from kdist_trainer.agent import forkserver, preload
+from kdist_trainer.agent import forkserver, preload_modules
 from kdist_trainer.agent.shim import SPAWNER
 from kdist_trainer.config import TrainConfig
 
@@ -34,8 +34,8 @@ _ORPHAN_SECONDS = 2.0
 
 
 class Spawner:
-    """Serves the requests that come by `requests`, each with a connection, stdout and stderr. Only
-    `serve` reaps children.
+    """Serves the requests that arrive at `requests`, each with a connection, stdout and stderr.
+    Only `serve` reaps children.
     """
 
     def __init__(self, requests: socket.socket) -> None:
@@ -46,7 +46,7 @@ class Spawner:
         self._woken, self._wake = os.pipe()
 
     def serve(self) -> NoReturn:
-        """Fork agents, and tell their shims how they end, until somebody ends this process."""
+        """Fork agents and report their exits to their shims, until this process is ended."""
         for descriptor in (self._woken, self._wake):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(self._wake)
@@ -92,7 +92,7 @@ class Spawner:
         _say(connection, pid=pid)
 
     def _leave(self, connection: socket.socket, streams: Sequence[int]) -> None:
-        """Be nothing of the spawner any more, in a fork of it."""
+        """Release everything of the spawner, in a fork of it."""
         os.setsid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -104,9 +104,7 @@ class Spawner:
         forkserver.close_descriptors()
 
     def _reap(self) -> None:
-        """Take note of every child that has ended: agents, and what ended agents had left
-        behind.
-        """
+        """Reap every child that has exited: agents, and orphans of agents that have exited."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
@@ -118,7 +116,7 @@ class Spawner:
                     connection.close()
 
     def _end_orphans(self) -> None:
-        """Kill what comes from agents that have ended: it has become this process's own."""
+        """Kill the orphans of agents that have exited; this process has adopted them."""
         deadline = time.monotonic() + _ORPHAN_SECONDS
         while time.monotonic() < deadline:
             orphans = [pid for pid in process_tree.find_children() if pid not in self._agents]
@@ -127,7 +125,7 @@ class Spawner:
             process_tree.kill(below=orphans, seconds=_ORPHAN_SECONDS)
 
     def _end_without_shim(self, connection: Any) -> None:
-        """The shim was killed, and its agent was meant."""
+        """Kill an agent whose shim was killed."""
         self._forget(connection)
         for pid, known in self._agents.items():
             if known is connection:
@@ -140,7 +138,7 @@ class Spawner:
 
 
 def be_agent(request: dict[str, Any]) -> NoReturn:
-    """Be the agent that was asked for, as if this process had been started for it."""
+    """Run as the agent that was asked for, as if this process had been started for it."""
     code = 1
     try:
         os.chdir(request["directory"])
@@ -166,8 +164,8 @@ def _say(connection: socket.socket, **said: int) -> None:
 
 
 def main(config_path: Path, line: Path) -> NoReturn:
-    """Import what the agents of the job at `config_path` and their ranks need, then fork as
-    asked.
+    """Import what the agents of the job at `config_path` and their workers need, then fork on
+    request.
     """
     requests = socket.socket(fileno=int(os.environ.pop(SPAWNER)))
     process_tree.adopt()  # what an agent leaves behind becomes this process's to end
@@ -175,10 +173,10 @@ def main(config_path: Path, line: Path) -> NoReturn:
     config = TrainConfig.read(config_path)
     # Read when torch is imported.
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads_per_rank))
-    preload.import_all(preload.AGENT)
+    preload_modules.import_all(preload_modules.AGENT)
     if config.train is not None:
-        preload.import_all(preload.RANK)
-        preload.import_all(preload.training(config_path))
+        preload_modules.import_all(preload_modules.RANK)
+        preload_modules.import_all(preload_modules.training(config_path))
     gc.collect()
     gc.freeze()  # no collection in an agent writes to the pages it shares with the others
     Spawner(requests).serve()

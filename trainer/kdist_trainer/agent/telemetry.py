@@ -1,4 +1,4 @@
-"""What the agent tells: events to the log, numbers to the exporter, each from one place."""
+"""Reports the agent's state and events, to the log and to the metrics exporter."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class AgentTelemetry:
-    """Says what happens, once. `max_restarts` is the job's budget, `managed` tells a training from
-    a script.
+    """Reports each event once, to the log and the exporter. `max_restarts` is the job's budget;
+    `managed` distinguishes a managed training from a script.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class AgentTelemetry:
         self._waiting_since = time.monotonic()
 
     def state(self, word: str) -> None:
-        """The agent does something else from now on."""
+        """Set the state of the agent."""
         self._exporter.set_state(word)
 
     def rendezvous_started(self) -> None:
@@ -39,13 +39,13 @@ class AgentTelemetry:
         log.event("rendezvous-started")
 
     def rendezvous_ended(self, outcome: str) -> None:
-        """`formed`, `timeout` or `failed`."""
+        """Count a rendezvous: `formed`, `timeout` or `failed`."""
         self._exporter.observe_rendezvous(time.monotonic() - self._waiting_since, outcome)
 
     def group_formed(
         self, generation: Generation, *, world_size: int, ranks: list[int], leader: bool
     ) -> None:
-        """A group has formed; its ranks start now. `ranks` are this node's."""
+        """A group has formed and its workers start. `ranks` are this node's."""
         self.state("initializing")
         self._relay.begin(ranks)
         self._exporter.set_group(
@@ -70,7 +70,7 @@ class AgentTelemetry:
                 )
             log.warn("restarting", **fields)
         log.event(
-            "group-formed",
+            "rendezvous-completed",
             world_size=world_size,
             nodes=len(generation.nodes),
             reason=generation.reason,
@@ -80,11 +80,11 @@ class AgentTelemetry:
         log.event("worker-started", rank=rank, pid=pid)
 
     def rank_ended(self, outcome: str) -> None:
-        """A rank ended well: `done` or `stopped`."""
+        """A worker ended well: `done` or `stopped`."""
         self._exporter.add_worker_exit(outcome, None)
 
     def rank_failed(self, failure: Failure, exit_code: int | None) -> None:
-        """A rank ended badly; `exit_code` is its process's, None if the agent killed it."""
+        """A worker failed; `exit_code` is its process's, None if the agent killed it."""
         name = None if exit_code is None else signal_name(exit_code)
         op = (failure.collective or "").partition("(")[0]
         self._exporter.add_worker_exit(failure.cause, name, collective=op)
@@ -101,7 +101,7 @@ class AgentTelemetry:
         )
 
     def group_failed(self, cause: str) -> None:
-        """The group ended by a failure; whether it starts again is decided later."""
+        """The group ended by a failure; whether it restarts is decided later."""
         self.state("restarting")
         self._exporter.add_restart(cause)
 

@@ -1,5 +1,5 @@
-"""What follows from the end of a group on one node: nothing, so that it forms again, or the end of
-the agent's work.
+"""The termination policy: decides, after a worker group exits, whether to re-rendezvous or to end
+the run.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from kdist_trainer.agent.desync import find_odd, format_collectives
 from kdist_trainer.agent.exit_analysis import GroupResult
 from kdist_trainer.agent.exit_record import (
     RunOutcome,
-    root_cause,
     failed,
     read_done,
+    root_cause,
     stopped,
     success,
 )
@@ -41,8 +41,8 @@ _POLL_SECONDS = 0.1
 
 
 class TerminationPolicy:
-    """Decides for one agent; `draw` returns when the group shall form again and raises `RunOutcome`
-    otherwise.
+    """Decides, after a worker group exits, whether to re-rendezvous or to end the run. `draw`
+    returns for a new rendezvous and raises `RunOutcome` otherwise.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TerminationPolicy:
         self._stop = stop
 
     def draw(self, generation: Generation, end: GroupResult) -> None:
-        """Take note of how the ranks ended and decide."""
+        """Record the result of the worker group and decide."""
         for outcome in end.outcomes.values():
             self._teller.rank_ended(outcome)
         for local_rank, failure in end.failures.items():
@@ -81,7 +81,8 @@ class TerminationPolicy:
             if not (over or self._stop.requested):
                 raise
             log.warn(
-                "rendezvous-mute", message=f"the others cannot be told that this node ends: {error}"
+                "rendezvous-unreachable",
+                message=f"the others cannot be told that this node ends: {error}",
             )
             if over:  # all have met at a barrier, so the others know
                 self._finish_now(None)
@@ -110,8 +111,8 @@ class TerminationPolicy:
     def _confer(
         self, generation: Generation, end: GroupResult, decisive: Failure | None
     ) -> Failure | None:
-        """Tell the others, and end with them if this or something there has ended the run; returns
-        what decides.
+        """Post the failure to the other agents, and end with them if a failure has ended the run;
+        returns the failure that decides.
         """
         if end.failures:
             self._exchange.post_failures(
@@ -129,8 +130,8 @@ class TerminationPolicy:
         return decisive
 
     def _weigh(self, generation: Generation, end: GroupResult, failure: Failure) -> Failure:
-        """What decides once all agents have said what their ranks were in; the others are told if
-        it is something else.
+        """The failure that decides once all agents have posted the states of their ranks; posted if
+        it is another one.
         """
         notes = gather_rank_states(
             self._exchange, generation, self._settings.node, end.notes, after_failures=True
@@ -141,7 +142,7 @@ class TerminationPolicy:
         return replace(weighed, collectives=format_collectives(notes))
 
     def _end_if_over(self) -> None:
-        """End if the run has ended, whatever became of the ranks here."""
+        """End if the run has ended, whatever the result here."""
         done = self._read_done()
         if done is not None:
             self._finish_now(done.get("step"))
@@ -150,12 +151,14 @@ class TerminationPolicy:
             raise RunOutcome(verdict)
 
     def _settle_on(self, number: int, failure: Failure) -> Failure:
-        """The failure that decides over all agents, once a moment has passed for earlier ones to
-        become known.
+        """The failure that decides over all agents, after a short wait for earlier ones to be
+        posted.
         """
         deadline = time.monotonic() + SETTLE_SECONDS
         while True:
-            first = root_cause([failure, *failures_of(self._exchange.generation(number))]) or failure
+            first = (
+                root_cause([failure, *failures_of(self._exchange.generation(number))]) or failure
+            )
             if not first.permanent or time.monotonic() > deadline:
                 return first
             time.sleep(_POLL_SECONDS)
@@ -175,7 +178,7 @@ class TerminationPolicy:
         raise RunOutcome(final)
 
     def end_spent(self, generation: Generation) -> NoReturn:
-        """The budget is spent: end all agents."""
+        """End all agents because the restart budget is used up."""
         budget = self._settings.config.max_restarts
         message = (
             f"{budget} restarts without progress are spent; the last failure: {generation.message}"
@@ -196,7 +199,9 @@ class TerminationPolicy:
             time=time.time(),
         )
         if last is not None:
-            known = format_collectives(note for notes in document.get("beats", {}).values() for note in notes)
+            known = format_collectives(
+                note for notes in document.get("beats", {}).values() for note in notes
+            )
             failure = replace(
                 last,
                 cause=Cause.BUDGET,
@@ -215,7 +220,7 @@ class TerminationPolicy:
         raise RunOutcome(final)
 
     def final_record(self) -> dict[str, Any]:
-        """The record of a run whose rendezvous is closed."""
+        """The exit record of a run whose rendezvous is closed."""
         verdict = self._exchange.verdict()
         if verdict:
             return verdict
@@ -244,17 +249,15 @@ class TerminationPolicy:
         return "plan" not in self._exchange.generation(generation.number)
 
     def _finish(self, generation: Generation) -> None:
-        """This node is done. A managed training has met at a barrier; scripts may still be at work
-        elsewhere.
+        """This node is done. A managed training has passed a barrier; scripts may still run on
+        other nodes.
         """
         if self._settings.config.train is not None or self._wait_for_others(generation):
             self._finish_now(None)
         self._teller.state("restarting")
 
     def _wait_for_others(self, generation: Generation) -> bool:
-        """Wait for the other nodes' scripts; False when they do not all succeed, so that all begin
-        again.
-        """
+        """Wait for the other nodes' scripts; False if not all succeed, so that all restart."""
         document = self._exchange.finish(generation.number)
         while len(document.get("finished", [])) < len(generation.nodes):
             self._end_if_over()
@@ -266,7 +269,7 @@ class TerminationPolicy:
             members = self._rendezvous.members()
             if document.get("failures") or "plan" in document or members < len(generation.nodes):
                 log.warn(
-                    "finished-too-early", message="other nodes did not finish: all begin again"
+                    "peers-not-finished", message="other nodes did not finish: all begin again"
                 )
                 return False
             time.sleep(_POLL_SECONDS)
@@ -280,14 +283,15 @@ class TerminationPolicy:
         raise RunOutcome(final)
 
     def _settle(self, record: dict[str, Any]) -> dict[str, Any]:
-        """End the run for all agents; returns the record that it ended with, this one if the store
-        stays away.
+        """End the run for all agents; returns its exit record, which is this one if the store stays
+        unreachable.
         """
         try:
             return self._exchange.settle(record)
         except RuntimeError as error:
             log.warn(
-                "rendezvous-mute", message=f"the others cannot be told how the run ended: {error}"
+                "rendezvous-unreachable",
+                message=f"the others cannot be told how the run ended: {error}",
             )
             return record
 
@@ -301,6 +305,6 @@ class TerminationPolicy:
             self._rendezvous.set_closed()
 
     def leave(self) -> None:
-        """Give this node's place up, so that the others need not find out by themselves."""
+        """Leave the rendezvous, so that the others need not wait for a timeout."""
         with suppress(RendezvousError, RuntimeError):
             self._rendezvous.leave()

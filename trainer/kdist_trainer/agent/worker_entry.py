@@ -23,12 +23,12 @@ from kdist_trainer.instrumentation import fault_handler
 
 
 def stacks_path(scratch: Path, local_rank: int) -> Path:
-    """Where a rank's stacks are dumped on SIGUSR2."""
+    """The file for a rank's stacks, which are dumped on SIGUSR2."""
     return scratch / f"rank-{local_rank}.stacks"
 
 
 def show_stacks(path: Path) -> None:
-    """Write the stacks of all threads to `path` on SIGUSR2, or to stderr where the disk has no room
+    """Write the stacks of all threads to `path` on SIGUSR2, or to stderr if the disk has no room
     for another file.
     """
     try:
@@ -40,7 +40,7 @@ def show_stacks(path: Path) -> None:
 
 
 def init_worker() -> tuple[Path, int]:
-    """Lead a process group, die with the agent, print to it, and show the stacks when asked.
+    """Lead a process group, die with the agent, print to its log, and dump the stacks on request.
 
     Returns scratch folder and local rank.
     """
@@ -54,9 +54,10 @@ def init_worker() -> tuple[Path, int]:
 
 
 def run_worker(target: str) -> NoReturn:
-    """Run `module:function` of `target`, leave what it returns for the agent, and end the process.
+    """Run `module:function` of `target`, record its return value for the agent, and end the
+    process.
 
-    The exit code is that of the failure, for where the disk takes no more than that.
+    The exit code is that of the failure, in case the disk takes no record.
     """
     code = int(Exit.USER)
     try:

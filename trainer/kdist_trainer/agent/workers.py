@@ -28,8 +28,8 @@ from kdist_trainer.agent.exit_analysis import FORKSERVER_LOST
 
 
 class WorkerProcesses:
-    """Processes by local rank. `signal` and `kill` never reach a process that has been seen to
-    end.
+    """The worker processes by local rank. `signal` and `kill` never reach a process that has been
+    seen to exit.
     """
 
     def __init__(self, context: PContext) -> None:
@@ -53,15 +53,15 @@ class WorkerProcesses:
         return int(self._processes[local_rank].pid)
 
     def release(self) -> None:
-        """Drop torch's queues and event once all ranks have begun: nobody uses them, and left to
-        the end they would leak.
+        """Drop torch's queues and event once all workers have started: they are unused and would
+        leak at the end.
         """
         if isinstance(self._context, MultiprocessContext):
             self._context._ret_vals = {}
             self._context._worker_finished_event = None  # type: ignore[assignment]
 
     def wait(self, seconds: float) -> None:
-        """Wait until a living rank ends, at most `seconds`."""
+        """Wait until a worker exits, at most `seconds`."""
         poller = select.poll()
         for descriptor, number in self._watched.items():
             if number not in self._codes and descriptor >= 0:
@@ -69,8 +69,8 @@ class WorkerProcesses:
         poller.poll(seconds * 1000)
 
     def exits(self) -> dict[int, int]:
-        """Exit codes of the ranks that have ended, by local rank; -9 is SIGKILL. What an ended rank
-        had started ends too.
+        """Exit codes of the workers that have exited, by local rank; -9 is SIGKILL. Processes that
+        they had started are ended too.
         """
         ended = []
         for number, process in self._processes.items():
@@ -88,19 +88,19 @@ class WorkerProcesses:
 
     @property
     def living(self) -> list[int]:
-        """Local ranks that have not ended."""
+        """The local ranks of the running workers."""
         return [number for number in self._processes if number not in self.exits()]
 
     def signal(self, number: signal.Signals, local_ranks: list[int] | None = None) -> None:
-        """Send a signal to the living, or to those of the living in `local_ranks`."""
+        """Send a signal to the running workers, or to those of them in `local_ranks`."""
         for local_rank in self.living:
             if local_ranks is None or local_rank in local_ranks:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid(local_rank), number)
 
     def kill(self, *, patience_seconds: float = 10.0) -> list[int]:
-        """Kill what lives, with all that any rank has started; returns the local ranks that even so
-        have not ended.
+        """Kill the running workers and every process that any worker has started; returns the local
+        ranks that still have not exited.
         """
         lost = [
             number
@@ -119,8 +119,8 @@ class WorkerProcesses:
         return self.living
 
     def _orphans(self) -> list[int]:
-        """What a rank started and left behind: only the servers and scripts are this agent's own
-        children.
+        """Processes that a worker started and left: the agent's own children are only the servers
+        and scripts.
         """
         own = _servers() | (
             {process.pid for process in self._processes.values()} if self._scripts else set()
@@ -128,7 +128,7 @@ class WorkerProcesses:
         return [pid for pid in process_tree.find_children() if pid not in own]
 
     def _reap(self) -> None:
-        """Take note of orphans that have ended; nobody else waits for them."""
+        """Reap orphans that have exited; nobody else waits for them."""
         if not hasattr(os, "waitid"):
             return
         known = _servers() | {process.pid for process in self._processes.values()}
@@ -140,8 +140,8 @@ class WorkerProcesses:
 
     @staticmethod
     def _poll_script(process: Any) -> int | None:
-        """The exit code of a script. It takes its children with it: it leads a process group of its
-        own.
+        """The exit code of a script. Its children are killed with it: it leads a process group of
+        its own.
         """
         # look before reaping: until then nobody else can get the group's number
         if hasattr(os, "waitid"):
@@ -152,9 +152,7 @@ class WorkerProcesses:
         return code
 
     def _descriptor(self, process: Any) -> int:
-        """A descriptor that becomes readable when the process ends; -1 where the system has
-        none.
-        """
+        """A descriptor that becomes readable when the process exits; -1 if the system has none."""
         if not self._scripts:
             return int(process.sentinel)
         try:
@@ -163,8 +161,8 @@ class WorkerProcesses:
             return -1
 
     def close(self) -> None:
-        """Close the descriptors that were opened here, and drop what torch keeps for the ranks, on
-        the disk as well.
+        """Close the descriptors that were opened here, and remove what torch keeps for the workers,
+        on the disk too.
         """
         self.release()
         for path in self._context.error_files.values():
@@ -183,8 +181,8 @@ def _kill_group(leader: int) -> None:
 
 
 def _remove_sockets() -> None:
-    """Remove the addresses at which ranks that have ended gave tensors and files to their loader
-    processes.
+    """Remove the sockets over which workers that have exited passed tensors and files to their
+    loader processes.
     """
     own = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
     for left in Path(own).parent.glob("listener-*") if own else ():
@@ -193,8 +191,8 @@ def _remove_sockets() -> None:
 
 
 def _servers() -> set[int]:
-    """Children that serve this agent and not one rank: the forkserver, and multiprocessing's
-    tracker of resources.
+    """Children that serve the agent and not one worker: the forkserver, and multiprocessing's
+    resource tracker.
     """
     pids = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
     return {pid for pid in pids if pid is not None}

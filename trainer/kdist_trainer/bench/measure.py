@@ -1,11 +1,8 @@
-"""Times one case over many rounds. A round lasts from the moment all ranks are ready until the last
-one has its result.
+"""Measures the time of collectives over many rounds, and the latency between every pair of ranks.
 
-Every pair of ranks by itself: how long a message takes between them, and which pair or rank is
-slower than the others.
-
-A collective is as slow as its slowest link and does not say which one that is; a message between
-two ranks meets no other.
+A round lasts from the moment all ranks are ready until the last one has its result. A collective is
+as slow as its slowest link but does not show which one that is. So each pair of ranks is also
+measured alone, to find slow links and slow ranks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""One piece of work at a time beside the training, on a thread of its own. Free of torch.
+"""`CheckpointManager`: how a training loop resumes, saves and completes a run.
 
-The one door to checkpoints: what a training loop uses to resume, to save beside the training, and
-to end a run.
+Saves run in a background thread, one at a time, while training continues.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory, Manifest
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
 from kdist_trainer.checkpoint.peers import CheckpointGroup, RankInfo
-from kdist_trainer.checkpoint.reader import Fallback, Judge, Restore
+from kdist_trainer.checkpoint.restore import Fallback, Judge, Restore
 from kdist_trainer.checkpoint.writer import Paths, Stager, Writer
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError

@@ -1,15 +1,11 @@
-"""The order in which a checkpoint becomes the one to resume from; any crash leaves the old one or
-the new one. Free of torch.
+"""Commits a written checkpoint so that a crash at any point leaves the old one or the new one, and
+prunes old checkpoints.
 
-All files of the tensors are synced when this begins. Then: the state, the manifest, the folder's
-names, a look at the lock, the rename, the parent's names, another look at the lock, LATEST. Only
-after that is the checkpoint acknowledged.
-
-Which checkpoints are kept. Free of torch.
-
-The newest `keep` stay, and the one that LATEST names stays whatever its age. What did not verify is
-evidence and stays too, the newest few of it. Litter of saves that were cut short goes, unless a
-later epoch's writer may be at work on it.
+The tensor files are synced before the commit begins. The commit writes the state, the manifest and
+the directory entries, checks the lock, renames the folder, syncs its parent, checks the lock again
+and updates LATEST; only then is the checkpoint acknowledged. Pruning keeps the newest `keep`, the
+one that LATEST names, and the newest few damaged ones; leftovers of interrupted saves are deleted
+unless the writer of a later epoch may own them. Free of torch.
 """
 
 from __future__ import annotations
@@ -103,9 +99,9 @@ def _archive_target(target: Path) -> None:
     acknowledged.
     """
     if target.exists():
-        litter = target.with_name(f"{target.name}.tmp-retried")
-        durable_files.remove_tree(litter)
-        durable_files.rename(target, litter)
+        stale = target.with_name(f"{target.name}.tmp-retried")
+        durable_files.remove_tree(stale)
+        durable_files.rename(target, stale)
 
 
 def discard(request: CommitRequest) -> None:
@@ -149,8 +145,9 @@ def prune(directory: CheckpointDirectory, lock: Lock, *, keep: int) -> None:
 
 
 def clean_stale(directory: CheckpointDirectory, *, epoch: int) -> None:
-    """Remove the litter of all epochs before this one, and of this one: called before its first
-    save. Never raises `OSError`.
+    """Remove temporary files of this epoch and all before it: called before its first save.
+
+    Never raises `OSError`.
     """
     with suppress(OSError):
         for one in directory.temporary():
@@ -180,8 +177,8 @@ def _discard(checkpoint: Checkpoint) -> None:
     under it.
     """
     with suppress(OSError):
-        litter = checkpoint.path.with_name(f"{checkpoint.name}.tmp-pruned")
-        durable_files.remove_tree(litter)
-        durable_files.rename(checkpoint.path, litter)
-        durable_files.sync_folder(litter.parent)
-        durable_files.remove_tree(litter)
+        stale = checkpoint.path.with_name(f"{checkpoint.name}.tmp-pruned")
+        durable_files.remove_tree(stale)
+        durable_files.rename(checkpoint.path, stale)
+        durable_files.sync_folder(stale.parent)
+        durable_files.remove_tree(stale)

@@ -219,8 +219,6 @@ def remove(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and all in it as far as that works; what is left is litter and tried again
-    later.
-    """
+    """Remove a folder and all in it as far as that works; later calls retry what is left."""
     _show("remove_tree", path)
     shutil.rmtree(path, ignore_errors=True)

@@ -216,7 +216,9 @@ def _averages(
     for name in without:
         for other, average in averages.items():
             if other in weights and _alike(entries[weights[name]], entries[weights[other]]):
-                twins_or_not = load_full_tensors(found.path, manifest, (weights[name], weights[other]))
+                twins_or_not = load_full_tensors(
+                    found.path, manifest, (weights[name], weights[other])
+                )
                 if torch.equal(*twins_or_not.values()):
                     twins[name] = average
                     break

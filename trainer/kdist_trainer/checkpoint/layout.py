@@ -1,18 +1,15 @@
-"""Names inside a checkpoint folder, and what is there. Free of torch: agents and the command line
-read it too.
+"""The layout of a checkpoint folder, and the manifest of each checkpoint. Free of torch: agents and
+the command line read it too.
 
 - `step-00001200-e3/`: a committed checkpoint, step 1200, written by the group of epoch 3
-- `step-00001300-e3.tmp-9f2c-4/`: one being written, or litter of a writer that died
+- `step-00001300-e3.tmp-9f2c-4/`: one being written, or left by a writer that died
 - `step-00001100-e2.damaged/`: one that did not verify, kept as evidence
 - `LATEST`: name of the newest committed checkpoint; `DONE`: the run has ended
 - `lock/`, `ledger/`: who may write; what has happened
 
-`manifest.json`: what a checkpoint consists of, and the check that it is all there and unchanged.
-Free of torch.
-
-The manifest is written last, so a folder that has one was written to its end. It guards against
-damage, not against an attacker: whoever can write the folder can write the manifest too, and what
-unpickles a file must be safe by itself.
+`manifest.json` lists the files of a checkpoint with their sizes and digests. It is written last, so
+a folder that has one was written to its end. It protects against damage, not against an attacker:
+whoever can write the folder can write the manifest too, so files must be unpickled safely.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ def describe(root: Path, *, verify: bool = False, only: str = "") -> dict[str, A
 
     Args:
         root: the folder; one that is not there is empty.
-        verify: read every file of the committed checkpoints and compare its digest, which may take long.
+        verify: read every file of the committed checkpoints and compare its digest, which may take
+            long.
         only: name of the one checkpoint to look at; empty for all.
 
     Raises `OSError` when the disk does not answer.

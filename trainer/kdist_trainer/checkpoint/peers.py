@@ -1,18 +1,11 @@
-"""The ranks as checkpoints see them: small objects passed over a gloo group of their own.
+"""The process group of checkpoints: exchanges small objects, broadcasts state, and probes the
+storage.
 
-Saves run on a thread beside the training; on a group of their own their messages cannot mix with
-the training's. The group's time-out is long because a rank may rightly wait for another one's disk.
-A peer that dies is noticed at once all the same, and one that hangs is the watchdog's business.
-
-One rank reads a state, all have it: whole tensors travel in flat buckets, and each rank keeps what
-it holds of them.
-
-The reading rank fetches a bucket at a time, so that nobody ever has the state twice; everything
-passes through CPU memory, so that no GPU, and never one GPU for all ranks, holds what it does not
-train.
-
-Whether all ranks see one folder, and whether it can do what checkpoints need: found out, not
-believed.
+Saves run in a background thread, so their messages use a gloo group of their own, with a long
+timeout because a rank may wait for another rank's disk. In a broadcast one rank reads whole tensors
+and sends them in flat buckets through CPU memory, and each rank keeps its shard; the state is never
+held twice. The probes find out whether all ranks see the same folder and whether its file system
+supports what checkpoints need.
 """
 
 from __future__ import annotations
@@ -280,8 +273,8 @@ def check_abilities(root: Path) -> None:
     is full or broken: that may pass.
     """
     # swept like a save's, should this process die here
-    litter = name_of(0, 0) + ".tmp-probe-" + secrets.token_hex(4)
-    before, after = root / litter, root / f"{litter}-renamed"
+    stale = name_of(0, 0) + ".tmp-probe-" + secrets.token_hex(4)
+    before, after = root / stale, root / f"{stale}-renamed"
     try:
         for ability, attempt in _ABILITIES.items():
             try:

@@ -1,11 +1,9 @@
-"""The copy of the state that is saved while the training goes on, and who of the ranks saves what.
+"""Saves a checkpoint with DCP: copies the state, writes the copy while training continues, and
+commits on rank 0.
 
-With `ddp` every rank holds the same tensors, so each stages and writes only its share: the training
-stands still for 1/N of the time that one rank would need for all. The memory of the copies is kept
+With `ddp` every rank holds the same tensors, so each rank copies and writes only its share, and
+training pauses for 1/N of the time that one rank would need for all of them. The buffers are reused
 from one save to the next.
-
-One save from staged tensors to the acknowledged checkpoint: torch's DCP writes, through `files`,
-and rank 0 commits.
 """
 
 from __future__ import annotations
@@ -295,7 +293,7 @@ class Writer:
                 bytes=result.nbytes,
             )
         except OSError as error:
-            log.warn("ledger-failed", step=result.step, error=str(error))
+            log.warn("ledger-write-failed", step=result.step, error=str(error))
         log.event(
             "checkpoint-committed",
             step=result.step,

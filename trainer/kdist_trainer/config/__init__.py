@@ -77,9 +77,11 @@ class Script(ConfigModel):
     args: list[Annotated[str, Field(max_length=32_768)]] = Field(
         [], max_length=1024, description="args of the script."
     )
-    comm_hook: Literal["timing", "none"] = Field(
-        "timing",
-        description="commHook: timing measures what the ranks exchange; none measures nothing.",
+    collective_timing: Literal["on", "off"] = Field(
+        "on",
+        description=(
+            "collectiveTiming: whether the collectives between ranks are counted and timed."
+        ),
     )
 
     @model_validator(mode="after")
@@ -119,8 +121,9 @@ class TrainConfig(ConfigModel):
     max_restarts: int = Field(
         10, ge=0, le=100_000, description="maxRestarts without progress before the job gives up."
     )
-    grace_seconds: PositiveSeconds = Field(
-        60, description="graceSeconds from the request to stop to the end by force."
+    termination_grace_period_seconds: PositiveSeconds = Field(
+        60,
+        description="terminationGracePeriodSeconds from the request to stop to the end by force.",
     )
     rendezvous_timeout_seconds: PositiveSeconds = Field(
         600, description="rendezvousTimeoutSeconds to wait for enough nodes."
@@ -134,10 +137,10 @@ class TrainConfig(ConfigModel):
     hang_timeout_seconds: PositiveSeconds = Field(
         300, description="hangTimeoutSeconds without progress before a rank is killed."
     )
-    metrics_linger_seconds: Seconds = Field(
+    final_scrape_timeout_seconds: Seconds = Field(
         30,
         description=(
-            "metricsLingerSeconds at most that a scraped agent whose work is over waits for a "
+            "finalScrapeTimeoutSeconds at most that a scraped agent whose work is over waits for a "
             "last scrape."
         ),
     )

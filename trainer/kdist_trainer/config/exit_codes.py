@@ -1,6 +1,4 @@
-"""Exit codes and causes: the words in which agents, ranks and the command line agree on how
-something ended.
-"""
+"""Exit codes and failure causes, shared by agents, ranks and the command line."""
 
 from __future__ import annotations
 

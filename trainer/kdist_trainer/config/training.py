@@ -1,6 +1,5 @@
-"""`spec.preflight`: what must hold between the ranks of a group before they train.
-
-`spec.train`: what the managed loop is told.
+"""The models of `spec.train` and `spec.preflight`: the settings of the managed training loop, and
+the requirements that each worker group must meet before it trains.
 """
 
 from __future__ import annotations
@@ -135,11 +134,11 @@ class Init(ConfigModel):
             "the mountPath of data."
         ),
     )
-    misfits: Literal["refuse", "keep"] = Field(
-        "refuse",
+    strict: Literal["on", "off"] = Field(
+        "on",
         description=(
-            "misfits: what becomes of weights that are missing there or of another shape; "
-            "keep leaves them."
+            "strict: refuse weights that are missing there or have another shape; off leaves "
+            "those of the model as they are initialized."
         ),
     )
 
@@ -278,11 +277,13 @@ class Training(ConfigModel):
             "rollback goes back too."
         ),
     )
-    spike_factor: float | None = Field(
+    grad_spike_factor: float | None = Field(
         None,
         gt=1,
         le=1e6,
-        description="spikeFactor: a gradient so many times larger than usual counts as not finite.",
+        description=(
+            "gradSpikeFactor: a gradient so many times larger than usual counts as not finite."
+        ),
     )
     sync_every_steps: int = Field(
         10,
@@ -325,10 +326,10 @@ class Training(ConfigModel):
     bucket_mib: int = Field(
         25, ge=1, le=4096, description="bucketMib: size of a gradient bucket of DDP in MiB."
     )
-    comm_hook: Literal["timing", "none"] = Field(
-        "timing",
+    collective_timing: Literal["on", "off"] = Field(
+        "on",
         description=(
-            "commHook: timing measures what the ranks exchange in each step; none measures nothing."
+            "collectiveTiming: whether the collectives of each step are counted and timed."
         ),
     )
     tensorboard: Literal["scalars", "off"] = Field(
@@ -363,8 +364,8 @@ class Training(ConfigModel):
                 "checkpoint.load: broadcast cannot be with strategy pipeline, whose ranks "
                 "hold different weights"
             )
-        if self.spike_factor is not None and not self.leaves_out:
-            raise ValueError("spikeFactor needs onNonfinite: skip or rollback")
+        if self.grad_spike_factor is not None and not self.leaves_out:
+            raise ValueError("gradSpikeFactor needs onNonfinite: skip or rollback")
         return self
 
     @property

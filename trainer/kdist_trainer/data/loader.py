@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from kdist_trainer import config
-from kdist_trainer.data.sampler import Chunk, StepPlan
+from kdist_trainer.data.step_plan import Chunk, StepPlan
 from kdist_trainer.rng import FETCH, derive, generators
 from kdist_trainer.stream import StreamSamples
 from kdist_trainer.workload import Samples, Workload

@@ -1,13 +1,9 @@
-"""Every collective of this process as it begins, whoever calls it, told to those who listen.
+"""Hooks on every collective of this process: one when it begins, one around each wait for it.
 
-Whatever reaches a process group - `torch.distributed`, DDP's reducer, FSDP, DTensor - goes through
-torch's dispatcher, as an operator of the library `c10d`. Kernels registered there for a key that
-every call passes tell the listeners and hand the call on unchanged.
-
-Every wait of this process for a collective, told to those who want to be around it.
-
-`torch.distributed`'s own calls wait in `Work.wait`; DTensor and compiled code in an operator that
-is given the tensor which the collective fills.
+Everything that reaches a process group (`torch.distributed`, DDP's reducer, FSDP, DTensor) goes
+through torch's dispatcher as an operator of the library `c10d`. Kernels registered there call the
+listeners and pass the call on unchanged. `torch.distributed` waits in `Work.wait`; DTensor and
+compiled code wait in an operator that takes the tensor which the collective fills.
 """
 
 from __future__ import annotations

@@ -224,8 +224,9 @@ class CudaCollectiveTimer:
             self._settled.append(self._open)
         self._open = None
         while len(self._settled) > self._READ_AFTER_STEPS and all(
-            end.query() for _, _, end in self._settled[0].spans
-        ):  # type: ignore[no-untyped-call]
+            end.query()  # type: ignore[no-untyped-call]
+            for _, _, end in self._settled[0].spans
+        ):
             step = self._settled.pop(0)
             for kind in Op:
                 busy = covered([(begin, end) for its, begin, end in step.spans if its is kind])

@@ -1,5 +1,5 @@
-"""What a rank takes and what it could do: memory of its process and device, batches that wait,
-FLOPs of its model.
+"""Resource usage of a rank: memory of its process and device, prefetched batches, and FLOPs of its
+model.
 """
 
 from __future__ import annotations

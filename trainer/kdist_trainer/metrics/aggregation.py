@@ -1,14 +1,10 @@
-"""The agent's own numbers: counted and set as the agent tells them, kept by metric and label
-values.
+"""The metrics of one agent: its own, and those that its ranks report, summed over generations. No
+I/O, no clock.
 
-What the ranks of this node have reported, summed over generations so that no counter ever goes
-back. No I/O, no clock.
-
-A rank's number belongs to the group of the day: after a rendezvous this node may hold other ranks.
-The label `rank` shows only the current ones. What a vanished rank had counted moves, in order, to
-the ranks that newly appeared here (to the lowest one where none did), so every series and the sum
-over the ranks stay monotone. A carried sum says what this node's worker slots did; who needs one
-rank's own history takes rates.
+After a rendezvous this node may run other ranks. The label `rank` shows only the current ones. What
+a vanished rank had counted is added to the ranks that newly appeared on this node (to the lowest
+one if there is none), so every series and the sum over the ranks stay monotonic. A carried sum
+belongs to this node's worker slots; for the history of one rank use rates.
 """
 
 from __future__ import annotations

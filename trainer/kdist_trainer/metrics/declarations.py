@@ -1,6 +1,7 @@
-"""What a metric is: its name, type, unit, labels and help, said once where its number is kept.
+"""Declares metrics: name, type, unit, labels and help, each in one place.
 
-The metrics that an agent knows of itself, without its ranks' records.
+`counter`, `gauge` and `histogram` declare fields of `StepStats`; the constants below are the
+metrics of the agent itself.
 """
 
 from __future__ import annotations
@@ -76,8 +77,13 @@ def gauge(name: str, help: str, *, scope: Scope, **metric: Any) -> Any:  # noqa:
 
 
 def histogram(
-    name: str, help: str, *, scope: Scope, buckets: tuple[float, ...], **metric: Any
-) -> Any:  # noqa: A002
+    name: str,
+    help: str,  # noqa: A002
+    *,
+    scope: Scope,
+    buckets: tuple[float, ...],
+    **metric: Any,
+) -> Any:
     """A field of `StepStats` that counts observations in buckets: a list of floats, see
     `Metric.slots`.
     """

@@ -1,12 +1,9 @@
-"""From a snapshot of all numbers to the text that Prometheus reads. Pure: what is shown follows
-from the declarations.
+"""The Prometheus endpoint: renders a snapshot of all metrics as text, and serves it over HTTP.
 
-A small HTTP server for scrapes and probes that no client can hold up.
-
-GET and HEAD only, a handful of fixed paths, no request body, one request per connection. Head and
-answer are bounded in bytes and in time, connections in number: the oldest one that has not sent its
-request makes room for a newcomer. It runs in one thread of its own, on an event loop, so a slow
-client costs a few kilobytes and nothing else.
+The text follows from the declarations alone. The server answers GET and HEAD on a few fixed paths,
+without request bodies, one request per connection. Sizes, times and the number of connections are
+bounded; when there are too many, the oldest connection that has not sent its request is closed. It
+runs an event loop in its own thread, so a slow client blocks nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The agent's end of the metrics socket: binds it, and hands every datagram on.
-
-`Exporter`: what the agent tells, what the ranks report, and the endpoint that shows both.
+"""The agent's metrics exporter: receives the ranks' records from a socket, keeps the agent's own
+metrics, and serves both at the Prometheus endpoint.
 """
 
 from __future__ import annotations
@@ -200,7 +199,7 @@ class Exporter:
                 self._server = MetricsServer(routes, host=self._host, port=port)
             except OSError as error:
                 log.warn(
-                    "metrics-port-taken",
+                    "metrics-port-in-use",
                     port=port,
                     message=f"port {port} for metrics cannot be had: {error}",
                 )

@@ -1,10 +1,10 @@
-"""What an agent's counters came to, kept beside the checkpoints: the next agent of the same place
-goes on from there.
+"""Keeps an agent's counters in the checkpoint folder, so that the agent that replaces it continues
+them.
 
-A scrape is answered after its numbers were kept, so that no counter of the next agent begins below
-what was seen of this one: to Prometheus that would be a counter that began anew. Storage that hangs
-or refuses costs that promise and nothing else: the writing is done on a thread of its own, for
-which a scrape waits a moment at most.
+A scrape is answered after its numbers were saved, so no counter of the next agent starts below a
+value that Prometheus has already read, which it would treat as a counter reset. Storage that hangs
+or fails costs only that guarantee: writing happens in a thread, and a scrape waits for it a moment
+at most.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def read(path: Path, *, run_id: str) -> CounterState:
     except FileNotFoundError:
         return CounterState()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        log.warn("sums-unreadable", message=f"counters begin anew: {path}: {error}")
+        log.warn("counters-unreadable", message=f"counters begin anew: {path}: {error}")
         return CounterState()
 
 
@@ -155,7 +155,7 @@ class CounterStore:
             except OSError as error:
                 if not self._warned:
                     log.warn(
-                        "sums-not-kept",
+                        "counters-not-persisted",
                         message=f"counters will not outlive this agent: {self._path}: {error}",
                     )
                 self._warned = True

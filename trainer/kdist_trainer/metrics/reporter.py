@@ -47,9 +47,8 @@ def reachable(path: Path) -> Iterator[str]:
         yield str(path)
         return
     # Not tempfile's own choice: in an agent that is a folder below the long path.
-    with tempfile.TemporaryDirectory(
-        prefix="kdist-", dir=os.environ.get("TMPDIR", "/tmp")
-    ) as folder:  # noqa: S108
+    base = os.environ.get("TMPDIR", "/tmp")  # noqa: S108
+    with tempfile.TemporaryDirectory(prefix="kdist-", dir=base) as folder:
         link = Path(folder, "s")
         link.symlink_to(path.parent.absolute())
         yield str(link / path.name)

@@ -1,13 +1,8 @@
-"""What a rank's time is divided into: the phases of a step, and the categories of a run's wall
-time.
+"""`StepStats`: every metric that a rank's steps yield, declared once with its name, unit and help.
 
-What a rank takes and has at hand: memory, arithmetic, batches that wait. Part of its `StepStats`.
-
-`StepStats`: every number that a rank's steps yield, declared once with its metric, unit and help.
-
-All counters are cumulative over the life of the object, so a lost datagram costs resolution and
-never a count. To add a metric add a field: the record, the exposition, docs/metrics.md and the
-tests follow from it.
+`StepPhase` divides a step's time and `Wall` a run's wall time. All counters are cumulative over the
+life of the object, so a lost datagram costs resolution and never a count. To add a metric add a
+field: the record, the exposition, docs/metrics.md and the tests follow from it.
 """
 
 from __future__ import annotations
@@ -19,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
 from kdist_trainer.metrics.declarations import Scope, counter, gauge, histogram
+from kdist_trainer.metrics.resource_stats import ResourceStats
 
 
 class StepPhase(IntEnum):
@@ -72,64 +68,6 @@ class Op(IntEnum):
     ALL_REDUCE = 0
     ALL_GATHER = 1
     REDUCE_SCATTER = 2
-
-
-@dataclass(slots=True, eq=False)
-class ResourceStats:
-    """Bytes, FLOPs and counts; a gauge is None while it is unknown."""
-
-    model_flops: float = counter(
-        "kdist_model_flops_total",
-        (
-            "Model FLOPs of the steps done: three times the forward pass, whatever is "
-            "computed twice (absent if not counted)"
-        ),
-        scope=Scope.RANK,
-        quiet=True,
-    )
-    alloc_retries: float = counter(
-        "kdist_device_alloc_retries_total",
-        "Allocations that succeeded after the accelerator's cached memory was freed",
-        scope=Scope.RANK,
-        quiet=True,
-    )
-    memory: float | None = gauge(
-        "kdist_rank_memory_bytes",
-        "Resident memory of the rank's process; pages that ranks share count in each",
-        scope=Scope.RANK,
-        unit="bytes",
-    )
-    device_allocated: float | None = gauge(
-        "kdist_device_memory_allocated_bytes",
-        "Accelerator memory in tensors",
-        scope=Scope.RANK,
-        unit="bytes",
-    )
-    device_reserved: float | None = gauge(
-        "kdist_device_memory_reserved_bytes",
-        "Accelerator memory that the allocator holds",
-        scope=Scope.RANK,
-        unit="bytes",
-    )
-    device_peak: float | None = gauge(
-        "kdist_device_memory_peak_bytes",
-        "Most accelerator memory in tensors since the rank's start",
-        scope=Scope.RANK,
-        unit="bytes",
-    )
-    queue_depth: float | None = gauge(
-        "kdist_dataloader_queue_depth",
-        "Samples' chunks that loader processes have ready (absent without loader processes)",
-        scope=Scope.RANK,
-    )
-    peak_flops: float | None = gauge(
-        "kdist_device_peak_flops",
-        (
-            "Peak FLOP/s of one rank's accelerator in the job's precision, dense (absent "
-            "where unknown)"
-        ),
-        scope=Scope.NODE,
-    )
 
 
 # ruff: noqa: RUF009  counter, gauge and histogram return what dataclasses.field returns

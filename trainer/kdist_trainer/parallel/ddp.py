@@ -1,14 +1,9 @@
-"""The state of a model that every rank holds whole: how it is taken for a checkpoint, and put back.
+"""Data parallelism: every rank or GPU holds the whole model.
 
-ddp: every rank holds the whole model; gradients are averaged in buckets while the backward pass
-still runs.
-
-data_parallel: one process, several GPUs; each step copies the model to all and gathers the outputs
-on the first.
-
-torch's DataParallel, for those who know it from tutorials. `ddp` with one process per GPU is faster
-even on one machine: the copies, the gathering and Python's lock are paid in every step. With fewer
-than two GPUs there is nothing to spread.
+`ddp` averages gradients in buckets while the backward pass still runs. `data_parallel` is torch's
+DataParallel: one process copies the model to all GPUs in each step and gathers the outputs on the
+first. It is slower than `ddp` with one process per GPU, even on one machine. `Replicated` saves and
+restores the state of a model that every rank holds whole.
 """
 
 from __future__ import annotations

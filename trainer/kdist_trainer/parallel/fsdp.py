@@ -1,12 +1,9 @@
-"""The state of a model whose weights are spread over the ranks: how it is taken for a checkpoint,
-and put back.
+"""`fsdp` and `hsdp`: torch's FSDP2 (`fully_shard`), with each weight sharded over the ranks.
 
-fsdp and hsdp: every rank holds a part of each weight; a block is gathered whole just before it is
-computed, then let go.
-
-torch's FSDP2 (`fully_shard`). Weights, gradients and optimizer state take 1/N of the memory that
-`ddp` needs. `hsdp` shards within a node and replicates across nodes: gathering stays on the fast
-links, and only gradients cross the slow ones.
+A block's weights are gathered just before it computes and freed afterwards, so weights, gradients
+and optimizer state take 1/N of the memory that `ddp` needs. `hsdp` shards within a node and
+replicates across nodes: gathering stays on the fast links, and only gradients cross the slow ones.
+`Sharded` saves and restores the sharded state.
 """
 
 from __future__ import annotations

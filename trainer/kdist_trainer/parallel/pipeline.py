@@ -1,11 +1,7 @@
-"""Cutting a model into a pipeline's stages: which of its parts each rank computes, and holds.
+"""`pipeline`: cuts the model into stages, one per rank of a copy of the model.
 
-pipeline: each rank of a copy of the model holds and computes some of its layers, and hands on what
-comes out.
-
-The old "layers on different devices" with all devices at work: a batch is cut into microbatches
-that follow each other through the stages, forward and backward, in the order of torch's schedules.
-Over the copies, gradients are averaged as by `ddp`.
+A batch is split into microbatches, which pass through the stages forward and backward in the order
+of torch's pipeline schedules. Gradients are averaged over the copies of the model as with `ddp`.
 """
 
 from __future__ import annotations

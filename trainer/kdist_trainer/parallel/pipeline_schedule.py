@@ -1,7 +1,7 @@
 """One stage of a pipeline at work: torch's schedules over microbatches of one shape, and a pass
 without gradients.
 
-work = Line(stage, model_group, device)
+work = StageRunner(stage, model_group, device)
 work.train("1f1b", microbatches)      # forward and backward over all of them
 work.look(inputs)                     # one forward pass, the model's output on every rank
 """

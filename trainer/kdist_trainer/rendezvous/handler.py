@@ -1,11 +1,8 @@
-"""How often agents look at what they share, and how soon they lose patience with each other.
-
-torch's dynamic (c10d) rendezvous as kdist runs it: the same protocol, other timings, and a way to
-leave it.
+"""torch's dynamic (c10d) rendezvous with kdist's timings, and a way to leave it.
 
 torch polls once a second, notices a dead node after fifteen, and holds each round open for half a
-minute; right for a thousand nodes and slow for four. The names with an underscore are torch's own:
-a test holds that they are still there.
+minute, which suits a thousand nodes and is slow for four. The protocol is unchanged. The names with
+an underscore are torch's own; a test checks that they still exist.
 """
 
 from __future__ import annotations
@@ -119,8 +116,10 @@ class _State(_BackendRendezvousStateHolder):
     ) -> None:
         # By these settings torch itself takes for dead only who is marked so.
         super().__init__(
-            backend, replace(settings, keep_alive_interval=_AGES), cache_duration=pace.poll
-        )  # type: ignore[arg-type]
+            backend,
+            replace(settings, keep_alive_interval=_AGES),
+            cache_duration=pace.poll,  # type: ignore[arg-type]  # torch only adds and compares it
+        )
         self.pace = pace
         self.silent: set[Any] = set()
         """Nodes that should give a sign of life and do not."""

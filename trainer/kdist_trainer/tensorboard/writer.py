@@ -1,13 +1,9 @@
-"""Event files, in TensorBoard's own format and by its own code, written on a thread of their own.
+"""Writes the metrics of a run to TensorBoard event files, from a background thread.
 
-Each group of ranks opens a file and says at which step it goes on: TensorBoard then forgets what
-the group before it had drawn from there on, so a curve shows every step once. It reads a folder's
-files in the order of the times in their names.
-
-The curves of a run: what rank 0 measures, on its way to event files of TensorBoard.
-
-What is measured is put into a queue and never waited for: a disk that hangs, fills up or is slow
-costs points, not steps.
+Each worker group opens a new file and records the step at which it starts; TensorBoard then
+discards the later points of the group before it, so a curve shows every step once. TensorBoard
+reads the files of a folder in the order of the times in their names. Rank 0 queues its points and
+never waits for the disk: if it hangs, fills up or is slow, points are lost and no step is delayed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The workload's model, made ready to train: cast, told what to compute twice, compiled, and spread
-over the ranks.
+"""Builds everything that one rank needs to train, from train.json and the rank's environment.
 
-Put one rank's run together: workload, model, data, checkpoints, from what `train.json` and the
-environment say.
+`build` prepares the model: mixed precision, activation checkpointing, compilation, and the parallel
+strategy that wraps it. `assemble` adds optimizer, data, checkpoints and metrics and returns the
+`TrainContext` of the training loop.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from torch.utils.checkpoint import checkpoint
 from kdist_trainer import parallel, precision
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.config import Change, TrainConfig, Training, compare, refuse
-from kdist_trainer.data import sampler
+from kdist_trainer.data import step_plan
 from kdist_trainer.data.loader import Batch, Loader
+from kdist_trainer.data.step_plan import DataPlan
 from kdist_trainer.errors import CheckpointMismatchError, ConfigError
 from kdist_trainer.instrumentation.collective_timer import CudaCollectiveTimer, GlooCollectiveTimer
 from kdist_trainer.instrumentation.device_stats import DeviceStats
@@ -55,17 +56,18 @@ from kdist_trainer.training.early_stopping import EarlyStopping
 from kdist_trainer.training.ema import Ema
 from kdist_trainer.training.forward_backward import accumulate_microbatches, run_pipeline
 from kdist_trainer.training.gradient_guard import GradientGuard
+from kdist_trainer.training.interval_sync import should_apply
 from kdist_trainer.training.pretrained import Pretrained
 from kdist_trainer.training.step_log import StepLog
-from kdist_trainer.training.sync import StopFlag, SyncExchange, should_apply
+from kdist_trainer.training.sync import StopFlag, SyncExchange
 from kdist_trainer.workload import LrSchedule, Workload
 from kdist_trainer.world import World
 
 
 @dataclass(frozen=True)
 class Model:
-    """`module` as the workload made it, what is evaluated and saved; `wrapped` by the strategy,
-    what is trained.
+    """The model of a job: `module` as the workload made it, which is evaluated and saved; `wrapped`
+    by the strategy, which is trained.
     """
 
     module: nn.Module
@@ -77,7 +79,9 @@ class Model:
 
 
 def build(train: Training, workload: Workload, world: World) -> Model:
-    """The model of the job, the same weights on every rank. Collective. Raises `ConfigError`."""
+    """Build the model of the job, with the same weights on every rank. Collective. Raises
+    `ConfigError`.
+    """
     arithmetic = precision.build(train.precision, world.device, clip=train.clip_grad_norm)
     module = arithmetic.cast(workload.model())
     blocks = workload.blocks(module)
@@ -98,13 +102,14 @@ def build(train: Training, workload: Workload, world: World) -> Model:
 
 
 def compile_(module: nn.Module, train: Training) -> None:
-    """Have it compiled when it first computes, where the job asks for that."""
+    """Compile the module when it first runs, if the job asks for it."""
     if train.compile != "off":
         module.compile(backend=train.compile)
 
 
 def compute_twice(blocks: Sequence[nn.Module], workload: Workload) -> None:
-    """Keep a block's input instead of all that it computed, which the backward pass computes again.
+    """Apply activation checkpointing: keep only the input of each block and recompute it in the
+    backward pass.
 
     Raises `ConfigError` for a workload that names no blocks.
     """
@@ -121,7 +126,7 @@ def compute_twice(blocks: Sequence[nn.Module], workload: Workload) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRuntime:
-    """What a rank finds around it: its group, its agent, and where it may keep things."""
+    """The environment of a rank: its process group, its agent, and its folders."""
 
     world: World
     flag: StopFlag
@@ -137,31 +142,20 @@ class RankRuntime:
 def assemble(
     config: TrainConfig, train: Training, workload: Workload, around: RankRuntime
 ) -> TrainContext:
-    """One rank's run, before its first step and before anything is restored. Collective.
+    """Build the training context of one rank, before anything is restored. Collective.
 
-    Raises `ConfigError` or `DataError` for what cannot be trained, and what the workload's own code
-    raises.
+    Raises `ConfigError` or `DataError` for what cannot be trained, and whatever the workload's own
+    code raises.
     """
     world, stats = around.world, around.stats
     set_generators = seed_generators(train, world)
     built = build(train, workload, world)
-    planned = sampler.plan(config, train, workload, world, even=built.strategy.sharded)
-    steps, optimizer = planned.steps, make_optimizer(train, workload, built)
-    scheduler = workload.scheduler(optimizer, train.schedule, steps=steps.count())
+    planned = step_plan.plan(config, train, workload, world, even=built.strategy.sharded)
+    steps = planned.steps
     guard, patience = build_guards(train)
-    small = drop_none(
-        precision=built.precision, guard=guard, early_stop=patience, buffers=built.buffers
-    )
-    state = TrainState(
-        train.seed, planned.fingerprint, world.size, environment_fingerprint(train, world)
-    )
-    parts = TrainingState(
-        world, built.strategy, built.module, optimizer, scheduler, built.averages, small, state
-    )
-    laps, loader = (
-        StepTimer(stats),
-        Loader(steps, workload, planned.samples, settings=train.loader, seed=train.seed),
-    )
+    parts = _make_training_state(train, workload, world, built, planned, guard, patience)
+    laps = StepTimer(stats)
+    loader = Loader(steps, workload, planned.samples, settings=train.loader, seed=train.seed)
     run = TrainContext(
         settings=train,
         world=world,
@@ -170,16 +164,16 @@ def assemble(
         model=built.wrapped,
         strategy=built.strategy,
         buffers=built.buffers,
-        optimizer=optimizer,
-        move_rate=scheduler.step if scheduler is not None else _stay,
-        curve=scheduler if isinstance(scheduler, LrSchedule) else None,
+        optimizer=parts.optimizer,
+        move_rate=parts.scheduler.step if parts.scheduler is not None else _stay,
+        curve=parts.scheduler if isinstance(parts.scheduler, LrSchedule) else None,
         precision=built.precision,
         set_generators=set_generators,
         learn=run_pipeline if train.strategy == "pipeline" else accumulate_microbatches,
         weigh=build_loss_scale(workload, world, laps),
         loader=loader,
         evaluation_batch=train.micro_batch or max(1, train.global_batch // steps.deal.shards),
-        state=state,
+        state=parts.state,
         target=steps.count(),
         saves=make_saves(config, train, around, parts, stream=planned.is_stream),
         pretrained=make_pretrained(train, workload, parts),
@@ -187,15 +181,10 @@ def assemble(
         averages=built.averages,
         patience=patience,
         flag=around.flag,
-        exchange=SyncExchange(
-            world, most_steps=train.sync_every_steps, counts=built.strategy.counts
-        ),
+        exchange=_make_exchange(train, world, built.strategy),
         stats=stats,
         resources=DeviceStats(stats, world.device, train, waiting=loader.waiting),
-        curves=TensorBoardWriter(
-            around.checkpoints if train.tensorboard == "scalars" and world.is_leader else None,
-            stats,
-        ),
+        curves=_make_curves(train, around),
         laps=laps,
         timer=make_timer(train, around, laps),
         probe=make_probe(train, around),
@@ -207,18 +196,48 @@ def assemble(
     return run
 
 
+def _make_training_state(
+    train: Training,
+    workload: Workload,
+    world: World,
+    built: Model,
+    planned: DataPlan,
+    guard: GradientGuard | None,
+    patience: EarlyStopping | None,
+) -> TrainingState:
+    """Make the optimizer and the scheduler; returns all that a checkpoint holds."""
+    optimizer = make_optimizer(train, workload, built)
+    scheduler = workload.scheduler(optimizer, train.schedule, steps=planned.steps.count())
+    small = drop_none(
+        precision=built.precision, guard=guard, early_stop=patience, buffers=built.buffers
+    )
+    environment = environment_fingerprint(train, world)
+    state = TrainState(train.seed, planned.fingerprint, world.size, environment)
+    return TrainingState(
+        world, built.strategy, built.module, optimizer, scheduler, built.averages, small, state
+    )
+
+
+def _make_exchange(train: Training, world: World, strategy: Strategy) -> SyncExchange:
+    return SyncExchange(world, most_steps=train.sync_every_steps, counts=strategy.counts)
+
+
+def _make_curves(train: Training, around: RankRuntime) -> TensorBoardWriter:
+    """The writer of event files, which writes on the leader only, and only if the job asks."""
+    writes = train.tensorboard == "scalars" and around.world.is_leader
+    return TensorBoardWriter(around.checkpoints if writes else None, around.stats)
+
+
 def seed_generators(train: Training, world: World) -> Setter:
-    """Set every generator as the model's weights ask for; returns what sets them to something
-    else.
-    """
+    """Seed every generator for the initial weights; returns the function that seeds them again."""
     set_generators = generators(world.device)
     set_generators(derive(train.seed, WEIGHTS))
     return set_generators
 
 
 def make_optimizer(train: Training, workload: Workload, built: Model) -> Optimizer:
-    """The workload's optimizer, whose groups note the rate that they begin with: a schedule may
-    come, or change, later.
+    """The workload's optimizer. Its parameter groups record their initial learning rate, since a
+    schedule may be added or changed later.
     """
     optimizer = workload.optimizer(built.module, train.optimizer)
     for group in optimizer.param_groups:
@@ -227,9 +246,7 @@ def make_optimizer(train: Training, workload: Workload, built: Model) -> Optimiz
 
 
 def build_guards(train: Training) -> tuple[GradientGuard | None, EarlyStopping | None]:
-    """What judges each update, and what ends a training that gets no better, where the job asks for
-    them.
-    """
+    """The gradient guard and early stopping, where the job asks for them."""
     guard = GradientGuard(train) if train.leaves_out else None
     return guard, EarlyStopping(train.early_stop) if train.early_stop is not None else None
 
@@ -237,8 +254,8 @@ def build_guards(train: Training) -> tuple[GradientGuard | None, EarlyStopping |
 def make_saves(
     config: TrainConfig, train: Training, around: RankRuntime, parts: TrainingState, *, stream: bool
 ) -> TrainerCheckpointing:
-    """Where the run is kept: the folder of checkpoints, locked for this run, and the ledger in it.
-    Collective.
+    """The checkpointing of the run: the checkpoint folder, locked for this run, and the ledger in
+    it. Collective.
     """
     root, store, world = around.checkpoints, None, around.world
     if root is not None:
@@ -260,8 +277,8 @@ def make_saves(
 
 
 def judge_edits(now: dict[str, Any], job: Mapping[str, Any], *, stream: bool) -> list[Change]:
-    """What was edited since a checkpoint of `job` was written. Raises `CheckpointMismatchError`
-    where `now` cannot go on from it.
+    """The fields that were edited since a checkpoint of `job` was written. Raises
+    `CheckpointMismatchError` if `now` cannot continue from it.
     """
     changes = compare(job["train"], now, stream=stream) if "train" in job else []
     problem = refuse(changes)
@@ -271,7 +288,7 @@ def judge_edits(now: dict[str, Any], job: Mapping[str, Any], *, stream: bool) ->
 
 
 def make_pretrained(train: Training, workload: Workload, parts: TrainingState) -> Pretrained | None:
-    """What the run begins with, where the job names something."""
+    """The pretrained weights, if the job names some."""
     if train.init is None:
         return None
     return Pretrained(
@@ -280,13 +297,13 @@ def make_pretrained(train: Training, workload: Workload, parts: TrainingState) -
 
 
 def drop_none(**parts: Stateful | None) -> dict[str, Stateful]:
-    """Those that this run has."""
+    """The parts that this run has, by name."""
     return {name: part for name, part in parts.items() if part is not None}
 
 
 def make_timer(train: Training, around: RankRuntime, laps: StepTimer) -> Timer:
-    """What measures collectives, as the job, the strategy and the device ask."""
-    if train.comm_hook == "none" or around.world.size == 1:
+    """The timer of collectives for this job, strategy and device."""
+    if train.collective_timing == "off" or around.world.size == 1:
         return NullTimer()
     on_device = around.world.device.type == "cuda"
     if train.strategy != "ddp":
@@ -300,17 +317,17 @@ def make_timer(train: Training, around: RankRuntime, laps: StepTimer) -> Timer:
 
 
 def make_probe(train: Training, around: RankRuntime) -> BandwidthProbe:
-    """What measures the bandwidth between the ranks, unless the job wants nothing measured."""
+    """The probe of the bandwidth between the ranks; disabled if the job turns timing off."""
     group = dist.group.WORLD
     assert group is not None  # noqa: S101 - the world is open
     return BandwidthProbe(
-        around.stats, group, around.world.device, enabled=train.comm_hook == "timing"
+        around.stats, group, around.world.device, enabled=train.collective_timing == "on"
     )
 
 
 def build_loss_scale(workload: Workload, world: World, laps: StepTimer) -> Callable[[Batch], float]:
-    """How a step's losses are weighted. A strategy takes the mean over copies of what has to be
-    summed.
+    """The function that weights a step's losses. A strategy averages over copies, but the losses
+    have to be summed.
     """
     units, copies = workload.units_per_sample, world.data_size
     if units is not None:
@@ -328,14 +345,16 @@ def build_loss_scale(workload: Workload, world: World, laps: StepTimer) -> Calla
 
 
 def environment_fingerprint(train: Training, world: World) -> str:
-    """What must be the same besides the world size for equal bits; `ddp` goes without saying."""
+    """What must be equal besides the world size for bitwise equal results; `ddp` is the default and
+    not named.
+    """
     copies = f" with {world.data_size} copies" if world.model_parallel > 1 else ""
     spread = "" if train.strategy == "ddp" else f"{train.strategy}{copies}, "
     return f"{spread}{describe_machine(world)}"
 
 
 def describe_machine(world: World) -> str:
-    """The part of it that is the machine's."""
+    """The machine's part of the fingerprint."""
     device = (
         torch.cuda.get_device_name(world.device)
         if world.device.type == "cuda"
@@ -345,8 +364,8 @@ def describe_machine(world: World) -> str:
 
 
 def _stay() -> None:
-    """The learning rate does not move."""
+    """Leave the learning rate as it is."""
 
 
 def _no_beat(phase: Phase, step: int) -> None:
-    """Nobody watches."""
+    """Do nothing: this rank has no heartbeat."""

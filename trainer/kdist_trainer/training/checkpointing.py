@@ -1,8 +1,7 @@
-"""All that must survive besides model and optimizer: where the training is, and small states kept
-beside it.
+"""The checkpoint contents of the training loop, and when they are saved and restored.
 
-When the training's state is saved, what is in it, and how it comes back. The store does the saving
-itself.
+Besides model and optimizer a checkpoint holds the position in the training (`TrainState`) and small
+states such as the loss scaler. `CheckpointManager` does the saving.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from kdist_trainer.world import World, to_local
 
 @dataclass
 class TrainState:
-    """The position of a training; `samples_seen` and `seed` say which samples come next."""
+    """The position of a training; `samples_seen` and `seed` determine the next samples."""
 
     seed: int
     fingerprint: str
@@ -45,22 +44,22 @@ class TrainState:
     """States of scheduler and loss scaler; JSON-able."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """The state as plain values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> TrainState:
-        """Read back what `to_json` gave; what a newer version added is left out."""
+        """The state from the values of `to_json`; fields of newer versions are ignored."""
         known = {one.name for one in fields(cls)}
         return cls(**{key: value for key, value in document.items() if key in known})
 
     def describe_writer(self) -> str:
-        """Who wrote it, or would: equal texts promise equal bits."""
+        """The environment that writes this state: equal texts mean bitwise equal results."""
         return f"{self.world_size} rank{'s'[: self.world_size - 1]}, {self.environment}"
 
 
 class Stateful(Protocol):
-    """What can be kept with a checkpoint and taken over again."""
+    """State that can be saved in a checkpoint and restored."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
@@ -68,7 +67,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """All that makes up the state of a training."""
+    """The whole state of a training."""
 
     world: World
     strategy: Strategy
@@ -81,7 +80,7 @@ class TrainingState:
     state: TrainState
 
     def tensors(self) -> dict[str, Any]:
-        """Everything large, by full names, and the scheduler's state."""
+        """All tensors by their full names, and the scheduler's state."""
         tensors = self.strategy.tensors(self.optimizer)
         if self.averages is not None:
             tensors["average"] = self.averages.tensors
@@ -91,7 +90,7 @@ class TrainingState:
 
 
 class TrainerCheckpointing:
-    """The training's state on its way to the store and back. Every rank calls the same methods in
+    """Saves and restores the training's state. Every rank calls the same methods in
     the same order.
     """
 
@@ -105,9 +104,9 @@ class TrainerCheckpointing:
         stats: StepStats,
         judge: Callable[[Mapping[str, Any]], list[Change]] = lambda _: [],
     ) -> None:
-        """Without a store, where the job has no folder for checkpoints, nothing is kept.
+        """Without a store (the job has no checkpoint folder) nothing is saved.
 
-        `judge` says what was edited since a checkpoint of a job was written, or raises
+        `judge` returns what was edited since a checkpoint of a job was written, or raises
         `CheckpointMismatchError`.
         """
         self.store = store
@@ -130,8 +129,8 @@ class TrainerCheckpointing:
             store.on_result = self._count
 
     def restore(self) -> TrainState | None:
-        """Take over the newest checkpoint that verifies, and return its state; None, and all as it
-        was, where there is none.
+        """Restore the newest checkpoint that verifies and return its state; None, with nothing
+        changed, if there is none.
         """
         if self.store is None:
             return None
@@ -173,7 +172,7 @@ class TrainerCheckpointing:
         self.changes = self._ask(job)
 
     def reopen(self) -> None:
-        """The run goes on, though it may have ended once."""
+        """Mark the run as continuing, even if it was completed before."""
         if self.store is not None:
             self.store.reopen()
 
@@ -184,17 +183,17 @@ class TrainerCheckpointing:
         return resumed.name if resumed is not None else None
 
     def due_after(self, step: int) -> int | None:
-        """The next step after `step` that is saved because of its number."""
+        """The next step after `step` that the save interval in steps selects."""
         every = self._every.steps
         return None if self.store is None or every is None else (step // every + 1) * every
 
     def due(self, step: int) -> bool:
-        """Whether `step` is saved because of its number."""
+        """Whether the save interval in steps selects `step`."""
         return self.due_after(step - 1) == step
 
     def due_by_clock(self) -> bool:
-        """Whether the time between two saves is over by this rank's clock; the ranks go by rank
-        0's.
+        """Whether the save interval in seconds has passed on this rank's clock; rank 0's clock
+        decides.
         """
         seconds = self._every.seconds
         return (
@@ -204,11 +203,11 @@ class TrainerCheckpointing:
         )
 
     def save(self, *, required: bool = False, done: Mapping[str, Any] | None = None) -> None:
-        """Save the state as it is now; a failure is counted and the training goes on.
+        """Save the current state; a failure is counted and training continues.
 
-        `required`: the state is committed on return. `done`: it is also the run's last, and this is
-        the document that says so. Raises `StorageError` where one of them is asked for and a second
-        try failed too.
+        `required`: the state is committed on return. `done`: this is the final state of the run,
+        and the document that records it. Raises `StorageError` if one of them is given and a second
+        attempt failed too.
         """
         if self.store is None:
             return
@@ -230,33 +229,35 @@ class TrainerCheckpointing:
         )
 
     def settle(self) -> None:
-        """Wait for the save under way; what is kept is then the same on every rank."""
+        """Wait for the save in progress; afterwards the saved checkpoints are the same on every
+        rank.
+        """
         if self.store is not None:
             self.store.wait()
 
     def poll(self) -> None:
-        """Count a save that has ended meanwhile, and tell how far apart saves are at the present
-        pace.
-        """
+        """Count a save that has completed meanwhile, and update the metric of the save interval."""
         if self.store is not None:
             self.store.poll()
             self._stats.checkpoint_interval = self.interval_seconds()
 
     def interval_seconds(self) -> float | None:
-        """Time between two saves; None while the pace of the steps that they go by is unknown."""
+        """Time between two saves; None while the duration of a step is unknown."""
         seconds, steps, pace = self._every.seconds, self._every.steps, self._stats.step_ewma
         by_steps = None if steps is None or pace is None else steps * pace
         return min((each for each in (seconds, by_steps) if each is not None), default=None)
 
     def close(self) -> None:
-        """Nothing more will be saved."""
+        """Close the store; nothing more is saved."""
         if self.store is not None:
             self.store.close()
 
     def weights_are_finite(self) -> bool:
-        """Whether no weight is NaN or infinite: what is kept should be worth going back to."""
+        """Whether no weight is NaN or infinite, so that the state is worth saving."""
         weights = [
-            to_local(weight) for weight in self.parts.module.parameters() if weight.is_floating_point()
+            to_local(weight)
+            for weight in self.parts.module.parameters()
+            if weight.is_floating_point()
         ]
         filled = [weight for weight in weights if weight.numel()]
         # NaN wins over all

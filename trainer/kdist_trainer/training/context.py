@@ -1,5 +1,5 @@
-"""All that one rank's loop works with, made once before the first step: so that a step only
-steps.
+"""The training context: everything that the training loop of one rank works with, built once before
+the first step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kdist_trainer.world import World
 
 @dataclass(kw_only=True)
 class TrainContext:
-    """One rank of a training."""
+    """Everything that the training loop of one rank works with."""
 
     settings: Training
     world: World
@@ -94,7 +94,7 @@ class TrainContext:
     first_step: int = 1
     """The first step of this generation."""
     losses: list[Tensor] = field(default_factory=list)
-    """This rank's share of each step's loss since the last conference, still on the device."""
+    """This rank's share of each step's loss since the last sync point, still on the device."""
     records: list[StepRecord] = field(default_factory=list)
     """The same steps' samples and seconds."""
     norm: Tensor | None = None
@@ -113,18 +113,18 @@ class TrainContext:
     """When the last line of progress was logged, on the monotonic clock."""
 
     def after_update(self) -> None:
-        """Let the moving average follow the weights."""
+        """Update the moving average of the weights."""
         if self.averages is not None:
             self.averages.update()
 
     def evaluates_after(self, step: int) -> int | None:
-        """The next step after `step` at which the model is measured on the way, if there is one
-        before the last.
+        """The next step after `step` at which the model is evaluated during training, if there is
+        one before the last.
         """
         every = self.settings.evaluate_every_steps
         following = None if every is None else (step // every + 1) * every
         return following if following is not None and following < self.target else None
 
     def evaluates_at(self, step: int) -> bool:
-        """Whether the model is measured after `step` on the way."""
+        """Whether the model is evaluated after `step` during training."""
         return self.evaluates_after(step - 1) == step

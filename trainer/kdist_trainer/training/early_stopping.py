@@ -1,6 +1,4 @@
-"""Whether a training still learns: its evaluations, one after the other, against the best one so
-far.
-"""
+"""Early stopping: ends the training when its evaluations no longer improve."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ from kdist_trainer.errors import ConfigError
 
 
 class EarlyStopping:
-    """Counts evaluations without progress. The same metrics on all ranks make the same decision on
-    all ranks.
+    """Counts evaluations without improvement. The metrics are equal on all ranks, so all ranks
+    decide the same.
     """
 
     def __init__(self, settings: EarlyStop) -> None:
@@ -23,9 +21,9 @@ class EarlyStopping:
         self._waited = 0
 
     def observe(self, metrics: Mapping[str, float]) -> bool:
-        """Take note of an evaluation; True when patience is over.
+        """Record an evaluation; True if the training should stop.
 
-        Raises `ConfigError` where the workload does not measure what is watched.
+        Raises `ConfigError` if the workload does not report the metric.
         """
         name = self._settings.metric
         if name not in metrics:
@@ -43,9 +41,9 @@ class EarlyStopping:
         return self._waited >= self._settings.patience
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it."""
+        """The state for a checkpoint."""
         return {"best": self._best, "waited": self._waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Restore the state of `state_dict`."""
         self._best, self._waited = state["best"], state["waited"]

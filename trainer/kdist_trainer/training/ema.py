@@ -12,11 +12,11 @@ from kdist_trainer.world import to_local
 
 
 class Ema:
-    """average = decay * average + (1 - decay) * weight, after every step; each rank averages what
-    it holds.
+    """average = decay * average + (1 - decay) * weight, after every step; each rank averages the
+    weights that it holds.
 
-    Averages are fp32 where weights have fewer bits: a share of 1/1000 of a difference is less than
-    bf16 can add.
+    Averages are fp32 where weights have fewer bits: 1/1000 of a difference is too small to be added
+    in bf16.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -36,7 +36,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move towards the weights as they are now."""
+        """Move the averages towards the current weights."""
         if self._equal:
             weights, averages = zip(
                 *[(to_local(one), to_local(other)) for one, other in self._equal], strict=True
@@ -49,13 +49,13 @@ class Ema:
 
     @torch.no_grad()
     def begin_anew(self) -> None:
-        """Be the weights as they are now."""
+        """Set the averages to the current weights."""
         for name, weight in self._weights.items():
             to_local(self.tensors[name]).copy_(to_local(weight))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """A block in which the model's weights are the averages."""
+        """Within the `with` block, the model's weights are the averages."""
         kept = [to_local(weight).clone() for weight, _ in self._narrow]
         with torch.no_grad():
             for weight, average in self._narrow:
@@ -79,6 +79,6 @@ class Ema:
 
 
 def _widened(weight: Tensor) -> Tensor:
-    """A copy, in fp32 at least."""
+    """A copy with at least fp32."""
     narrow = weight.is_floating_point() and weight.dtype.itemsize < torch.float32.itemsize
     return weight.detach().to(torch.float32) if narrow else weight.detach().clone()

@@ -10,7 +10,7 @@ from torch import nn
 
 from kdist_trainer import log
 from kdist_trainer.data.loader import fetcher
-from kdist_trainer.data.sampler import share_of
+from kdist_trainer.data.step_plan import share_of
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.step_stats import Wall
@@ -20,7 +20,9 @@ from kdist_trainer.training.context import TrainContext
 
 
 def measure(run: TrainContext) -> dict[str, float]:
-    """Evaluate, with the moving average of the weights where there is one, and tell. Collective."""
+    """Evaluate, with the moving average of the weights if there is one, and log the metrics.
+    Collective.
+    """
     run.beat(Phase.EVALUATE, run.state.step)
     run.flush()
     run.buffers.agree_on_late()
@@ -35,7 +37,7 @@ def measure(run: TrainContext) -> dict[str, float]:
 
 
 def gets_no_better(run: TrainContext) -> bool:
-    """Evaluate on the way; whether it is time to end early. Collective. Raises `ConfigError`."""
+    """Evaluate during training; returns whether to stop early. Collective. Raises `ConfigError`."""
     run.state.evaluated = run.state.step
     metrics = measure(run)
     if run.patience is None or not run.patience.observe(metrics):
@@ -47,7 +49,7 @@ def gets_no_better(run: TrainContext) -> bool:
 
 
 def evaluate(run: TrainContext) -> dict[str, float]:
-    """Metrics of the test split, the same on every rank; empty where the workload has none.
+    """Metrics of the test split, the same on every rank; empty if the workload has none.
     Collective.
     """
     samples = run.workload.dataset("test")
@@ -91,8 +93,8 @@ def evaluate(run: TrainContext) -> dict[str, float]:
 
 @contextmanager
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """A block after which each part of the module is in the mode that it was in: a user may have
-    frozen some.
+    """Evaluate within the `with` block; afterwards each submodule is in its former mode, since
+    users may have frozen some.
     """
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
@@ -104,7 +106,7 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def _means(parts: list[dict[str, tuple[float, int]]]) -> dict[str, float]:
-    """Sums and counts of all ranks, added in the order of ranks, as means."""
+    """Sums and counts of all ranks, added in rank order, as means."""
     names = dict.fromkeys(name for part in parts for name in part)
     totals = {name: [part[name] for part in parts if name in part] for name in names}
     return {

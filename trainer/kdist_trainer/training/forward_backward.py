@@ -22,9 +22,11 @@ from kdist_trainer.training.loss_check import check_loss, split
 UNWATCHED: Final = StageHooks(*[lambda: None] * 3)
 
 
-def accumulate_microbatches(run: TrainContext, pieces: Sequence[MicroBatch], scale: float) -> Tensor:
-    """One piece after the other; leaves the gradients' mean over the ranks, returns this rank's
-    share of the step's loss.
+def accumulate_microbatches(
+    run: TrainContext, pieces: Sequence[MicroBatch], scale: float
+) -> Tensor:
+    """Run the microbatches one after another; leaves the gradients' mean over the ranks, returns
+    this rank's share of the step's loss.
     """
     *early, last = pieces
     loss: Tensor | None = None
@@ -53,8 +55,8 @@ def accumulate(run: TrainContext, piece: MicroBatch, scale: float) -> Tensor:
 
 
 def run_pipeline(run: TrainContext, pieces: Sequence[MicroBatch], scale: float) -> Tensor:
-    """All pieces as the microbatches of a pipeline; the time that a stage waits for its neighbours
-    is exposed communication.
+    """Run the microbatches through the pipeline; the time that a stage waits for its neighbours
+    counts as exposed communication.
     """
     lap = run.laps.lap
     watch = StageHooks(
@@ -68,7 +70,7 @@ def run_pipeline(run: TrainContext, pieces: Sequence[MicroBatch], scale: float) 
 def run_stages(
     run: TrainContext, pieces: Sequence[MicroBatch], scale: float, watch: StageHooks
 ) -> Tensor:
-    """Forward and backward over the pieces as microbatches, told to `watch`."""
+    """Forward and backward over the microbatches, with the hooks in `watch`."""
     assert isinstance(run.strategy, Pipeline)  # noqa: S101 - nothing else has stages
     tasks = [
         MicroBatchTask(_loss_of(run, piece, scale), _generators_of(run, piece)) for piece in pieces
@@ -89,8 +91,8 @@ def _loss_of(run: TrainContext, piece: MicroBatch, scale: float) -> Callable[[nn
 
 
 def _generators_of(run: TrainContext, piece: MicroBatch) -> Callable[[int], object]:
-    """Sets the generators as for one rank on the first stage, and to something else on each of the
-    others; and batch norms.
+    """Sets the generators: on the first stage as for a single rank, on every other stage to another
+    seed. Also sets whether buffers are updated.
     """
     seed = derive(run.state.seed, STEP, run.state.step, piece.shard, piece.chunk)
 

@@ -22,18 +22,18 @@ MOST_ROLLBACKS: Final = 5
 
 
 class GradientGuard:
-    """Admits updates by the norm of their gradient."""
+    """Decides by the norm of the gradient whether an update is applied."""
 
     def __init__(self, settings: Training) -> None:
         self.rolls_back = settings.on_nonfinite == "rollback"
-        self._factor = settings.spike_factor
+        self._factor = settings.grad_spike_factor
         self._mean = 0.0
         self._admitted = 0
         self._banned: set[int] = set()
         self._rollbacks: dict[int, int] = {}
 
     def judge(self, step: int, norm: float) -> str:
-        """Why the update of `step` must be left out; empty where it may count."""
+        """Why the update of `step` must be skipped; empty if it is applied."""
         if step in self._banned:
             return "the training went back because of it"
         if not math.isfinite(norm):
@@ -52,21 +52,21 @@ class GradientGuard:
         return ""
 
     def ban(self, step: int, *, since: int) -> bool:
-        """Leave `step` out from now on, having gone back to step `since`; False when that happened
-        too often.
+        """Skip `step` from now on, after a rollback to step `since`; False if that happened too
+        often.
         """
         self._banned.add(step)
         self._rollbacks[since] = self._rollbacks.get(since, 0) + 1
         return self._rollbacks[since] <= MOST_ROLLBACKS
 
     def is_banned(self, step: int) -> bool:
-        """Whether the training went back because of `step`."""
+        """Whether `step` caused a rollback."""
         return step in self._banned
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it."""
+        """The state for a checkpoint."""
         return {"mean": self._mean, "admitted": self._admitted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; what was banned stays so."""
+        """Restore the state of `state_dict`; banned steps stay banned."""
         self._mean, self._admitted = state["mean"], state["admitted"]

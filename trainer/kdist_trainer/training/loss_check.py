@@ -1,5 +1,5 @@
-"""What `Workload.loss` must return, checked where a run begins: a mean instead of a sum trains
-wrongly and says nothing.
+"""Checks, when a run begins, what `Workload.loss` returns: a mean instead of a sum would train
+wrongly without any error.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ from kdist_trainer.workload import Workload
 
 _SAMPLES = 4
 _TOLERANCE = 1e-4
-_WAY = 'return the loss summed over the batch and how many terms it sums, such as `cross_entropy(…, reduction="sum"), len(labels)`'
+_WAY = (
+    "return the loss summed over the batch and how many terms it sums, "
+    'such as `cross_entropy(…, reduction="sum"), len(labels)`'
+)
 
 
 def split(workload: Workload, returned: Any) -> tuple[Tensor, int]:
-    """Loss and count, of what `loss` returned. Raises `ConfigError` where it is something else."""
+    """Loss and count from the return value of `loss`. Raises `ConfigError` if it is
+    something else.
+    """
     if isinstance(returned, Sequence) and len(returned) == 2 and isinstance(returned[0], Tensor):
         loss, count = returned
         if isinstance(count, Tensor) and count.numel() == 1:
@@ -37,7 +42,9 @@ def split(workload: Workload, returned: Any) -> tuple[Tensor, int]:
 
 
 def check_loss(workload: Workload, loss: Tensor, count: int, samples: int) -> None:
-    """Refuse a loss that the loop would weigh wrongly. Raises `ConfigError`."""
+    """Check the loss and its count. Raises `ConfigError` if the loop would weight
+    the loss wrongly.
+    """
     name, units = type(workload).__name__, workload.units_per_sample
     if loss.ndim != 0:
         raise ConfigError(
@@ -62,14 +69,14 @@ def refuse_mean(
     everywhere: Callable[[bool], bool] = lambda own: own,
 ) -> None:
     """Compare the loss of a few samples with that of the same samples twice: a sum doubles, a mean
-    stays.
+    does not. Raises `ConfigError` for a mean.
 
-    Says nothing where that cannot be told: batches that cannot be doubled, a loss of 0, a model
-    that draws in eval mode, code that only works in train mode. Raises `ConfigError` for a mean.
+    Nothing is checked where this cannot be decided: batches that cannot be doubled, a loss of 0, a
+    model that is random in eval mode, code that only works in train mode.
 
-    `everywhere`: whether something holds on all ranks. Where a model's parts are on several of them
-    its forward pass is collective, so a rank whose batch cannot be doubled keeps the others from
-    it.
+    `everywhere`: whether a condition holds on all ranks. If the model is spread over several ranks
+    its forward pass is collective, so all ranks skip the check if the batch of one cannot be
+    doubled.
     """
     few = min(samples, _SAMPLES)
     pair: tuple[Any, Any] | None = None
@@ -98,8 +105,8 @@ class _Indivisible(Exception):  # noqa: N818 - a state of a batch
 
 
 def _taken(batch: Any, samples: int, indices: list[int]) -> Any:
-    """These samples of a batch whose tensors have one row for each. Raises `_Indivisible` for
-    another.
+    """These samples of a batch whose tensors have one row per sample. Raises `_Indivisible` for
+    other batches.
     """
     if isinstance(batch, Tensor):
         if batch.ndim == 0 or len(batch) != samples:
@@ -115,9 +122,7 @@ def _taken(batch: Any, samples: int, indices: list[int]) -> Any:
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Have nothing drawn and nothing learned; every part is afterwards in the mode that it was
-    in.
-    """
+    """Run in eval mode without gradients; afterwards every submodule is in its former mode."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:

@@ -28,10 +28,10 @@ _WHOLE, _INDEX = "model.safetensors", ".index.json"  # Hugging Face's names
 
 
 class Source(Protocol):
-    """Where weights come from."""
+    """A source of pretrained weights."""
 
     def shapes(self) -> Mapping[str, torch.Size]:
-        """Every weight there, by its full name."""
+        """The shape of every weight, by its full name."""
         ...
 
     def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
@@ -40,13 +40,13 @@ class Source(Protocol):
 
 
 class SafetensorsFile:
-    """A safetensors file, which is read without running anything in it."""
+    """A safetensors file; reading it runs no code."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def shapes(self) -> Mapping[str, torch.Size]:
-        """Every weight of the file. Raises `DataError` for one that is no such file."""
+        """Every weight of the file. Raises `DataError` if it is not such a file."""
         try:
             with safe_open(self._path, framework="pt", device="cpu") as file:
                 return {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -54,30 +54,28 @@ class SafetensorsFile:
             raise DataError(f"train.init: {self._path}: {error}") from error
 
     def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
-        """Weights of the file; their memory is the file's until they are copied."""
+        """Weights of the file, memory-mapped until they are copied."""
         with safe_open(self._path, framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name) for name in names}
 
 
 class SafetensorsShards:
-    """A model in several safetensors files, as Hugging Face writes large ones: an index says which
-    file has which weight.
-    """
+    """A model in several safetensors files with an index, as Hugging Face writes large ones."""
 
     def __init__(self, index: Path) -> None:
         self._index = index
         self._files: dict[str, SafetensorsFile] = {}
 
     def shapes(self) -> Mapping[str, torch.Size]:
-        """Every weight of the files that the index names. Raises `DataError` where one of them is
-        missing or damaged.
+        """Every weight of the files in the index. Raises `DataError` if one of them is missing or
+        damaged.
         """
         return {
             name: size for file in self._found().values() for name, size in file.shapes().items()
         }
 
     def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
-        """Weights of the files; their memory is the files' until they are copied."""
+        """Weights of the files, memory-mapped until they are copied."""
         places, found = self._places(), dict[str, Tensor]()
         for file in sorted({places[name] for name in names}):
             found |= self._found()[file].fetch([name for name in names if places[name] == file])
@@ -108,8 +106,8 @@ class SafetensorsShards:
 
 
 class CheckpointFolder:
-    """A run's folder of checkpoints, of which the newest is taken, or one checkpoint in it.
-    Verified first.
+    """The checkpoint folder of a run, of which the newest is used, or one checkpoint in it. It is
+    verified first.
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,7 +115,7 @@ class CheckpointFolder:
         self._export: export.Export | None = None
 
     def shapes(self) -> Mapping[str, torch.Size]:
-        """Every weight of the checkpoint. Raises `DataError` where it is not sound or not there."""
+        """Every weight of the checkpoint. Raises `DataError` if it is missing or damaged."""
         found = self._found()
         return {name: found.entries[source].size for name, source in found.sources.items()}
 
@@ -139,7 +137,7 @@ class CheckpointFolder:
 
 @dataclass(frozen=True)
 class Pretrained:
-    """What `train.init` asks for, on one rank."""
+    """Loads the weights that `train.init` names, on one rank."""
 
     settings: Init
     mounts: Mapping[str, Path]
@@ -148,10 +146,10 @@ class Pretrained:
     parts: TrainingState
 
     def load(self) -> None:
-        """Put the weights in the place of the model's own. Collective.
+        """Load the weights into the model. Collective.
 
-        Raises `DataError` where they cannot be read, `CheckpointMismatchError` where they are not
-        those of the model.
+        Raises `DataError` if they cannot be read, `CheckpointMismatchError` if they do not match
+        the model.
         """
         parts, peers = self.parts, CheckpointGroup(self.parts.world)
         source = open_source(self.settings.path, self.mounts)
@@ -171,7 +169,7 @@ class Pretrained:
         if parts.averages is not None:
             parts.averages.begin_anew()
         if parts.world.is_leader:
-            log.event("initialised", path=self.settings.path, weights=len(wanted))
+            log.event("pretrained-loaded", path=self.settings.path, weights=len(wanted))
 
     def _fitting(
         self, own: Mapping[str, Tensor], there: Mapping[str, torch.Size]
@@ -191,7 +189,7 @@ class Pretrained:
             for name, value in own.items()
             if name in there and there[name] != value.shape
         ]
-        if problems and (self.settings.misfits == "refuse" or len(problems) == len(own)):
+        if problems and (self.settings.strict == "on" or len(problems) == len(own)):
             more = f" and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
             raise CheckpointMismatchError(
                 f"train.init: {self.settings.path} is of another model: "
@@ -199,17 +197,17 @@ class Pretrained:
             )
         if problems and self.parts.world.is_leader:
             log.warn(
-                "init-misfits",
+                "pretrained-mismatch",
                 path=self.settings.path,
                 kept=problems[:100],
-                message=f"{len(problems)} weights begin anew",
+                message=f"{len(problems)} weights keep their initial values",
             )
         return {name: value for name, value in own.items() if there.get(name) == value.shape}
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:
-    """Each name of a parameter to the first name that the same parameter has: files often hold a
-    tied one once.
+    """Maps each parameter name to the first name of the same parameter: files often store a tied
+    parameter once.
     """
     first: dict[int, str] = {}
     return {
@@ -219,8 +217,8 @@ def tied_names(module: nn.Module) -> dict[str, str]:
 
 
 def open_source(path: str, mounts: Mapping[str, Path]) -> Source:
-    """What `path` names: below a mount path of job.yaml it is that folder of this machine. Raises
-    `DataError`.
+    """Open `path`; a path below a mount path of job.yaml is in the folder mounted on this machine.
+    Raises `DataError`.
     """
     found = Path(path)
     for mount, folder in sorted(mounts.items(), key=lambda one: -len(one[0])):
@@ -236,6 +234,6 @@ def open_source(path: str, mounts: Mapping[str, Path]) -> Source:
 
 
 def _read(wanted: Mapping[str, Tensor], fetch: Fetch) -> None:
-    """Fill the tensors one by one, so that at most one of them is there twice."""
+    """Fill the tensors one by one, so that at most one of them is held twice."""
     for name, value in wanted.items():
         fill(value, fetch([name])[name])

@@ -26,23 +26,23 @@ _COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel")
 
 
 def attach(run: TrainContext, *, scratch: Path | None, checkpoints: Path | None) -> None:
-    """Let the run be asked in its agent's folder, and keep traces beside the checkpoints, or there
-    where there are none.
+    """Accept profile requests in the agent's folder; traces are stored in the checkpoint folder, or
+    in the agent's if there is none.
     """
     run.inbox = requests.inbox(scratch) if scratch is not None else None
     run.traces = checkpoints or scratch
 
 
 def asked(run: TrainContext) -> bool:
-    """Whether somebody has asked this rank's agent for a profile since the last one; one look at a
-    folder.
+    """Whether this rank's agent has received a profile request since the last profile. Costs one
+    file system check.
     """
     return run.inbox is not None and run.state.step >= run.profiled_until and run.inbox.exists()
 
 
 def start_profile(run: TrainContext) -> None:
-    """Find out what was asked for, and record from the next step on. Collective, after all ranks
-    agreed to.
+    """Read the request and record from the next step on. Collective: called on all ranks at the
+    same step.
     """
     own = requests.take(run.inbox) if run.inbox is not None and asked(run) else None
     found = next((one for one in run.world.all_gather_object(own) if one is not None), None)
@@ -67,7 +67,7 @@ def start_profile(run: TrainContext) -> None:
 
 
 class ProfileRecording:
-    """Records until its steps are done, or the run is."""
+    """Records until the requested steps, or the run, are done."""
 
     def __init__(self, run: TrainContext, request: ProfileRequest, folder: Path) -> None:
         self._run = run
@@ -81,7 +81,7 @@ class ProfileRecording:
         self._first = run.state.step + 1
 
     def start(self) -> None:
-        """From now on."""
+        """Start recording."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._run.report = self._after_step
         self._profiler.start()
@@ -117,8 +117,8 @@ class ProfileRecording:
 
 
 def summarize(profiler: profile) -> dict[str, Any]:
-    """Where the time went: seconds with a collective under way, and the operations that took most
-    time themselves.
+    """Summary of a profile: seconds with a collective in flight, and the operations with the
+    largest self time.
     """
     events = profiler.events() or []  # type: ignore[no-untyped-call]
     spans = [
@@ -145,7 +145,7 @@ def summarize(profiler: profile) -> dict[str, Any]:
 
 
 def union(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of what the intervals cover together."""
+    """Total length covered by the intervals."""
     covered, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         covered += max(0.0, end - max(start, reached))

@@ -17,14 +17,14 @@ from kdist_trainer.world import World
 
 
 class StepLog:
-    """The ledger as the loop writes it; on other ranks than 0, and without a folder, it keeps
-    nothing.
+    """Writes the ledger of the training loop; on ranks other than 0, and without a folder, it
+    writes nothing.
     """
 
     def __init__(
         self, root: Path | None, world: World, *, waited: Callable[[], float] = lambda: 0.0
     ) -> None:
-        """`waited` says how many seconds this rank has waited in all-reduces so far."""
+        """`waited` returns the seconds that this rank has waited in all-reduces so far."""
         self._root = root if world.is_leader else None
         self._fixed = {"generation": world.generation, "world_size": world.size}
         self._waited = waited
@@ -33,8 +33,8 @@ class StepLog:
         self._waiting: list[dict[str, Any]] = []
 
     def add_steps(self, records: Iterable[StepRecord], losses: Iterable[float]) -> None:
-        """Write one line for each step; what was waited for peers since the last call is shared out
-        among them.
+        """Write one line per step; the time waited for peers since the last call is divided among
+        them.
         """
         records = list(records)
         if self._root is None or not records:
@@ -55,7 +55,7 @@ class StepLog:
         self.flush()
 
     def add_event(self, name: str, **fields: Any) -> None:
-        """Write that something happened to the run."""
+        """Write an event of the run."""
         root = self._root
         if root is not None:
             self._attempt(
@@ -63,12 +63,12 @@ class StepLog:
             )
 
     def flush(self) -> None:
-        """Write the lines that wait, if the disk takes them."""
+        """Write the pending lines, if the disk accepts them."""
         if self._waiting and not self._attempt(self._write):
             self._steps = None  # opened anew it first ends the line that the failure may have torn
 
     def sync(self) -> None:
-        """Put every line on the disk. Called before each commit, on the writer's thread. Raises
+        """Sync every line to disk. Called before each commit, in the writer's thread. Raises
         `OSError`.
         """
         if self._waiting:
@@ -88,7 +88,7 @@ class StepLog:
             write()
         except OSError as error:
             log.warn(
-                "ledger-not-written",
+                "ledger-write-failed",
                 error=str(error),
                 message=f"the run's ledger cannot be written: {error}",
             )

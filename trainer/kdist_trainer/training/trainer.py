@@ -1,8 +1,8 @@
-"""The passes before the first step, whose gradients are thrown away: after them every step is like
-every other.
-
-The training loop, to be read from top to bottom: `train` is the life of a run, `step` is one
+"""The training loop: `train` runs a training from its first step to its last, and `step` is one
 optimizer step.
+
+`warm_up` runs two backward passes before the first step and discards their gradients, so that DDP's
+gradient buckets no longer change afterwards.
 """
 
 from __future__ import annotations
@@ -26,18 +26,22 @@ from kdist_trainer.training.checkpointing import TrainState
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.evaluation import gets_no_better, measure
 from kdist_trainer.training.forward_backward import UNWATCHED, run_stages
+from kdist_trainer.training.interval_sync import (
+    flush_pending_losses,
+    raise_nonfinite,
+    sync_ranks,
+)
 from kdist_trainer.training.loss_check import check_loss, refuse_mean, split
 from kdist_trainer.training.profiler import start_profile as begin_profile
-from kdist_trainer.training.sync import StepRecord, sync_ranks, flush_pending_losses, raise_nonfinite
+from kdist_trainer.training.sync import StepRecord
 
 
 def warm_up(run: TrainContext) -> None:
-    """Two backward passes whose gradients are thrown away, so that DDP's buckets are what they stay
-    from then on.
+    """Run two backward passes and discard their gradients, so that DDP's buckets no longer change.
 
-    DDP sorts its buckets anew after the first backward pass. From three ranks on another order of
-    sums means other bits: a resumed training would differ from the undisturbed one in its first
-    step. So every generation begins like this.
+    DDP reorders its buckets after the first backward pass. With three or more ranks another order
+    of sums changes the result in the last bits: a resumed training would differ from an
+    uninterrupted one in its first step. So every generation begins with this.
     """
     run.beat(Phase.INIT, run.state.step)
     piece = run.loader.sample()
@@ -72,16 +76,16 @@ def warm_up(run: TrainContext) -> None:
 
 
 def holds_everywhere(run: TrainContext, own: bool) -> bool:
-    """Whether all ranks say so. Collective."""
+    """Whether `own` is true on all ranks. Collective."""
     return all(run.world.all_gather_object(own))
 
 
 def train(run: TrainContext) -> str:
-    """Train to the last step, or until some rank is asked to stop; returns "done" or "stopped".
+    """Train to the last step, or until a rank is asked to stop; returns "done" or "stopped".
     Collective.
 
-    Raises `NonFiniteError` when the loss is and the job says stop, `StorageError` when a state that
-    must be kept cannot be, and whatever the user's code raises.
+    Raises `NonFiniteError` if the loss is not finite and the job asks to stop then, `StorageError`
+    if a required save fails, and whatever the user's code raises.
     """
     setup(run)
     while run.state.step < run.target:
@@ -108,8 +112,8 @@ def train(run: TrainContext) -> str:
 
 
 def setup(run: TrainContext) -> None:
-    """Warm up, go on from the newest checkpoint, or begin with what the job names, and open the
-    stream of batches there.
+    """Warm up, restore the newest checkpoint or load the pretrained weights, and open the batches
+    at that position.
     """
     warm_up(run)
     run.stats.add_wall(Wall.INIT, run.laps.skip())
@@ -128,8 +132,8 @@ def setup(run: TrainContext) -> None:
 
 
 def catch_up(run: TrainContext) -> None:
-    """Make up for the evaluation that a stop at this very step has put off: its grace is for
-    saving.
+    """Run the evaluation that was skipped when the run was stopped at this step, since the grace
+    period is for saving.
     """
     if (
         run.evaluates_at(run.state.step)
@@ -140,14 +144,14 @@ def catch_up(run: TrainContext) -> None:
 
 
 def probe(run: TrainContext, category: Wall) -> None:
-    """Measure the bandwidth between the ranks; the time belongs to no step."""
+    """Measure the bandwidth between the ranks; the time is not part of a step."""
     run.probe.measure()
     run.stats.add_wall(category, run.laps.skip())
 
 
 def seek_data(run: TrainContext) -> None:
-    """The batches and the learning rate from the present position on, to wherever the job's end is
-    by now.
+    """Open the batches at the current position, and set the learning rate and the last step of the
+    run.
     """
     state = run.state
     run.target = run.stats.target_steps = run.loader.go_on(
@@ -162,9 +166,11 @@ def seek_data(run: TrainContext) -> None:
 
 
 def log_resume(run: TrainContext, saved: TrainState | None) -> None:
-    """Say where the run goes on, and whether its bits will be those of an undisturbed one."""
+    """Log where the run continues, and whether its results will be bitwise those of an
+    uninterrupted run.
+    """
     if saved is None:
-        log.event("started-fresh", step=0)
+        log.event("training-started", step=0)
         return
     log.event(
         "resumed",
@@ -196,15 +202,15 @@ def log_resume(run: TrainContext, saved: TrainState | None) -> None:
     if before != now:
         why = f"saved by {before}; resumed by {now}"
         log.event(
-            "not-bit-equal",
+            "not-reproducible",
             why=why,
             message=f"the training goes on correctly, but not equal to the bit: {why}",
         )
 
 
 def step(run: TrainContext) -> bool:
-    """One optimizer step over the next `globalBatch` samples of the stream; False where the
-    training must go back.
+    """One optimizer step over the next `globalBatch` samples of the stream; False if the training
+    must roll back.
     """
     run.beat(Phase.STEP, run.state.step + 1)
     lap = run.laps.lap
@@ -243,8 +249,8 @@ def step(run: TrainContext) -> bool:
 
 
 def rollback(run: TrainContext) -> None:
-    """Take over the newest checkpoint, and leave the refused step's update out when it comes again.
-    Raises `NonFiniteError`.
+    """Restore the newest checkpoint, and skip the refused update when its step comes again. Raises
+    `NonFiniteError`.
     """
     assert run.guard is not None  # noqa: S101 - only a guard refuses
     refused = run.state.step + 1
@@ -278,7 +284,7 @@ def save(run: TrainContext, *, required: bool = False, done: dict[str, Any] | No
 
 
 def stop(run: TrainContext) -> str:
-    """Keep the state of this step and leave."""
+    """Save the state of this step after a request to stop."""
     save(run, required=True)
     if run.world.is_leader:
         log.event("stopped", step=run.state.step)
@@ -287,7 +293,7 @@ def stop(run: TrainContext) -> str:
 
 
 def finish(run: TrainContext) -> str:
-    """Measure the model, and keep its last state with the word that the run has ended."""
+    """Evaluate the model, and save the final state of the run."""
     flush_pending_losses(run)
     metrics = measure(run) if run.settings.evaluate == "end" else {}
     done = {
@@ -306,9 +312,9 @@ def finish(run: TrainContext) -> str:
 
 def digest(run: TrainContext, most_bytes: int = 2**28) -> str | None:
     """SHA-256 of all parameters and buffers in the order of their names; None for a model too large
-    to hash in passing.
+    to hash quickly.
 
-    Collective where the model is sharded.
+    Collective if the model is sharded.
     """
     held = sum(
         value.nbytes for value in run.module.state_dict().values() if isinstance(value, Tensor)

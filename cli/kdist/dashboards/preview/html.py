@@ -1,234 +1,62 @@
-"""One panel as HTML: asks Prometheus for its queries and shows the answer in the panel's way.
-
-The page's looks: one ground, quiet lines, numbers that can be read across the room; light and dark
-from one sheet.
-
-A dashboard as one HTML page that needs nothing else: no script from elsewhere, no font, no server.
+"""A dashboard as one HTML page without scripts, fonts or a server: its style sheet, light and dark,
+its header, and its rows of panels.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from kdist.dashboards.grafana import places
-from kdist.dashboards.model import STATUS, Color, Dashboard, Kind, Panel, PanelRow, Step, color_of
-from kdist.dashboards.preview import svg
-from kdist.dashboards.preview.svg import Curve, EventMarker, paint
-from kdist.dashboards.prometheus import Labels, Prometheus, Series, Window, fill
-
-COLUMN, LINE = 64, 38
-"""Pixels of a column and of a line of the grid."""
-
-_MOST_BARS = 9
-# pixels in a legend: around a key, of a character at most, that the last keys may need
-_GAP, _CHARACTER, _MORE = 29, 6.4, 110
-Ask = Callable[[str], Sequence[Series]]
-
-
-@dataclass(frozen=True)
-class PanelSource:
-    """Answers a panel's queries: `over` time, or `now`; a query is as the panel has it."""
-
-    over: Ask
-    now: Ask
-    window: Window
-
-
-def render_panel(panel: Panel, source: PanelSource, events: Sequence[EventMarker]) -> str:
-    """The inside of the panel's card."""
-    if panel.kind is Kind.STAT:
-        return _stat(panel, source)
-    if panel.kind is Kind.BARS:
-        return _bars(panel, source)
-    if panel.kind is Kind.TABLE:
-        return _table(panel, source)
-    return _lines(panel, source, events)
-
-
-def name_of(legend: str, labels: Labels) -> str:
-    """A series' name: the legend with the labels' values in it."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], ""), legend).strip()
-
-
-def curves_of(panel: Panel, ask: Ask) -> list[Curve]:
-    """All series of the panel's queries, named and coloured, in the order of their names within a
-    query.
-    """
-    found: list[tuple[str, Series]] = []
-    for legend, query in panel.queries.items():
-        found += sorted(
-            ((name_of(legend, one.labels), one) for one in ask(query)),
-            key=lambda pair: _order(pair[0]),
-        )
-    return [
-        Curve(name, color_of(name, index), one.points) for index, (name, one) in enumerate(found)
-    ]
-
-
-def _order(name: str) -> tuple[str, int, str]:
-    number = re.search(r"(\d+)$", name)
-    return (name[: number.start()], int(number[1]), "") if number else (name, 0, "")
-
-
-def _lines(panel: Panel, source: PanelSource, events: Sequence[EventMarker]) -> str:
-    curves = [
-        curve
-        for curve in curves_of(panel, source.over)
-        if not panel.stacked or any(value for _, value in curve.points)
-    ]
-    if not curves:
-        return _nothing()
-    if panel.stacked:
-        curves.sort(
-            key=lambda curve: -math.fsum(value for _, value in curve.points if math.isfinite(value))
-        )
-    width, height = panel.width * COLUMN - 30, panel.height * LINE - 78
-    picture = svg.render_chart(panel, curves, events, source.window, width=width, height=height)
-    return f'{picture}<div class="legend">{_legend(panel, curves, 2 * width)}</div>'
-
-
-def _legend(panel: Panel, curves: Sequence[Curve], room: int) -> str:
-    """A key for each curve, as far as they fit into so many pixels."""
-    keys: list[str] = []
-    for index, curve in enumerate(curves):
-        value = svg.show(curve.last, panel.unit, decimals=panel.decimals)
-        room -= _GAP + math.ceil(_CHARACTER * (len(curve.name) + len(value) + 1))
-        if room < (_MORE if index < len(curves) - 1 else 0):
-            return f"{''.join(keys)}<span>{len(curves) - index} more</span>"
-        keys.append(_key(curve.name, curve.color, value))
-    return "".join(keys)
-
-
-def _key(name: str, color: Color, value: str) -> str:
-    return f'<span><i style="background:{paint(color)}"></i>{escape(name.replace("_", " "))} <b>{escape(value)}</b></span>'
-
-
-def _stat(panel: Panel, source: PanelSource) -> str:
-    if panel.shows_name:
-        words = sorted(
-            {
-                name_of("{{state}}", one.labels)
-                for query in panel.queries.values()
-                for one in source.now(query)
-            }
-        )
-        return f'<div class="value word">{escape(", ".join(words) or "no answer")}</div>'
-    curves = curves_of(panel, source.over)
-    known = [curve for curve in curves if curve.points]
-    if not known:
-        return _nothing()
-    curve = known[0]
-    color = _status(panel.steps, curve.last)
-    value = svg.show(curve.last, panel.unit, decimals=panel.decimals)
-    number, _, unit = value.partition(" ")
-    text = f"{escape(number)}<small> {escape(unit)}</small>" if unit else escape(number)
-    style = "" if not panel.steps else f' style="color:{paint(color)}"'
-    trend = svg.spark(
-        Curve(curve.name, color if panel.steps else STATUS["neutral"], curve.points),
-        source.window,
-        width=200,
-        height=34,
-    )
-    return f'<div class="value"{style}>{text}</div>{trend}'
-
-
-def _status(steps: Sequence[Step], value: float) -> Color:
-    color = STATUS["neutral"]
-    for step in steps:
-        if step.value is None or value >= step.value:
-            color = STATUS[step.color]
-    return color
-
-
-def _bars(panel: Panel, source: PanelSource) -> str:
-    shown = [(curve.name, curve.last, curve.color) for curve in curves_of(panel, source.now)]
-    shown = sorted((one for one in shown if math.isfinite(one[1])), key=lambda one: -one[1])[
-        :_MOST_BARS
-    ]
-    if not shown:
-        return _nothing()
-    most = max(value for _, value, _ in shown) or 1
-    rows = []
-    for name, value, color in shown:
-        fill = paint(_status(panel.steps, value) if panel.steps else color)
-        bar = f'<div class="bar"><i style="width:{max(0.6, value / most * 100):.1f}%;background:{fill}"></i></div>'
-        rows.append(
-            f"<div>{escape(name.replace('_', ' '))}</div>{bar}<b>{escape(svg.show(value, panel.unit))}</b>"
-        )
-    return f'<div class="bars">{"".join(rows)}</div>'
-
-
-def _table(panel: Panel, source: PanelSource) -> str:
-    rows: dict[tuple[str, str], dict[str, str]] = {}
-    for column, query in panel.queries.items():
-        for one in sorted(source.now(query), key=lambda series: series.labels.get(panel.word, "")):
-            cells = rows.setdefault(
-                (one.labels.get("namespace", ""), one.labels.get("kdist_job", "")), {}
-            )
-            if column.lower() == panel.word:
-                word = one.labels.get(panel.word, "")
-                cells[column] = (
-                    f"{cells[column]}, {escape(word)}" if column in cells else escape(word)
-                )
-            else:
-                cells[column] = _cell(panel, column, one.last)
-    if not rows:
-        return _nothing()
-    head = "".join(f"<th>{escape(column)}</th>" for column in panel.queries)
-    body = []
-    for (namespace, job), cells in sorted(rows.items()):
-        values = "".join(f"<td>{cells.get(column, '-')}</td>" for column in panel.queries)
-        body.append(f"<tr><th>{escape(job)}<small> {escape(namespace)}</small></th>{values}</tr>")
-    return (
-        f'<div class="table"><table><tr><th>Training</th>{head}</tr>{"".join(body)}</table></div>'
-    )
-
-
-def _cell(panel: Panel, column: str, value: float) -> str:
-    text = escape(svg.show(value, (panel.units or {}).get(column, panel.unit)))
-    steps = (panel.column_steps or {}).get(column, ())
-    return f'<span style="color:{paint(_status(steps, value))}">{text}</span>' if steps else text
-
-
-def _nothing() -> str:
-    return '<div class="nothing">nothing to show</div>'
-
+from kdist.dashboards.model import STATUS, Dashboard, Kind, Panel, PanelRow
+from kdist.dashboards.preview.curve import EventMarker
+from kdist.dashboards.preview.panel import COLUMN, LINE, PanelSource, render_panel
+from kdist.dashboards.preview.svg import paint
+from kdist.dashboards.prometheus import Prometheus, Series, Window, fill
 
 STYLE = f"""
 :root {{
-  --ground: light-dark(#f4f3ef, #121211); --card: light-dark(#ffffff, #1c1c1a); --edge: light-dark(#e3e1d9, #2d2d2a);
-  --ink: light-dark(#141413, #f2f1ec); --soft: light-dark(#5d5b55, #a9a79f); --faint: light-dark(#8d8b83, #7b7a74);
+  --ground: light-dark(#f4f3ef, #121211); --card: light-dark(#ffffff, #1c1c1a); \
+--edge: light-dark(#e3e1d9, #2d2d2a);
+  --ink: light-dark(#141413, #f2f1ec); --soft: light-dark(#5d5b55, #a9a79f); \
+--faint: light-dark(#8d8b83, #7b7a74);
   --grid: light-dark(#eceae4, #292926);
 }}
 * {{ box-sizing: border-box; margin: 0 }}
 body {{ background: var(--ground); color: var(--ink); padding: 28px 32px 20px;
-  font: 13px/1.45 Inter, "Segoe UI", system-ui, -apple-system, "Helvetica Neue", "DejaVu Sans", sans-serif;
+  font: 13px/1.45 Inter, "Segoe UI", system-ui, -apple-system, "Helvetica Neue", "DejaVu Sans", \
+sans-serif;
   font-variant-numeric: tabular-nums; max-width: {24 * COLUMN + 64}px; margin: auto }}
-header {{ display: flex; justify-content: space-between; align-items: end; gap: 24px; margin-bottom: 6px }}
+header {{ display: flex; justify-content: space-between; align-items: end; gap: 24px; \
+margin-bottom: 6px }}
 h1 {{ font-size: 23px; font-weight: 650; letter-spacing: -0.015em }}
 header p {{ color: var(--soft) }}
 .when {{ text-align: right; display: grid; color: var(--soft) }}
 .when b {{ font-size: 16px; color: var(--ink); font-weight: 600 }}
 .marks span {{ margin-left: 14px }}
-.marks i {{ display: inline-block; width: 2px; height: 12px; margin-right: 6px; vertical-align: -2px }}
+.marks i {{ display: inline-block; width: 2px; height: 12px; margin-right: 6px; \
+vertical-align: -2px }}
 .marks i.quiet {{ height: 6px; vertical-align: 0 }}
 h2 {{ font-size: 12px; font-weight: 650; color: var(--soft); margin: 20px 2px 8px;
   letter-spacing: 0.06em; text-transform: uppercase }}
-.grid {{ display: grid; grid-template-columns: repeat(24, 1fr); grid-auto-rows: {LINE - 10}px; gap: 10px }}
-article {{ background: var(--card); border: 1px solid var(--edge); border-radius: 9px; padding: 10px 12px 8px; overflow: hidden;
+.grid {{ display: grid; grid-template-columns: repeat(24, 1fr); grid-auto-rows: {LINE - 10}px; \
+gap: 10px }}
+article {{ background: var(--card); border: 1px solid var(--edge); border-radius: 9px; \
+padding: 10px 12px 8px; overflow: hidden;
   position: relative; display: flex; flex-direction: column; min-width: 0 }}
-h3 {{ font-size: 12.5px; font-weight: 550; color: var(--soft); white-space: nowrap; overflow: hidden; text-overflow: ellipsis }}
-.value {{ font-size: 29px; font-weight: 620; letter-spacing: -0.025em; line-height: 1.25; white-space: nowrap; z-index: 1 }}
-.value small {{ font-size: 15px; font-weight: 500; letter-spacing: 0; color: inherit; opacity: .75 }}
+h3 {{ font-size: 12.5px; font-weight: 550; color: var(--soft); white-space: nowrap; \
+overflow: hidden; text-overflow: ellipsis }}
+.value {{ font-size: 29px; font-weight: 620; letter-spacing: -0.025em; line-height: 1.25; \
+white-space: nowrap; z-index: 1 }}
+.value small {{ font-size: 15px; font-weight: 500; letter-spacing: 0; color: inherit; \
+opacity: .75 }}
 .value.word {{ font-size: 25px }}
 svg {{ width: 100%; display: block; flex: 1; min-height: 0 }}
 svg.spark {{ position: absolute; left: 0; right: 0; bottom: 0; height: 34px; flex: none }}
-svg.spark polyline {{ fill: none; stroke-width: 1.5; opacity: .55; vector-effect: non-scaling-stroke }}
+svg.spark polyline {{ fill: none; stroke-width: 1.5; opacity: .55; \
+vector-effect: non-scaling-stroke }}
 .rule {{ stroke: var(--grid); stroke-width: 1 }}
 .tick {{ fill: var(--faint); font-size: 10.5px }}
 .name {{ font-size: 10.5px; font-weight: 550 }}
@@ -242,8 +70,10 @@ svg.spark polyline {{ fill: none; stroke-width: 1.5; opacity: .55; vector-effect
 .legend {{ display: flex; flex-wrap: wrap; gap: 1px 14px; color: var(--soft); font-size: 11.5px;
   max-height: 34px; overflow: hidden }}
 .legend b, .bars b {{ color: var(--ink); font-weight: 550 }}
-.legend i {{ display: inline-block; width: 9px; height: 9px; border-radius: 2.5px; margin-right: 6px }}
-.bars {{ display: grid; grid-template-columns: max-content 1fr max-content; gap: 7px 10px; align-items: center; margin-top: 12px;
+.legend i {{ display: inline-block; width: 9px; height: 9px; border-radius: 2.5px; \
+margin-right: 6px }}
+.bars {{ display: grid; grid-template-columns: max-content 1fr max-content; gap: 7px 10px; \
+align-items: center; margin-top: 12px;
   font-size: 12px; color: var(--soft) }}
 .bar {{ background: var(--grid); border-radius: 4px; height: 11px; overflow: hidden }}
 .bar i {{ display: block; height: 100%; border-radius: 4px }}
@@ -251,7 +81,8 @@ svg.spark polyline {{ fill: none; stroke-width: 1.5; opacity: .55; vector-effect
 table {{ border-collapse: collapse; width: 100% }}
 th, td {{ text-align: right; padding: 6px 12px; border-bottom: 1px solid var(--edge) }}
 th {{ font-weight: 550; color: var(--soft) }} td {{ font-weight: 500 }}
-th:first-child {{ text-align: left; color: var(--ink) }} th small {{ color: var(--faint); font-weight: 400 }}
+th:first-child {{ text-align: left; color: var(--ink) }} th small {{ color: var(--faint); \
+font-weight: 400 }}
 .nothing {{ color: var(--faint); margin: auto; font-size: 12px }}
 footer {{ color: var(--faint); margin-top: 18px; font-size: 11.5px }}
 @media (max-width: 900px) {{ .grid {{ grid-template-columns: 1fr }}
@@ -365,7 +196,8 @@ def _header(
     what = chosen.get("kdist_job", "all trainings")
     keys = {event.title: event for event in events}
     marks = [
-        f'<span><i class="{"loud" if event.loud else "quiet"}" style="background:{paint(event.color)}"></i>{escape(title)}</span>'
+        f'<span><i class="{"loud" if event.loud else "quiet"}" '
+        f'style="background:{paint(event.color)}"></i>{escape(title)}</span>'
         for title, event in keys.items()
     ]
     return (
@@ -394,6 +226,3 @@ def _card(
     area = f"grid-column:{x + 1}/span {panel.width};grid-row:{y + 1}/span {height}"
     title = f"<h3 title='{escape(panel.description, quote=True)}'>{escape(panel.title)}</h3>"
     return f"<article class={panel.kind} style='{area}'>{title}{inside}</article>"
-
-
-__all__ = ["COLUMN", "LINE", "render_dashboard"]

@@ -1,10 +1,5 @@
-"""Numbers for people: in their unit, with as many digits as say something; and the ticks of an
-axis.
-
-Where values and times lie in a panel's picture, and how far its axes go.
-
-One panel's curves as SVG: axes that stay in the background, lines that do not, and what happened as
-marks.
+"""A panel's chart as SVG: values in Grafana's units, ticks of the axes, lines, stacked areas, event
+markers and sparklines.
 """
 
 from __future__ import annotations
@@ -13,11 +8,11 @@ import math
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
 from kdist.dashboards.model import Color, Panel
+from kdist.dashboards.preview.curve import Curve, EventMarker, bound, limits, runs
 from kdist.dashboards.prometheus import Window
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -131,26 +126,9 @@ def ticks(low: float, high: float, *, most: int = 4) -> list[float]:
 
 def time_ticks(start: float, end: float, *, most: int) -> list[float]:
     """Round times between two Unix times."""
-    sizes = (
-        1,
-        2,
-        5,
-        10,
-        15,
-        30,
-        60,
-        120,
-        300,
-        600,
-        900,
-        1800,
-        3600,
-        7200,
-        14400,
-        21600,
-        43200,
-        86400,
-    )
+    seconds_and_minutes = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800)
+    hours = (3600, 7200, 14400, 21600, 43200, 86400)
+    sizes = seconds_and_minutes + hours
     step = next((size for size in sizes if (end - start) / size <= most), 86400)
     return [
         float(step * number)
@@ -161,8 +139,6 @@ def time_ticks(start: float, end: float, *, most: int) -> list[float]:
 RIGHT, TOP, BOTTOM = 10, 8, 20
 _LEFT = 58
 _CHARACTER = 6.3  # pixels of one in the text of an axis, at most
-_RARE = 0.03
-_FAR = 4.0
 
 
 class Frame:
@@ -213,65 +189,7 @@ class Frame:
         ]
 
 
-def bound(panel: Panel, values: Sequence[float]) -> float | None:
-    """How far an axis from 0 needs to go if a few values are so far above the others that those
-    could not be read; else None.
-    """
-    if (
-        panel.minimum != 0
-        or panel.maximum is not None
-        or panel.logarithmic
-        or len(values) < 1 / _RARE
-    ):
-        return None
-    usual = sorted(values)[math.floor(len(values) * (1 - _RARE)) - 1]
-    return usual * 1.5 if 0 < usual * _FAR < max(values) else None
-
-
-def limits(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
-    """The axis' lower and upper end, the second always greater."""
-    if panel.logarithmic:
-        known = [value for value in values if value > 0]
-        low = 10.0 ** math.floor(math.log10(min(known, default=1.0)))
-        high = 10.0 ** math.ceil(math.log10(max(known, default=1.0)))
-        return low, high if high > low else low * 10
-    low = min(values, default=0.0) if panel.minimum is None else panel.minimum
-    high = max(values, default=low) if panel.maximum is None else panel.maximum
-    if high > low + abs(low) * 1e-9:
-        return low, high + ((high - low) * 0.06 if panel.maximum is None else 0.0)
-    if low > 0:
-        return 0.0, low * 1.3
-    return low - (0.0 if panel.minimum is not None else max(1.0, abs(low) * 0.1)), low + max(
-        1.0, abs(low) * 0.1
-    )
-
-
 _MOST_NAMED = 4
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A named line; a point that is not finite is a gap."""
-
-    name: str
-    color: Color
-    points: tuple[tuple[float, float], ...]
-
-    @property
-    def last(self) -> float:
-        return self.points[-1][1] if self.points else math.nan
-
-
-@dataclass(frozen=True)
-class EventMarker:
-    """Something that happened at a time: drawn through the whole height if it is `loud`, as a tick
-    on the axis if not.
-    """
-
-    title: str
-    color: Color
-    at: float
-    loud: bool
 
 
 def paint(color: Color) -> str:
@@ -312,7 +230,10 @@ def render_chart(
     if frame.peak is not None:
         parts.append(_peak(frame, frame.peak, panel, shown))
     label = escape(f"{panel.title}: {panel.description}")
-    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">'
+        f"{''.join(parts)}</svg>"
+    )
 
 
 def spark(curve: Curve, window: Window, *, width: int, height: int) -> str:
@@ -330,9 +251,15 @@ def spark(curve: Curve, window: Window, *, width: int, height: int) -> str:
     finite = [point for point in curve.points if math.isfinite(point[1])]
     path = " ".join(place(point) for point in finite)
     first, last = place(finite[0]).split(",")[0], place(finite[-1]).split(",")[0]
-    area = f'<path class="faint" style="fill:{paint(curve.color)}" d="M{first},{height} L{path} L{last},{height} Z"/>'
+    area = (
+        f'<path class="faint" style="fill:{paint(curve.color)}" '
+        f'd="M{first},{height} L{path} L{last},{height} Z"/>'
+    )
     line = f'<polyline style="stroke:{paint(curve.color)}" points="{path}"/>'
-    return f'<svg class="spark" viewBox="0 0 {width} {height}" preserveAspectRatio="none" aria-hidden="true">{area}{line}</svg>'
+    return (
+        f'<svg class="spark" viewBox="0 0 {width} {height}" preserveAspectRatio="none" '
+        f'aria-hidden="true">{area}{line}</svg>'
+    )
 
 
 def pile(curves: Sequence[Curve]) -> list[Curve]:
@@ -354,10 +281,12 @@ def _axes(frame: Frame) -> str:
     for value, text in frame.ticks:
         y = frame.y(value)
         parts.append(
-            f'<line class="rule" x1="{frame.left}" x2="{frame.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<line class="rule" x1="{frame.left}" x2="{frame.width - RIGHT}" '
+            f'y1="{y:.1f}" y2="{y:.1f}"/>'
         )
         parts.append(
-            f'<text class="tick" text-anchor="end" x="{frame.left - 8}" y="{y + 3.5:.1f}">{escape(text)}</text>'
+            f'<text class="tick" text-anchor="end" x="{frame.left - 8}" y="{y + 3.5:.1f}">'
+            f"{escape(text)}</text>"
         )
     window = frame.window
     for at in time_ticks(window.start, window.end, most=max(2, frame.width // 75)):
@@ -367,7 +296,8 @@ def _axes(frame: Frame) -> str:
         x = frame.x(at)
         if frame.left + 14 < x < frame.width - RIGHT - 14:
             parts.append(
-                f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{frame.height - 4}">{clock}</text>'
+                f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{frame.height - 4}">'
+                f"{clock}</text>"
             )
     return "".join(parts)
 
@@ -377,7 +307,10 @@ def _peak(frame: Frame, peak: float, panel: Panel, curves: Sequence[Curve]) -> s
     at = next(at for curve in curves for at, value in curve.points if value == peak)
     x = frame.x(at)
     side, x = ("end", x - 6) if x > frame.width / 2 else ("start", x + 6)
-    return f'<text class="tick" text-anchor="{side}" x="{x:.1f}" y="{TOP + 8}">up to {escape(show(peak, panel.unit))}</text>'
+    return (
+        f'<text class="tick" text-anchor="{side}" x="{x:.1f}" y="{TOP + 8}">'
+        f"up to {escape(show(peak, panel.unit))}</text>"
+    )
 
 
 def _event(frame: Frame, event: EventMarker) -> str:
@@ -386,7 +319,8 @@ def _event(frame: Frame, event: EventMarker) -> str:
     top = TOP if event.loud else floor - 6
     kind = "loud" if event.loud else "quiet"
     return (
-        f'<line class="event {kind}" style="{style}" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{floor}">'
+        f'<line class="event {kind}" style="{style}" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" '
+        f'y2="{floor}">'
         f"<title>{escape(event.title)}</title></line>"
     )
 
@@ -394,27 +328,16 @@ def _event(frame: Frame, event: EventMarker) -> str:
 def _name(frame: Frame, event: EventMarker) -> str:
     x = frame.x(event.at)
     side, place = ("end", x - 6) if x > frame.width * 0.8 else ("start", x + 6)
-    text = f'<text class="name over" style="fill:{paint(event.color)}" text-anchor="{side}" x="{place:.1f}" y="{TOP + 8}">'
-    return f"{text}{escape(event.title)}</text>"
-
-
-def _runs(points: Sequence[tuple[float, float]], gap: float) -> list[list[tuple[float, float]]]:
-    """The points without gaps: cut where one is not finite or where too long nothing was known."""
-    found: list[list[tuple[float, float]]] = [[]]
-    for at, value in points:
-        if found[-1] and at - found[-1][-1][0] > gap:
-            found.append([])
-        if math.isfinite(value):
-            found[-1].append((at, value))
-        elif found[-1]:
-            found.append([])
-    return [run for run in found if run]
+    return (
+        f'<text class="name over" style="fill:{paint(event.color)}" text-anchor="{side}" '
+        f'x="{place:.1f}" y="{TOP + 8}">{escape(event.title)}</text>'
+    )
 
 
 def _line(frame: Frame, curve: Curve, *, bridged: bool) -> str:
     parts = []
     gap = math.inf if bridged else 3 * frame.window.step
-    for run in _runs(curve.points, gap):
+    for run in runs(curve.points, gap):
         if bridged:
             run = [
                 point
@@ -438,7 +361,7 @@ def _line(frame: Frame, curve: Curve, *, bridged: bool) -> str:
 def _area(frame: Frame, curve: Curve, floor: Curve | None, *, faint: bool = False) -> str:
     below = dict(floor.points) if floor else {}
     parts = []
-    for run in _runs(curve.points, 3 * frame.window.step):
+    for run in runs(curve.points, 3 * frame.window.step):
         top = [f"{frame.x(at):.1f},{frame.y(value):.1f}" for at, value in run]
         under = [
             f"{frame.x(at):.1f},{frame.y(below.get(at, frame.low)):.1f}" for at, _ in reversed(run)
@@ -446,6 +369,7 @@ def _area(frame: Frame, curve: Curve, floor: Curve | None, *, faint: bool = Fals
         kind = "faint" if faint else "layer"
         path = "M" + " L".join([*top, *under]) + " Z"
         parts.append(
-            f'<path class="{kind}" style="fill:{paint(curve.color)}" d="{path}"><title>{escape(curve.name)}</title></path>'
+            f'<path class="{kind}" style="fill:{paint(curve.color)}" d="{path}">'
+            f"<title>{escape(curve.name)}</title></path>"
         )
     return "".join(parts)

@@ -1,14 +1,14 @@
-"""First row of the dashboard of one training: a glance tells whether it is well.
-
-Rows of the dashboard of one training: what it learns, how fast, and what a step is made of.
-"""
+"""Rows of the training dashboard: overview, learning, step anatomy, communication, stragglers."""
 
 from __future__ import annotations
 
 from kdist.agent_metrics import SLOW_BY
 from kdist.dashboards.model import RATE, PanelRow, at_least, at_most, bars, lines, stack, stat
 
-_BUSY = f'sum by (rank) (rate(kdist_step_phase_seconds_total{{phase=~"data_wait|forward|backward|optimizer"}}[{RATE}]))'
+_BUSY = (
+    "sum by (rank) (rate(kdist_step_phase_seconds_total"
+    f'{{phase=~"data_wait|forward|backward|optimizer"}}[{RATE}]))'
+)
 _BUSY_OF_STEP = f"{_BUSY} / sum by (rank) (rate(kdist_steps_total{{}}[{RATE}]))"
 _WALL = "increase(kdist_wall_seconds_total{}[$__range])"
 _PRODUCTIVE = 'increase(kdist_wall_seconds_total{category="productive_step"}[$__range])'
@@ -234,8 +234,14 @@ ANATOMY = PanelRow(
             ),
             "percentunit",
             {
-                "data": f'sum(rate(kdist_step_phase_seconds_total{{phase="data_wait"}}[{RATE}])) / {_PHASES}',
-                "peers": f'sum(rate(kdist_step_phase_seconds_total{{phase="comm_exposed"}}[{RATE}])) / {_PHASES}',
+                "data": (
+                    f'sum(rate(kdist_step_phase_seconds_total{{phase="data_wait"}}[{RATE}]))'
+                    f" / {_PHASES}"
+                ),
+                "peers": (
+                    f'sum(rate(kdist_step_phase_seconds_total{{phase="comm_exposed"}}[{RATE}]))'
+                    f" / {_PHASES}"
+                ),
             },
             minimum=0.0,
         ),
@@ -312,7 +318,9 @@ COMMUNICATION = PanelRow(
             "cps",
             {
                 "{{op}}": f"avg by (op) (rate(kdist_collectives_total{{}}[{RATE}]))",
-                "{{op}} failed: {{cause}}": f"sum by (op, cause) (rate(kdist_collective_failures_total{{}}[{RATE}]))",
+                "{{op}} failed: {{cause}}": (
+                    f"sum by (op, cause) (rate(kdist_collective_failures_total{{}}[{RATE}]))"
+                ),
             },
             minimum=0.0,
             width=6,

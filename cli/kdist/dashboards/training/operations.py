@@ -1,7 +1,4 @@
-"""Rows of the dashboard of one training: where its time went, what is kept, and what failed.
-
-Rows of the dashboard of one training: the devices and pods that it runs on, and who measures it.
-"""
+"""Rows of the training dashboard: goodput, checkpoints, reliability, GPUs, resources, exporter."""
 
 from __future__ import annotations
 
@@ -125,7 +122,9 @@ CHECKPOINTS = PanelRow(
             "none",
             {
                 "{{op}}": "sum by (op) (kdist_checkpoint_attempts_total{})",
-                "{{op}} failed: {{cause}}": "sum by (op, cause) (kdist_checkpoint_failures_total{})",
+                "{{op}} failed: {{cause}}": (
+                    "sum by (op, cause) (kdist_checkpoint_failures_total{})"
+                ),
                 "passed over: {{cause}}": "sum by (cause) (kdist_checkpoint_fallbacks_total{})",
             },
             width=6,
@@ -221,7 +220,9 @@ DEVICES = PanelRow(
             "Times that torch had to free its reserve to go on: memory is nearly too small",
             "cps",
             {
-                "rank {{rank}}": f"sum by (rank) (rate(kdist_device_alloc_retries_total{{}}[{RATE}]))"
+                "rank {{rank}}": (
+                    f"sum by (rank) (rate(kdist_device_alloc_retries_total{{}}[{RATE}]))"
+                )
             },
             optional=True,
             minimum=0.0,

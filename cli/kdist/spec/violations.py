@@ -1,0 +1,87 @@
+"""A broken rule of job.yaml and the pydantic error that carries it, and the rules of single fields:
+reserved names of environment variables and reserved mount paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from pydantic_core import PydanticCustomError
+
+RULE = "job_rule"  # the type of the pydantic error that carries violations
+
+
+class Violation(NamedTuple):
+    """One broken rule. Fields are dotted names relative to the model that the rule belongs to."""
+
+    message: str
+    at: str  # the field to blame; empty for the model itself
+    judged: tuple[str, ...]  # the fields that the rule looked at
+    suggestion: str = ""
+
+
+def refuse(violations: Iterable[Violation]) -> None:
+    """Raise one error that carries every violation, if there is any. Raises
+    `PydanticCustomError`.
+    """
+    found = [tuple(violation) for violation in violations]
+    if found:
+        raise PydanticCustomError(
+            RULE, "{text}", {"text": "; ".join(str(each[0]) for each in found), "violations": found}
+        )
+
+
+# What torch's elastic agent and kdist tell the ranks; a job that sets them would break its own
+# rendezvous.
+_RESERVED_RANKS = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+_RESERVED_SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
+_RESERVED_PREFIXES = ("KDIST_", "TORCHELASTIC_")
+
+
+def check_variable(name: str) -> Iterator[Violation]:
+    """A variable's name must not be one that kdist sets."""
+    if name in _RESERVED_RANKS + _RESERVED_SIZES or name.startswith(_RESERVED_PREFIXES):
+        yield Violation(f"`{name}` is set by kdist itself and cannot be changed", "name", ("name",))
+
+
+# Folders of the image itself, and those that kdist mounts.
+_SYSTEM_FOLDERS = (
+    "bin",
+    "boot",
+    "dev",
+    "etc",
+    "kdist",
+    "lib",
+    "lib64",
+    "proc",
+    "run",
+    "sbin",
+    "sys",
+    "tmp",
+    "usr",
+)
+_KDISTS_FOLDERS = ("checkpoints", "code")
+
+
+def check_mount(path: str) -> Iterator[Violation]:
+    """A mount must not lie in the system's folders, nor leave its own."""
+    parts = path.split("/")[1:]
+    if {"..", ".", ""} & set(parts):
+        yield Violation("must not hold `.`, `..` or `//`", "mountPath", ("mountPath",))
+    elif parts[0] in _SYSTEM_FOLDERS:
+        yield Violation(
+            f"must not lie in /{parts[0]}, which belongs to the system", "mountPath", ("mountPath",)
+        )
+    elif parts[0] in _KDISTS_FOLDERS or path.startswith("/var/run"):
+        yield Violation(
+            "must not lie where kdist itself mounts a volume", "mountPath", ("mountPath",)
+        )

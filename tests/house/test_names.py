@@ -1,0 +1,51 @@
+"""Names: a public class name stands once per distribution, and odd words do not come back."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+
+import pytest
+
+from tests.house.tree import ROOT, files, python_files
+
+# Words that stood for something for which the field has a name: the name is what to write.
+ODD = {
+    "attendance": "worker monitor",
+    "autopsy": "exit analysis",
+    "conference": "sync point",
+    "convict": "mismatch failure",
+    "culprit": "hung rank",
+    "farewell": "exit records",
+    "litter": "stale files",
+    "misfits": "strict",
+    "steer": "manage, or the verb itself",
+}
+
+
+@pytest.mark.parametrize("root", ["cli/kdist", "trainer/kdist_trainer"])
+def test_a_public_class_name_stands_once_per_distribution(root: str) -> None:
+    names = Counter(
+        node.name
+        for path in python_files()
+        if path.is_relative_to(ROOT / root)
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_code_and_documentation_use_the_words_of_the_field() -> None:
+    odd = re.compile(rf"\b({'|'.join(ODD)})\b", re.IGNORECASE)
+    product = [ROOT / "cli", ROOT / "trainer", ROOT / "docs", ROOT / "charts", ROOT / "manifests"]
+    texts = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    texts += [path for path in files() if any(path.is_relative_to(root) for root in product)]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {match[0]}: write {ODD[match[0].lower()]}"
+        for path in texts
+        if path.suffix in {".py", ".md", ".yaml", ".j2", ".json"}
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for match in odd.finditer(line)
+    ]
+    assert found == []

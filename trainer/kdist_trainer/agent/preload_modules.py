@@ -1,0 +1,46 @@
+"""Names the modules that agents and workers import before their work begins.
+
+Importing torch, and what else the first step of a training needs, takes some six seconds of CPU
+time; a fork takes none. So a process that forks agents or workers imports these modules once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+AGENT = (
+    "kdist_trainer.agent.agent",
+    "kdist_trainer.rendezvous.handler",
+    "kdist_trainer.agent.worker_entry",
+)
+RANK = ("torch.distributed.elastic.multiprocessing.api", "kdist_trainer.agent.worker_entry")
+_TRAINING = (
+    "torch.nn.parallel",
+    "torch._dynamo",  # the first DDP(...) imports it: most of a second
+    "torch.distributed.checkpoint.state_dict",
+    "kdist_trainer.worker",
+)
+
+
+def training(config: Path) -> Iterator[str]:
+    """The modules that the workers of the managed training at `config` import. A user's own
+    workload is not among them: it may do anything on import.
+    """
+    yield from _TRAINING
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        name: str = json.loads(config.read_bytes())["train"]["workload"]
+        if name.isidentifier():
+            yield (module := f"kdist_trainer.workloads.{name}")
+            yield from getattr(sys.modules.get(module), "PRELOAD", ())
+
+
+def import_all(modules: Iterable[str]) -> None:
+    """Import the modules, ignoring those that fail: whoever needs them will raise the error."""
+    for module in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)

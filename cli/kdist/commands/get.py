@@ -68,8 +68,8 @@ def command(
 def _find(
     cluster: Cluster, names: tuple[str, ...], *, strict: bool = True, **scope: Any
 ) -> list[JobStatus]:
-    """Status of every job that is asked for, of `survey`'s scope. Raises `NotFoundError` for a name
-    that is none, if `strict`.
+    """Status of every job that is asked for, in the scope of `list_snapshots`. Raises
+    `NotFoundError` for a name that is none, if `strict`.
     """
     from kdist import jobs
 

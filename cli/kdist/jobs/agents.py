@@ -1,8 +1,7 @@
-"""The agents of a job in the cluster: asked through the API server, all at once, each for a short
-time.
+"""Requests to the agents of a job in the cluster, for their `/status` and their metrics.
 
-Asks the agents of a job for their `/status`: through the API server, and where that is cut off,
-over a forwarded port.
+All agents are asked at the same time, each with a short timeout: through the API server's proxy, or
+over a forwarded port where the proxy is refused or cannot reach the pods.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def list_snapshots(
     known: dict[str, Document] | None = None,
 ) -> list[Snapshot]:
     """Every job as it is now, without events, nodes and claims; of each job one agent is asked.
-    Raises as `snapshot` does.
+    Raises as `fetch_snapshot` does.
 
     Of ConfigMaps only metadata are listed, as most hold code; the jobs' own are read one by one. A
     survey that is handed the same `known` again, where it keeps them, reads those alone that have

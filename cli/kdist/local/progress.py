@@ -1,5 +1,5 @@
 """What is known of a running job at this moment, gathered from its events and from the agents'
-answers; drawn by `view`.
+answers; drawn by `kdist.views.live_run`.
 """
 
 from __future__ import annotations

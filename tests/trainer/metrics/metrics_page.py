@@ -27,7 +27,7 @@ local rank speaks for it.
 the agent's own.
 - Counters never go back, not even when workers are restarted, and a lost record costs no count: \
 records hold running sums.
-  What a scrape shows is kept beside the checkpoints first, and the next agent of the same place \
+  What a scrape shows is kept next to the checkpoints first, and the next agent of the same place \
 goes on from it. When a new
   group gives this node other ranks, what the old ones had counted goes on under the labels of the \
 new ones, so the sum over

@@ -130,7 +130,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "bucketMib": Rule(Fate.TAKEN, "another order of sums over three ranks or more"),
     "collectiveTiming": Rule(Fate.FREE, "measures, and changes nothing"),
     "tensorboard": Rule(Fate.FREE, "draws, and changes nothing"),
-    "init": Rule(Fate.FRESH, "only a run that begins anew reads it"),
+    "init": Rule(Fate.FRESH, "only a run that starts over reads it"),
     "loader": Rule(Fate.FREE, "the same samples by other processes"),
     "checkpoint": Rule(Fate.FREE, "when and how state is saved changes none of it"),
 }

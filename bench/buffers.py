@@ -1,5 +1,5 @@
-"""What it costs that all ranks have the same buffers: kdist's one broadcast after a step, beside
-DDP's own and beside none.
+"""What it costs that all ranks have the same buffers: kdist's one broadcast after a step, compared
+with DDP's own and with none.
 
     python -m bench.buffers
 
@@ -40,24 +40,25 @@ def rank() -> None:
     """One rank: a training that sends its buffers another way every few steps."""
     size = json.loads(os.environ["KDIST_BENCH"])
     os.environ["MASTER_PORT"] = str(size["ports"][0])
-    step, kinds = trainer.step, cost.order(size["steps"], len(KINDS))
+    step, kinds = trainer.train_step, cost.order(size["steps"], len(KINDS))
 
-    def switched(run: TrainContext) -> bool:
-        if run.state.step % cost.BLOCK == 0:
-            turn(run, kinds[run.state.step // cost.BLOCK])
-        return step(run)
+    def switched(ctx: TrainContext) -> bool:
+        if ctx.state.step % cost.BLOCK == 0:
+            turn(ctx, kinds[ctx.state.step // cost.BLOCK])
+        return step(ctx)
 
-    trainer.step = switched
+    trainer.train_step = switched
     kdist_off(size)
     report(take_both(warm=2 + len(KINDS) * cost.BLOCK))
 
 
-def turn(run: TrainContext, kind: int) -> None:
+def turn(ctx: TrainContext, kind: int) -> None:
     """Send buffers as `KINDS` says from now on."""
-    run.buffers.agree = Buffers.agree.__get__(run.buffers) if kind == 1 else _nothing  # type: ignore[method-assign]
+    send = Buffers.synchronize.__get__(ctx.buffers) if kind == 1 else _nothing
+    ctx.buffers.synchronize = send  # type: ignore[method-assign]
     # torch 2.13 has another word than 2.10
     for word in ("forward_sync_buffers", "broadcast_buffers"):
-        setattr(run.model, word, kind == 2)
+        setattr(ctx.model, word, kind == 2)
 
 
 def _nothing() -> bool:

@@ -3,7 +3,7 @@ steps after it are.
 
     python -m bench.checkpoint
 
-kdist's store beside `dcp.async_save` and a blocking `dcp.save`, on two ranks with the same DDP
+kdist's store next to `dcp.async_save` and a blocking `dcp.save`, on two ranks with the same DDP
 model and AdamW. Both of torch's write files and a `.metadata`; kdist's also digests and verifies
 them, fsyncs the folder, checks its lock and renames.
 """

@@ -1,4 +1,4 @@
-"""How long commands that render and that ask a cluster take, beside helm's and kubectl's for the
+"""How long commands that render and that ask a cluster take, next to helm's and kubectl's for the
 same.
 
     python -m bench.commands

@@ -5,7 +5,7 @@ of collectives costs.
 
 Two ranks, a step of some 20 ms, one training that is cut into groups of blocks: one block of each
 kind, in an order that is drawn. A group meets the same machine, so it is the differences within
-groups that count. On a busy machine the time on the clock says little: beside it stands the time
+groups that count. On a busy machine the time on the clock says little: next to it stands the time
 that rank 0's process computes in a step, all of its threads together.
 """
 
@@ -26,6 +26,8 @@ from bench.work import take_both
 from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.instrumentation.flight_recorder import FlightRecorder
 from kdist_trainer.instrumentation.step_timer import NullTimer
+from kdist_trainer.liveness import NullHeartbeat
+from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.training import trainer
 from kdist_trainer.training.context import TrainContext
 
@@ -42,26 +44,33 @@ WARM = 2 + len(KINDS) * BLOCK
 class Switch:
     """Takes the measuring out of a run, and puts it back."""
 
-    def __init__(self, run: TrainContext) -> None:
-        self._run = run
+    def __init__(self, ctx: TrainContext) -> None:
+        self._ctx = ctx
         self._recorder = next(
-            each for each in collective_hooks.listeners() if isinstance(each, FlightRecorder)
+            each for each in collective_hooks.launch_hooks() if isinstance(each, FlightRecorder)
         )
         self._timer = next(
-            each for each in collective_hooks.listeners() if each is not self._recorder
+            each for each in collective_hooks.launch_hooks() if each is not self._recorder
         )
-        self._measuring = run.timer, run.report, run.beat
+        self._measuring = ctx.collective_timer, ctx.reporter, ctx.heartbeat
 
     def turn(self, kind: int) -> None:
         """Measure what `KINDS` says."""
         for listener, least in ((self._recorder, 1), (self._timer, 2)):
-            collective_hooks.ignore(listener)
+            collective_hooks.unregister_launch_hook(listener)
             if kind >= least:
-                collective_hooks.listen(listener)
-        run = self._run
-        run.timer, run.report, run.beat = (
-            self._measuring if kind == 2 else (NullTimer(), _nothing, _no_beat)
+                collective_hooks.register_launch_hook(listener)
+        ctx = self._ctx
+        ctx.collective_timer, ctx.reporter, ctx.heartbeat = (
+            self._measuring if kind == 2 else (NullTimer(), Silent(ctx.stats), NullHeartbeat())
         )
+
+
+class Silent(Reporter):
+    """Reports nothing."""
+
+    def send(self) -> None:
+        """Do nothing."""
 
 
 def order(steps: int, number: int = len(KINDS)) -> list[int]:
@@ -121,26 +130,18 @@ def rank() -> None:
     """One rank: a training whose measuring is switched every few steps."""
     size = json.loads(os.environ["KDIST_BENCH"])
     os.environ["MASTER_PORT"] = str(size["ports"][0])
-    step, kinds, switches = trainer.step, order(size["steps"]), list[Switch]()
+    step, kinds, switches = trainer.train_step, order(size["steps"]), list[Switch]()
 
-    def switched(run: TrainContext) -> bool:
+    def switched(ctx: TrainContext) -> bool:
         if not switches:
-            switches.append(Switch(run))
-        if run.state.step % BLOCK == 0:
-            switches[0].turn(kinds[run.state.step // BLOCK])
-        return step(run)
+            switches.append(Switch(ctx))
+        if ctx.state.step % BLOCK == 0:
+            switches[0].turn(kinds[ctx.state.step // BLOCK])
+        return step(ctx)
 
-    trainer.step = switched
+    trainer.train_step = switched
     kdist_on(size)
     report(take_both(warm=WARM))
-
-
-def _nothing() -> None:
-    """Reports nothing."""
-
-
-def _no_beat(*_: object) -> None:
-    """Nobody watches."""
 
 
 if __name__ == "__main__":

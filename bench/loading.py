@@ -3,8 +3,8 @@
     python -m bench.loading
 
 The same state on the same disk, in turn: seconds until the slowest rank has it, bytes read from
-files by all ranks together, and the memory that all ranks together held at most beside the state
-(their own pages, which sharing cannot make smaller).
+files by all ranks together, and the peak memory of all ranks together in addition to
+the state (their own pages, which sharing cannot make smaller).
 """
 
 from __future__ import annotations

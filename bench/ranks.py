@@ -46,8 +46,8 @@ def launch_measured(module: str, orders: Mapping[str, int], contestants: int) ->
         )
         exporter.start()
         try:
-            told = {**orders, "folder": folder, "ports": free_ports(contestants * orders["rounds"])}
-            return launch(module, orders["ranks"], {"KDIST_BENCH": json.dumps(told)})
+            spec = {**orders, "folder": folder, "ports": free_ports(contestants * orders["rounds"])}
+            return launch(module, orders["ranks"], {"KDIST_BENCH": json.dumps(spec)})
         finally:
             exporter.close()
 

@@ -1,5 +1,5 @@
-"""How long a training stands still when a worker is killed: from kill -9 to the next finished step,
-beside stock torchrun.
+"""How long a training stalls when a worker is killed: from kill -9 to the next finished step,
+next to stock torchrun.
 
     python -m bench.recovery
 

@@ -3,8 +3,8 @@ meanwhile and afterwards.
 
     python -m bench.rendezvous [NODES]...
 
-Each agent is a process that does what an agent does around one group: join the round, tell its
-ranks, agree, then listen and give signs of life. The API server and etcd are real and run beside
+Each agent is a process that does what an agent does around one group: join the round, publish
+its ranks, agree, then poll and send keep-alives. The API server and etcd are real and run next to
 them, so all share this machine's cores. For comparison the same over torch's TCPStore, which one of
 the agents would have to keep.
 """
@@ -23,7 +23,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed.distributed_c10d import Store
 
 from bench.table import title
 from kdist_trainer.agent.coordination import AgentStore
@@ -31,6 +31,7 @@ from kdist_trainer.agent.rendezvous_poller import PollResult, RendezvousPoller
 from kdist_trainer.rendezvous.configmap_client import ConfigMap
 from kdist_trainer.rendezvous.handler import RendezvousTimings, open_rendezvous
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
+from kdist_trainer.torch_internals import TCPStore
 from tests.trainer.rendezvous.control_plane import ControlPlane
 
 SIZES = (2, 8, 64)
@@ -75,7 +76,7 @@ def measure(nodes: int, plane: ControlPlane | None) -> list[dict[str, float]]:
         if plane is None or server is not None:
             assert server is not None
             return TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False), None
-        config_map = plane.config_map(patience=60.0)
+        config_map = plane.config_map(retry_seconds=60.0)
         poll = RendezvousTimings.for_nodes(nodes, remote=True).poll
         return KubernetesStore(
             config_map, run_id=run_id, timeout_seconds=_WORD_SECONDS, poll_seconds=poll
@@ -118,9 +119,10 @@ def be_agent(
     agree(info.store, info.rank, nodes)
     formed = time.monotonic() - began
     joining = config_map.requests if config_map else 0
-    exchange = AgentStore(store, run_id=run_id, node="")
+    agent_store = AgentStore(store, run_id=run_id, node="")
     with RendezvousPoller(
-        lambda: PollResult(handler.news(), exchange.generation(1)), seconds=handler.pace.watch
+        lambda: PollResult(handler.status(), agent_store.generation(1)),
+        seconds=handler.timings.watch,
     ):
         time.sleep(WORK_SECONDS)
     working = (config_map.requests if config_map else 0) - joining
@@ -130,7 +132,7 @@ def be_agent(
 
 
 def agree(store: Any, rank: int, nodes: int) -> None:
-    """What torch's agent and ours tell each other before the ranks start: who has which ranks, and
+    """What torch's agent and ours exchange before the ranks start: who has which ranks, and
     which generation it is.
     """
     keys = [

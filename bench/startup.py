@@ -1,4 +1,4 @@
-"""How long the command line takes to answer, beside `kubectl --help`, torchrun and a Python that
+"""How long the command line takes to answer, next to `kubectl --help`, torchrun and a Python that
 does nothing.
 
 python -m bench.startup

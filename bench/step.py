@@ -1,4 +1,4 @@
-"""What kdist's loop adds to a step: beside a bare DDP loop and Lightning Fabric, on the same model
+"""What kdist's loop adds to a step, next to a bare DDP loop and Lightning Fabric, on the same model
 and samples.
 
     python -m bench.step

@@ -86,6 +86,7 @@ def measure(strategy: str, precision: str, size: int) -> dict[str, float]:
 
 def rank() -> None:
     """One rank of a run."""
+    from kdist_trainer.metrics.reporter import Reporter
     from kdist_trainer.metrics.step_stats import StepStats
     from kdist_trainer.training import trainer
     from kdist_trainer.training.builder import RankRuntime, assemble
@@ -99,19 +100,16 @@ def rank() -> None:
     marks: list[float] = []
     with World.from_environment(timeout_seconds=300) as world:
         stats = StepStats(rank=world.rank, generation=1)
-        around = RankRuntime(
-            world=world,
-            flag=StopFlag(),
-            stats=stats,
-            report=lambda: marks.append(now(world.device)),
-            flush=lambda: None,
-            heartbeat=None,
-            checkpoints=None,
-        )
+
+        class Marks(Reporter):
+            def send(self) -> None:
+                marks.append(now(world.device))
+
+        runtime = RankRuntime(world=world, stop_flag=StopFlag(), stats=stats, reporter=Marks(stats))
         with tempfile.TemporaryDirectory() as folder:
             os.environ["KDIST_SCRATCH"] = folder
             trainer.train(
-                assemble(config, config.train, load_workload(config.train, world), around)
+                assemble(config, config.train, load_workload(config.train, world), runtime)
             )
         every = world.all_gather_object(memory(world.device))
     seconds = statistics.median(

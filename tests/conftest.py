@@ -53,6 +53,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)
     ]
     for said in sorted(
-        said for report in reports for name, said in report.user_properties if name == "standstill"
+        said for report in reports for name, said in report.user_properties if name == "stall"
     ):
         terminalreporter.write_line(str(said))

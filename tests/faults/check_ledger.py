@@ -1,5 +1,5 @@
 """What a ledger must show after any faults: every sample once per epoch, no step missing, repeats
-equal to the bit.
+bitwise identical.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def assert_every_sample_once(lines: list[dict[str, Any]], *, total: int) -> None
 
 
 def assert_repeats_are_equal(lines: list[dict[str, Any]]) -> int:
-    """Steps done again at the same world size have the loss of the first time, to the bit. Returns
+    """Steps done again at the same world size have the loss of the first time, bitwise. Returns
     how many were repeated.
     """
     losses: dict[tuple[int, int], set[str]] = {}

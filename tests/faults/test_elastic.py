@@ -78,8 +78,6 @@ def assert_joins_are_free(run: TrainingRun) -> None:
     ("low", "high", "shards", "node"),
     [
         pytest.param(2, 3, 3, "node-0", id="three-two-three-and-agent-0-is-the-one-lost"),
-        pytest.param(1, 2, 2, "node-1", id="two-one-two", marks=pytest.mark.chaos),
-        pytest.param(1, 3, 4, "node-2", id="three-ranks-with-four-shards", marks=pytest.mark.chaos),
     ],
 )
 def test_a_node_leaves_and_comes_back(

@@ -1,5 +1,5 @@
 """Pairs of faults, the second at most two seconds after the first: every run ends with the weights
-of the undisturbed run.
+of the uninterrupted run.
 
 A seed draws one run of four pairs; four seeds in a row have one node and two, loaders with
 processes and without, and each phase at least three times. CI takes QUICK seeds, `make chaos` as
@@ -24,7 +24,7 @@ from kdist_trainer.checkpoint.ledger import FOLDER, STEPS
 from tests.patience import soon
 
 from .check_ledger import assert_every_sample_once, assert_repeats_are_equal
-from .standstill import Standstill
+from .stall import Stall
 from .test_random_kills import PHASES, SAMPLES, is_in_phase
 from .training_run import PATIENCE, TrainingRun, describe_job, is_alive, kill
 
@@ -72,11 +72,11 @@ def plan_pairs(seed: int) -> list[Pair]:
     ]
 
 
-def undisturbed(nodes: int, folder: Path) -> str:
+def uninterrupted(nodes: int, folder: Path) -> str:
     """The weights' hash of a run on so many nodes without faults and loader processes; made once
     for all workers of pytest.
     """
-    kept = folder / f"undisturbed-{nodes}"
+    kept = folder / f"uninterrupted-{nodes}"
     with (folder / f"{kept.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
@@ -131,7 +131,7 @@ def strike_twice(run: TrainingRun, pair: Pair, draw: random.Random) -> bool:
     "seed",
     [pytest.param(seed, marks=[] if seed < QUICK else [pytest.mark.wide]) for seed in range(RUNS)],
 )
-def test_a_run_with_pairs_of_faults_ends_with_the_weights_of_the_undisturbed_run(
+def test_a_run_with_pairs_of_faults_ends_with_the_weights_of_the_uninterrupted_run(
     seed: int,
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
@@ -139,17 +139,17 @@ def test_a_run_with_pairs_of_faults_ends_with_the_weights_of_the_undisturbed_run
 ) -> None:
     job, pairs, draw = describe(seed), plan_pairs(seed), random.Random(4000 + seed)
     shared = tmp_path_factory.getbasetemp()
-    expected = undisturbed(
+    expected = uninterrupted(
         job["spec"]["nodes"], shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
     )
-    with TrainingRun(tmp_path, job) as run, Standstill(run.checkpoints / FOLDER / STEPS) as still:
+    with TrainingRun(tmp_path, job) as run, Stall(run.checkpoints / FOLDER / STEPS) as still:
         missed = [
             pair for pair in pairs if not strike_twice(run, pair, draw) and pair.phase != "exit"
         ]
         assert run.wait() == 0, run.output()
     record_property(
-        "standstill",
-        f"pairs of faults, seed {seed}: the longest standstill was {still.longest:.1f} s",
+        "stall",
+        f"pairs of faults, seed {seed}: the longest stall was {still.longest:.1f} s",
     )
     assert run.done()["weights"] == expected
     assert not missed, f"the run had ended before {missed}"

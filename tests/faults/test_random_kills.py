@@ -47,9 +47,9 @@ JOB = describe_job(
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The weights' hash of a run without faults."""
-    with TrainingRun(tmp_path_factory.mktemp("undisturbed"), JOB) as run:
+    with TrainingRun(tmp_path_factory.mktemp("uninterrupted"), JOB) as run:
         assert run.wait() == 0, run.output()
     assert_every_sample_once(run.steps(), total=EPOCHS * SAMPLES)
     weights: str = run.done()["weights"]
@@ -121,8 +121,8 @@ def strike(run: TrainingRun, victim: str, draw: random.Random) -> int:
         for seed in range(max(SEEDS, QUICK))
     ],
 )
-def test_a_run_with_kills_in_every_phase_ends_with_the_weights_of_the_undisturbed_run(
-    seed: int, undisturbed: str, tmp_path: Path
+def test_a_run_with_kills_in_every_phase_ends_with_the_weights_of_the_uninterrupted_run(
+    seed: int, uninterrupted: str, tmp_path: Path
 ) -> None:
     draw, hits = random.Random(1000 + seed), Counter[str]()
     with TrainingRun(tmp_path, JOB) as run:
@@ -135,7 +135,7 @@ def test_a_run_with_kills_in_every_phase_ends_with_the_weights_of_the_undisturbe
         assert run.wait(PATIENCE) == 0, run.output()
     missed = [phase for phase, _ in plan_kills(seed) if not hits[phase]]
     assert not missed, f"no kill fell into {missed}"
-    assert run.done()["weights"] == undisturbed
+    assert run.done()["weights"] == uninterrupted
     assert_every_sample_once(run.steps(), total=EPOCHS * SAMPLES)
     assert_repeats_are_equal(run.steps())
     assert soon(lambda: not run.processes()), run.processes()

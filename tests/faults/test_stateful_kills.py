@@ -1,5 +1,5 @@
-"""Random kills of a training with state that is no parameter: DONE, the export and the undisturbed
-run are about one model.
+"""Random kills of a training with state that is no parameter: DONE, the export and an uninterrupted
+run agree.
 
 Batch norms, dropout, samples and losses drawn from NumPy's and Python's generators, two groups of
 parameters, accumulation, clipping, a moving average, a MultiStepLR and a frozen submodule; the last
@@ -93,12 +93,12 @@ def ending(run: TrainingRun) -> Ending:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[Cell, Ending]:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[Cell, Ending]:
     """The endings of runs without faults, as they are asked for."""
 
     class Endings(dict[Cell, Ending]):
         def __missing__(self, cell: Cell) -> Ending:
-            with TrainingRun(tmp_path_factory.mktemp("undisturbed"), describe(cell)) as run:
+            with TrainingRun(tmp_path_factory.mktemp("uninterrupted"), describe(cell)) as run:
                 assert run.wait() == 0, run.output()
             self[cell] = ending(run)
             return self[cell]
@@ -108,7 +108,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[Cell, Ending]:
 
 def test_every_rank_of_every_cell_accumulates_gradients() -> None:
     ranks = [(rank, cell.ranks) for cell in CELLS for rank in range(cell.ranks)]
-    passes = {len(ShardAssignment(BATCH, SHARDS, rank, size).parts(BATCH)) for rank, size in ranks}
+    passes = {len(ShardAssignment(BATCH, SHARDS, rank, size).chunks(BATCH)) for rank, size in ranks}
     assert passes == {6, 3, 2}
 
 
@@ -118,8 +118,8 @@ def test_every_rank_of_every_cell_accumulates_gradients() -> None:
 @pytest.mark.parametrize(
     "seed", [pytest.param(s, marks=[] if s == DRAWN else [pytest.mark.wide]) for s in range(SEEDS)]
 )
-def test_a_killed_training_ends_with_all_the_state_of_the_undisturbed_one(
-    seed: int, undisturbed: dict[Cell, Ending], tmp_path: Path
+def test_a_killed_training_ends_with_all_the_state_of_the_uninterrupted_one(
+    seed: int, uninterrupted: dict[Cell, Ending], tmp_path: Path
 ) -> None:
     cell, draw, hits = CELLS[seed % len(CELLS)], random.Random(2000 + seed), Counter[str]()
     with TrainingRun(tmp_path, describe(cell)) as run:
@@ -132,6 +132,6 @@ def test_a_killed_training_ends_with_all_the_state_of_the_undisturbed_one(
         assert run.wait() == 0, run.output()
     missed = [phase for phase, _ in plan_kills(seed) if not hits[phase]]
     assert not missed, f"no kill fell into {missed}"
-    assert ending(run) == undisturbed[cell], cell
+    assert ending(run) == uninterrupted[cell], cell
     assert_repeats_are_equal(run.steps())
     assert soon(lambda: not run.processes()), run.processes()

@@ -1,4 +1,4 @@
-"""Failures: the cause is told from its echoes by what torch really says."""
+"""Classification of errors: root causes and secondary failures, by torch's real messages."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from kdist_trainer import errors
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.errors import ConfigError, Failure, StorageError, classify, describe, find_place
+from kdist_trainer.errors import ConfigError, classify, find_place
+from kdist_trainer.failure import describe
 
 GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
 
@@ -94,54 +94,20 @@ SAID = [
     SAID,
     ids=[str(error)[-40:] or "empty" for error, *_ in SAID],
 )
-def test_errors_are_told_apart(
+def test_an_error_is_classified(
     error: BaseException, cause: Cause, code: int, primary: bool
 ) -> None:
     assert classify(error) == (cause, code, primary)
 
 
-def test_an_error_raised_from_a_lost_peer_is_an_echo_but_one_raised_beside_it_is_not() -> None:
+def test_an_error_raised_from_a_lost_peer_is_secondary_and_one_raised_in_a_handler_is_not() -> None:
     peer = RuntimeError(f"{GLOO}pair.cc:537] Connection closed by peer")
     wrapped = ValueError("step failed")
     wrapped.__cause__ = peer
     assert classify(wrapped) == (Cause.NODE_LOST, Exit.PEERS_LOST, False)
-    beside = ValueError("in the handler")
-    beside.__context__ = peer
-    assert classify(beside) == (Cause.USER_CODE, Exit.USER, True)
-
-
-def test_what_a_rank_records_its_agent_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "5")
-    monkeypatch.setenv("KDIST_NODE", "node-1")
-    try:
-        raise StorageError("the disk is full")
-    except StorageError as error:
-        errors.record(error, scratch=tmp_path, local_rank=1, step=7)
-    left = errors.read(tmp_path, 1)
-    assert left is not None
-    assert left.cause == Cause.STORAGE
-    assert left.code == Exit.STORAGE
-    assert left.rank == 5
-    assert left.node == "node-1"
-    assert left.step == 7
-    assert left.traceback[-1] == "kdist_trainer.errors.StorageError: the disk is full"
-    errors.record(ValueError("a later one"), scratch=tmp_path, local_rank=1)
-    assert errors.read(tmp_path, 1) == left, "the first failure of a rank stands"
-    assert errors.read(tmp_path, 0) is None
-
-
-def test_a_failure_survives_its_json_and_anything_else_is_refused() -> None:
-    whole = Failure(Cause.HANG, Exit.HANG, True, "é\n", 1, "n", 2, 3, 4.5, ("a", "b"), "all_reduce")
-    assert Failure.from_json(whole.to_json()) == whole
-    for text in ("", "[]", "{}", '{"cause": "odd", "code": 70}', whole.to_json()[:-9]):
-        with pytest.raises(ValueError, match=r"."):
-            Failure.from_json(text)
-
-
-def test_recording_into_a_folder_that_is_gone_raises_nothing(tmp_path: Path) -> None:
-    errors.record(ValueError("odd"), scratch=tmp_path / "gone", local_rank=0)
+    in_handler = ValueError("in the handler")
+    in_handler.__context__ = peer
+    assert classify(in_handler) == (Cause.USER_CODE, Exit.USER, True)
 
 
 def test_the_place_of_a_failure_is_the_innermost_line_that_the_user_wrote(tmp_path: Path) -> None:
@@ -154,7 +120,7 @@ def test_the_place_of_a_failure_is_the_innermost_line_that_the_user_wrote(tmp_pa
     assert find_place(ValueError("raised nowhere")) is None
 
 
-def test_torch_that_finds_no_memory_of_the_host_says_so_and_is_understood() -> None:
+def test_host_memory_that_torch_cannot_allocate_is_classified() -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(1 << 55, dtype=torch.uint8)
     assert classify(raised.value) == (Cause.OOM_HOST, Exit.HOST_OOM, True)

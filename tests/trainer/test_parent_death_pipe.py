@@ -1,4 +1,4 @@
-"""The lifeline: whoever watches it learns of the owner's end, however it came."""
+"""The parent-death pipe: whoever watches it notices the owner's death, however it happened."""
 
 from __future__ import annotations
 

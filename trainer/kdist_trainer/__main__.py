@@ -1,4 +1,4 @@
-"""The container's entrypoint: the agent of one node. Its exit status is the table in
+"""The container's entrypoint: the agent of one node. Its exit codes are those of
 `kdist_trainer.config.Exit`.
 """
 
@@ -15,20 +15,20 @@ from pydantic import ValidationError
 
 from kdist_trainer.agent.exit_record import failed
 from kdist_trainer.agent.launch import end, launch
-from kdist_trainer.agent.settings import EXIT, ON_END, WORKER, Settings
-from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig
-from kdist_trainer.errors import Failure
-from kdist_trainer.rendezvous.endpoint import PLACES
+from kdist_trainer.agent.settings import EXIT, ON_FINISH, WORKER, Settings
+from kdist_trainer.config import METRICS_PORT, Cause, Exit, Nodes, Script, TrainConfig
+from kdist_trainer.failure import Failure
+from kdist_trainer.rendezvous.endpoint import ENDPOINTS
 from kdist_trainer.signals import StopSignals
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run an agent as the command line says; returns its exit code."""
+    """Run an agent; returns its exit code."""
     given = _parser().parse_args(arguments)
     try:
         return launch(_settings(given, TrainConfig.read(given.config)))
     except (ValidationError, OSError) as error:
-        return _refuse(given, error)
+        return _report_start_failure(given, error)
 
 
 def _settings(given: argparse.Namespace, config: TrainConfig) -> Settings:
@@ -45,25 +45,24 @@ def _settings(given: argparse.Namespace, config: TrainConfig) -> Settings:
         port=given.port,
         address=given.address,
         termination_message=given.termination_message and given.termination_message.absolute(),
-        on_end=given.on_end,
+        on_finish=given.on_finish,
         take_over=given.take_over,
         rendezvous_id=given.rendezvous_id,
-        lifeline=given.lifeline and given.lifeline.absolute(),
+        parent_pipe=given.parent_pipe and given.parent_pipe.absolute(),
         entrypoint=given.entrypoint,
     )
 
 
-def _refuse(given: argparse.Namespace, error: Exception) -> int:
-    """Say why the agent could not even begin: the job's document is wrong, or this node's disk."""
+def _report_start_failure(given: argparse.Namespace, error: Exception) -> int:
+    """End an agent that cannot start: its train.json is invalid, or a disk of this node fails."""
     stop = StopSignals()
     stop.install()
-    wrong = isinstance(error, ValidationError) or getattr(error, "filename", None) == str(
+    is_invalid = isinstance(error, ValidationError) or getattr(error, "filename", None) == str(
         given.config
     )
-    cause, code = (Cause.CONFIG, Exit.CONFIG) if wrong else (Cause.STORAGE, Exit.STORAGE)
-    failure = Failure(
-        cause, code, True, f"{given.config}: {error}" if wrong else str(error), node=given.node
-    )
+    cause, code = (Cause.CONFIG, Exit.CONFIG) if is_invalid else (Cause.STORAGE, Exit.STORAGE)
+    message = f"{given.config}: {error}" if is_invalid else str(error)
+    failure = Failure.of_node(cause, code, message, node=given.node)
     with contextlib.suppress(OSError):
         given.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     unknown = TrainConfig(name="unknown", nodes=Nodes(min=1, max=1), script=Script(path="unknown"))
@@ -73,10 +72,14 @@ def _refuse(given: argparse.Namespace, error: Exception) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="train.json of the job")
-    parser.add_argument("--run-id", required=True, help="what tells this run's agents from others")
+    parser.add_argument(
+        "--run-id",
+        required=True,
+        help="id of the run, which separates its agents from those of others",
+    )
     parser.add_argument("--node", required=True, help="name of this node, such as node-0")
     parser.add_argument("--scratch", type=Path, required=True, help="private folder of this agent")
-    parser.add_argument("--rendezvous", required=True, help=f"where agents meet: {PLACES}")
+    parser.add_argument("--rendezvous", required=True, help=f"rendezvous endpoint: {ENDPOINTS}")
     parser.add_argument(
         "--checkpoints", type=Path, help="folder of the run's checkpoints and ledger"
     )
@@ -87,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="MOUNT=PATH",
-        help="a data set's place here",
+        help="path of a data set on this node",
     )
     _add_options(parser)
     return parser
@@ -96,33 +99,39 @@ def _parser() -> argparse.ArgumentParser:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     """Add the remaining options, all of them optional."""
     parser.add_argument(
-        "--port", type=int, default=9401, help="port of metrics and status; 0 picks a free one"
+        "--port",
+        type=int,
+        default=METRICS_PORT,
+        help="port of metrics and status; 0 picks a free one",
     )
     parser.add_argument(
-        "--address", help="where this node's ranks listen; locally 127.0.0.1, else this host's name"
+        "--address",
+        help="address at which this node's ranks listen; locally 127.0.0.1, else this host's name",
     )
     parser.add_argument(
         "--termination-message",
         type=Path,
-        help="file that shall hold the exit record, as Kubernetes reads it",
+        help="file for the exit record, which Kubernetes reads",
     )
     parser.add_argument(
-        "--on-end",
-        choices=ON_END,
+        "--on-finish",
+        choices=ON_FINISH,
         default=EXIT,
-        help="park: after a success or a failure for good, stay until SIGTERM",
+        help="keep-alive: after a success or a permanent failure, stay alive until SIGTERM",
     )
     parser.add_argument(
         "--take-over",
         action="store_true",
-        help="take the folder of checkpoints from another run that holds it",
+        help="take over checkpoints that another run has locked",
     )
     parser.add_argument(
         "--rendezvous-id",
         default="",
-        help="tells agents that meet from others of their run, whose end is not theirs",
+        help="separates agents that rendezvous from others of the same run",
     )
-    parser.add_argument("--lifeline", type=Path, help="pipe whose end of file ends this agent")
+    parser.add_argument(
+        "--parent-pipe", type=Path, help="parent-death pipe: end of file ends this agent"
+    )
     parser.add_argument(
         "--entrypoint",
         default=WORKER,
@@ -143,6 +152,5 @@ if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # a log on a full disk
             stream.flush()
-    # Not sys.exit: what ends with this process is ended by the lifeline, which the kernel closes
-    # now and not a moment earlier.
+    # Not sys.exit: the kernel closes the parent-death pipe now and not a moment earlier.
     os._exit(code)

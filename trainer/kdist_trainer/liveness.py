@@ -3,12 +3,12 @@ parent dies.
 
 A heartbeat is a small file mapped into the rank and its agent. The rank writes its phase and its
 current collective, so the agent can distinguish a slow rank from a hanging one. The file outlives
-an abort of the rank, and a beat makes no system call.
+an abort of the rank, and a heartbeat makes no system call.
 
-`ParentDeathPipe` is a named pipe whose only writer is its owner. Whoever watches it reads end of
-file when the owner dies, and kills all processes below it and its process group. Unlike PDEATHSIG
-this also works for ranks, whose parent is the forkserver, and on macOS. A stopped process cannot
-watch, but the kernel continues it when its parent exits.
+`ParentDeathPipe` is a named pipe whose only writer is its owner. A process that watches it reads
+end of file when the owner dies, and then kills all processes below it and its process group. Unlike
+PDEATHSIG this also works for ranks, whose parent is the forkserver, and on macOS. A stopped process
+cannot watch, but the kernel continues it when its parent exits.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 
 from kdist_trainer import process_tree
 
 
 class Phase(StrEnum):
-    """What a rank is doing. The place in this list is the number in the file: append, never
+    """What a rank is doing. The position in this list is the number in the file: append, never
     reorder.
     """
 
@@ -52,11 +51,11 @@ _OWNER = struct.Struct("<QQ")  # pid, generation: written once, when the rank at
 # count, phase, step, nanoseconds of the monotonic clock, count again
 _BEAT = struct.Struct("<QqqQQ")
 _COLLECTIVE = struct.Struct("<QQ")  # number of the last collective, inside
-# operation, element type, group, shape; what is longer is cut off
+# operation, element type, group, shape; longer texts are truncated
 _TEXTS = struct.Struct("24s12s24s32s")
 _CALL = struct.Struct(f"<QQQ{_TEXTS.size}sQ")  # number, sequence, elements, texts, number again
 _OWNER_AT = 0
-_BEAT_AT = 64  # parts on cache lines of their own: each has its own writer thread at times
+_BEAT_AT = 64  # each part is on its own cache line, since it may have its own writer thread
 _COLLECTIVE_AT = 128
 _BEAT_END = _BEAT_AT + _BEAT.size
 _COLLECTIVE_END = _COLLECTIVE_AT + _COLLECTIVE.size
@@ -70,8 +69,16 @@ _FLAG = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class Call:
-    """One collective that a rank has entered. `number` counts those of the rank, `sequence` those
-    of its group, from 1.
+    """One collective that a rank has entered.
+
+    Attributes:
+        number: Counts the collectives of the rank, from 1.
+        sequence: Counts those of its process group, from 1.
+        op: The operation, such as `all_reduce`.
+        dtype: The element type, such as `float32`.
+        numel: The number of elements.
+        shape: The shape, such as `4,256`.
+        group: The process group; empty for that of all ranks.
     """
 
     number: int
@@ -91,11 +98,17 @@ class Call:
 
 @dataclass(frozen=True)
 class RankSnapshot:
-    """One reading. `count` grows with every beat; `step` is -1 until one is known; `time_ns` is
-    CLOCK_MONOTONIC.
+    """The heartbeat of a rank at one moment.
 
-    `call` is the last collective that this rank has entered, and `inside` says that it has not
-    returned.
+    Attributes:
+        count: The number of heartbeats so far.
+        phase: What the rank is doing.
+        step: The step; -1 before the first.
+        time_ns: The time of the last heartbeat on CLOCK_MONOTONIC, in nanoseconds.
+        call: The last collective that the rank has entered.
+        inside: Whether that collective has not returned yet.
+        generation: The generation of the rank.
+        pid: The process id of the rank.
     """
 
     count: int
@@ -109,7 +122,7 @@ class RankSnapshot:
 
     @property
     def sequence(self) -> int:
-        """Collectives that this rank has entered."""
+        """The number of collectives that this rank has entered."""
         return self.call.number if self.call is not None else 0
 
     @property
@@ -119,7 +132,7 @@ class RankSnapshot:
 
 
 class Heartbeat:
-    """One rank's file, mapped. The rank is its only writer; `read` may be called from anywhere."""
+    """One rank's heartbeat file, mapped. The rank is its only writer; any process may read it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -132,8 +145,8 @@ class Heartbeat:
 
     @classmethod
     def create(cls, path: Path) -> Heartbeat:
-        """Make a new file of zeros at `path` and map it: the agent's part. Who maps the old one
-        writes into the void.
+        """Create a new file of zeros at `path` and map it, as the agent does. Processes that have
+        mapped the old file no longer affect it.
         """
         fresh = path.with_name(path.name + ".new")
         fresh.write_bytes(bytes(_SIZE))
@@ -142,8 +155,8 @@ class Heartbeat:
 
     @classmethod
     def attach(cls, path: Path) -> Heartbeat:
-        """Map an existing file and sign it with this process and `KDIST_GENERATION`: the rank's
-        part. Raises `OSError`.
+        """Map an existing file, as the rank does, and write its pid and `KDIST_GENERATION` into it.
+        Raises `OSError`.
         """
         heartbeat = cls(path)
         _OWNER.pack_into(
@@ -152,10 +165,10 @@ class Heartbeat:
         return heartbeat
 
     def beat(self, phase: Phase, step: int) -> None:
-        """Say that this rank goes on: it is in `phase`, at `step`."""
+        """Write a heartbeat: the rank makes progress and is in `phase`, at `step`."""
         self._count += 1
-        # Packed aside and copied in one go: pack_into would first fill the place with zeros, for a
-        # reader to see.
+        # Packed first and copied at once: pack_into would write zeros before the values, which a
+        # reader could see.
         self._map[_BEAT_AT:_BEAT_END] = _BEAT.pack(
             self._count, _NUMBER[phase], step, time.monotonic_ns(), self._count
         )
@@ -170,10 +183,15 @@ class Heartbeat:
         group: str = "",
         current: bool = True,
     ) -> None:
-        """Say that a collective over `numel` elements of `dtype` begins among the ranks of `group`
-        (empty: all of them).
+        """Record that a collective begins.
 
-        One that is not `current` goes on beside what the rank waits for, on a thread of its own.
+        Args:
+            op: The operation.
+            numel: The number of elements.
+            dtype: The element type.
+            shape: The shape.
+            group: The process group; empty for that of all ranks.
+            current: Whether the rank waits for it. One that is not current runs on another thread.
         """
         self._number += 1
         number, sequence = self._number, self._sequences.get(group, 0) + 1
@@ -190,12 +208,12 @@ class Heartbeat:
             self._map[_COLLECTIVE_AT:_COLLECTIVE_END] = _COLLECTIVE.pack(number, 1)
 
     def wait(self) -> None:
-        """Say that the rank waits for a collective that it has entered before."""
+        """Record that the rank waits for a collective that it has entered before."""
         _FLAG.pack_into(self._map, _INSIDE_AT, 1)
 
     def leave(self, number: int | None = None) -> None:
-        """Say that the collective returned; with the `number` of one, nothing where another has
-        begun since.
+        """Record that the collective has returned; with its `number`, only if no other has begun
+        since.
         """
         if number is None or number == self._number:
             _FLAG.pack_into(self._map, _INSIDE_AT, 0)
@@ -206,8 +224,8 @@ class Heartbeat:
         return self._number
 
     def read(self) -> RankSnapshot:
-        """The latest beat. Without a lock: read until the beat is whole, as the first reading
-        nearly always is.
+        """Read the latest heartbeat. There is no lock: it is read again if it was written
+        meanwhile, which is rare.
         """
         for _ in range(_ATTEMPTS):
             raw = self._map[:]
@@ -228,13 +246,12 @@ class Heartbeat:
         )
 
     def calls(self, most: int = _KEPT_CALLS) -> list[Call]:
-        """The last collectives that the rank has entered, at most so many, oldest first; also after
-        its end.
+        """The last collectives that the rank has entered, oldest first and at most `most`; also
+        after the rank has exited.
         """
         raw = self._map[:]
         numbers = [
-            _FLAG.unpack_from(raw, _CALLS_AT + place * _CALL.size)[0]
-            for place in range(_KEPT_CALLS)
+            _FLAG.unpack_from(raw, _CALLS_AT + slot * _CALL.size)[0] for slot in range(_KEPT_CALLS)
         ]
         found = (
             _call(raw, number) for number in sorted(number for number in numbers if number)[-most:]
@@ -247,9 +264,9 @@ class Heartbeat:
 
 
 def _call(raw: bytes, number: int) -> Call | None:
-    """The call of that number; None if another has taken its place, or is just doing so."""
-    place = _CALLS_AT + (number % _KEPT_CALLS) * _CALL.size
-    first, sequence, numel, texts, last = _CALL.unpack_from(raw, place)
+    """The call of that number; None if a later one has overwritten it, or is just doing so."""
+    at = _CALLS_AT + (number % _KEPT_CALLS) * _CALL.size
+    first, sequence, numel, texts, last = _CALL.unpack_from(raw, at)
     if first != number or last != number:
         return None
     op, dtype, group, shape = map(_text, _TEXTS.unpack(texts))
@@ -260,8 +277,15 @@ def _text(raw: bytes) -> str:
     return raw.rstrip(b"\0").decode(errors="replace")
 
 
+class NullHeartbeat:
+    """The heartbeat of a rank that no agent started: nothing is written."""
+
+    def beat(self, phase: Phase, step: int) -> None:
+        """Do nothing."""
+
+
 class ParentDeathPipe:
-    """The owner's end. Keep it referenced for as long as the watchers may live."""
+    """The owner's end of the pipe. Keep a reference to it for as long as the watchers may run."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -269,11 +293,11 @@ class ParentDeathPipe:
 
     @classmethod
     def create(cls, path: Path) -> ParentDeathPipe:
-        """Make the pipe at `path`, replacing a dead owner's. Raises `OSError`."""
+        """Create the pipe at `path`, replacing that of a dead owner. Raises `OSError`."""
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
-        # A writer can only open where a reader is, so be one for a moment. Both ends are closed on
-        # exec, as Python's are.
+        # A pipe without a reader cannot be opened for writing, so open it for reading first. Python
+        # closes both ends on exec.
         reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
             writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
@@ -282,7 +306,7 @@ class ParentDeathPipe:
         return cls(path, writer)
 
     def close(self) -> None:
-        """Let go: every watcher ends its process group now. Closing twice is fine."""
+        """Close the pipe, so that every watcher kills its process group. Closing twice is fine."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -290,18 +314,13 @@ class ParentDeathPipe:
     def __enter__(self) -> ParentDeathPipe:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def end_family() -> None:
-    """Kill all processes below this one, also those that left its group, then its group, this
-    process included.
+def kill_process_group() -> None:
+    """Kill all processes below this one, also those that left its group, and then its group with
+    this process.
     """
     try:
         process_tree.kill()
@@ -309,20 +328,28 @@ def end_family() -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def watch(path: Path, on_end: Callable[[], None] = end_family) -> threading.Thread:
-    """Call `on_end` from a daemon thread when the owner of the lifeline at `path` is gone, or was
-    never there.
+def watch(path: Path, on_end: Callable[[], None] = kill_process_group) -> threading.Thread:
+    """Call `on_end` from a daemon thread when the owner of the parent-death pipe at `path` is dead.
 
-    The thread sleeps in the kernel and costs nothing. The default ends all below the caller and its
-    process group, which it therefore must not share with anybody else.
+    The thread sleeps in the kernel. By default it kills all processes below the caller and its
+    process group, which must contain no others.
+
+    Args:
+        path: The pipe; if it cannot be opened, the owner counts as dead.
+        on_end: Called once, from the thread.
+
+    Returns:
+        The thread.
     """
     process_tree.wake_without_parent()
     try:
-        # now: a moment later it might be a successor's
+        # at once: a moment later it might be the pipe of a successor
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         descriptor = None
-    thread = threading.Thread(target=_wait, args=(descriptor, on_end), name="lifeline", daemon=True)
+    thread = threading.Thread(
+        target=_wait, args=(descriptor, on_end), name="parent-death", daemon=True
+    )
     thread.start()
     return thread
 
@@ -335,7 +362,7 @@ def _wait(descriptor: int | None, on_end: Callable[[], None]) -> None:
         try:
             alive = bool(os.read(descriptor, 1))
         except BlockingIOError:
-            alive = True  # nothing to read, but somebody holds the other end
+            alive = True  # nothing to read, but the owner holds the other end
         while alive:
             os.set_blocking(descriptor, True)
             alive = bool(os.read(descriptor, 1))

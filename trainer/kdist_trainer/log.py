@@ -1,9 +1,9 @@
 """One JSON line per event on standard error, written by agents and ranks alike.
 
-A line is one `write`, at most 4 KiB, so that lines of several processes sharing a pipe or a log
-file never interleave. Every line says when, what, and who: `{"time", "event", "level", "job",
-"node", "rank", "generation", "step", …}`. Names of events are stable kebab-case words; the field
-`message`, where there is one, is a readable sentence. Logging never raises.
+A line is one `write` of at most 4 KiB, so that lines of several processes that share a pipe or a
+log file never interleave. Its fields are `{"time", "event", "level", "job", "node", "rank",
+"generation", "step", …}`. Names of events are stable kebab-case words; the optional field `message`
+is a sentence for people. Logging never raises.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 MAX_LINE = 4096
-"""Most bytes of a line, its newline included: what POSIX systems write to a pipe in one piece."""
+"""The most bytes of a line with its newline: PIPE_BUF, which Linux writes to a pipe atomically."""
 
 _STDERR = 2
 _SHORT_TEXT = 400
@@ -35,9 +35,9 @@ _sink: Callable[[bytes], object] | None = None
 
 
 def bind(**fields: Any) -> None:
-    """Set fields that every later line of this process carries; `None` takes a field away.
+    """Set fields of every later line of this process; `None` removes a field.
 
-    Without it a line carries what the environment of a rank says: KDIST_JOB, KDIST_NODE, RANK,
+    The initial fields come from the environment of a rank: KDIST_JOB, KDIST_NODE, RANK and
     KDIST_GENERATION.
     """
     bound = _bound_fields()
@@ -47,29 +47,35 @@ def bind(**fields: Any) -> None:
 
 
 def write_to(sink: Callable[[bytes], object] | None) -> None:
-    """Hand every later line of this process to `sink`; None is standard error again."""
+    """Pass every later line of this process to `sink`; None restores standard error."""
     global _sink
     _sink = sink
 
 
 def event(name: str, /, **fields: Any) -> None:
-    """Write that something happened as it should."""
+    """Log an event of normal operation."""
     _write("info", name, fields)
 
 
 def warn(name: str, /, **fields: Any) -> None:
-    """Write that something deserves attention though the work goes on."""
+    """Log a problem that does not stop the work."""
     _write("warning", name, fields)
 
 
 def error(name: str, /, **fields: Any) -> None:
-    """Write that something failed."""
+    """Log a failure."""
     _write("error", name, fields)
 
 
 def render(level: str, name: str, fields: Mapping[str, Any], *, now: datetime) -> bytes:
-    """Bytes of one line, newline included, at most `MAX_LINE` of them: long texts and lists are
-    cut, then left out.
+    """Encode one line with its newline, in at most `MAX_LINE` bytes: long texts and lists are cut,
+    then left out.
+
+    Args:
+        level: `info`, `warning` or `error`.
+        name: The name of the event.
+        fields: The fields of the event, which override the bound ones; None leaves one out.
+        now: The time of the event, with a time zone.
     """
     time = now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     line: dict[str, Any] = {"time": time, "event": name, "level": level}
@@ -102,7 +108,7 @@ def _bound_fields() -> dict[str, Any]:
 
 
 def _write(level: str, name: str, fields: Mapping[str, Any]) -> None:
-    # a full disk, a closed pipe or an odd value must not end a training
+    # a full disk, a closed pipe or an unexpected value must not end a training
     with contextlib.suppress(Exception):
         line = render(level, name, fields, now=datetime.now(UTC))
         os.write(_STDERR, line) if _sink is None else _sink(line)
@@ -113,7 +119,7 @@ def _encode(line: Mapping[str, Any]) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can hold it: NaN and infinities as words, the unknown as its text."""
+    """Convert a value for JSON: NaN, infinities and unknown types become text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):

@@ -1,8 +1,6 @@
-"""Where a rank's output goes: into two named pipes that its agent reads, one for each of the
-standard streams.
+"""Redirects a rank's standard output and standard error into two named pipes that its agent reads.
 
-The agent puts the rank in front of every line. A rank without an agent keeps the streams that it
-was started with.
+The agent prefixes every line with the rank. A rank without an agent keeps its streams.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import os
 from pathlib import Path
 
 STREAMS = (1, 2)
-"""Descriptors of standard output and standard error."""
+"""The descriptors of standard output and standard error."""
 
 
 def pipe_path(scratch: Path, local_rank: int, stream: int) -> Path:
@@ -25,7 +23,7 @@ def redirect(scratch: Path, local_rank: int) -> None:
     pipes.
     """
     for stream in STREAMS:
-        # Not to wait where nobody reads, as the agent that made the pipe is gone.
+        # Non-blocking: there is no reader if the agent that created the pipe has died.
         with contextlib.suppress(OSError):
             path = pipe_path(scratch, local_rank, stream)
             pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)

@@ -1,9 +1,8 @@
-"""Small files whose place on the disk is taken beforehand, so that what is written when a disk is
-full can still be written.
+"""Small files whose disk space is reserved in advance, so that they can be written on a full disk.
 
-A rank leaves its last words for its agent in one. The agent makes the file while there is room; a
-reader sees nothing until all of it is there. Without a reserved file a new one is made, which a
-full disk refuses.
+A rank writes its failure and its result for its agent into such files. The agent reserves a file
+while there is space. A reader sees nothing until the content is complete. Without a reserved file a
+new one is created, which fails on a full disk.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ import os
 from pathlib import Path
 
 SIZE = 1 << 15
-"""Bytes that are reserved; more may be written where the disk has room."""
+"""The number of reserved bytes; more can be written if the disk has space."""
 
 
 def reserve(path: Path) -> None:
-    """Make `path` anew, blank. Raises `OSError` where there is no room."""
+    """Create or replace `path` by a blank file. Raises `OSError`."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_bytes(bytes(SIZE))
     fresh.replace(path)
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write `content`, which begins with no zero byte, once: what stands there already stays.
+    """Write `content` unless the file has content already. It must not begin with a zero byte.
     Raises `OSError`.
     """
     try:
@@ -35,14 +34,14 @@ def write(path: Path, content: bytes) -> None:
     try:
         if os.pread(descriptor, 1, 0) in (b"\0", b""):
             os.pwrite(descriptor, content[1:], 1)
-            # last, since a reader takes a first byte of zero for nothing
+            # last, since a file whose first byte is zero counts as empty
             os.pwrite(descriptor, content[:1], 0)
     finally:
         os.close(descriptor)
 
 
 def read(path: Path) -> bytes:
-    """What was written; empty while nothing was. Raises `OSError` where there is no such file."""
+    """Read the content; empty if none was written. Raises `OSError` if the file is missing."""
     content = path.read_bytes().rstrip(b"\0")
     return b"" if content[:1] == b"\0" else content
 

@@ -1,17 +1,15 @@
-"""In what precision the forward and backward pass run.
+"""Numerical precision of the forward and backward passes and of the weights.
 
-fp32; tf32, where matrix products on a GPU round their inputs to 10 bits of mantissa; bf16 by
-autocast; bf16-params, which keeps the weights and the optimizer's state in bf16 too and so halves
-their memory, at the price of updates smaller than 1/256 of a weight that are lost; fp16 by autocast
-with loss scaling.
+`fp32`; `tf32`, where matrix products on a GPU round their inputs to 10 bits of mantissa; `bf16` by
+autocast; `bf16-params`, which also keeps the weights and the optimizer's state in bf16: half the
+memory, but updates smaller than 1/256 of a weight are lost; `fp16` by autocast with loss scaling.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,18 +18,39 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-Admit = Callable[[Tensor], bool]
-"""Asked with the gradient's norm whether the update counts."""
+from kdist_trainer.torch_internals import found_overflows
+
+
+class UpdateCheck(Protocol):
+    """Decides by the norm of the gradient whether an update is applied."""
+
+    needs_norm: bool
+    """Whether the norm must be computed even if gradients are not clipped."""
+
+    def skip_reason(self, step: int, norm: Tensor) -> str:
+        """Why the update of `step` must be skipped; empty if it is applied."""
+        ...
+
+
+class UpdateResult(NamedTuple):
+    """What `Precision.update` did."""
+
+    grad_norm: Tensor | None
+    """Norm of the gradient before clipping (a scalar); None if nothing needed it."""
+    skipped: bool
+    """Whether the optimizer's step was skipped by the check, or because fp16 gradients overflowed
+    while there is a check.
+    """
+    skip_reason: str
+    """Why the check skipped it; empty if it did not."""
 
 
 class Precision:
-    """All but fp16: gradients are what backward gives."""
+    """Every precision but fp16: gradients are used as the backward pass leaves them."""
 
-    left_out = False
-    """Whether the update of the last step was, because it was not admitted."""
     stages: dist.ProcessGroup | None = None
-    """The ranks that hold the other weights of the model, where it is cut in stages: norm and
-    overflow are of all of them.
+    """The ranks that hold the other weights of the model, where it is split into pipeline stages:
+    norm and overflow are those of all stages together.
     """
 
     def __init__(self, name: str, device: torch.device, *, clip: float | None = None) -> None:
@@ -41,44 +60,47 @@ class Precision:
             "fp16": torch.float16,
         }.get(name)
         self._params = torch.bfloat16 if name == "bf16-params" else None
-        # Said for every precision: the process may have been told otherwise by the user's own
-        # imports.
+        # Set for every precision, since the user's imports may have changed it.
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = name == "tf32"
         self._device = device.type
-        self._as_it_is = nullcontext()
+        self._no_autocast = nullcontext()
         self._clip = clip
 
     def cast(self, model: nn.Module) -> nn.Module:
-        """The model with its weights in the precision that they are kept in."""
+        """The model with its weights in the precision that they are stored in."""
         return model if self._params is None else model.to(self._params)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The block in which the model runs."""
+        """The context in which the model's forward pass runs."""
         if self._dtype is None:
-            return self._as_it_is
+            return self._no_autocast
         return torch.autocast(self._device, dtype=self._dtype)
 
-    def scaled(self, loss: Tensor) -> Tensor:
-        """What a backward pass begins with."""
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss, a scalar, as the backward pass starts with it."""
         return loss
 
     def backward(self, loss: Tensor) -> None:
-        """Add the loss's gradients to the parameters'."""
-        self.scaled(loss).backward()  # type: ignore[no-untyped-call]
+        """Add the gradients of `loss`, a scalar, to those of the parameters."""
+        self.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def update(self, optimizer: Optimizer, admit: Admit | None = None) -> Tensor | None:
-        """Clip where asked, and step if `admit` lets the norm pass; returns the norm before
-        clipping, None where nobody asked.
+    def update(self, optimizer: Optimizer, check: UpdateCheck, step: int) -> UpdateResult:
+        """Clip the gradients if the job asks for it, and step the optimizer if `check` agrees.
+
+        Args:
+            optimizer: The optimizer, with gradients in its parameters.
+            check: Decides by the gradient's norm whether the update is applied.
+            step: Number of the step, from 1.
         """
-        norm = self._clipped(optimizer, always=admit is not None)
-        self.left_out = admit is not None and norm is not None and not admit(norm)
-        if not self.left_out:
+        norm = self._clip_gradients(optimizer, needs_norm=check.needs_norm)
+        reason = check.skip_reason(step, norm) if norm is not None else ""
+        if not reason:
             optimizer.step()
-        return norm
+        return UpdateResult(norm, bool(reason), reason)
 
-    def _clipped(self, optimizer: Optimizer, *, always: bool) -> Tensor | None:
-        if self._clip is None and not always:
+    def _clip_gradients(self, optimizer: Optimizer, *, needs_norm: bool) -> Tensor | None:
+        if self._clip is None and not needs_norm:
             return None
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -90,46 +112,49 @@ class Precision:
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it."""
+        """The state for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Restore the state of `state_dict`."""
 
 
 class ScaledPrecision(Precision):
     """fp16: the loss is scaled up so that small gradients survive; a step whose gradients overflow
-    is left out.
+    is skipped.
     """
 
     def __init__(self, name: str, device: torch.device, *, clip: float | None = None) -> None:
         super().__init__(name, device, clip=clip)
         self.scaler = torch.amp.GradScaler(device.type)
 
-    def scaled(self, loss: Tensor) -> Tensor:
-        """The loss times the scale."""
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss, a scalar, times the scaler's scale."""
         return self.scaler.scale(loss)
 
-    def update(self, optimizer: Optimizer, admit: Admit | None = None) -> Tensor | None:
-        """Unscale before clipping; step only where every gradient is finite; adapt the scale."""
+    def update(self, optimizer: Optimizer, check: UpdateCheck, step: int) -> UpdateResult:
+        """Unscale before clipping, step only if every gradient is finite, and adapt the scale.
+
+        `GradScaler.step` skips an update that overflowed; `check` is not asked about it.
+        """
         norm = None
-        if self._clip is not None or admit is not None or self.stages is not None:
+        if self._clip is not None or check.needs_norm or self.stages is not None:
             self.scaler.unscale_(optimizer)
-            self._agree(optimizer)
-            norm = self._clipped(optimizer, always=admit is not None)
-        # A gradient that overflows is the scale's affair, which `step` looks after; nobody else is
-        # asked.
-        overflown = admit is not None and norm is not None and not bool(torch.isfinite(norm))
-        self.left_out = overflown or (admit is not None and norm is not None and not admit(norm))
-        if overflown or not self.left_out:
+            self._share_overflow(optimizer)
+            norm = self._clip_gradients(optimizer, needs_norm=check.needs_norm)
+        overflown, reason = False, ""
+        if norm is not None and check.needs_norm:
+            overflown = not bool(torch.isfinite(norm))
+            reason = "" if overflown else check.skip_reason(step, norm)
+        if not reason:
             self.scaler.step(optimizer)
         self.scaler.update()
-        return norm
+        return UpdateResult(norm, overflown or bool(reason), reason)
 
-    def _agree(self, optimizer: Optimizer) -> None:
-        """Let an overflow in one stage of a pipeline be one in all."""
+    def _share_overflow(self, optimizer: Optimizer) -> None:
+        """Make an overflow in one stage of a pipeline an overflow in all."""
         if self.stages is not None:
-            for found in self.scaler._found_inf_per_device(optimizer).values():
+            for found in found_overflows(self.scaler, optimizer):
                 dist.all_reduce(found, dist.ReduceOp.MAX, group=self.stages)
 
     def state_dict(self) -> dict[str, Any]:
@@ -137,10 +162,16 @@ class ScaledPrecision(Precision):
         return self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the scale and growth counter."""
+        """Restore the scale and the growth counter."""
         self.scaler.load_state_dict(state)
 
 
 def build(name: str, device: torch.device, *, clip: float | None = None) -> Precision:
-    """The precision named in job.yaml."""
+    """Build the precision that job.yaml names.
+
+    Args:
+        name: `train.precision`.
+        device: The rank's device.
+        clip: `train.clipGradNorm`, the largest norm of the gradient; None to clip nothing.
+    """
     return (ScaledPrecision if name == "fp16" else Precision)(name, device, clip=clip)

@@ -1,9 +1,8 @@
-"""The processes below this one, however deep: found in the system's process table, and killed with
-all that they started.
+"""Finds and kills all descendants of this process, by the system's process table.
 
-A process group is not enough: a child may lead a session of its own, and a daemon has no parent any
-more. On Linux a process can become the parent of every orphan below it, and so loses sight of none;
-elsewhere only those are found whose line of parents is whole.
+A process group is not enough: a child may lead its own session, and a daemon has lost its parent.
+On Linux a process can become the parent of every orphan below it (a subreaper, see prctl(2)) and so
+finds all of them; on other systems it finds only those whose ancestors are all alive.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
-_LOOK_SECONDS = 0.005
+_POLL_SECONDS = 0.005
 
 
 class Process(NamedTuple):
@@ -29,21 +28,17 @@ class Process(NamedTuple):
     pid: int
     parent: int
     dead: bool
-    """Whether it has ended, and only waits for its parent to be told."""
+    """Whether it has exited and its parent has not waited for it yet."""
 
 
 def adopt() -> bool:
-    """Become the parent of all orphans below this process; False where the system cannot do
-    that.
-    """
+    """Become the parent of all orphans below this process; returns False if the system cannot."""
     return _control(_SET_CHILD_SUBREAPER, 1)
 
 
 def wake_without_parent() -> bool:
-    """Have the kernel continue this process, should it be stopped, when the thread that started it
-    ends.
-
-    Returns False where the system cannot do that.
+    """Have the kernel continue this process, if it is stopped, when the thread that started it
+    exits; returns False if the system cannot.
     """
     return _control(_SET_PDEATHSIG, signal.SIGCONT)
 
@@ -58,10 +53,14 @@ def _control(option: int, value: int) -> bool:
 
 
 def find(*, keep: Collection[int] = (), below: Collection[int] | None = None) -> list[int]:
-    """Pids of the living below this process, without those in `keep`, whose own children count all
-    the same.
+    """Find the running processes below this one.
 
-    With `below` only these processes and all below them count.
+    Args:
+        keep: Pids that are left out; their own children are not.
+        below: Search below these pids only, and include them.
+
+    Returns:
+        The pids.
     """
     table = _read_table()
     children: dict[int, list[Process]] = {}
@@ -72,13 +71,13 @@ def find(*, keep: Collection[int] = (), below: Collection[int] | None = None) ->
         if below is None
         else [process for process in table if process.pid in below]
     )
-    for process in found:  # which grows while it is gone through
+    for process in found:  # grows during the loop
         found.extend(children.get(process.pid, ()))
     return [process.pid for process in found if not process.dead and process.pid not in keep]
 
 
 def find_children() -> list[int]:
-    """Pids of this process's own children, of those as well that have ended and were not waited
+    """The pids of this process's own children, including those that have exited and were not waited
     for.
     """
     return [process.pid for process in _read_table() if process.parent == os.getpid()]
@@ -87,10 +86,17 @@ def find_children() -> list[int]:
 def kill(
     *, keep: Collection[int] = (), below: Collection[int] | None = None, seconds: float = 2.0
 ) -> list[int]:
-    """Kill what `find` finds until it finds no more; returns the pids that are there even after so
-    many seconds.
+    """Kill all processes that `find` finds, until it finds none.
+
+    Args:
+        keep: See `find`.
+        below: See `find`.
+        seconds: How long to try.
+
+    Returns:
+        The pids that still run after that time.
     """
-    adopt()  # what loses its parent on the way is found as well
+    adopt()  # to find those that lose their parent meanwhile
     deadline = time.monotonic() + seconds
     while found := find(keep=keep, below=below):
         for pid in found:
@@ -98,13 +104,13 @@ def kill(
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
             return found
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return []
 
 
 def _read_table() -> list[Process]:
     if not _PROC.exists():
-        return _ask_ps()
+        return _read_ps()
     return [
         process
         for entry in os.scandir("/proc")
@@ -120,11 +126,11 @@ def _read(pid: str) -> Process | None:
         fields = Path("/proc", pid, "stat").read_bytes().rpartition(b")")[2].split()
         return Process(int(pid), int(fields[1]), fields[0] in (b"Z", b"X"))
     except (OSError, ValueError, IndexError):
-        return None  # it has gone meanwhile
+        return None  # it has exited meanwhile
 
 
-def _ask_ps() -> list[Process]:
-    """The table where the kernel does not show it as files."""
+def _read_ps() -> list[Process]:
+    """The process table on systems without /proc."""
     try:
         with subprocess.Popen(
             ["ps", "-A", "-o", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True

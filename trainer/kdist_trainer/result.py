@@ -1,6 +1,4 @@
-"""The result record of a rank: left once its work is over, so that an end without one is told from
-a success.
-"""
+"""The result record of a rank, written when its work is done: an exit without one is no success."""
 
 from __future__ import annotations
 
@@ -18,14 +16,12 @@ def path_of(scratch: Path, local_rank: int) -> Path:
 
 
 def write_result(outcome: str, *, scratch: Path, local_rank: int) -> None:
-    """Leave `done` or `stopped` for the agent, at once and also on a full disk. Raises
-    `OSError`.
-    """
+    """Write the outcome `done` or `stopped`, also on a full disk. Raises `OSError`."""
     preallocated.write(path_of(scratch, local_rank), json.dumps({"outcome": outcome}).encode())
 
 
 def read_result(scratch: Path, local_rank: int) -> str | None:
-    """What the rank left: `done` or `stopped`, or None."""
+    """The outcome that a rank has written, `done` or `stopped`; None if there is none."""
     try:
         outcome = json.loads(preallocated.read(path_of(scratch, local_rank)))["outcome"]
     except (OSError, ValueError, KeyError, TypeError):

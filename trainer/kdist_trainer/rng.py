@@ -1,16 +1,16 @@
-"""Randomness that needs no saving: every draw inside a step follows from (seed, stream, step,
-shard, chunk).
+"""Random numbers that need no saved generator state.
 
-A resumed training sets its generators to the same numbers as the undisturbed one, at any world
-size, so no generator's state is ever part of a checkpoint. `torch.manual_seed` is not used: it also
-walks over devices and costs 100 us.
+Every draw inside a step follows from (seed, stream, step, shard, chunk). A resumed training seeds
+its generators with the same numbers as an uninterrupted one, at any world size, so no generator's
+state is ever part of a checkpoint. `torch.manual_seed` is not used: it also visits every device and
+takes 100 us.
 """
 
 from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -26,8 +26,16 @@ _MASK: Final = (1 << 64) - 1
 
 
 def derive(seed: int, stream: int, step: int = 0, shard: int = 0, chunk: int = 0) -> int:
-    """Mix the five numbers into 64 well-spread bits (splitmix64's finisher), the same on every
-    machine.
+    """Mix five numbers into a seed of 64 well-distributed bits, the same on every machine.
+
+    The last two lines are the finisher of splitmix64 (G. Steele, D. Lea, C. Flood, OOPSLA 2014).
+
+    Args:
+        seed: Seed of the job.
+        stream: What is drawn: `WEIGHTS`, `ORDER`, `FETCH`, `STEP` or `EVALUATE`.
+        step: Number of completed steps, or an epoch or position, depending on `stream`.
+        shard: Virtual shard.
+        chunk: Micro-batch within the shard.
     """
     x = (
         seed * 0x9E3779B97F4A7C15
@@ -42,48 +50,47 @@ def derive(seed: int, stream: int, step: int = 0, shard: int = 0, chunk: int = 0
     return x ^ (x >> 31)
 
 
-Setter = Callable[[int], object]
-"""Sets some generators to what follows from a number."""
+_Seeder = Callable[[int], object]
 
 
-def generators(device: torch.device) -> Setter:
-    """A function that sets every generator that user code may draw from: torch's for CPU and
-    device, numpy's, Python's.
-    """
-    return _together([*_of_torch(device), _set_numpy, random.seed])
+class Generators:
+    """Global generators that user code may draw from, seeded together."""
+
+    def __init__(self, seeders: Sequence[_Seeder]) -> None:
+        self._seeders = seeders
+
+    @classmethod
+    def all(cls, device: torch.device) -> Generators:
+        """Torch's generators of the CPU and of `device`, NumPy's and Python's."""
+        return cls([*_torch_seeders(device), _seed_numpy, random.seed])
+
+    @classmethod
+    def used_by(cls, work: Callable[[], object], device: torch.device) -> Generators:
+        """Torch's generators, and NumPy's and Python's only if `work`, which is called once, drew
+        from them: seeding both takes 10 us.
+        """
+        python_state = random.getstate()
+        numpy_state = pickle.dumps(np.random.get_state())
+        work()
+        seeders = _torch_seeders(device)
+        if numpy_state != pickle.dumps(np.random.get_state()):
+            seeders.append(_seed_numpy)
+        if python_state != random.getstate():
+            seeders.append(random.seed)
+        return cls(seeders)
+
+    def seed(self, value: int) -> None:
+        """Seed each generator with `value`, 64 bits."""
+        for seed in self._seeders:
+            seed(value)
 
 
-def generators_of(work: Callable[[], object], device: torch.device) -> Setter:
-    """The same, but numpy's and Python's only where `work` drew from them: together they cost 10 us
-    each time.
-    """
-    python, numpy = random.getstate(), pickle.dumps(np.random.get_state())
-    work()
-    setters = _of_torch(device)
-    if numpy != pickle.dumps(np.random.get_state()):
-        setters.append(_set_numpy)
-    if python != random.getstate():
-        setters.append(random.seed)
-    return _together(setters)
-
-
-def _of_torch(device: torch.device) -> list[Setter]:
-    setters: list[Setter] = [torch.default_generator.manual_seed]
+def _torch_seeders(device: torch.device) -> list[_Seeder]:
+    seeders: list[_Seeder] = [torch.default_generator.manual_seed]
     if device.type == "cuda":
-        setters.append(torch.cuda.default_generators[device.index or 0].manual_seed)
-    return setters
+        seeders.append(torch.cuda.default_generators[device.index or 0].manual_seed)
+    return seeders
 
 
-def _set_numpy(value: int) -> None:
+def _seed_numpy(value: int) -> None:
     np.random.seed(value & 0xFFFFFFFF)  # the global generator is the one that user code draws from
-
-
-def _together(setters: list[Setter]) -> Setter:
-    if len(setters) == 1:
-        return setters[0]
-
-    def set_each(value: int) -> None:
-        for one in setters:
-            one(value)
-
-    return set_each

@@ -1,11 +1,11 @@
 """Runs a torchrun script as it is: `python -u -m kdist_trainer.run_script train.py --lr 0.1`, in a
 fresh interpreter.
 
-The script sees what torchrun would show it: environment, working directory, arguments, itself as
-`__main__`. Added are only what the agent needs: the rank dies with its agent, prints to it, shows
-its stacks when asked, leaves its failure, has its collectives timed (unless
-KDIST_COLLECTIVE_TIMING=off), and ends by `os._exit` once everything that Python does at an end is
-done, so that gloo's destructors cannot turn a success into SIGABRT. SIGTERM is left to the script.
+The script gets what torchrun would give it: environment, working directory, arguments, and itself
+as `__main__`. The runner adds what the agent needs: the rank dies with its agent, prints to it,
+dumps its stacks on request, records its failure, and times its collectives (unless
+KDIST_COLLECTIVE_TIMING=off). It exits by `os._exit` after Python's own finalization, so that gloo's
+destructors cannot turn a success into SIGABRT. The script handles SIGTERM itself.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kdist_trainer import errors, liveness, log, output, result
+from kdist_trainer import failure, liveness, log, output, result
 from kdist_trainer.instrumentation import fault_handler
 
 _END_SECONDS = 10.0
-"""What a failed script's threads and exit handlers may take: its peers wait for the news."""
+"""How long the threads and exit handlers of a failed script may take: its peers wait meanwhile."""
 
 
 def main() -> NoReturn:
-    """Run the script named by the command line and end the process with its exit code."""
+    """Run the script of the command line and exit with its exit code."""
     if len(sys.argv) < 2:
         sys.stderr.write("usage: python -m kdist_trainer.run_script SCRIPT|-m MODULE [ARG]...\n")
         os._exit(2)
@@ -46,26 +46,32 @@ def main() -> NoReturn:
 
 
 def _find(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Where the module `name` is, of a package its `__main__`; None, told as an exception of a
-    script, if there is none.
+    """The spec of the module `name`, or of a package's `__main__`. None if there is none; the error
+    is then reported as an exception of the script.
     """
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
         if spec is None or not spec.has_location:
-            raise ModuleNotFoundError(f"there is no module {name} that can be run", name=name)
-    except BaseException as error:  # noqa: BLE001 - a package's own code runs when a module of it is looked for
-        errors.record(error)
+            raise ModuleNotFoundError(f"no module named {name} that can be run", name=name)
+    except BaseException as error:  # noqa: BLE001 - finding a module imports its package
+        failure.record(error)
         sys.excepthook(type(error), error, error.__traceback__)
         return None
     return spec
 
 
 def run(path: str, arguments: list[str], spec: importlib.machinery.ModuleSpec | None = None) -> int:
-    """Execute the script at `path` as `__main__`; returns the exit code that Python would end with.
+    """Execute a script as `__main__`.
 
-    `spec` is given where the script is a module, which may import from its own package.
+    Args:
+        path: The path of the script.
+        arguments: The arguments of the script.
+        spec: The spec of the module if the script is one, so that it can import from its package.
+
+    Returns:
+        The exit code that Python would return.
     """
     sys.argv = [path, *arguments]
     absolute = str(Path(path).absolute())
@@ -86,9 +92,9 @@ def run(path: str, arguments: list[str], spec: importlib.machinery.ModuleSpec | 
         exec(code, vars(module))  # noqa: S102 - running the user's script is the purpose
     except SystemExit as error:
         return _exit_code(error)
-    except BaseException as error:  # noqa: BLE001 - reported as Python would, and to the agent
+    except BaseException as error:  # noqa: BLE001 - reported as by Python, and to the agent
         error.__traceback__ = _of_script(error.__traceback__, absolute)
-        errors.record(error)
+        failure.record(error)
         with contextlib.suppress(OSError):  # a log on a full disk
             sys.excepthook(type(error), error, error.__traceback__)
         return 1
@@ -96,22 +102,23 @@ def run(path: str, arguments: list[str], spec: importlib.machinery.ModuleSpec | 
 
 
 def _prepare() -> None:
-    if "KDIST_LIFELINE" in os.environ:
-        liveness.watch(Path(os.environ["KDIST_LIFELINE"]))
+    """Set up what the agent needs of this process."""
+    if "KDIST_PARENT_PIPE" in os.environ:
+        liveness.watch(Path(os.environ["KDIST_PARENT_PIPE"]))
     if "KDIST_SCRATCH" in os.environ:
-        scratch, local_rank = _place()
+        scratch, local_rank = _scratch_and_local_rank()
         output.redirect(scratch, local_rank)
         stacks = scratch / f"rank-{local_rank}.stacks"
         try:
             faulthandler.register(signal.SIGUSR2, file=stacks.open("w"), all_threads=True)
-        except OSError:  # no room for another file: to stderr
+        except OSError:  # the disk is full: to stderr
             faulthandler.register(signal.SIGUSR2, all_threads=True)
         fault_handler.watch(scratch, local_rank)
-    told = (
+    is_timed = (
         "KDIST_METRICS_SOCKET" in os.environ
         and os.environ.get("KDIST_COLLECTIVE_TIMING", "on") == "on"
     )
-    if told and os.environ.get("WORLD_SIZE", "1") != "1":
+    if is_timed and os.environ.get("WORLD_SIZE", "1") != "1":
         _after_import("torch", _time_collectives)
 
 
@@ -120,19 +127,17 @@ def _time_collectives() -> None:
         from kdist_trainer.instrumentation import script_collectives
 
         script_collectives.install()
-    except Exception as error:  # noqa: BLE001 - a number that cannot be had must never end a training
+    except Exception as error:  # noqa: BLE001 - missing metrics must never end a training
         log.warn(
             "timing-failed", message=f"collectives are not timed: {type(error).__name__}: {error}"
         )
 
 
 def _after_import(name: str, call: Callable[[], None]) -> None:
-    """Call `call` once the script has imported the module `name`: when, and whether, it does so is
-    the script's affair.
-    """
+    """Call `call` once the script has imported the module `name`, if it ever does."""
 
     class Finder(importlib.abc.MetaPathFinder):
-        asked = False
+        is_searching = False
 
         def find_spec(
             self,
@@ -140,14 +145,14 @@ def _after_import(name: str, call: Callable[[], None]) -> None:
             path: object,  # noqa: ARG002
             target: object = None,  # noqa: ARG002
         ) -> importlib.machinery.ModuleSpec | None:
-            if wanted != name or self.asked:
+            if wanted != name or self.is_searching:
                 return None
-            self.asked = True
+            self.is_searching = True
             try:
-                # which may be all that the script wants to know
+                # the script may only search for the spec
                 spec = importlib.util.find_spec(wanted)
             finally:
-                self.asked = False
+                self.is_searching = False
             loader: Any = spec.loader if spec is not None else None
             if loader is not None:
                 execute = loader.exec_module
@@ -175,16 +180,14 @@ def _exit_code(error: SystemExit) -> int:
 
 
 def _of_script(trace: types.TracebackType | None, path: str) -> types.TracebackType | None:
-    """The traceback from the script's first frame on; nothing for a script that does not even
-    compile.
-    """
+    """The traceback from the script's first frame on; None if the script does not compile."""
     while trace is not None and trace.tb_frame.f_code.co_filename != path:
         trace = trace.tb_next
     return trace
 
 
 def _end(code: int) -> NoReturn:
-    """Do what the interpreter does at its end, then leave before C++ destructors run."""
+    """Finalize as the interpreter does, then exit before C++ destructors run."""
     if code != 0:
         timer = threading.Timer(_END_SECONDS, os._exit, args=(code,))
         timer.daemon = True
@@ -193,24 +196,22 @@ def _end(code: int) -> NoReturn:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for the script's own threads
         atexit._run_exitfuncs()
         if code == 0 and "KDIST_SCRATCH" in os.environ:
-            _leave_result()
+            _record_success()
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(code)
 
 
-def _leave_result() -> None:
-    """Say that the script has come to its end; where the disk refuses that, its exit code has to
-    do.
-    """
+def _record_success() -> None:
+    """Record that the script has completed; if the disk is full, only its exit code shows it."""
     with contextlib.suppress(OSError):
-        scratch, local_rank = _place()
+        scratch, local_rank = _scratch_and_local_rank()
         result.write_result(result.DONE, scratch=scratch, local_rank=local_rank)
 
 
-def _place() -> tuple[Path, int]:
-    """The agent's scratch folder, and which of its ranks this is."""
+def _scratch_and_local_rank() -> tuple[Path, int]:
+    """The agent's scratch folder, and this process's local rank."""
     return Path(os.environ["KDIST_SCRATCH"]), int(os.environ.get("LOCAL_RANK", "0"))
 
 

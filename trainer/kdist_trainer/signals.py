@@ -1,5 +1,5 @@
-"""SIGTERM and SIGINT to the agent: noted, and only where the agent waits for others are they an
-exception.
+"""SIGTERM and SIGINT to the agent: they are recorded, and raise an exception only while the agent
+waits for other nodes.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class StopRequested(Exception):  # noqa: N818 - a request is no error
-    """The agent was asked to stop while it waited for something that may never come."""
+class StopRequested(Exception):  # noqa: N818 - a request is not an error
+    """The agent was asked to stop while it waited for other nodes."""
 
 
 def stop_margin(grace_seconds: float) -> float:
-    """Seconds of the grace that the agent keeps for itself: to kill what is left, and to end."""
+    """The seconds of the grace period that the agent reserves to kill its workers and to exit."""
     return min(5.0, max(0.5, grace_seconds / 10))
 
 
 class StopSignals:
-    """Whether somebody asked this agent to stop, since when (monotonic), and whether they asked
-    twice.
+    """The requests to stop this agent.
+
+    Attributes:
+        requested_at: The monotonic time of the first request; None before it.
+        urgent: Whether there was a second one.
     """
 
     def __init__(self) -> None:
@@ -31,17 +34,18 @@ class StopSignals:
         self._interrupting = False
 
     def install(self) -> None:
-        """Take over both signals. Main thread only."""
-        signal.signal(signal.SIGTERM, self._take)
-        signal.signal(signal.SIGINT, self._take)
+        """Install the handlers of both signals. Main thread only."""
+        signal.signal(signal.SIGTERM, self._handle)
+        signal.signal(signal.SIGINT, self._handle)
 
     @property
     def requested(self) -> bool:
+        """Whether the agent was asked to stop."""
         return self.requested_at is not None
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Inside the block a request raises `StopRequested`, also one that came before."""
+        """Raise `StopRequested` inside the block for a request, also for an earlier one."""
         self._interrupting = True
         try:
             if self.requested:
@@ -50,7 +54,7 @@ class StopSignals:
         finally:
             self._interrupting = False
 
-    def _take(self, _number: int, _frame: FrameType | None) -> None:
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
         if self.requested:
             self.urgent = True
         else:

@@ -1,10 +1,10 @@
-"""Data that can only be read from front to back: files (or whatever has a name) of samples, without
-an index into them.
+"""Data sets that can only be read sequentially: files (or anything with a name) of samples, without
+an index.
 
-A workload whose `dataset("train")` returns a `Stream` is trained like any other, and the one number
-that a checkpoint keeps of the data still says where it is. The files are dealt to the job's virtual
-shards, not to its ranks: what a shard reads does not depend on how many ranks there are, so that no
-sample is lost or read twice when their number changes.
+A workload whose `dataset("train")` returns a `Stream` is trained like any other, and a checkpoint
+still stores a single number as its position. The files are assigned to the job's virtual shards,
+not to its ranks: what a shard reads does not depend on the number of ranks, so that no sample is
+lost or read twice when that number changes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kdist_trainer.rng import ORDER, derive
 
 
 class Stream(ABC):
-    """Samples in named files, each read from its beginning."""
+    """Samples in named files, each read from its start."""
 
     @abstractmethod
     def files(self) -> Sequence[str]:
@@ -33,8 +33,8 @@ class Stream(ABC):
         """
 
     def skip(self, file: str, count: int) -> Iterator[Any]:
-        """The samples after the first `count` ones; override it where a file can be entered in its
-        middle.
+        """The samples of a file after the first `count` ones; override it for files that can be
+        opened at a position.
         """
         samples = self.read(file)
         for _ in range(count):
@@ -42,9 +42,9 @@ class Stream(ABC):
                 break
         return samples
 
-    def count(self, file: str) -> int | None:  # noqa: ARG002 - for those who know
-        """How many samples a file has, if that is known without reading it: a resume then passes
-        over whole files.
+    def count(self, file: str) -> int | None:  # noqa: ARG002 - for overrides
+        """Number of samples in a file, if it is known without reading it: a resume then skips whole
+        files.
         """
         return None
 
@@ -53,21 +53,33 @@ _END = object()
 
 
 class StreamSamples:
-    """A stream as the loop takes samples: by their position in the run, 0, 1, 2, ….
+    """A stream as the loop reads samples: by their position in the run, 0, 1, 2, ...
 
-    Each step takes the share of each virtual shard from that shard's own files, which it reads one
-    after the other in an order drawn anew for every pass. A shard that comes to the end of its
-    files begins its next pass, whatever the others do.
+    Each step takes the samples of each virtual shard from that shard's own files, which are read
+    one after the other in an order that is drawn for every pass. A shard that reaches the end of
+    its files starts its next pass, independent of the others.
     """
 
     def __init__(self, stream: Stream, *, batch: int, shards: int, seed: int) -> None:
+        """Open no file yet.
+
+        Args:
+            stream: The stream.
+            batch: Samples in a step.
+            shards: Virtual shards.
+            seed: Seed of the job.
+
+        Raises:
+            DataError: If a file is listed twice.
+            ConfigError: If there are fewer files than shards.
+        """
         self.stream = stream
         self._seed = seed
         self._batch = batch
         self._shards = shards
         self._files = list(stream.files())
         if len(set(self._files)) < len(self._files):
-            raise DataError("a file of the stream is named twice")
+            raise DataError("a file of the stream is listed twice")
         if len(self._files) < shards:
             raise ConfigError(
                 f"train.virtualShards: the stream has {len(self._files)} files, too few "
@@ -79,31 +91,33 @@ class StreamSamples:
         self._readers: dict[int, _Reader] = {}
 
     def __len__(self) -> int:
-        """More than any run takes: a stream begins again."""
+        """More than any run reads: a stream repeats."""
         return 2**53
 
     def __getitem__(self, position: int) -> Any:
-        shard, number = self.place(position)
+        shard, number = self.locate(position)
         if shard not in self._readers:
             own = self._files[shard :: self._shards]
             self._readers[shard] = _Reader(
                 self.stream, own, seed=derive(self._seed, ORDER, shard + 1)
             )
-        return self._readers[shard].take(number)
+        return self._readers[shard].read(number)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without open files: a loader process opens its own."""
+        """The state without open files: a loader process opens its own."""
         return {**self.__dict__, "_readers": {}}
 
-    def place(self, position: int) -> tuple[int, int]:
-        """(virtual shard, how many samples it gave before this one)."""
+    def locate(self, position: int) -> tuple[int, int]:
+        """The virtual shard of a position, and the number of samples that the shard provided
+        before.
+        """
         step, offset = divmod(position, self._batch)
         shard = int(np.searchsorted(self._starts, offset, side="right")) - 1
         start, end = self._starts[shard], self._starts[shard + 1]
         return shard, step * (end - start) + offset - start
 
     def describe(self) -> str:
-        """What must be the same for a position to mean the same."""
+        """Everything that the meaning of a position depends on."""
         return (
             f"stream of {len(self._files)} files, {self._batch} samples a step from "
             f"{self._shards} shards"
@@ -111,76 +125,74 @@ class StreamSamples:
 
 
 class _Reader:
-    """One shard's samples in their order, by number; going on is a read, going back a search from
-    the beginning.
+    """Reads one shard's samples by number; a larger number continues from the present position, a
+    smaller one starts again from the first file.
     """
 
     def __init__(self, stream: Stream, files: Sequence[str], *, seed: int) -> None:
         self._stream = stream
-        self._own = files
+        self._files = files
         self._seed = seed
         self._next = 0
         self._samples: Iterator[Any] = iter(())
         self._queue: Iterator[str] = iter(())
         self._pass = -1
-        self._seen_any = True
+        self._pass_has_samples = True
 
-    def take(self, number: int) -> Any:
+    def read(self, number: int) -> Any:
         if number != self._next:
             self._seek(number)
         while (sample := next(self._samples, _END)) is _END:
-            self._open(self._following())
+            self._samples = self._stream.read(self._next_file())
         self._next += 1
-        self._seen_any = True
+        self._pass_has_samples = True
         return sample
 
     def _seek(self, number: int) -> None:
-        """Be before sample `number`: what lies between is passed over from here, and only a way
-        back begins anew.
-        """
+        """Move to sample `number`."""
         if number < self._next:
-            self._next, self._pass, self._queue, self._samples = 0, -1, iter(()), iter(())
-            self._seen_any = True
-        left = self._drop(number - self._next)
-        while left:
-            file = self._following()
+            self._next = 0
+            self._pass = -1
+            self._queue = iter(())
+            self._samples = iter(())
+            self._pass_has_samples = True
+        remaining = self._skip_samples(number - self._next)
+        while remaining:
+            file = self._next_file()
             count = self._stream.count(file)
             if count is None:
-                self._open(file)
-                left = self._drop(left)
-            elif count > left:
-                self._samples, left = self._stream.skip(file, left), 0
-                self._seen_any = True
+                self._samples = self._stream.read(file)
+                remaining = self._skip_samples(remaining)
+            elif count > remaining:
+                self._samples = self._stream.skip(file, remaining)
+                remaining = 0
+                self._pass_has_samples = True
             else:
-                left -= count
-                self._seen_any = self._seen_any or count > 0
+                remaining -= count
+                self._pass_has_samples = self._pass_has_samples or count > 0
         self._next = number
 
-    def _drop(self, count: int) -> int:
-        """Pass over at most `count` samples of the open file; returns how many are left to pass
-        over.
-        """
+    def _skip_samples(self, count: int) -> int:
+        """Skip at most `count` samples of the open file; returns how many remain to be skipped."""
         while count and next(self._samples, _END) is not _END:
             count -= 1
-            self._seen_any = True
+            self._pass_has_samples = True
         if count:
             self._samples = iter(())
         return count
 
-    def _open(self, file: str) -> None:
-        self._samples = self._stream.read(file)
-
-    def _following(self) -> str:
+    def _next_file(self) -> str:
         file = next(self._queue, None)
         if file is None:
-            if not self._seen_any:
+            if not self._pass_has_samples:
                 raise DataError(
-                    f"the files {', '.join(self._own[:3])} of the stream hold no samples"
+                    f"the files {', '.join(self._files[:3])} of the stream contain no samples"
                 )
-            self._pass, self._seen_any = self._pass + 1, False
+            self._pass += 1
+            self._pass_has_samples = False
             order = np.random.RandomState(
                 derive(self._seed, ORDER, self._pass) & 0xFFFFFFFF
-            ).permutation(len(self._own))
-            self._queue = iter([self._own[index] for index in order])
+            ).permutation(len(self._files))
+            self._queue = iter([self._files[index] for index in order])
             file = next(self._queue)
         return file

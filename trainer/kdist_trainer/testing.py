@@ -1,11 +1,11 @@
-"""A test kit for workloads: what the managed loop relies on, asked of yours in seconds and in one
-process.
+"""A test kit for workloads: checks in one process and a few seconds what the training loop relies
+on.
 
-from kdist_trainer.testing import check_workload
-from my_module import MyWorkload
+    from kdist_trainer.testing import check_workload
+    from my_module import MyWorkload
 
-def test_my_workload() -> None:
-    check_workload(MyWorkload, options={"width": 16})
+    def test_my_workload() -> None:
+        check_workload(MyWorkload, options={"width": 16})
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch import Tensor
 
 from kdist_trainer.config import Optimizer
 from kdist_trainer.data.loader import fetcher
-from kdist_trainer.data.sampler import Weighted
+from kdist_trainer.data.sampler import WeightedOrder
 from kdist_trainer.errors import DataError
-from kdist_trainer.rng import FETCH, STEP, WEIGHTS, derive, generators
+from kdist_trainer.rng import FETCH, STEP, WEIGHTS, Generators, derive
 from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.workload import Samples, Workload, WorkloadContext
 
@@ -39,23 +39,28 @@ def check_workload(
     samples: int = 8,
     steps: int = 20,
 ) -> None:
-    """Raise `AssertionError` naming everything about the workload that the loop could not work
-    with.
+    """Check that the training loop can train a workload.
 
-    `samples` are used of each split; `steps` optimizer steps on one batch must bring its loss down.
+    Args:
+        workload: The workload's class.
+        options: Its options, as in job.yaml.
+        data: The folder of each mount path.
+        samples: Number of samples of each split that are used.
+        steps: Optimizer steps on one batch, which must reduce its loss.
+
+    Raises:
+        AssertionError: With every problem that was found.
     """
     context = WorkloadContext(options or {}, data or {}, seed=0)
-    examiner = _Examiner(workload, context, samples=samples, steps=steps)
-    problems = [problem for question in examiner.questions() for problem in question()]
+    checks = _Checks(workload, context, samples=samples, steps=steps)
+    problems = [problem for check in checks.all() for problem in check()]
     assert not problems, "\n".join(  # noqa: S101
-        [f"{workload.__name__} does not fit the managed loop:", *(f"- {one}" for one in problems)]
+        [f"the training loop cannot train {workload.__name__}:", *(f"- {one}" for one in problems)]
     )
 
 
-class _Examiner:
-    """Each question yields what is wrong; a question that cannot be asked because an earlier one
-    failed is left out.
-    """
+class _Checks:
+    """Each check yields the problems that it finds."""
 
     def __init__(
         self, kind: type[Workload], context: WorkloadContext, *, samples: int, steps: int
@@ -63,7 +68,7 @@ class _Examiner:
         self._kind = kind
         self._context = context
         self._steps = steps
-        self._set_generators = generators(_CPU)
+        self._generators = Generators.all(_CPU)
         self.workload = kind(context)
         train = _samples(self.workload.dataset("train"))
         assert train is not None and len(train) >= 2, (  # noqa: S101, PT018
@@ -72,76 +77,78 @@ class _Examiner:
         self.train: Samples = train
         self._indices = torch.arange(min(samples, len(train)))
 
-    def questions(self) -> list[Callable[[], Iterator[str]]]:
+    def all(self) -> list[Callable[[], Iterator[str]]]:
         return [
-            self._same_weights,
-            self._same_samples,
-            self._weights,
-            self._travels,
-            self._sums,
-            self._gradients,
-            self._evaluation,
-            self._plan,
-            self._learns,
+            self._model_is_reproducible,
+            self._samples_are_reproducible,
+            self._weights_are_valid,
+            self._can_be_pickled,
+            self._loss_is_a_sum,
+            self._gradients_are_finite,
+            self._evaluation_returns_sums,
+            self._plan_names_modules,
+            self._loss_decreases,
         ]
 
-    def _model(self) -> torch.nn.Module:
-        self._set_generators(derive(self._context.seed, WEIGHTS))
+    def _make_model(self) -> torch.nn.Module:
+        self._generators.seed(derive(self._context.seed, WEIGHTS))
         return self.workload.model()
 
-    def _batch(
+    def _fetch_batch(
         self, indices: Tensor, samples: Samples | None = None, workload: Workload | None = None
     ) -> Any:
         fetch = fetcher(workload or self.workload, samples if samples is not None else self.train)
         return fetch(indices, derive(self._context.seed, FETCH))
 
-    def _same_weights(self) -> Iterator[str]:
-        first, second = self._model().state_dict(), self._model().state_dict()
+    def _model_is_reproducible(self) -> Iterator[str]:
+        first, second = self._make_model().state_dict(), self._make_model().state_dict()
         different = [name for name in first if not _equal(first[name], second.get(name))]
         if different:
             yield (
-                "model(): two calls with the same seed give other weights: "
+                "model(): two calls with the same seed return different weights: "
                 f"{', '.join(different[:5])}"
             )
 
-    def _same_samples(self) -> Iterator[str]:
+    def _samples_are_reproducible(self) -> Iterator[str]:
         other = self._kind(self._context)
         again = _samples(other.dataset("train"))
         if again is None or len(again) != len(self.train):
-            yield "dataset('train'): a second call gives another length"
+            yield "dataset('train'): a second call returns another length"
             return
-        if not _equal(self._batch(self._indices), self._batch(self._indices, again, other)):
+        if not _equal(
+            self._fetch_batch(self._indices), self._fetch_batch(self._indices, again, other)
+        ):
             yield (
-                "dataset('train'): a second call gives other samples, or draws that the "
-                "seeded generators do not decide"
+                "dataset('train'): a second call returns other samples, or draws random "
+                "numbers that do not come from the seeded generators"
             )
         if self.workload.fingerprint(self.train) != other.fingerprint(again):
             yield "fingerprint(): two calls differ for the same data"
 
-    def _weights(self) -> Iterator[str]:
+    def _weights_are_valid(self) -> Iterator[str]:
         weights = self.workload.weights(self.train)
         try:
             if weights is not None:
-                Weighted(weights=weights, length=len(self.train), seed=0)
+                WeightedOrder(weights=weights, length=len(self.train), seed=0)
         except DataError as problem:
             yield str(problem)
 
-    def _travels(self) -> Iterator[str]:
+    def _can_be_pickled(self) -> Iterator[str]:
         try:
             pickle.dump((self.workload, self.train), io.BytesIO())
-        except Exception as error:  # noqa: BLE001 - whatever pickle meets
+        except Exception as error:  # noqa: BLE001 - pickle raises anything
             yield (
                 "workload or data set cannot be sent to loader processes "
                 f"(train.loader.workers): {error}"
             )
 
-    def _loss(self, model: torch.nn.Module, indices: Tensor) -> tuple[Tensor, int]:
-        self._set_generators(derive(self._context.seed, STEP))
-        return self.workload.loss(model, self._batch(indices))
+    def _compute_loss(self, model: torch.nn.Module, indices: Tensor) -> tuple[Tensor, int]:
+        self._generators.seed(derive(self._context.seed, STEP))
+        return self.workload.loss(model, self._fetch_batch(indices))
 
-    def _sums(self) -> Iterator[str]:
-        model = self._model().eval()
-        loss, count = self._loss(model, self._indices)
+    def _loss_is_a_sum(self) -> Iterator[str]:
+        model = self._make_model().eval()
+        loss, count = self._compute_loss(model, self._indices)
         if loss.ndim != 0:
             yield f"loss(): must return a scalar, its shape is {tuple(loss.shape)}"
             return
@@ -151,20 +158,21 @@ class _Examiner:
                 f"loss(): counts {count} terms in {len(self._indices)} samples; "
                 f"units_per_sample says {units} each"
             )
-        if units is None and self.workload.count(self._batch(self._indices)) != count:
+        if units is None and self.workload.count(self._fetch_batch(self._indices)) != count:
             yield "count(): differs from the count that loss() returns"
         half = len(self._indices) // 2
-        parts = [self._loss(model, part) for part in (self._indices[:half], self._indices[half:])]
-        whole = torch.stack([part.float() for part, _ in parts]).sum()
+        halves = (self._indices[:half], self._indices[half:])
+        losses = [self._compute_loss(model, indices)[0].float() for indices in halves]
+        whole = torch.stack(losses).sum()
         if not torch.allclose(loss.float(), whole, rtol=1e-3, atol=1e-4):
             yield (
                 "loss(): the losses of two halves do not add up to the whole: return a sum "
                 "over samples, not a mean"
             )
 
-    def _gradients(self) -> Iterator[str]:
-        model = self._model().train()
-        loss, _ = self._loss(model, self._indices)
+    def _gradients_are_finite(self) -> Iterator[str]:
+        model = self._make_model().train()
+        loss, _ = self._compute_loss(model, self._indices)
         loss.backward()  # type: ignore[no-untyped-call]
         named = [
             (name, weight) for name, weight in model.named_parameters() if weight.requires_grad
@@ -172,28 +180,28 @@ class _Examiner:
         without = [name for name, weight in named if weight.grad is None]
         if without:
             yield (
-                f"loss(): no gradient reaches {', '.join(without[:5])}: leave them out or set "
-                "requires_grad = False"
+                f"loss(): no gradient reaches {', '.join(without[:5])}: remove these parameters "
+                "or set requires_grad = False"
             )
-        wild = [
+        nonfinite = [
             name
             for name, weight in named
             if weight.grad is not None and not torch.isfinite(weight.grad).all()
         ]
-        if wild:
-            yield f"loss(): the gradient of {', '.join(wild[:5])} is not finite"
+        if nonfinite:
+            yield f"loss(): the gradient of {', '.join(nonfinite[:5])} is not finite"
 
-    def _evaluation(self) -> Iterator[str]:
+    def _evaluation_returns_sums(self) -> Iterator[str]:
         test = self.workload.dataset("test")
         if isinstance(test, Stream):
             yield "dataset('test'): a stream; what is evaluated must have a length"
             return
         if test is None or len(test) == 0:
             return
-        model = self._model().eval()
+        model = self._make_model().eval()
         with torch.no_grad():
             measured = self.workload.evaluate(
-                model, self._batch(torch.arange(min(len(self._indices), len(test))), test)
+                model, self._fetch_batch(torch.arange(min(len(self._indices), len(test))), test)
             )
         for name, value in measured.items():
             if not (
@@ -206,36 +214,36 @@ class _Examiner:
         if not measured:
             yield "evaluate(): measures nothing; return None from dataset('test') instead"
 
-    def _plan(self) -> Iterator[str]:
-        """The plan for strategy `tensor`, if there is one."""
-        model = self._model()
+    def _plan_names_modules(self) -> Iterator[str]:
+        """Check the plan of strategy `tensor`, if there is one."""
+        model = self._make_model()
         plan = self.workload.tensor_plan(model, 1)
         if plan is None:
             return
         named = {
             name: [key for key in plan if _matches(name, key)] for name, _ in model.named_modules()
         }
-        missed = [key for key in plan if not any(key in keys for keys in named.values())]
-        if missed:
-            yield f"tensor_plan(): names {', '.join(missed)}, and the model has no such part"
+        unmatched = [key for key in plan if not any(key in keys for keys in named.values())]
+        if unmatched:
+            yield f"tensor_plan(): names {', '.join(unmatched)}, and the model has no such part"
         for name, module in model.named_modules():
             own = [weight for weight, _ in module.named_parameters(recurse=False)]
             if own and not named[name] and any(True for _ in module.children()):
                 who = f"{name or 'the model'} has weights of its own ({own[0]})"
-                yield f"tensor_plan(): {who} and parts besides: give them a module"
+                yield f"tensor_plan(): {who} and submodules: move the weights into a module"
 
-    def _learns(self) -> Iterator[str]:
-        model = self._model().train()
+    def _loss_decreases(self) -> Iterator[str]:
+        model = self._make_model().train()
         optimizer = self.workload.optimizer(model, Optimizer())
-        loss, count = self._loss(model.eval(), self._indices)
+        loss, count = self._compute_loss(model.eval(), self._indices)
         before = float(loss.detach())
         model.train()
         for _ in range(self._steps):
             optimizer.zero_grad()
-            loss, _ = self._loss(model, self._indices)
+            loss, _ = self._compute_loss(model, self._indices)
             (loss / count).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        loss, _ = self._loss(model.eval(), self._indices)
+        loss, _ = self._compute_loss(model.eval(), self._indices)
         after = float(loss.detach())
         if not after < before:
             yield (
@@ -245,18 +253,18 @@ class _Examiner:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a part's name fits a key of a plan, in which `*` stands for one step of the way."""
-    steps, wanted = name.split("."), pattern.split(".")
-    return len(steps) == len(wanted) and all(map(fnmatchcase, steps, wanted))
+    """Whether a module's name matches a key of a plan, in which `*` stands for one component."""
+    parts, patterns = name.split("."), pattern.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
 def _samples(found: Samples | Stream | None) -> Samples | None:
-    """A stream as the loop would take it, two samples a step."""
+    """The samples; a stream as the loop would read it with two samples a step."""
     return StreamSamples(found, batch=2, shards=1, seed=0) if isinstance(found, Stream) else found
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two nested values are the same to the bit."""
+    """Whether two nested values are bitwise identical."""
     if isinstance(one, Tensor):
         return isinstance(other, Tensor) and torch.equal(one, other)
     if isinstance(one, dict):

@@ -17,16 +17,15 @@ from pathlib import Path
 
 import torch
 
-from kdist_trainer import errors, log, workloads
+from kdist_trainer import failure, log, workloads
 from kdist_trainer.bench.collectives import COLLECTIVES
-from kdist_trainer.bench.measure import Effort, Exchange, SlowLink, judge_pairs, measure
+from kdist_trainer.bench.measure import Effort, Exchange, SlowLink, find_slow_link, measure
 from kdist_trainer.config import AllReduceCheck, Nodes, TrainConfig, Training, count_bytes
 from kdist_trainer.errors import BandwidthError, ConfigError
 from kdist_trainer.instrumentation import flight_recorder
-from kdist_trainer.liveness import Heartbeat, Phase
+from kdist_trainer.liveness import Heartbeat, NullHeartbeat, Phase
 from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepStats
-from kdist_trainer.training import profiler as profiling
 from kdist_trainer.training import trainer
 from kdist_trainer.training.builder import RankRuntime, assemble
 from kdist_trainer.training.context import TrainContext
@@ -39,45 +38,51 @@ _SLOW_FACTOR = 2.0
 
 
 def check(
-    wanted: AllReduceCheck,
+    expected: AllReduceCheck,
     world: World,
     *,
     node: str,
     beat: Callable[[], object],
     exchange: Exchange | None = None,
 ) -> None:
-    """Measure the all-reduce that the job demands. Collective.
+    """Measure the all-reduce that the job expects. Collective.
 
-    Raises `BandwidthError` where the ranks do not reach it: first on the rank that is slow, as far
-    as one is.
+    Args:
+        expected: Size and least bus bandwidth of the all-reduce.
+        world: The process group.
+        node: Name of this rank's node.
+        beat: Called while it measures, as a sign of life.
+        exchange: How a pair of ranks exchanges data; by default as the process group does.
+
+    Raises:
+        BandwidthError: If the ranks do not reach it; the slow rank raises it first, if there is
+            one.
     """
     if world.size == 1:
         return
     collective = COLLECTIVES["all_reduce"]
-    row = measure(collective, count_bytes(wanted.size), world, _EFFORT, beat=beat)
-    reached, demanded = (
-        row.size / row.fastest * collective.factor(world.size),
-        count_bytes(wanted.min_bus_bandwidth),
-    )
+    row = measure(collective, count_bytes(expected.size), world, _EFFORT, beat=beat)
+    reached = row.size / row.fastest * collective.factor(world.size)
+    demanded = count_bytes(expected.min_bus_bandwidth)
     if world.is_leader:
         log.event(
             "preflight", busbw=round(reached), demanded=demanded, size=row.size, ranks=world.size
         )
     if reached >= demanded:
         return
-    _, slow = judge_pairs(world, _SLOW_FACTOR, beat=beat, exchange=exchange)
+    _, slow = find_slow_link(world, _SLOW_FACTOR, beat=beat, exchange=exchange)
     nodes = world.all_gather_object(node)
     if world.rank != (slow.ranks[0] if slow is not None else 0):
-        world.barrier()  # the rank to blame speaks first, and this one ends with it
+        world.barrier()  # the slow rank fails first, and its exit ends this wait
     raise BandwidthError(
-        f"an all-reduce of {wanted.size} among {world.size} ranks reaches a bus bandwidth "
+        f"an all-reduce of {expected.size} among {world.size} ranks reaches a bus bandwidth "
         f"of {reached / 1e9:.3g} GB/s, "
-        f"spec.preflight.allReduce.minBusBandwidth demands {wanted.min_bus_bandwidth} "
-        f"({demanded / 1e9:.3g} GB/s); " + _name(slow, nodes)
+        f"spec.preflight.allReduce.minBusBandwidth demands {expected.min_bus_bandwidth} "
+        f"({demanded / 1e9:.3g} GB/s); " + _describe_slow_link(slow, nodes)
     )
 
 
-def _name(slow: SlowLink | None, nodes: list[str]) -> str:
+def _describe_slow_link(slow: SlowLink | None, nodes: list[str]) -> str:
     if slow is None:
         return "no pair of ranks is slower than the others"
     who = " and ".join(f"rank {rank} on {nodes[rank]}" for rank in slow.ranks)
@@ -86,12 +91,16 @@ def _name(slow: SlowLink | None, nodes: list[str]) -> str:
 
 
 def main() -> str:
-    """Train as one rank of the group that the environment describes; returns "done" or "stopped".
+    """Train as one rank of the worker group that the environment describes.
 
-    Raises what ended the training, after leaving it where the agent looks for it.
+    Returns:
+        "done" or "stopped".
+
+    Raises:
+        Exception: Whatever ended the training, after it is recorded for the agent.
     """
-    flag, heartbeat, run = StopFlag(), flight_recorder.find_heartbeat(), None
-    flag.install()
+    stop_flag, heartbeat, ctx = StopFlag(), flight_recorder.find_heartbeat(), None
+    stop_flag.install()
     try:
         config = read_config(Path(os.environ["KDIST_CONFIG"]))
         train = config.train
@@ -101,47 +110,46 @@ def main() -> str:
             )
         torch.set_num_threads(config.threads_per_rank)
         beat(heartbeat, Phase.RENDEZVOUS)
-        flight_recorder.note_collectives(heartbeat)
+        flight_recorder.record_collectives(heartbeat)
         with open_world(config, train) as world:
             beat(heartbeat, Phase.INIT)
             log.bind(rank=world.rank, generation=world.generation)
             if config.preflight is not None and config.preflight.all_reduce is not None:
-                node = os.environ.get("KDIST_NODE", "")
                 check(
                     config.preflight.all_reduce,
                     world,
-                    node=node,
+                    node=os.environ.get("KDIST_NODE", ""),
                     beat=lambda: beat(heartbeat, Phase.INIT),
                 )
             stats = StepStats(rank=world.rank, generation=world.generation)
             with Reporter(stats) as reporter:
-                around = RankRuntime(
+                runtime = RankRuntime(
                     world=world,
-                    flag=flag,
+                    stop_flag=stop_flag,
                     stats=stats,
-                    report=reporter.send,
-                    flush=reporter.flush,
-                    heartbeat=heartbeat,
-                    checkpoints=Path(os.environ["KDIST_CHECKPOINTS"])
-                    if "KDIST_CHECKPOINTS" in os.environ
-                    else None,
+                    reporter=reporter,
+                    heartbeat=heartbeat or NullHeartbeat(),
+                    checkpoints=_folder("KDIST_CHECKPOINTS"),
+                    scratch=_folder("KDIST_SCRATCH"),
                 )
-                run = assemble(config, train, load_workload(train, world), around)
-                scratch = (
-                    Path(os.environ["KDIST_SCRATCH"]) if "KDIST_SCRATCH" in os.environ else None
-                )
-                profiling.attach(run, scratch=scratch, checkpoints=around.checkpoints)
-                outcome = trainer.train(run)
+                ctx = assemble(config, train, load_workload(train, world), runtime)
+                outcome = trainer.train(ctx)
             beat(heartbeat, Phase.EXIT)
             return outcome
     except BaseException as error:
-        record(error, heartbeat, run)
+        record(error, heartbeat, ctx)
         raise
 
 
+def _folder(variable: str) -> Path | None:
+    return Path(os.environ[variable]) if variable in os.environ else None
+
+
 def open_world(config: TrainConfig, train: Training) -> World:
-    """The group that this rank belongs to. Raises `ConfigError` for a size that the job cannot
-    use.
+    """Join the process group of this rank.
+
+    Raises:
+        ConfigError: If the job cannot use a group of this size.
     """
     return World.from_environment(
         timeout_seconds=config.collective_timeout_seconds, model_parallel=train.model_parallel or 1
@@ -149,23 +157,24 @@ def open_world(config: TrainConfig, train: Training) -> World:
 
 
 def read_config(path: Path) -> TrainConfig:
-    """`train.json`, with the bounds that this group goes by. Raises `ConfigError` for one that
-    cannot be read.
+    """Read `train.json`; $KDIST_NODES, which the agent sets, replaces its node limits.
+
+    Raises:
+        ConfigError: If the file cannot be read or is not valid.
     """
     try:
         config = TrainConfig.read(path)
-        least, colon, most = os.environ.get("KDIST_NODES", "").partition(":")
-        return (
-            config.model_copy(update={"nodes": Nodes(min=int(least), max=int(most))})
-            if colon
-            else config
-        )
+        fewest, colon, most = os.environ.get("KDIST_NODES", "").partition(":")
+        if colon:
+            nodes = Nodes(min=int(fewest), max=int(most))
+            config = config.model_copy(update={"nodes": nodes})
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from error
+    return config
 
 
 def load_workload(train: Training, world: World) -> Workload:
-    """The workload that the job names, with what it is told."""
+    """Make the workload that the job names."""
     data = {
         mount: Path(path) for mount, path in json.loads(os.environ.get("KDIST_DATA", "{}")).items()
     }
@@ -175,12 +184,12 @@ def load_workload(train: Training, world: World) -> Workload:
 
 
 def beat(heartbeat: Heartbeat | None, phase: Phase) -> None:
-    """Say where this rank is, between start and training."""
+    """Record the phase of this rank between start and training."""
     if heartbeat is not None:
         heartbeat.beat(phase, heartbeat.read().step)
 
 
-def record(error: BaseException, heartbeat: Heartbeat | None, run: TrainContext | None) -> None:
-    """Leave the failure for the agent, with the step and the collective that this rank was in."""
+def record(error: BaseException, heartbeat: Heartbeat | None, ctx: TrainContext | None) -> None:
+    """Record the failure for the agent, with the step and the collective that this rank was in."""
     collective = heartbeat.read().collective if heartbeat is not None else None
-    errors.record(error, step=run.state.step if run is not None else None, collective=collective)
+    failure.record(error, step=ctx.state.step if ctx is not None else None, collective=collective)

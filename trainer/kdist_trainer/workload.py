@@ -31,70 +31,80 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
 
-def factor(settings: config.Schedule, *, steps: int) -> Callable[[int], float]:
-    """The function from step (0 = first) to the share of the peak rate that this step uses.
+def lr_factor(settings: config.Schedule, *, steps: int) -> Callable[[int], float]:
+    """The function from a step (0 = first) to the fraction of the peak rate that this step uses.
 
-    The warm-up's first step already moves: it takes 1/(warmupSteps + 1) of the peak. The last step
-    takes `finalRatio`.
+    The first step of the warm-up uses 1/(warmupSteps + 1) of the peak, the last step of the run
+    `finalRatio`. Cosine decay follows I. Loshchilov and F. Hutter, SGDR, ICLR 2017, without
+    restarts.
     """
     warmup, final = settings.warmup_steps, settings.final_ratio
-    falling = max(1, steps - 1 - warmup)
+    decay_steps = max(1, steps - 1 - warmup)
 
-    def share(step: int) -> float:
+    def fraction(step: int) -> float:
         if step < warmup:
             return (step + 1) / (warmup + 1)
         if settings.name == "constant":
             return 1.0
-        done = min(1.0, (step - warmup) / falling)
+        done = min(1.0, (step - warmup) / decay_steps)
         if settings.name == "linear":
             return final + (1 - final) * (1 - done)
         return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
 
-    return share
+    return fraction
 
 
 class LrSchedule(LambdaLR):
-    """The learning rate that job.yaml asks for. It follows from the step alone, so that any step
-    can be gone on from.
+    """The learning rate that job.yaml asks for. It follows from the step alone, so that a run can
+    resume at any step, with edited settings too.
     """
 
     def __init__(self, optimizer: Optimizer, settings: config.Schedule, *, steps: int) -> None:
-        super().__init__(optimizer, factor(settings, steps=steps))
+        super().__init__(optimizer, lr_factor(settings, steps=steps))
         self.settings = settings
 
-    def place(self, step: int, *, steps: int) -> None:
-        """Be where a run of `steps` steps is after `step` of them, at the rates that the
-        optimizer's groups begin with.
+    def seek(self, step: int, *, steps: int) -> None:
+        """Set the learning rates of a run of `steps` steps after `step` of them, from the initial
+        rates of the optimizer's groups.
         """
-        share = factor(self.settings, steps=steps)
-        self.lr_lambdas = [share for _ in self.optimizer.param_groups]
+        fraction = lr_factor(self.settings, steps=steps)
+        self.lr_lambdas = [fraction for _ in self.optimizer.param_groups]
         self.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
         self.last_epoch = step
-        self._last_lr = [base * share(step) for base in self.base_lrs]
+        self._last_lr = [base * fraction(step) for base in self.base_lrs]
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
-            set_rate(group, rate)
+            set_lr(group, rate)
 
     def state_dict(self) -> dict[str, Any]:
-        """The step. Everything else is the job's, or the optimizer's."""
+        """The step; everything else follows from the job and the optimizer."""
         return {"last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave; `place` makes it count."""
+        """Restore the step; `seek` sets the rates."""
         self.last_epoch = state_dict["last_epoch"]
 
 
-def build(optimizer: Optimizer, settings: config.Schedule, *, steps: int) -> LRScheduler | None:
-    """The scheduler that job.yaml asks for; None for a rate that never moves, which then costs
-    nothing per step.
+def build_scheduler(
+    optimizer: Optimizer, settings: config.Schedule, *, steps: int
+) -> LRScheduler | None:
+    """Build the scheduler that job.yaml asks for.
+
+    Args:
+        optimizer: The optimizer whose learning rates it sets.
+        settings: `train.schedule`.
+        steps: Steps of the run.
+
+    Returns:
+        The scheduler; None for a constant rate.
     """
     if settings.name == "constant" and settings.warmup_steps == 0:
         return None
     return LrSchedule(optimizer, settings, steps=steps)
 
 
-def set_rate(group: dict[str, Any], rate: float | Tensor) -> None:
-    """Give a group of parameters a learning rate, which may be a tensor that a compiled step holds
-    on to.
+def set_lr(group: dict[str, Any], rate: float | Tensor) -> None:
+    """Set the learning rate of a parameter group; a tensor is filled in place, since a compiled
+    step may hold it.
     """
     if isinstance(group["lr"], Tensor):
         group["lr"].fill_(rate)
@@ -109,31 +119,35 @@ _FIELDS = {
 }
 
 
-def take_over(
+def apply_edits(
     optimizer: Optimizer,
-    asked: Sequence[Mapping[str, Any]],
+    job_groups: Sequence[Mapping[str, Any]],
     edited: Collection[str],
     scheduler: Any = None,
 ) -> None:
-    """Let `edited` fields of `spec.train` win over what a checkpoint brought into the optimizer's
-    groups.
+    """Apply the edits of a job to the optimizer, after a checkpoint was restored.
 
-    `asked`: the groups as they were made from the present job, with their `initial_lr`. A scheduler
-    of the workload's own goes on from its saved state, at rates that are scaled as the job's rate
-    was.
+    A scheduler of the workload's own continues from its saved state, with rates that are scaled as
+    the job's learning rate was.
+
+    Args:
+        optimizer: The optimizer, with the groups of the checkpoint.
+        job_groups: The groups as the present job makes them, with their `initial_lr`.
+        edited: Fields of `spec.train` that were edited since the checkpoint was written.
+        scheduler: The learning rate scheduler, if there is one.
     """
-    for group, wanted in zip(optimizer.param_groups, asked, strict=True):
+    for group, wanted in zip(optimizer.param_groups, job_groups, strict=True):
         for name, key in _FIELDS.items():
             if name in edited and key in wanted:
                 group[key] = wanted[key]
         if "optimizer.learningRate" in edited:
             before, now = group["initial_lr"], wanted["initial_lr"]
-            set_rate(group, group["lr"] * (now / before) if before else now)
+            set_lr(group, group["lr"] * (now / before) if before else now)
             group["initial_lr"] = now
         if scheduler is None and any(
             field.startswith(("schedule.", "optimizer.learningRate")) for field in edited
         ):
-            set_rate(group, group["initial_lr"])
+            set_lr(group, group["initial_lr"])
     if "optimizer.learningRate" in edited and hasattr(scheduler, "base_lrs"):
         scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
 
@@ -147,8 +161,8 @@ OptionsT = TypeVar("OptionsT", bound=BaseModel)
 
 
 class Samples(Protocol):
-    """A data set: any object with a length and items. One with `fetch` gives a whole batch at once,
-    which is faster.
+    """A data set: any object with a length and items. If it has a method `fetch(indices)`, that
+    returns a whole batch at once, which is faster.
     """
 
     def __len__(self) -> int: ...
@@ -157,8 +171,8 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class WorkloadContext:
-    """What a workload is told: its options from job.yaml, where the data is mounted, the seed, the
-    device.
+    """What a workload is built with: its options from job.yaml, the folders of its data, the seed
+    and the device.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -168,8 +182,10 @@ class WorkloadContext:
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
 
     def parse(self, model: type[OptionsT]) -> OptionsT:
-        """Check the options against a pydantic model. Raises `ConfigError` with every problem at
-        once.
+        """Parse the options with a pydantic model.
+
+        Raises:
+            ConfigError: If they are not valid, with every problem at once.
         """
         try:
             return model.model_validate(self.options)
@@ -182,87 +198,90 @@ class WorkloadContext:
 
 
 class Workload(ABC):
-    """A training task. Instances are made anew in every process; nothing in them is saved but model
-    and optimizer.
+    """A training task. Every process makes its own instance; only its model and optimizer are
+    saved.
     """
 
     units_per_sample: int | None = 1
-    """What one sample adds to the count that `loss` returns; None where it depends on the data
-    (then override `count`).
+    """What one sample adds to the count that `loss` returns; None if it depends on the data (then
+    override `count`).
     """
     tokens_per_sample: int = 0
-    """Tokens in one sample, for the metric of tokens per second; 0 where the word means nothing."""
+    """Tokens in one sample, for the metric of tokens per second; 0 for samples without tokens."""
 
     def __init__(self, context: WorkloadContext) -> None:
         self.context = context
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """The model, on the CPU. The generators are seeded: every process makes the same
+        """Make the model, on the CPU. The generators are seeded, so every process makes the same
         weights.
         """
 
     @abstractmethod
     def dataset(self, split: Split) -> Samples | Stream | None:
-        """The samples of a split, the same in every process and every time; None where there is no
+        """The samples of a split, the same in every process and every time; None if there is no
         test split.
 
-        `train` may be a `Stream`, of data that can only be read from front to back.
+        `train` may be a `Stream`: data that can only be read sequentially.
         """
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
-        """Run the model on a batch: the loss *summed* over the batch (a scalar) and how many terms
-        it sums.
+        """Run the model on a batch.
+
+        Returns:
+            The loss *summed* over the batch (a scalar), and the number of terms in the sum.
         """
 
     def count(self, batch: Any) -> int:
-        """How many terms the loss of this batch sums; asked only where `units_per_sample` is
-        None.
-        """
+        """Number of terms in the loss of this batch; called only if `units_per_sample` is None."""
         raise NotImplementedError(
             f"{type(self).__name__}.units_per_sample is None: it must have count(batch)"
         )
 
-    def weights(self, samples: Samples) -> Tensor | None:  # noqa: ARG002 - for those who override it
-        """How often each sample of the training split is drawn, in proportion: with replacement.
-        None: each once an epoch.
+    def weights(self, samples: Samples) -> Tensor | None:  # noqa: ARG002 - for overrides
+        """How often each sample of the training split is drawn (with replacement), in proportion:
+        shape (samples,). None: each sample once an epoch.
         """
         return None
 
     def collate(self, samples: list[Any]) -> Any:
-        """Make one batch of single samples."""
+        """Combine single samples into one batch."""
         return default_collate(samples)
 
-    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:  # noqa: ARG002 - for those who override it
-        """Parts of the model that are computed one after the other, such as a transformer's layers;
-        none by default.
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:  # noqa: ARG002 - for overrides
+        """Modules that are computed one after the other, such as a transformer's layers; none by
+        default.
 
-        Sharded strategies gather one block at a time, and activation checkpointing computes a block
-        again in the backward pass.
+        Sharded strategies gather one block at a time, and activation checkpointing recomputes a
+        block in the backward pass.
         """
         return ()
 
     def chain(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Modules that make up the whole model when each is called with what the one before gave;
-        strategy `pipeline` cuts there.
+        """Modules that make up the whole model when each is called with the output of the one
+        before; strategy `pipeline` splits the model between them.
 
-        Their weights are the model's own. By default the parts of an `nn.Sequential`, and none of
+        Their weights are the model's own. By default the modules of an `nn.Sequential`, and none of
         another model.
         """
         return list(model) if isinstance(model, nn.Sequential) else ()
 
     def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, ParallelStyle] | None:  # noqa: ARG002
-        """How `ranks` ranks split the model's matrix products: torch's plan for
-        `parallelize_module`; None where they cannot.
+        """The plan of strategy `tensor`: how `ranks` ranks split the model's matrix products.
 
-        Keys are names of parts, in which `*` stands for any number; strategy `tensor` asks for it.
-        Raises `ConfigError` for a model that cannot be split so.
+        Returns:
+            torch's plan for `parallelize_module`: styles by module name, in which `*` stands for
+            any number; None if the model cannot be split.
+
+        Raises:
+            ConfigError: If the model cannot be split over this number of ranks.
         """
         return None
 
     def optimizer(self, model: nn.Module, settings: config.Optimizer) -> Optimizer:
-        """The optimizer over the model's parameters; by default the one that job.yaml asks for."""
+        """Make the optimizer of the model's parameters; by default as job.yaml asks."""
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if settings.name == "sgd":
             return torch.optim.SGD(
@@ -281,26 +300,26 @@ class Workload(ABC):
     def scheduler(
         self, optimizer: Optimizer, settings: config.Schedule, *, steps: int
     ) -> LRScheduler | None:
-        """What moves the learning rate after each of `steps` steps; None leaves it as it is."""
-        return build(optimizer, settings, steps=steps)
+        """Make the learning rate scheduler of a run of `steps` steps; None for constant rates."""
+        return build_scheduler(optimizer, settings, steps=steps)
 
     def evaluate(self, model: nn.Module, batch: Any) -> Sums:
-        """Measure a batch of the test split; gradients are off and the model is in eval mode."""
+        """Evaluate a batch of the test split; gradients are off and the model is in eval mode."""
         loss, count = self.loss(model, batch)
         return {"loss": (loss, count)}
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
-        """Last word on the metrics of a whole evaluation, for example to add a change of unit."""
+        """Finalize the metrics of a whole evaluation, for example to convert a unit."""
         return means
 
     def fingerprint(self, samples: Samples) -> str:
-        """Identity of the data set: a checkpoint made with another one is refused."""
+        """Identity of the data set: a checkpoint with another one is refused."""
         digest = hashlib.sha256(f"{type(samples).__qualname__} {len(samples)}".encode())
         if isinstance(samples, StreamSamples):
             digest.update("\n".join(samples.stream.files()).encode())
         if isinstance(samples, TensorDataset):
             for tensor in samples.tensors:
-                digest.update(_sketch(tensor))
+                digest.update(_sample_bytes(tensor))
         return digest.hexdigest()[:32]
 
     def to_device(self, batch: Any) -> Any:
@@ -308,8 +327,8 @@ class Workload(ABC):
         return _move(batch, self.context.device)
 
 
-def _sketch(tensor: Tensor, rows: int = 4096) -> bytes:
-    """Shape, type and at most `rows` evenly spaced rows of a tensor."""
+def _sample_bytes(tensor: Tensor, rows: int = 4096) -> bytes:
+    """Shape, type and about `rows` evenly spaced rows of a tensor."""
     spaced = tensor[:: max(1, len(tensor) // rows)].contiguous()
     return (
         f"{tuple(tensor.shape)} {tensor.dtype}".encode()

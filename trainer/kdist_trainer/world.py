@@ -20,25 +20,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from kdist_trainer.errors import ConfigError
+from kdist_trainer.torch_internals import HashStore, flatten_mesh
 
 
 def to_local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, the whole of one that is not spread; without its history."""
+    """This rank's shard of a DTensor, or the whole of any other tensor; detached."""
     detached = tensor.detach()
     return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
-_left: list[object] = []
+_destroyed: list[object] = []
 
 
 @dataclass(frozen=True)
 class World:
-    """One rank's view of the group; ranks count from 0 to `size - 1`, generations from 1."""
+    """One rank's view of the worker group; ranks count from 0, generations (restarts) from 1."""
 
     rank: int
     size: int
@@ -49,9 +49,7 @@ class World:
     backend: str
     timeout: timedelta
     model_parallel: int = 1
-    """Ranks that share one copy of the model: neighbours, and so on one node where a node has that
-    many.
-    """
+    """Consecutive ranks that share one model replica, on one node if a node has that many."""
 
     @classmethod
     def from_environment(
@@ -61,10 +59,16 @@ class World:
         model_parallel: int = 1,
         environment: Mapping[str, str] | None = None,
     ) -> World:
-        """Join the group that torchrun's variables describe; without them, be a group of one.
+        """Join the process group that torchrun's variables describe; without them, a group of one.
 
-        Raises `ConfigError` for a group that is no multiple of `model_parallel`, and what
-        `init_process_group` raises when the others do not come within the time-out.
+        Args:
+            timeout_seconds: Timeout of the group's collectives.
+            model_parallel: Ranks that share one model replica.
+            environment: Environment variables; by default those of the process.
+
+        Raises:
+            ConfigError: If the group's size is not a multiple of `model_parallel`.
+            DistError: If the other ranks do not join within the timeout.
         """
         env = os.environ if environment is None else environment
         local_rank, local_size = (
@@ -106,28 +110,28 @@ class World:
 
     @property
     def is_leader(self) -> bool:
-        """Rank 0: the one that writes what is written once."""
+        """Whether this is rank 0, which writes what is written once."""
         return self.rank == 0
 
     @property
     def data_size(self) -> int:
-        """Copies of the model in the group: the samples of a step are dealt to so many."""
+        """Number of model replicas, over which the samples of a step are split."""
         return self.size // self.model_parallel
 
     @property
     def data_rank(self) -> int:
-        """Which of these copies this rank has a part in; all ranks of one copy read the same
+        """The model replica that this rank is part of; all ranks of a replica read the same
         samples.
         """
         return self.rank // self.model_parallel
 
     @property
     def model_rank(self) -> int:
-        """Which part of the copy is this rank's."""
+        """Number of this rank within its model replica."""
         return self.rank % self.model_parallel
 
     def mesh(self) -> DeviceMesh:
-        """The group as a table: a row for each copy of the model (`data`), a column for each part
+        """The ranks as a mesh: a row for each model replica (`data`), a column for each part of it
         (`model`). Collective.
         """
         mesh = init_device_mesh(
@@ -135,32 +139,28 @@ class World:
             (self.data_size, self.model_parallel),
             mesh_dim_names=("data", "model"),
         )
-        mesh._flatten("all")  # a sum over both dimensions is then one operation
+        flatten_mesh(mesh, "all")  # so that a sum over both dimensions is one operation
         return mesh
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this."""
         dist.barrier()
 
     def broadcast_object(self, value: Any, *, source: int = 0) -> Any:
-        """What `value` is on rank `source`, on every rank (pickled: among the ranks of one job
-        only).
-        """
+        """The `value` of rank `source`, on every rank. Pickled, so only for ranks of one job."""
         box = [value]
         dist.broadcast_object_list(box, src=source, device=torch.device("cpu"))
         return box[0]
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """Every rank's `value`, in the order of ranks (pickled: among the ranks of one job
-        only).
-        """
+        """The `value` of every rank, in rank order. Pickled, so only for ranks of one job."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
 
     def new_group(self, backend: str = "gloo") -> dist.ProcessGroup:
-        """Another group of the same ranks, for traffic that must not queue behind the training's.
-        Collective.
+        """Make another group of the same ranks, for collectives that must not queue behind the
+        training's. Collective.
         """
         group = dist.new_group(backend=backend, timeout=self.timeout)
         assert isinstance(group, dist.ProcessGroup)  # noqa: S101 - every rank is a member
@@ -180,20 +180,19 @@ class World:
 
 
 def leave() -> None:
-    """Wait for every rank, then take the group down. Collective.
+    """Wait for every rank, then destroy the process group. Collective.
 
-    The group object is kept to the process's end. Whoever lets go of it last - a DDP module, often
-    - joins gloo's threads with the interpreter's lock in hand, and one of them may wait for that
-    lock: a collective after a backward pass holds a Python object (torch 2.13). The training was
-    over, and hung.
+    The group object is kept until the process ends. Its destructor joins gloo's threads while it
+    holds the interpreter's lock, and one of them may wait for that lock, since a collective after a
+    backward pass holds a Python object (torch 2.13): a finished training would hang.
     """
     dist.barrier()
-    _left.append(dist.group.WORLD)
+    _destroyed.append(dist.group.WORLD)
     dist.destroy_process_group()
 
 
 def _device(local_rank: int, local_size: int) -> torch.device:
-    """A GPU of its own for each rank, else the CPU: NCCL refuses two ranks on one GPU."""
+    """One GPU for each local rank, or the CPU: NCCL refuses two ranks on one GPU."""
     if torch.cuda.is_available() and local_size <= torch.cuda.device_count():
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from kdist_trainer.liveness import ParentDeathPipe
@@ -55,7 +54,7 @@ class Lab:
         self._fresh = fresh
         folder.mkdir(parents=True, exist_ok=True)
         # no agent outlives this process
-        self.lifeline = ParentDeathPipe.create(folder / "lifeline")
+        self.parent_pipe = ParentDeathPipe.create(folder / "parent-pipe")
         defaults = {
             "name": "lab",
             "nodes": {"min": 1, "max": 1},
@@ -88,7 +87,7 @@ class Lab:
                 "--checkpoints",
             ]
             command += [self.checkpoints if run_id is None else self.folder / run_id]
-            command += ["--entrypoint", self.entrypoint, "--lifeline", self.lifeline.path]
+            command += ["--entrypoint", self.entrypoint, "--parent-pipe", self.parent_pipe.path]
             with (self.folder / f"{node}.log").open("ab") as log:
                 agent = self._begin(
                     [str(word) for word in command],
@@ -179,17 +178,12 @@ class Lab:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for agent in self._started:
             for pid in [agent.pid, *descendants(agent.pid)] if agent.poll() is None else []:
                 kill(pid, signal.SIGKILL)
             agent.wait()
-        self.lifeline.close()
+        self.parent_pipe.close()
 
 
 def kill(pid: int, number: signal.Signals) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.rendezvous.tcp_store import names_us, open_tcp_store
+from kdist_trainer.rendezvous.tcp_store import is_own_host, open_tcp_store
 from tests.trainer.agent.lab import Lab, descendants, kill
 
 
@@ -30,11 +30,11 @@ def loopback() -> str:
 
 
 def test_the_host_is_known_by_its_name_or_its_address() -> None:
-    assert names_us(f"{socket.gethostname()}.digits", node="digits-1", address="10.0.0.7")
-    assert names_us("digits-0.digits.ml.svc", node="digits-0", address="10.0.0.7")
-    assert names_us("localhost", node="digits-1", address="127.0.0.1")
-    assert not names_us("localhost", node="digits-1", address="10.0.0.7")
-    assert not names_us("digits-0.invalid", node="digits-1", address="10.0.0.7")
+    assert is_own_host(f"{socket.gethostname()}.digits", node="digits-1", address="10.0.0.7")
+    assert is_own_host("digits-0.digits.ml.svc", node="digits-0", address="10.0.0.7")
+    assert is_own_host("localhost", node="digits-1", address="127.0.0.1")
+    assert not is_own_host("localhost", node="digits-1", address="10.0.0.7")
+    assert not is_own_host("digits-0.invalid", node="digits-1", address="10.0.0.7")
 
 
 def test_the_first_to_come_keeps_the_store_and_a_name_that_nobody_knows_is_given_up_in_time() -> (
@@ -48,7 +48,7 @@ def test_the_first_to_come_keeps_the_store_and_a_name_that_nobody_knows_is_given
             node=node,
             address="127.0.0.1",
             timeout_seconds=5,
-            patience_seconds=20,
+            retry_seconds=20,
         )
         for node in ("node-0", "node-1")
     )
@@ -62,7 +62,7 @@ def test_the_first_to_come_keeps_the_store_and_a_name_that_nobody_knows_is_given
             node="digits-1",
             address=None,
             timeout_seconds=5,
-            patience_seconds=0.1,
+            retry_seconds=0.1,
         )
 
 

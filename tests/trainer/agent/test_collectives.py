@@ -81,7 +81,7 @@ def check(op: str, odd: str, record: dict[str, Any]) -> None:
             "another try could help, but the job allows none"
         )
         said = {
-            "hang": ("rank 1 hangs", "rank 1 did not come to"),
+            "hang": ("rank 1 hangs", "rank 1 did not enter"),
             "abort": ("SIGABRT",),
             "segfault": ("SIGSEGV",),
         }[odd]

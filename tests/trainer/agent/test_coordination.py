@@ -1,5 +1,5 @@
 """What agents tell each other: documents that any number of them may change at once, and one
-verdict.
+result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kdist_trainer.agent.coordination import AgentStore, failures_of
 from kdist_trainer.agent.exit_record import failed, root_cause, stopped, success, write_record
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig
-from kdist_trainer.errors import Failure
+from kdist_trainer.failure import Failure
 from kdist_trainer.rendezvous.file_store import FileStore
 
 
@@ -28,10 +28,10 @@ def failure(
 
 def test_agents_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     def post(node: str) -> None:
-        exchange = AgentStore(FileStore(tmp_path), run_id="run", node=node)
+        agent_store = AgentStore(FileStore(tmp_path), run_id="run", node=node)
         for moment in range(10):
-            exchange.post_failures(1, [failure(moment)])
-        exchange.finish(1)
+            agent_store.post_failures(1, [failure(moment)])
+        agent_store.mark_finished(1)
 
     threads = [threading.Thread(target=post, args=(f"node-{index}",)) for index in range(4)]
     for thread in threads:
@@ -50,30 +50,32 @@ def test_what_hundreds_of_ranks_leave_behind_fits_into_one_document() -> None:
             replace(failure(node + rank, primary=False), traceback=lines) for rank in range(8)
         ]
         AgentStore(store, run_id="run", node=f"node-{node}").post_failures(1, echoes)
-    exchange = AgentStore(store, run_id="run", node="node-0")
-    exchange.post_failures(1, [replace(failure(100 + rank), traceback=lines) for rank in range(8)])
-    kept = failures_of(exchange.generation(1))
-    assert len(str(exchange.generation(1))) < 400_000
+    agent_store = AgentStore(store, run_id="run", node="node-0")
+    agent_store.post_failures(
+        1, [replace(failure(100 + rank), traceback=lines) for rank in range(8)]
+    )
+    kept = failures_of(agent_store.generation(1))
+    assert len(str(agent_store.generation(1))) < 400_000
     assert (first := root_cause(kept)) is not None
     assert (first.time, first.traceback) == (100, lines)
 
 
-def test_the_first_verdict_stands_for_all_and_for_this_run_only() -> None:
+def test_the_first_result_stands_for_all_and_for_this_run_only() -> None:
     store = HashStore()
     first, second = (AgentStore(store, run_id="run", node=node) for node in ("node-0", "node-1"))
-    assert first.verdict() == {}
-    assert first.settle({"code": 70}) == {"code": 70}
-    assert second.settle({"code": 65}) == {"code": 70}
-    assert second.verdict() == {"code": 70}
-    assert AgentStore(store, run_id="another", node="node-0").verdict() == {}
+    assert first.run_result() == {}
+    assert first.commit_result({"code": 70}) == {"code": 70}
+    assert second.commit_result({"code": 65}) == {"code": 70}
+    assert second.run_result() == {"code": 70}
+    assert AgentStore(store, run_id="another", node="node-0").run_result() == {}
 
 
 def test_the_first_reason_of_a_plan_stands() -> None:
-    exchange = AgentStore(HashStore(), run_id="run", node="node-0")
-    exchange.plan(1, "join")
-    exchange.plan(1, "stop")
-    assert exchange.generation(1)["plan"] == "join"
-    assert exchange.generation(2) == {}
+    agent_store = AgentStore(HashStore(), run_id="run", node="node-0")
+    agent_store.plan_stop(1, "join")
+    agent_store.plan_stop(1, "stop")
+    assert agent_store.generation(1)["planned_stop"] == "join"
+    assert agent_store.generation(2) == {}
 
 
 def test_the_first_primary_failure_decides_and_without_one_a_timeout_before_a_lost_peer() -> None:

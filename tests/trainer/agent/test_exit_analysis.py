@@ -1,4 +1,4 @@
-"""Why ranks ended: exit codes, what they left, and what the agent did to them, made into causes."""
+"""Causes of workers' exits: from exit codes, recorded failures, and the agent's own signals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer import errors, result
+from kdist_trainer import failure, result
 from kdist_trainer.agent import exit_analysis
 from kdist_trainer.agent.exit_analysis import (
     RECENT_SECONDS,
@@ -19,11 +19,25 @@ from kdist_trainer.agent.exit_analysis import (
 )
 from kdist_trainer.agent.worker_entry import stacks_path
 from kdist_trainer.config import Cause, Exit
+from kdist_trainer.liveness import Call, Phase, RankSnapshot
 
 
-def known(scratch: Path, code: int, **fields: Any) -> ExitContext:
+def snapshot(step: int = -1, *, inside: bool = False) -> RankSnapshot:
+    call = Call(3, 3, "all_reduce", "float32", 8, "8", "")
+    return RankSnapshot(1, Phase.STEP, step, 0, call, inside=inside, generation=4, pid=1)
+
+
+def context(
+    scratch: Path, code: int, *, step: int = -1, inside: bool = False, **fields: Any
+) -> ExitContext:
     return ExitContext(
-        node="node-1", generation=4, scratch=scratch, global_ranks=[6, 7], exits={1: code}, **fields
+        node="node-1",
+        generation=4,
+        scratch=scratch,
+        global_ranks=[6, 7],
+        exits={1: code},
+        snapshots=[snapshot(), snapshot(step, inside=inside)],
+        **fields,
     )
 
 
@@ -35,7 +49,7 @@ CODES = [
     (-6, {}, Cause.SIGNAL, Exit.PEERS_LOST, True),
     (
         -6,
-        {"collectives": {1: "all_reduce(float32[8]) #3"}},
+        {"inside": True},
         Cause.COLLECTIVE_TIMEOUT,
         Exit.HANG,
         False,
@@ -61,25 +75,23 @@ CODES = [
 def test_an_exit_code_alone_gives_a_cause(
     tmp_path: Path, code: int, fields: dict[str, Any], cause: Cause, exit_code: Exit, primary: bool
 ) -> None:
-    (found,) = exit_analysis.failures(known(tmp_path, code, steps={1: 12}, **fields)).values()
+    (found,) = exit_analysis.failures(context(tmp_path, code, step=12, **fields)).values()
     assert (found.cause, found.code, found.primary) == (cause, exit_code, primary)
     assert (found.rank, found.node, found.generation, found.step) == (7, "node-1", 4, 12)
 
 
 def test_what_the_rank_left_says_more_than_its_exit_code(tmp_path: Path) -> None:
-    errors.record(ValueError("odd"), scratch=tmp_path, local_rank=1)
-    (found,) = exit_analysis.failures(
-        known(tmp_path, -6, steps={1: 3}, collectives={1: "barrier"})
-    ).values()
+    failure.record(ValueError("odd"), scratch=tmp_path, local_rank=1)
+    (found,) = exit_analysis.failures(context(tmp_path, -6, step=3, inside=True)).values()
     assert found.cause == Cause.USER_CODE
     assert found.message == "ValueError: odd"
     assert found.step == 3
-    assert found.collective == "barrier"
+    assert found.collective == "all_reduce(float32[8]) #3"
     assert (found.rank, found.generation) == (7, 4)
 
 
 @pytest.mark.parametrize(
-    ("code", "left", "terminated", "outcome"),
+    ("code", "recorded", "terminated", "outcome"),
     [
         (0, "done", True, "done"),
         (0, "stopped", False, "stopped"),
@@ -90,17 +102,17 @@ def test_what_the_rank_left_says_more_than_its_exit_code(tmp_path: Path) -> None
     ],
 )
 def test_ends_that_are_no_failures(
-    tmp_path: Path, code: int, left: str | None, terminated: bool, outcome: str
+    tmp_path: Path, code: int, recorded: str | None, terminated: bool, outcome: str
 ) -> None:
-    if left is not None:
-        (tmp_path / "rank-1.result").write_text(json.dumps({"outcome": left}))
-    circumstances = known(tmp_path, code, terminated=terminated)
-    assert exit_analysis.outcomes(circumstances) == {1: outcome}
-    assert not exit_analysis.failures(circumstances)
+    if recorded is not None:
+        (tmp_path / "rank-1.result").write_text(json.dumps({"outcome": recorded}))
+    ended = context(tmp_path, code, terminated=terminated)
+    assert exit_analysis.outcomes(ended) == {1: outcome}
+    assert not exit_analysis.failures(ended)
 
 
 @pytest.mark.parametrize(
-    ("code", "left", "terminated", "outcome"),
+    ("code", "recorded", "terminated", "outcome"),
     [
         (0, None, False, "done"),
         (0, None, True, "stopped"),
@@ -111,28 +123,28 @@ def test_ends_that_are_no_failures(
     ],
 )
 def test_the_exit_code_of_a_script_speaks_for_it_as_under_torchrun(
-    tmp_path: Path, code: int, left: str | None, terminated: bool, outcome: str
+    tmp_path: Path, code: int, recorded: str | None, terminated: bool, outcome: str
 ) -> None:
-    if left is not None:
-        result.write_result(left, scratch=tmp_path, local_rank=1)
-    circumstances = known(tmp_path, code, terminated=terminated, managed=False)
-    assert exit_analysis.outcomes(circumstances) == {1: outcome}
-    assert not exit_analysis.failures(circumstances)
+    if recorded is not None:
+        result.write_result(recorded, scratch=tmp_path, local_rank=1)
+    ended = context(tmp_path, code, terminated=terminated, managed=False)
+    assert exit_analysis.outcomes(ended) == {1: outcome}
+    assert not exit_analysis.failures(ended)
 
 
 def test_what_a_rank_has_left_counts_before_its_process_has_ended(tmp_path: Path) -> None:
-    errors.record(ValueError("odd"), scratch=tmp_path, local_rank=0)
-    (found,) = exit_analysis.failures_left(known(tmp_path, -9)).values()
+    failure.record(ValueError("odd"), scratch=tmp_path, local_rank=0)
+    (found,) = exit_analysis.recorded_failures(context(tmp_path, -9)).values()
     assert (found.rank, found.message) == (6, "ValueError: odd")
 
 
 def test_what_an_earlier_generation_left_is_cleared(tmp_path: Path) -> None:
-    errors.record(ValueError("odd"), scratch=tmp_path, local_rank=1)
+    failure.record(ValueError("odd"), scratch=tmp_path, local_rank=1)
     (tmp_path / "rank-0.result").write_text('{"outcome": "done"}')
     stacks_path(tmp_path, 0).touch()
-    exit_analysis.clear(tmp_path, 2)
+    exit_analysis.reset_files(tmp_path, 2)
     assert [
-        (errors.read(tmp_path, rank), result.read_result(tmp_path, rank)) for rank in (0, 1)
+        (failure.read(tmp_path, rank), result.read_result(tmp_path, rank)) for rank in (0, 1)
     ] == [(None, None)] * 2
     assert not list(tmp_path.glob("*.stacks"))
 
@@ -159,7 +171,7 @@ def test_an_oom_kill_of_long_ago_explains_no_sigkill_of_today() -> None:
     def pass_seconds(seconds: float) -> None:
         for _ in range(round(seconds * 10)):
             now[0] += 0.1
-            kills.look()
+            kills.poll()
 
     assert not kills.recent(), "what was counted before the group began"
     pass_seconds(30)

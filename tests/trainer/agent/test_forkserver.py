@@ -28,8 +28,8 @@ from kdist_trainer.agent import forkserver
 from kdist_trainer.liveness import ParentDeathPipe
 
 if __name__ == "__main__":
-    os.environ.update(KDIST_LIFELINE=sys.argv[1], KDIST_ENTRYPOINT="other:one")
-    lifeline = ParentDeathPipe.create(Path(sys.argv[1]))
+    os.environ.update(KDIST_PARENT_PIPE=sys.argv[1], KDIST_ENTRYPOINT="other:one")
+    pipe = ParentDeathPipe.create(Path(sys.argv[1]))
     signal.signal(signal.SIGTERM, lambda *_: None)
     forkserver.start()
     context = multiprocessing.get_context("forkserver")
@@ -71,7 +71,7 @@ def load(sender: object) -> None:
     os.setpgid(0, 0)
     os.environ["RANK"] = "3"
     first = next(make_loader(Whereabouts(), workers=1, size=1).batches(step=0, position=0))
-    parents, groups, told = first.pieces[0].batch
+    parents, groups, told = first.micro_batches[0].batch
     sender.send([int(parents[0]), int(groups[0]), told[0]])  # type: ignore[attr-defined]
 
 
@@ -107,12 +107,12 @@ def run_agent(folder: Path, code: str) -> list[str]:
     """What a program that starts ranks as an agent does has printed, line by line."""
     (folder / "agent.py").write_text(code)
     ended = subprocess.run(
-        [sys.executable, folder / "agent.py", folder / "lifeline"],
+        [sys.executable, folder / "agent.py", folder / "parent-pipe"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
-        start_new_session=True,  # the lifeline ends a whole process group
+        start_new_session=True,  # the pipe ends a whole process group
         check=False,
     )
     assert ended.stdout, ended.stderr
@@ -137,10 +137,10 @@ def test_the_server_holds_nothing_that_is_the_agents_alone(tmp_path: Path) -> No
         agent = lab.agents["node-0"].pid
         (server,) = (pid for pid in children(agent) if "resource_tracker" not in command_of(pid))
         held = {path.name: str(path.readlink()) for path in Path(f"/proc/{server}/fd").iterdir()}
-        (lifeline,) = (number for number, name in held.items() if name.endswith("lifeline"))
-        assert held[lifeline] == str(tmp_path / "node-0" / "lifeline")
+        (pipe,) = (number for number, name in held.items() if name.endswith("parent-pipe"))
+        assert held[pipe] == str(tmp_path / "node-0" / "parent-pipe")
         flags = int(
-            Path(f"/proc/{server}/fdinfo/{lifeline}").read_text().split("flags:")[1].split()[0], 8
+            Path(f"/proc/{server}/fdinfo/{pipe}").read_text().split("flags:")[1].split()[0], 8
         )
         assert flags & os.O_ACCMODE == os.O_RDONLY, (
             "with the end for writing it would keep the ranks alive, and itself"

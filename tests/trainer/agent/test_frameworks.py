@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from kdist.dashboards.prometheus import Window
 from tests.charts.monitored import scraping
 from tests.charts.rules import hasten
 from tests.trainer.agent.lab import Lab
 from tests.trainer.agent.test_scripts import check_that_nothing_is_claimed, read_metrics
+from tools.dashboards.prometheus import Window
 
 HUGGING_FACE = """
 import os, pathlib, torch

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer import errors, preallocated, result
+from kdist_trainer import failure, preallocated, result
 from kdist_trainer.config import Cause, Exit
+from kdist_trainer.errors import DataError
 from tests.house.tree import ROOT
 from tests.small_disk import fill, small_disk
 from tests.trainer.agent.lab import Lab, kill
@@ -27,7 +28,7 @@ ENTER = (
 
 def lack_data() -> None:
     """What a rank runs whose data is not there."""
-    raise errors.DataError("no data")
+    raise DataError("no data")
 
 
 @pytest.fixture(name="disk")
@@ -36,19 +37,19 @@ def make_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_what_has_a_reserved_place_is_written_whole_on_a_full_disk_and_once(disk: Path) -> None:
-    for path in (errors.path_of(disk, 0), result.path_of(disk, 0)):
+    for path in (failure.path_of(disk, 0), result.path_of(disk, 0)):
         preallocated.reserve(path)
         assert preallocated.read(path) == b""
     fill(disk)
     long = ValueError("é" * 3000)
     long.__cause__ = DeepError()
-    errors.record(long, scratch=disk, local_rank=0)
-    left = errors.read(disk, 0)
+    failure.record(long, scratch=disk, local_rank=0)
+    left = failure.read(disk, 0)
     assert left is not None
     assert left.message.startswith("ValueError: éé")
     assert left.traceback[-1].startswith("ValueError: éé")
-    errors.record(KeyError("later"), scratch=disk, local_rank=0)
-    assert errors.read(disk, 0) == left
+    failure.record(KeyError("later"), scratch=disk, local_rank=0)
+    assert failure.read(disk, 0) == left
     result.write_result(result.DONE, scratch=disk, local_rank=0)
     assert result.read_result(disk, 0) == result.DONE
 
@@ -67,9 +68,9 @@ def test_a_rank_whose_scratch_takes_nothing_ends_with_its_own_code(tmp_path: Pat
         "LOCAL_RANK": "0",
         "RANK": "0",
     }
-    environment["KDIST_LIFELINE"] = str(tmp_path / "lifeline")
-    os.mkfifo(tmp_path / "lifeline")
-    lifeline = os.open(tmp_path / "lifeline", os.O_RDWR)
+    environment["KDIST_PARENT_PIPE"] = str(tmp_path / "parent-pipe")
+    os.mkfifo(tmp_path / "parent-pipe")
+    pipe = os.open(tmp_path / "parent-pipe", os.O_RDWR)
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
             [sys.executable, "-c", ENTER],
@@ -80,7 +81,7 @@ def test_a_rank_whose_scratch_takes_nothing_ends_with_its_own_code(tmp_path: Pat
             timeout=60,
             check=False,
         )
-    os.close(lifeline)
+    os.close(pipe)
     assert ended.returncode == Exit.DATA
 
 

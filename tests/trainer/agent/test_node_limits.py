@@ -39,14 +39,14 @@ def test_bounds_follow_the_file_and_outlast_one_that_cannot_be_read(tmp_path: Pa
     path.write_text(json.dumps(document))
     bounds = NodeLimits(path, Nodes(min=1, max=2))
     path.write_text(json.dumps({**document, "nodes": {"min": 2, "max": 30}}))
-    assert bounds.now() == Nodes(min=2, max=30)
+    assert bounds.current() == Nodes(min=2, max=30)
     path.write_text("{")
-    assert bounds.now() == Nodes(min=2, max=30)
+    assert bounds.current() == Nodes(min=2, max=30)
     path.unlink()
-    assert bounds.now() == Nodes(min=2, max=30)
+    assert bounds.current() == Nodes(min=2, max=30)
 
 
-def test_in_a_cluster_the_nodes_stand_beside_a_train_json_that_never_changes(
+def test_in_a_cluster_the_nodes_stand_next_to_a_train_json_that_never_changes(
     tmp_path: Path,
 ) -> None:
     path, nodes = tmp_path / "train.json", tmp_path / "nodes.json"
@@ -56,7 +56,7 @@ def test_in_a_cluster_the_nodes_stand_beside_a_train_json_that_never_changes(
     assert config.nodes == Nodes(min=1, max=2)
     bounds = NodeLimits(path, config.nodes)
     nodes.write_text(json.dumps({"min": 2, "max": 30}))
-    assert bounds.now() == TrainConfig.read(path).nodes == Nodes(min=2, max=30)
+    assert bounds.current() == TrainConfig.read(path).nodes == Nodes(min=2, max=30)
 
 
 @pytest.mark.processes

@@ -1,4 +1,6 @@
-"""The leader's book: numbers, reasons and the budget, whoever leads and whatever was lost."""
+"""The restart ledger of group rank 0: numbers, reasons and the limit, whichever agent has that
+rank.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from kdist_trainer.agent.coordination import AgentStore
 from kdist_trainer.agent.restart_policy import Generation, RestartLedger, count_restarts
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.errors import Failure
+from kdist_trainer.failure import Failure
 
 AGENTS = {"node-0": "a", "node-1": "b"}
 NewBook = Callable[..., RestartLedger]
@@ -52,14 +54,14 @@ class Job:
         self.forget_store()
 
     def forget_store(self) -> None:
-        self.exchange = AgentStore(HashStore(), run_id="run", node="node-0")
+        self.agent_store = AgentStore(HashStore(), run_id="run", node="node-0")
 
     def open(self, agents: dict[str, str] = AGENTS) -> Generation:
-        return self.book().open_generation(agents, world_size=len(agents))
+        return self.ledger().open_generation(agents, world_size=len(agents))
 
-    def book(self) -> RestartLedger:
+    def ledger(self) -> RestartLedger:
         return RestartLedger(
-            self.exchange, checkpoints=self.checkpoints, max_restarts=self.max_restarts
+            self.agent_store, checkpoints=self.checkpoints, max_restarts=self.max_restarts
         )
 
 
@@ -71,80 +73,80 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
 def test_generations_are_numbered_and_each_says_why_it_began(job: Job) -> None:
     first = job.open()
     assert (first.number, first.reason, first.restarts) == (1, "start", 0)
-    job.exchange.post_failures(1, [lost_peer(1), killed(1)])
+    job.agent_store.post_failures(1, [lost_peer(1), killed(1)])
     second = job.open()
     assert second.number == 2
     assert second.reason == "failure"
     assert second.restarts == 1
     assert second.cause == "signal"
-    job.exchange.plan(2, "join")
+    job.agent_store.plan_stop(2, "join")
     third = job.open({**AGENTS, "node-2": "c"})
     assert (third.number, third.reason, third.restarts) == (3, "join", 1)
-    job.exchange.plan(3, "stop")
+    job.agent_store.plan_stop(3, "stop")
     assert job.open().reason == "resume"
 
 
 def test_an_agent_that_is_gone_or_another_now_is_the_one_that_was_lost(job: Job) -> None:
     job.open()
-    job.exchange.post_failures(1, [lost_peer(1, step=8)])
+    job.agent_store.post_failures(1, [lost_peer(1, step=8)])
     second = job.open({"node-0": "a", "node-1": "c"})
     assert second.reason == "failure"
     assert second.cause == "node_lost"
-    assert second.message == "node-1 went away"
+    assert second.message == "lost node-1"
     assert second.lost_steps == 8
     third = job.open({"node-0": "a"})
-    assert (third.reason, third.message) == ("failure", "node-1 went away")
+    assert (third.reason, third.message) == ("failure", "lost node-1")
 
 
 def test_a_first_cause_counts_even_if_a_join_was_planned(job: Job) -> None:
     job.open()
-    job.exchange.plan(1, "join")
-    job.exchange.post_failures(1, [killed(1)])
+    job.agent_store.plan_stop(1, "join")
+    job.agent_store.post_failures(1, [killed(1)])
     assert job.open().reason == "failure"
 
 
 def test_echoes_of_a_planned_end_cost_nothing(job: Job) -> None:
     job.open()
-    job.exchange.plan(1, "join")
-    job.exchange.post_failures(1, [lost_peer(1)])
+    job.agent_store.plan_stop(1, "join")
+    job.agent_store.post_failures(1, [lost_peer(1)])
     assert (job.open().reason, job.open().restarts) == ("join", 1)
 
 
 def test_a_node_that_is_lost_while_others_join_is_a_failure(job: Job) -> None:
     job.open()
-    job.exchange.plan(1, "join")
-    job.exchange.post_failures(1, [lost_peer(1)])
+    job.agent_store.plan_stop(1, "join")
+    job.agent_store.post_failures(1, [lost_peer(1)])
     second = job.open({"node-0": "a", "node-1": "c"})
     assert (second.reason, second.cause, second.restarts) == ("failure", "node_lost", 1)
 
 
-def test_a_leader_that_dies_while_it_opens_a_generation_starts_nothing_anew(
+def test_a_leader_that_dies_while_it_opens_a_generation_starts_nothing_again(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.open()
-    job.exchange.post_failures(1, [killed(1)])
-    book = job.book()
-    note = book.note
+    job.agent_store.post_failures(1, [killed(1)])
+    ledger = job.ledger()
+    append_event = ledger.append_event
 
     def die(event: str, **fields: Any) -> bool:
         if event == "generation":
             raise SystemExit  # as SIGKILL before the ledger was written
-        return note(event, **fields)
+        return append_event(event, **fields)
 
-    monkeypatch.setattr(book, "note", die)
+    monkeypatch.setattr(ledger, "append_event", die)
     with pytest.raises(SystemExit):
-        book.open_generation(AGENTS, world_size=2)
+        ledger.open_generation(AGENTS, world_size=2)
     again = job.open({"node-0": "c", "node-1": "b"})
     assert (again.number, again.reason, again.restarts) == (3, "failure", 1)
 
 
 def test_one_restart_too_many_is_refused_and_begins_no_generation(job: Job) -> None:
     for number in range(1, 5):
-        assert not job.open().spent
-        job.exchange.post_failures(number, [killed(number)])
+        assert not job.open().exhausted
+        job.agent_store.post_failures(number, [killed(number)])
     refused = job.open()
-    assert (refused.spent, refused.restarts) == (True, 4)
-    assert job.exchange.last_generation() == 4
+    assert (refused.exhausted, refused.restarts) == (True, 4)
+    assert job.agent_store.last_generation() == 4
 
 
 def test_a_store_that_knows_nothing_of_the_ledgers_last_generation_means_a_new_start(
@@ -161,7 +163,7 @@ def test_the_ledger_tells_each_failure_with_its_own_time(tmp_path: Path) -> None
     job = Job(tmp_path)
     job.open()
     failed = killed(1)
-    job.exchange.post_failures(1, [failed])
+    job.agent_store.post_failures(1, [failed])
     job.open()
     (told,) = (event for event in RunLedger(tmp_path).events() if event["event"] == "failure")
     assert (told["cause"], told["rank"], told["node"], told["step"]) == ("signal", 1, "node-1", 5)
@@ -180,29 +182,29 @@ def test_restarts_that_the_ledger_refuses_are_counted_and_slowed_down(tmp_path: 
     job = Job(tmp_path, max_restarts=9)
     pauses = []
     for number in range(1, 12):
-        pauses.append(job.book().pause_seconds())
+        pauses.append(job.ledger().storage_backoff_seconds())
         generation = job.open()
-        assert (generation.restarts, generation.spent) == (number - 1, number == 11)
-        job.exchange.post_failures(number, [killed(number)])
+        assert (generation.restarts, generation.exhausted) == (number - 1, number == 11)
+        job.agent_store.post_failures(number, [killed(number)])
     assert pauses == [0, 0, 0, 1, 2, 4, 8, 16, 32, 60, 60]
 
 
 def test_refused_restarts_and_written_ones_add_up_until_a_step_is_committed(tmp_path: Path) -> None:
     job, ledger, aside = Job(tmp_path), tmp_path / "ledger", tmp_path / "aside"
     job.open()
-    job.exchange.post_failures(1, [killed(1)])
+    job.agent_store.post_failures(1, [killed(1)])
     assert job.open().restarts == 1
     ledger.rename(aside)
     ledger.write_text("a file where the folder should be")
-    job.exchange.post_failures(2, [killed(2)])
+    job.agent_store.post_failures(2, [killed(2)])
     job.open()
     ledger.unlink()
     aside.rename(ledger)
-    job.exchange.post_failures(3, [killed(3)])
+    job.agent_store.post_failures(3, [killed(3)])
     assert job.open().restarts == 3
     (tmp_path / "step-00000005-e1").mkdir()
     RunLedger(tmp_path).append("commit", step=5)
-    job.exchange.post_failures(4, [killed(4)])
+    job.agent_store.post_failures(4, [killed(4)])
     assert job.open().restarts == 1
 
 
@@ -250,15 +252,17 @@ def crashed(generation: int, *, step: int | None, rank: int = 1, lived: float = 
 def test_a_crash_that_comes_back_at_the_same_step_ends_the_job_before_its_budget(job: Job) -> None:
     job.max_restarts = 10
     job.open()
-    job.exchange.post_failures(1, [crashed(1, step=5)])
-    assert (job.open().same, job.book().repeat_seconds()) == (1, 0)
-    job.exchange.post_failures(2, [crashed(2, step=5, rank=0)])  # whichever rank it befalls first
-    assert job.book().repeat_seconds() == 1
-    assert job.open().spent is False
-    job.exchange.post_failures(3, [crashed(3, step=5)])
-    assert job.book().repeat_seconds() == 0, "nothing follows that would have to wait"
+    job.agent_store.post_failures(1, [crashed(1, step=5)])
+    assert (job.open().repeats, job.ledger().failure_backoff_seconds()) == (1, 0)
+    job.agent_store.post_failures(
+        2, [crashed(2, step=5, rank=0)]
+    )  # whichever rank it befalls first
+    assert job.ledger().failure_backoff_seconds() == 1
+    assert job.open().exhausted is False
+    job.agent_store.post_failures(3, [crashed(3, step=5)])
+    assert job.ledger().failure_backoff_seconds() == 0, "nothing follows that would have to wait"
     last = job.open()
-    assert (last.spent, last.same, last.restarts) == (True, 3, 3)
+    assert (last.exhausted, last.repeats, last.restarts) == (True, 3, 3)
 
 
 def test_failures_that_differ_or_come_from_outside_are_chance_and_slow_down_from_a_third_equal_one(
@@ -269,16 +273,16 @@ def test_failures_that_differ_or_come_from_outside_are_chance_and_slow_down_from
     for number, failure in enumerate(
         [killed(1), killed(2), killed(3), crashed(4, step=5), crashed(5, step=6), lost_peer(6)], 1
     ):
-        job.exchange.post_failures(number, [failure])
-        assert job.book().repeat_seconds() == (1 if number == 3 else 0), (
+        job.agent_store.post_failures(number, [failure])
+        assert job.ledger().failure_backoff_seconds() == (1 if number == 3 else 0), (
             "the same for the third time"
         )
         job.max_restarts = number - 1
-        assert job.book().repeat_seconds() == 0, "the budget is spent"
+        assert job.ledger().failure_backoff_seconds() == 0, "the restart limit is reached"
         job.max_restarts = 10
         generation = job.open()
-        assert generation.spent is False
-        assert generation.same == (
+        assert generation.exhausted is False
+        assert generation.repeats == (
             failure.message != "rank 1 was killed by SIGKILL" and failure.primary
         )
 
@@ -304,9 +308,11 @@ def test_where_no_step_is_known_the_same_crash_is_one_after_about_the_same_time(
     def last(lived: float) -> Failure:
         return replace(crashed(3, step=None), time=3000.0 + lived)
 
-    assert restart_policy.count(history(4, 5, 6), last(6)) == 3
-    assert restart_policy.count(history(4, 5, 600), last(600)) == 1, (
+    assert restart_policy.count_repeats(history(4, 5, 6), last(6)) == 3
+    assert restart_policy.count_repeats(history(4, 5, 600), last(600)) == 1, (
         "it got further: it may have checkpoints of its own"
     )
     saved = {"event": "commit", "step": 3}
-    assert restart_policy.count([*history(4, 5), saved, *history(4, 5, 6)[4:]], last(6)) == 1
+    assert (
+        restart_policy.count_repeats([*history(4, 5), saved, *history(4, 5, 6)[4:]], last(6)) == 1
+    )

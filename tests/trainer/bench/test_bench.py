@@ -19,7 +19,7 @@ from kdist_trainer.bench.measure import (
     Effort,
     SlowLink,
     find_slow,
-    judge_pairs,
+    find_slow_link,
     measure,
     schedule,
     sizes,
@@ -107,7 +107,7 @@ def name_the_slow(slow: list[int]) -> SlowLink | None:
                 else:
                     dist.recv(payload, other)
 
-        return judge_pairs(world, 3.0, beat=int, exchange=exchange)[1]
+        return find_slow_link(world, 3.0, beat=int, exchange=exchange)[1]
 
 
 @pytest.mark.processes
@@ -132,5 +132,5 @@ def test_every_pair_meets_once_and_nobody_is_in_two_pairs_at_a_time(ranks: int) 
     met = [pair for turn in turns for pair in turn]
     assert sorted(met) == [(one, other) for one in range(ranks) for other in range(one + 1, ranks)]
     assert all(len({rank for pair in turn for rank in pair}) == 2 * len(turn) for turn in turns)
-    if ranks > pairing.MOST_ALONE:
+    if ranks > pairing.MAX_SEQUENTIAL:
         assert len(turns) <= ranks, "pairs without a rank in common meet at the same time"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from kdist_trainer.checkpoint.durable_files import Operation
+from kdist_trainer.checkpoint.storage import Operation
 
 Fate = Literal["kept", "lost", "garbled"]
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from kdist_trainer.checkpoint import durable_files
+from kdist_trainer.checkpoint import storage
 from kdist_trainer.errors import StorageError
 from tests.trainer.checkpoint.states import load, open_store, save
 
@@ -88,7 +88,7 @@ def _save_all(request: dict[str, Any], parent: socket.socket) -> None:
     """In the child: open the store, load, wait for strace, save."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1 & (2**64 - 1)), 0, 0, 0)
-        durable_files.BUFFER_BYTES = request["buffer"]
+        storage.BUFFER_BYTES = request["buffer"]
         store = open_store(
             Path(request["root"]), generation=request["generation"], keep=request["keep"]
         )

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
-from kdist_trainer.checkpoint.peers import RankInfo
+from kdist_trainer.checkpoint.group import RankInfo
 from kdist_trainer.config import Checkpointing
 
 FINGERPRINT = "data-1"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kdist_trainer.checkpoint import reader
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
-from kdist_trainer.checkpoint.peers import CheckpointGroup, _Layout, buckets, send
+from kdist_trainer.checkpoint.group import CheckpointGroup, _Layout, buckets, send
 from kdist_trainer.config import Checkpointing
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
 from tests.trainer.checkpoint.states import Alone, load, make_state, opened
@@ -90,7 +90,7 @@ def test_ranks_may_hold_different_names_and_learn_what_the_reading_rank_raised(
 
 
 def memory_of_loading(rank: Rank, folder: Path, megabytes: int) -> float:
-    """Megabytes, at most, that this rank held beside the state while it loaded it."""
+    """Megabytes, at most, that this rank held next to the state while it loaded it."""
     state = {"model": {f"layer{i}": torch.ones(MEGABYTE // 4) for i in range(megabytes)}}
     store = store_of(folder, rank)
     with Memory() as memory:

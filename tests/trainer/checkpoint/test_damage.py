@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint.durable_files import Digest
 from kdist_trainer.checkpoint.layout import CheckpointDirectory, Manifest, read_manifest
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.safe_unpickler import METADATA
+from kdist_trainer.checkpoint.storage import Digest
 from kdist_trainer.errors import CheckpointMismatchError
 from tests.trainer.checkpoint.states import load, open_store, save
 
@@ -117,14 +117,14 @@ def test_an_undamaged_folder_loads_the_newest_and_counts_nothing(root: Path) -> 
     assert store.fallbacks == []
 
 
-def test_when_no_checkpoint_can_be_read_the_training_does_not_quietly_begin_anew(
+def test_when_no_checkpoint_can_be_read_the_training_does_not_quietly_begin_again(
     root: Path,
 ) -> None:
     for path in root.glob(f"step-*/{TENSORS}"):
         flip_a_bit(path)
     with pytest.raises(CheckpointMismatchError, match=r"no checkpoint in .* can be read"):
         load(open_store(root, generation=2))
-    with pytest.raises(CheckpointMismatchError, match="set aside as damaged"):
+    with pytest.raises(CheckpointMismatchError, match="archived as damaged"):
         load(open_store(root, generation=3))
 
 

@@ -59,7 +59,7 @@ def test_a_step_can_be_chosen_and_one_that_is_not_there_is_refused(
 ) -> None:
     assert write(root, tmp_path / "one", step=1)["checkpoint"] == "step-00000001-e1"
     with pytest.raises(
-        CheckpointMismatchError, match=r"no checkpoint of step 7 .* there are: 2, 1"
+        CheckpointMismatchError, match=r"no checkpoint of step 7 .* available steps: 2, 1"
     ):
         export.prepare(root, step=7)
 

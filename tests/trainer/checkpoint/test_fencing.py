@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint import commit, durable_files
-from kdist_trainer.checkpoint.durable_files import Operation
+from kdist_trainer.checkpoint import commit, storage
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.lock import LockLostError
+from kdist_trainer.checkpoint.storage import Operation
 from tests.trainer.checkpoint.ranks import prepared_context
 from tests.trainer.checkpoint.states import load, open_store, resumable_step, save
 
@@ -73,7 +73,7 @@ def fall_asleep_while_saving(root: Path, point: int, answers: Connection) -> Non
     store = open_store(root, generation=2)
     assert load(store) == OLD
     outcomes = []
-    with durable_files.observed(observe):
+    with storage.observed(observe):
         for step in (SLEEPERS, SLEEPERS + 1):
             try:
                 result = save(store, step)
@@ -123,7 +123,7 @@ def test_a_writer_that_wakes_up_after_a_take_over_never_wins(tmp_path: Path, poi
     finally:
         sleeper.kill()
         sleeper.join()
-    assert save(winner, WINNERS + 1).ok, "the winner goes on undisturbed"
+    assert save(winner, WINNERS + 1).ok, "the winner goes on uninterrupted"
     assert CheckpointDirectory(root).named() == f"step-{WINNERS + 1:08d}-e3"
     assert resumable_step(root) == WINNERS + 1
 
@@ -147,7 +147,7 @@ def test_what_a_sleeper_brings_in_before_the_winner_has_committed_anything_count
             operations.append(one)
             assert load(open_store(root, generation=3)) == OLD
 
-    with durable_files.observed(take_over), pytest.raises(LockLostError):
+    with storage.observed(take_over), pytest.raises(LockLostError):
         save(sleeper, SLEEPERS)
     assert operations
     assert (root / SLEEPERS_NAME).is_dir(), (

@@ -27,10 +27,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from kdist_trainer.checkpoint.durable_files import Digest
 from kdist_trainer.checkpoint.layout import DamagedCheckpointError, read_manifest
 from kdist_trainer.checkpoint.reader import inspect
 from kdist_trainer.checkpoint.safe_unpickler import METADATA
+from kdist_trainer.checkpoint.storage import Digest
 from tests.trainer.checkpoint.states import load, open_store
 
 TENSORS = "__0_0.distcp"
@@ -55,11 +55,11 @@ def forge(folder: Path, **contents: bytes) -> None:
 class Evil:
     """An object whose pickle runs a shell command when it is read."""
 
-    def __init__(self, witness: Path) -> None:
-        self.witness = witness
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (os.system, (f"touch {self.witness}",))
+        return (os.system, (f"touch {self.proof}",))
 
 
 def index_of(folder: Path) -> Metadata:
@@ -67,7 +67,7 @@ def index_of(folder: Path) -> Metadata:
     return index
 
 
-def evil_in_torch_file(witness: Path, payload: bytes) -> bytes:
+def evil_in_torch_file(proof: Path, payload: bytes) -> bytes:
     """A file as torch.save makes it, its pickle replaced."""
     plain = io.BytesIO()
     torch.save({"x": torch.zeros(1)}, plain)
@@ -87,25 +87,25 @@ def evil_in_torch_file(witness: Path, payload: bytes) -> bytes:
 def test_an_evil_index_with_a_correct_manifest_is_refused_and_runs_nothing(
     root: Path, tmp_path: Path
 ) -> None:
-    witness = tmp_path / "ran"
-    evil = pickle.dumps(Evil(witness))
+    proof = tmp_path / "ran"
+    evil = pickle.dumps(Evil(proof))
     pickle.loads(evil)  # noqa: S301 - the attack works on a reader that trusts
-    assert witness.exists()
-    witness.unlink()
+    assert proof.exists()
+    proof.unlink()
     forge(newest(root), **{METADATA: evil})
     store = open_store(root, generation=2)
     assert load(store) == 1
-    assert not witness.exists()
+    assert not proof.exists()
     assert "system" in store.fallbacks[0].reason
 
 
 def test_evil_hidden_inside_a_true_index_runs_nothing(root: Path, tmp_path: Path) -> None:
-    witness = tmp_path / "ran"
+    proof = tmp_path / "ran"
     index = index_of(newest(root))
-    index.planner_data = {"model": Evil(witness)}
+    index.planner_data = {"model": Evil(proof)}
     forge(newest(root), **{METADATA: pickle.dumps(index)})
     assert load(open_store(root, generation=2)) == 1
-    assert not witness.exists()
+    assert not proof.exists()
 
 
 def lead_outside(info: _StorageInfo) -> None:
@@ -270,11 +270,11 @@ def test_an_index_of_something_else_is_refused(root: Path, content: bytes) -> No
 def test_evil_among_the_tensors_and_values_with_correct_digests_runs_nothing(
     root: Path, tmp_path: Path, value: str
 ) -> None:
-    witness = tmp_path / "ran"
-    evil = evil_in_torch_file(witness, pickle.dumps(Evil(witness), protocol=2))
+    proof = tmp_path / "ran"
+    evil = evil_in_torch_file(proof, pickle.dumps(Evil(proof), protocol=2))
     torch.load(io.BytesIO(evil), weights_only=False)
-    assert witness.exists(), "the attack works on a reader that trusts"
-    witness.unlink()
+    assert proof.exists(), "the attack works on a reader that trusts"
+    proof.unlink()
     index = index_of(newest(root))
     tensors = (newest(root) / TENSORS).read_bytes()
     info = next(info for index_, info in index.storage_data.items() if index_.fqn == value)
@@ -282,7 +282,7 @@ def test_evil_among_the_tensors_and_values_with_correct_digests_runs_nothing(
     forge(newest(root), **{METADATA: pickle.dumps(index), TENSORS: tensors + evil})
     store = open_store(root, generation=2)
     assert load(store) == 1, "and whatever was half loaded is loaded again from the older one"
-    assert not witness.exists()
+    assert not proof.exists()
     assert [one.cause for one in store.fallbacks] == ["corrupt"]
 
 

@@ -1,4 +1,4 @@
-"""The run's diary: what a torn line, a dead writer and a roll-back leave in it."""
+"""The run's step log: what a torn line, a dead writer and a roll-back leave in it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ def test_events_come_back_in_order_with_their_fields_and_a_time(tmp_path: Path) 
     assert events[0]["time"] <= events[1]["time"]
 
 
-def test_a_run_that_has_not_begun_has_an_empty_diary(tmp_path: Path) -> None:
+def test_a_run_that_has_not_begun_has_an_empty_step_log(tmp_path: Path) -> None:
     ledger = RunLedger(tmp_path / "nowhere")
     assert ledger.events() == []
     assert ledger.read_steps() == []
     assert ledger.last_generation() == 0
-    assert ledger.failures_since_progress() == 0
     assert not (tmp_path / "nowhere").exists(), "reading must not make the folder"
 
 
@@ -68,28 +67,6 @@ def test_the_step_ledger_goes_on_after_a_torn_line(tmp_path: Path) -> None:
     assert [
         (one["step"], float.fromhex(one["loss"])) for one in RunLedger(tmp_path).read_steps()
     ] == [(1, 0.1), (2, 0.3)]
-
-
-def test_failures_count_from_the_last_time_that_the_committed_step_rose(tmp_path: Path) -> None:
-    ledger = RunLedger(tmp_path)
-
-    def form(reason: str) -> int:
-        ledger.append("generation", generation=ledger.last_generation() + 1, reason=reason)
-        return ledger.failures_since_progress()
-
-    assert form("start") == 0
-    assert [form("failure"), form("failure")] == [1, 2]
-    ledger.append("commit", step=10)
-    assert ledger.failures_since_progress() == 0
-    assert [form("join"), form("resume"), form("failure")] == [0, 0, 1]
-    ledger.append("commit", step=10)
-    assert ledger.failures_since_progress() == 1, "committing the same step again is no progress"
-    ledger.append("commit", step=8)
-    assert ledger.failures_since_progress() == 1, (
-        "nor is committing an earlier one after a fallback"
-    )
-    ledger.append("commit", step=11)
-    assert ledger.failures_since_progress() == 0
 
 
 def test_lines_of_writers_at_work_at_once_do_not_mix(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_the_end_is_told(root: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert asked(capsys, "list", root)[1]["done"] == {"step": 2, "outcome": "done"}
 
 
-def test_a_folder_put_aside_keeps_everything_and_the_next_run_begins_anew(
+def test_a_folder_put_aside_keeps_everything_and_the_next_run_begins_again(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = {path.name for path in root.iterdir()}

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint import durable_files
-from kdist_trainer.checkpoint.durable_files import Operation
+from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.layout import (
     CheckpointDirectory,
     DamagedCheckpointError,
@@ -21,6 +20,7 @@ from kdist_trainer.checkpoint.layout import (
 )
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.reader import inspect
+from kdist_trainer.checkpoint.storage import Operation
 from tests.trainer.checkpoint.disk import Disk, Fate
 from tests.trainer.checkpoint.states import load, open_store, resumable_step, save
 
@@ -48,7 +48,7 @@ def record(folder: Path, *, keep: int) -> Recording:
     assert save(store, OLD).ok
     before = Path(shutil.copytree(root, folder / "before"))
     operations: list[Operation] = []
-    with durable_files.observed(operations.append):
+    with storage.observed(operations.append):
         assert save(store, NEW).ok
     name = f"step-{NEW:08d}-e1"
     renamed = next(

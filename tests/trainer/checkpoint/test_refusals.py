@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint import durable_files
+from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.checkpointer import SaveResult
-from kdist_trainer.checkpoint.durable_files import Operation
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.lock import LockLostError
+from kdist_trainer.checkpoint.storage import Operation
 from kdist_trainer.errors import CheckpointMismatchError, StorageError
 from tests.small_disk import fill, small_disk
 from tests.trainer.checkpoint.states import (
@@ -84,7 +84,7 @@ def test_a_rename_that_could_not_be_synced_is_made_again_by_the_next_try(root: P
             failed.append(one)
             raise OSError(5, "Input/output error")
 
-    with durable_files.observed(refuse):
+    with storage.observed(refuse):
         store.save(make_state(1), position(1), step=1, required=True)
     assert failed
     assert [one.step for one in CheckpointDirectory(root).committed()] == [1]
@@ -162,7 +162,7 @@ def test_storage_that_lacks_what_saves_need_is_refused_before_the_first_step(
             raise OSError(errno.ENOTSUP, "Operation not supported")
 
     with (
-        durable_files.observed(refuse),
+        storage.observed(refuse),
         pytest.raises(
             CheckpointMismatchError, match=rf"cannot {told}.*Operation not supported.*use a volume"
         ),
@@ -176,6 +176,6 @@ def test_storage_that_is_full_at_the_start_may_have_room_at_the_next_try(root: P
         if one.name == "write" and "probe" in str(one.path):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with durable_files.observed(refuse), pytest.raises(StorageError, match="No space left"):
+    with storage.observed(refuse), pytest.raises(StorageError, match="No space left"):
         open_store(root)
     assert load(open_store(root)) is None

@@ -1,4 +1,4 @@
-"""`Checkpointer` in a user's own loop: it resumes to the bit, stops when asked on one rank, and is
+"""`Checkpointer` in a user's own loop: it resumes bitwise, stops when asked on one rank, and is
 nothing outside kdist.
 """
 
@@ -90,8 +90,8 @@ def train(
 def test_a_script_that_is_asked_to_stop_on_one_rank_saves_on_all_and_resumes_to_the_bit(
     tmp_path: Path,
 ) -> None:
-    undisturbed = run_ranks(2, train, tmp_path, None)
-    assert [one[:3] for one in undisturbed] == [("done", 0, STEPS)] * 2
+    uninterrupted = run_ranks(2, train, tmp_path, None)
+    assert [one[:3] for one in uninterrupted] == [("done", 0, STEPS)] * 2
     root = tmp_path / "checkpoints"
     stopped = run_ranks(2, train, tmp_path, root, 5)
     word, first, last, *_, weights = stopped[0]
@@ -108,7 +108,7 @@ def test_a_script_that_is_asked_to_stop_on_one_rank_saves_on_all_and_resumes_to_
     assert claim.released
     resumed = run_ranks(2, train, tmp_path, root, generation=2)
     assert [one[:3] for one in resumed] == [("done", last, STEPS)] * 2
-    assert [one[3:] for one in resumed] == [one[3:] for one in undisturbed], (
+    assert [one[3:] for one in resumed] == [one[3:] for one in uninterrupted], (
         "the same rate and bits as without a break"
     )
     done = directory.done()

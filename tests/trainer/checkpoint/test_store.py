@@ -1,4 +1,4 @@
-"""The store as a training loop uses it: what saving beside the training does, waits for, keeps,
+"""The store as a training loop uses it: what saving next to the training does, waits for, keeps,
 counts and refuses.
 """
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint import durable_files
+from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.checkpointer import SaveResult
-from kdist_trainer.checkpoint.durable_files import Operation
 from kdist_trainer.checkpoint.layout import CheckpointDirectory, read_manifest
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.reader import inspect
+from kdist_trainer.checkpoint.storage import Operation
 from tests.trainer.checkpoint.states import (
     digest_of,
     make_state,
@@ -48,7 +48,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_saving_beside_the_training_writes_the_same_bytes_as_saving_in_its_place(
+def test_saving_next_to_the_training_writes_the_same_bytes_as_saving_in_its_place(
     tmp_path: Path,
 ) -> None:
     contents = []
@@ -69,7 +69,7 @@ def test_the_training_goes_on_while_the_save_is_written_and_what_it_changes_is_n
     results: list[SaveResult] = []
     store.on_result = results.append
     state, where, gate = make_state(1), position(1), Gate()
-    with durable_files.observed(gate):
+    with storage.observed(gate):
         begun = store.save(state, where, step=1)
         assert not begun.waited
         store.poll()
@@ -90,7 +90,7 @@ def test_the_next_save_waits_its_turn_and_says_so(root: Path) -> None:
     gate = Gate()
     order: list[str] = []
     store.on_result = lambda result: order.append(f"told {result.step}")
-    with durable_files.observed(gate):
+    with storage.observed(gate):
         store.save(make_state(1), position(1), step=1)
         assert gate.reached.wait(60)
         threading.Timer(0.2, gate.opened.set).start()
@@ -187,7 +187,7 @@ def test_a_step_that_this_group_has_committed_is_not_written_again(root: Path) -
     assert save(store, 3).ok
     before = content_of(root / "step-00000003-e1")
     operations: list[Operation] = []
-    with durable_files.observed(operations.append):
+    with storage.observed(operations.append):
         assert save(store, 3).ok
     assert operations == []
     assert content_of(root / "step-00000003-e1") == before
@@ -217,7 +217,7 @@ def test_buffers_are_used_again_from_one_save_to_the_next(root: Path) -> None:
     assert {name: tensor.data_ptr() for name, tensor in store._stager._buffers.items()} == before
 
 
-def test_a_state_whose_shapes_change_is_staged_anew(root: Path) -> None:
+def test_a_state_whose_shapes_change_is_staged_again(root: Path) -> None:
     store = opened(root)
     save(store, 1)
     grown = make_state(2, width=16)
@@ -230,7 +230,7 @@ def test_a_state_whose_shapes_change_is_staged_anew(root: Path) -> None:
 def test_files_are_synced_even_where_dcp_would_forget(root: Path) -> None:
     store = opened(root)
     operations: list[Operation] = []
-    with durable_files.observed(operations.append):
+    with storage.observed(operations.append):
         save(store, 1)
     for created in [one.path for one in operations if one.name == "create"]:
         last_write = max(

@@ -1,6 +1,4 @@
-"""Whoever listens is told of every collective on its way, gets its handle, and leaves no trace when
-he goes.
-"""
+"""Launch hooks are called for every collective, get its handle, and leave no trace when they go."""
 
 from __future__ import annotations
 
@@ -11,25 +9,25 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import ProcessGroup, Work
+from torch.distributed import ProcessGroup, Work
 from torch.nn.parallel import DistributedDataParallel
 
 from kdist_trainer.instrumentation import collective_hooks
-from kdist_trainer.instrumentation.collective_hooks import Follow
+from kdist_trainer.instrumentation.collective_hooks import PostHook
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
 
-class Witness:
-    """Writes down what it is told; follows to the end what it is asked to."""
+class Hook:
+    """Records its calls; with `follows`, also the end of each collective."""
 
     def __init__(self, name: str, lines: list[str], *, follows: bool = False) -> None:
         self._name = name
         self._lines = lines
         self._follows = follows
 
-    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
-        """Note the call."""
+    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> PostHook | None:
+        """Record the call."""
         self._lines.append(
             f"{self._name}: {op} of {[tensor.numel() for tensor in tensors]} among {group.size()}"
         )
@@ -43,20 +41,20 @@ class Witness:
 def listen_and_leave() -> dict[str, Any]:
     with World.from_environment(timeout_seconds=60):
         lines: list[str] = []
-        early, late = Witness("early", lines), Witness("late", lines, follows=True)
-        collective_hooks.listen(early)
-        collective_hooks.listen(late)
-        told = {"listeners": collective_hooks.listeners() == (early, late)}
+        early, late = Hook("early", lines), Hook("late", lines, follows=True)
+        collective_hooks.register_launch_hook(early)
+        collective_hooks.register_launch_hook(late)
+        found = {"hooks": collective_hooks.launch_hooks() == (early, late)}
         dist.all_reduce(torch.ones(3))
         both = lines[:]
-        collective_hooks.ignore(late)
-        collective_hooks.ignore(late)
+        collective_hooks.unregister_launch_hook(late)
+        collective_hooks.unregister_launch_hook(late)
         dist.barrier()
-        collective_hooks.ignore(early)
+        collective_hooks.unregister_launch_hook(early)
         silent = len(lines)
         x = torch.ones(2)
         dist.all_reduce(x)
-        return told | {
+        return found | {
             "both": both,
             "one": lines[len(both) : silent],
             "none": lines[silent:],
@@ -65,26 +63,26 @@ def listen_and_leave() -> dict[str, Any]:
 
 
 @pytest.mark.processes
-def test_listeners_are_told_the_last_first_and_of_nothing_once_they_are_gone() -> None:
-    for told in run_group(listen_and_leave, 2):
-        assert told["listeners"]
-        assert told["both"] == [
+def test_hooks_are_called_last_first_and_never_once_they_are_unregistered() -> None:
+    for found in run_group(listen_and_leave, 2):
+        assert found["hooks"]
+        assert found["both"] == [
             "late: all_reduce of [3] among 2",
             "early: all_reduce of [3] among 2",
             "late: done",
         ]
-        assert told["one"] == ["early: barrier of [] among 2"]
-        assert told["none"] == []
-        assert told["sum"] == [2.0, 2.0]
+        assert found["one"] == ["early: barrier of [] among 2"]
+        assert found["none"] == []
+        assert found["sum"] == [2.0, 2.0]
 
 
 def average_with_and_without() -> list[list[float]]:
-    """Gradients of two models with the same weights, one trained under a listener."""
+    """Gradients of two models with the same weights, one trained under a hook."""
     found = []
     with World.from_environment(timeout_seconds=60) as world:
-        for listener in (None, Witness("one", [], follows=True)):
-            if listener is not None:
-                collective_hooks.listen(listener)
+        for hook in (None, Hook("one", [], follows=True)):
+            if hook is not None:
+                collective_hooks.register_launch_hook(hook)
             torch.manual_seed(0)
             model = DistributedDataParallel(nn.Linear(5, 3))
             torch.manual_seed(world.rank)
@@ -95,6 +93,6 @@ def average_with_and_without() -> list[list[float]]:
 
 
 @pytest.mark.processes
-def test_a_listener_changes_no_bit_of_what_ddp_averages() -> None:
+def test_a_hook_changes_no_bit_of_what_ddp_averages() -> None:
     for without, under in run_group(average_with_and_without, 3):
         assert without == under

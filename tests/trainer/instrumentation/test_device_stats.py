@@ -37,14 +37,14 @@ def test_a_forward_pass_is_a_third_of_the_arithmetic() -> None:
     with found.counting(samples=8):
         model(torch.zeros(8, 20)).sum()
     stats.samples = 1000
-    found.look()
+    found.sample()
     assert stats.model_flops == 1000 * 3 * 2 * (20 * 30 + 30 * 5)
 
 
 def test_what_was_not_counted_is_not_shown() -> None:
     stats = StepStats()
     stats.samples = 1000
-    make(stats).look()
+    make(stats).sample()
     assert stats.model_flops == 0
     assert stats.queue_depth is stats.device_allocated is stats.peak_flops is None
 
@@ -56,7 +56,7 @@ def test_arithmetic_that_torch_cannot_see_is_not_counted(train: dict[str, Any]) 
     with found.counting(samples=8):
         nn.Linear(20, 30)(torch.zeros(8, 20))
     stats.samples = 1000
-    found.look()
+    found.sample()
     assert stats.model_flops == 0
 
 
@@ -81,15 +81,15 @@ def test_memory_and_waiting_batches_are_looked_at_once_a_moment(
     stats, now = StepStats(), 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     found = make(stats, waiting=3)
-    found.look()
+    found.sample()
     assert stats.queue_depth == 3
     assert stats.memory is not None
     assert 10e6 < stats.memory < 1e12
     stats.queue_depth = None
-    found.look()
+    found.sample()
     assert stats.queue_depth is None
-    now += device_stats.LOOK_SECONDS
-    found.look()
+    now += device_stats.SAMPLE_SECONDS
+    found.sample()
     assert stats.queue_depth == 3
 
 

@@ -1,5 +1,5 @@
 """What reaches a process group is noted before it begins, whoever calls it, by group, and told from
-what goes on beside it.
+what goes on next to it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An exporter for each test that asks."""
+"""Fixtures: a listening exporter."""
 
 from __future__ import annotations
 

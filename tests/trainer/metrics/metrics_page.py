@@ -1,5 +1,6 @@
-"""Makes docs/metrics.md of the declared metrics: `python -m tests.trainer.metrics.metrics_page`; a
-test compares.
+"""Generates docs/metrics.md from the declared metrics; a test compares the two.
+
+Run `python -m tests.trainer.metrics.metrics_page`.
 """
 
 from __future__ import annotations
@@ -13,62 +14,51 @@ PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 _INTRODUCTION = """# Metrics
 
-Every agent (one per node) answers `/metrics` on port 9401, or on a free port, which `kdist run` \
-shows, where that one is
-taken. The table is made from the declarations in `trainer/kdist_trainer/metrics`: to add a \
-metric, add a field there and run
+Every agent (one per node) serves `/metrics` on port 9401. If that port is in use, it picks a
+free one, which `kdist run` shows. The table below is generated from the declarations in
+`trainer/kdist_trainer/metrics`: to add a metric, add a field there and run
 `python -m tests.trainer.metrics.metrics_page`.
 
-- **From** says whose number it is. *rank*: one series for each local rank of the current group. \
-*node*: counters and
-  histograms are the sum over the local ranks, gauges the largest. *witness*: the node's first \
-local rank speaks for it.
-  *leader*: rank 0 speaks for the job, and only the agent that has it shows the metric. *agent*: \
-the agent's own.
-- Counters never go back, not even when workers are restarted, and a lost record costs no count: \
-records hold running sums.
-  What a scrape shows is kept next to the checkpoints first, and the next agent of the same place \
-goes on from it. When a new
-  group gives this node other ranks, what the old ones had counted goes on under the labels of the \
-new ones, so the sum over
-  `rank` is right at any time; for one rank's behaviour take rates within a group.
-- A metric is absent while its value is unknown, so a script that reports no steps has none of \
-steps. Its all-reduces are
-  there, counted as it makes them, and `unobserved` is the time in which nobody knows what it \
-does. A series of *failures*,
-  *fallbacks* and *collectives* is absent while it is zero. A
-  loss that is NaN is shown as NaN.
-- `kdist_wall_seconds_total` always sums to the time that the agents of its place have lived. A \
-step's time is put into its
-  category when the step is over; until then the category is a guess by the rank's heartbeat, and \
-a wrong guess is made up for
-  in the following seconds.
-- Collectives are those of a step's forward and backward passes: `ddp` and `pipeline` reduce \
-gradients over the copies of the
-  model; `fsdp` gathers each block's weights in both passes, scatters its gradients in the last \
-backward pass, and `hsdp`
-  reduces each rank's part over the nodes besides; `tensor` reduces activations. Bytes are what a \
-rank holds whole: all of what
-  is gathered or scattered. What a pipeline's stages send each other is not among them, only in \
-`comm_exposed`.
-- All-reduces overlap, so `kdist_allreduce_duration_seconds_sum` may exceed the time that has \
-passed: take quantiles of it,
-  and `kdist_collective_seconds_total` for time, which counts overlaps once. Of scripts all \
-collectives of the training's
-  threads are counted; `KDIST_COLLECTIVE_TIMING=off` in the environment, or \
-`spec.script.collectiveTiming: off`, measures nothing.
-- `comm_exposed` is waiting that no computation hid: the tail of `ddp`'s all-reduces, and on a CPU \
-all that a rank of the other
-  strategies waited for its peers in these passes. On a GPU that is not known of `fsdp`, `hsdp` \
-and `tensor`: there it stays in
+- **From** tells where the value comes from. *rank*: one series per local rank of the current
+  worker group. *node*: counters and histograms are summed over the local ranks; of gauges the
+  maximum is shown. *local rank 0*: the node's first rank reports for the node. *rank 0*: global
+  rank 0 reports for the job, and only the agent that runs it shows the metric. *agent*: the
+  agent's own value.
+- Counters never go back, not even when workers restart, and a lost record loses no count,
+  because records carry cumulative values. Before a scrape is answered, its counters are saved
+  in the checkpoint folder; if the agent is replaced, the next agent of the same node (or of the
+  same completion index) continues them. When a rendezvous assigns other ranks to a node, the
+  counts of the old ranks continue under the labels of the new ones. The sum over `rank` is
+  therefore always right; to examine a single rank, use rates within one generation.
+- A metric is absent while its value is unknown. A script that reports no steps has no step
+  metrics; its collectives are measured nevertheless, and its time counts as `unobserved`. A
+  series of *failures*, *fallbacks* or *collectives* is absent while it is zero. A loss that is
+  NaN is shown as NaN.
+- `kdist_wall_seconds_total` always adds up to the time that the agents of the node have run.
+  The time of a step is attributed when the step is over. Until then the category is estimated
+  from the rank's heartbeat, and a wrong estimate is corrected within the following seconds.
+- Collectives are those of a step's forward and backward passes. `ddp` and `pipeline` all-reduce
+  the gradients over the copies of the model. `fsdp` gathers the weights of each block in both
+  passes and scatters its gradients in the last backward pass; `hsdp` also all-reduces each
+  rank's shard over the nodes. `tensor` all-reduces activations. Bytes count the unsharded
+  tensor: all that is gathered or scattered. Sends between pipeline stages are not counted; they
+  only show in `comm_exposed`.
+- All-reduces overlap, so `kdist_allreduce_duration_seconds_sum` may exceed the elapsed time.
+  Use it for quantiles, and `kdist_collective_seconds_total`, which counts overlapping time
+  once, for time. For scripts, all collectives of the training's threads are measured;
+  `KDIST_COLLECTIVE_TIMING=off` in the environment or `spec.script.collectiveTiming: off` turns
+  this off.
+- `comm_exposed` is waiting time that no computation overlaps: the tail of `ddp`'s all-reduces
+  and, on a CPU, all the time that a rank of another strategy waits for its peers in these
+  passes. On a GPU this time is not known for `fsdp`, `hsdp` and `tensor`; it is included in
   `forward` and `backward`.
-- Model FLOPs are counted in a generation's first forward pass, whose result is thrown away, and \
-taken three times: torch's
-  counter knows matrix products, convolutions and attention. Not counted: compiled models, and \
-strategies that split a layer.
-  The utilisation (MFU) is `sum(rate(kdist_model_flops_total[5m])) / (max(kdist_world_size) * \
+- Model FLOPs are counted in an additional forward pass at the start of each generation, whose
+  result is discarded, and multiplied by three. torch's counter covers matrix products,
+  convolutions and attention. Compiled models and strategies that split layers are not counted.
+  Model FLOPs utilization (MFU) is
+  `sum(rate(kdist_model_flops_total[5m])) / (max(kdist_world_size) * \
 max(kdist_device_peak_flops))`.
-- Every series has the label `kdist_job`. At most 80 + 30 x local ranks series per agent.
+- Every series has the label `kdist_job`. An agent has at most 80 + 30 x local ranks series.
 
 | metric | type | from | labels | unit | help |
 |---|---|---|---|---|---|

@@ -1,5 +1,5 @@
-"""What tests of the exporter share: an exporter that listens, ranks that report to it, and a reader
-of its text.
+"""Shared by tests of the exporter: a listening exporter, ranks that report to it, and a parser of
+its output.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from kdist_trainer.metrics.exporter import Exporter
-from kdist_trainer.metrics.step_stats import Op, StepPhase, StepStats, Wall
+from kdist_trainer.metrics.step_stats import Op, StepPhase, StepStats, WallCategory
 from kdist_trainer.metrics.wire import Record, pack, unpack
 
 INFO = {
@@ -102,7 +102,7 @@ def fetch(
 def full_stats(
     rank: int, generation: int = 1, *, strategies: Collection[str] = ("ddp", "hsdp")
 ) -> StepStats:
-    """A rank's sums in which every number has been touched that a job of these strategies has."""
+    """The metrics of a rank, with every metric set that a job of these strategies has."""
     stats = StepStats(rank=rank, generation=generation)
     stats.add_step(0.02, 8, 100)
     if "ddp" in strategies:
@@ -111,7 +111,9 @@ def full_stats(
         stats.add_collectives(op, busy=0.002, nbytes=8192, count=2)
     for phase in StepPhase:
         stats.phase[phase] += 0.003
-    for category in set(Wall) - {Wall.UNOBSERVED}:  # which a rank that reports is not
+    for category in set(WallCategory) - {
+        WallCategory.UNOBSERVED
+    }:  # a rank that reports is observed
         stats.add_wall(category, 0.001)
     for kind in ("loss", "grad"):
         stats.add_nonfinite(kind)
@@ -135,8 +137,8 @@ def record_of(stats: StepStats) -> Record:
     return unpack(pack(stats))
 
 
-def tell_all(exporter: Exporter) -> None:
-    """Everything that an agent can tell, once."""
+def record_everything(exporter: Exporter) -> None:
+    """Record one of everything that an agent records itself."""
     exporter.add_restart("signal")
     exporter.add_worker_exit("signal", "SIGKILL", collective="all_reduce")
     exporter.add_worker_exit("done")

@@ -1,6 +1,4 @@
-"""The exporter's two doors, the ranks' socket and the port: private, replaceable, never in the
-way.
-"""
+"""The exporter's socket and port: private, replaceable, and never able to stop a training."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.metrics.exporter import Exporter
-from kdist_trainer.metrics.reporter import Reporter, reachable
+from kdist_trainer.metrics.reporter import Reporter, short_address
 from kdist_trainer.metrics.wire import pack
 from tests.trainer.metrics.scrape import (
     exporting,
@@ -30,7 +28,7 @@ from tests.trainer.metrics.scrape import (
 )
 
 
-def test_what_is_no_record_is_counted_and_changes_nothing_else(exporter: Exporter) -> None:
+def test_a_malformed_datagram_is_counted_and_changes_nothing_else(exporter: Exporter) -> None:
     good = pack(full_stats(0))
     nan_count = full_stats(0)
     nan_count.steps = float("nan")
@@ -54,7 +52,9 @@ def test_what_is_no_record_is_counted_and_changes_nothing_else(exporter: Exporte
     assert changed <= {"kdist_exporter_records_total", "kdist_wall_seconds_total"}
 
 
-def test_a_taken_port_is_given_way_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_replaced_by_a_free_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         exporting(tmp_path, port=taken.getsockname()[1]) as exporter,
@@ -86,7 +86,7 @@ def test_a_scratch_folder_with_a_very_long_path_works(
         exporter.set_group(generation=1, world_size=1, local_ranks=[0])
         Reporter(full_stats(0)).close()
         assert total(read(exporter.expose()), "kdist_steps_total") == 1
-    with reachable(scratch / "metrics.sock") as address:
+    with short_address(scratch / "metrics.sock") as address:
         assert len(address) < 100
     assert not Path(address).parent.exists()
 
@@ -149,7 +149,7 @@ def test_the_exporter_listens_on_its_port_of_the_given_address_and_nowhere_else(
 
 
 def listening() -> set[str]:
-    """Local addresses on which this process accepts TCP connections, in the words of /proc."""
+    """Local addresses on which this process accepts TCP connections, as /proc lists them."""
     mine = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(OSError):

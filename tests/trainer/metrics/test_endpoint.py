@@ -1,4 +1,4 @@
-"""The endpoint on a network that means no good: only reading, bounded, and nothing given away."""
+"""The endpoint on a hostile network: read-only, bounded, and it discloses nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from kdist_trainer.metrics import endpoint
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.metrics.reporter import Reporter
-from tests.trainer.metrics.scrape import exporting, fetch, full_stats, tell_all
+from tests.trainer.metrics.scrape import exporting, fetch, full_stats, record_everything
 
 PATHS = ["/metrics", "/healthz", "/readyz", "/status"]
 
@@ -28,7 +28,7 @@ def exporter(tmp_path: Path) -> Iterator[Exporter]:
 
 
 def exchange(port: int, request: bytes) -> bytes:
-    """All bytes that come back for these, which may be none."""
+    """Send these bytes and return the response, which may be empty."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         received = b""
         try:
@@ -45,7 +45,7 @@ def answers(port: int) -> bool:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_head_says_what_get_would_and_sends_no_body(exporter: Exporter, path: str) -> None:
+def test_head_has_the_headers_of_get_and_no_body(exporter: Exporter, path: str) -> None:
     status, body, headers = fetch(exporter.port, path)
     assert (status, len(body)) == (200, int(headers["content-length"]))
     head_status, head_body, head_headers = fetch(exporter.port, path, method="HEAD")
@@ -81,7 +81,7 @@ def test_only_reading_is_allowed(exporter: Exporter, method: str, path: str) -> 
         "/\x00",
     ],
 )
-def test_no_other_path_leads_anywhere_and_none_is_echoed(exporter: Exporter, path: str) -> None:
+def test_every_other_path_is_not_found_and_never_echoed(exporter: Exporter, path: str) -> None:
     answer = exchange(exporter.port, f"GET {path} HTTP/1.1\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 404 Not Found\r\n")
     assert answer.endswith(b"\r\n\r\nnot found\n")
@@ -104,7 +104,7 @@ def test_a_query_is_ignored(exporter: Exporter) -> None:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\r\n\r\n",
     ],
 )
-def test_what_is_no_request_is_refused(exporter: Exporter, request_head: bytes) -> None:
+def test_a_malformed_request_is_rejected(exporter: Exporter, request_head: bytes) -> None:
     assert exchange(exporter.port, request_head).startswith(b"HTTP/1.1 400 Bad Request\r\n")
 
 
@@ -112,7 +112,7 @@ def test_what_is_no_request_is_refused(exporter: Exporter, request_head: bytes) 
     "accept",
     ["\xff\x00", ";;;=,,", "application/openmetrics-text;version=9", "text/plain;q=x", "*" * 4000],
 )
-def test_a_strange_accept_header_still_gets_metrics(exporter: Exporter, accept: str) -> None:
+def test_an_unknown_accept_header_still_gets_metrics(exporter: Exporter, accept: str) -> None:
     answer = exchange(
         exporter.port, b"GET /metrics HTTP/1.1\r\nAccept: " + accept.encode("latin-1") + b"\r\n\r\n"
     )
@@ -122,20 +122,22 @@ def test_a_strange_accept_header_still_gets_metrics(exporter: Exporter, accept: 
 @pytest.mark.parametrize(
     "head", [b"GET /" + b"a" * 100_000, b"GET /metrics HTTP/1.1\r\n" + b"A: b\r\n" * 20_000]
 )
-def test_a_huge_head_is_cut_off(exporter: Exporter, head: bytes) -> None:
+def test_a_request_with_huge_headers_is_rejected(exporter: Exporter, head: bytes) -> None:
     answer = exchange(exporter.port, head + b"\r\n\r\n")
     # the connection may be gone before the answer is read
     assert answer[:12] in {b"", b"HTTP/1.1 431"}
     assert answers(exporter.port)
 
 
-def test_a_connection_that_says_nothing_ends_without_an_answer(exporter: Exporter) -> None:
+def test_a_connection_without_a_request_is_closed_without_a_response(exporter: Exporter) -> None:
     with socket.create_connection(("127.0.0.1", exporter.port), timeout=60) as connection:
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(1) == b""
 
 
-def test_a_client_that_dribbles_its_request_is_dropped_at_the_deadline(exporter: Exporter) -> None:
+def test_a_client_that_sends_its_request_slowly_is_dropped_at_the_deadline(
+    exporter: Exporter,
+) -> None:
     began = time.monotonic()
     with socket.create_connection(("127.0.0.1", exporter.port), timeout=60) as connection:
         connection.settimeout(0.2)
@@ -152,7 +154,7 @@ def test_a_client_that_dribbles_its_request_is_dropped_at_the_deadline(exporter:
     assert time.monotonic() - began >= endpoint.DEADLINE_SECONDS * 0.9
 
 
-def test_many_idle_clients_do_not_keep_a_probe_out(exporter: Exporter) -> None:
+def test_many_idle_clients_do_not_block_a_probe(exporter: Exporter) -> None:
     idle = [
         socket.create_connection(("127.0.0.1", exporter.port), timeout=60)
         for _ in range(endpoint.MAX_CONNECTIONS + 60)
@@ -164,7 +166,7 @@ def test_many_idle_clients_do_not_keep_a_probe_out(exporter: Exporter) -> None:
             connection.close()
 
 
-def test_a_client_that_does_not_read_its_answer_holds_up_nobody(exporter: Exporter) -> None:
+def test_a_client_that_does_not_read_its_response_blocks_nobody(exporter: Exporter) -> None:
     deaf = []
     for _ in range(20):
         connection = socket.socket()
@@ -198,14 +200,14 @@ def test_nothing_of_the_environment_or_the_disk_is_shown(
     monkeypatch.setenv("TOKEN", "canary-1f2e")
     with exporting(tmp_path) as exporter:
         exporter.set_group(generation=1, world_size=1, local_ranks=[0])
-        tell_all(exporter)
+        record_everything(exporter)
         for path in PATHS:
             text = " ".join(map(str, fetch(exporter.port, path)))
             assert "canary-1f2e" not in text
             assert str(tmp_path) not in text
 
 
-def test_a_fault_of_ours_is_one_failed_answer(
+def test_a_bug_in_a_handler_fails_one_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with exporting(tmp_path) as exporter:
@@ -214,7 +216,7 @@ def test_a_fault_of_ours_is_one_failed_answer(
         assert fetch(exporter.port, "/metrics")[0] == 200
 
 
-def test_healthz_says_whether_the_agent_is_alive_and_readyz_whether_it_trains(
+def test_healthz_reports_whether_the_agent_is_alive_and_readyz_whether_it_trains(
     tmp_path: Path,
 ) -> None:
     alive = True
@@ -252,9 +254,7 @@ def test_an_ipv6_address_can_be_listened_on(tmp_path: Path) -> None:
         made.close()
 
 
-def test_status_is_json_that_every_parser_takes(
-    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_is_strict_json(exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(word: str) -> None:
         raise ValueError(word)
 
@@ -291,12 +291,12 @@ def test_status_is_json_that_every_parser_takes(
     }
 
 
-def test_status_tells_the_exit_record_of_an_agent_that_stays_after_its_end(
+def test_status_shows_the_exit_record_of_an_agent_that_stays_alive(
     exporter: Exporter,
 ) -> None:
     assert json.loads(fetch(exporter.port, "/status")[1])["exit"] is None
     record = {"outcome": "failed", "code": 70, "message": "ValueError: odd", "traceback": ["line"]}
-    exporter.set_end(record)
+    exporter.set_exit_record(record)
     document = json.loads(fetch(exporter.port, "/status")[1])
     assert (document["state"], document["phase"], document["exit"]) == ("failed", "failed", record)
     assert fetch(exporter.port, "/readyz")[0] == 503

@@ -1,4 +1,4 @@
-"""Ranks that report over real sockets to an exporter that really listens."""
+"""Ranks report over real sockets to a listening exporter."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_last_records_of_a_dying_group_still_count(exporter: Exporter) -> No
     assert total(read(exporter.expose()), "kdist_steps_total") == 2
 
 
-def test_the_budget_is_full_again_once_a_rank_has_committed(exporter: Exporter) -> None:
+def test_a_committed_checkpoint_resets_the_remaining_restarts(exporter: Exporter) -> None:
     def left() -> float:
         return value(read(exporter.expose()), "kdist_restarts_remaining")
 
@@ -142,7 +142,7 @@ def test_the_time_to_the_first_step_and_to_recover_are_found_from_the_records(
     assert 0.0 <= value(samples, "kdist_time_to_recover_seconds") < 60.0
 
 
-def test_lost_progress_is_lost_steps_at_the_pace_before(exporter: Exporter) -> None:
+def test_lost_progress_is_the_lost_steps_times_the_step_time_before(exporter: Exporter) -> None:
     Reporter(full_stats(0)).close()
     exporter.set_group(generation=2, world_size=2, local_ranks=[0, 1])
     exporter.add_lost_steps(30)
@@ -151,7 +151,7 @@ def test_lost_progress_is_lost_steps_at_the_pace_before(exporter: Exporter) -> N
     assert value(samples, "kdist_lost_progress_seconds_total") == pytest.approx(30 * 0.02)
 
 
-def test_after_its_end_the_exporter_still_knows_everything(tmp_path: Path) -> None:
+def test_a_closed_exporter_still_exposes_its_metrics(tmp_path: Path) -> None:
     with exporting(tmp_path) as exporter:
         exporter.set_group(generation=1, world_size=1, local_ranks=[0])
         send_raw(exporter.socket_path, pack(full_stats(0)))
@@ -179,7 +179,7 @@ def test_status_shows_each_local_rank_with_its_heartbeat(
     assert 0 <= second["heartbeat_age"] < 60
 
 
-def test_throughput_is_what_the_ranks_did_of_late(exporter: Exporter) -> None:
+def test_throughput_covers_the_last_seconds(exporter: Exporter) -> None:
     assert exporter.status()["samples_per_second"] is None
     stats = StepStats(rank=0, generation=1)
     reporter = Reporter(stats, min_interval_seconds=0)
@@ -192,13 +192,13 @@ def test_throughput_is_what_the_ranks_did_of_late(exporter: Exporter) -> None:
     reporter.close()
 
 
-def test_telling_never_fails_before_the_start(tmp_path: Path) -> None:
+def test_an_exporter_accepts_metrics_before_its_start(tmp_path: Path) -> None:
     exporter = make_exporter(tmp_path)
     exporter.set_group(generation=1, world_size=1, local_ranks=[0])
     exporter.close()
     assert exporter.status()["generation"] == 1
 
 
-def test_a_counter_cannot_be_told_to_shrink(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot grow by -1"):
+def test_a_counter_cannot_be_decremented(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be incremented by -1"):
         make_exporter(tmp_path).add_lost_steps(-1)

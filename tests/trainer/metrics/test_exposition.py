@@ -1,6 +1,4 @@
-"""What Prometheus reads: every declared metric, well named, within the series budget, values as
-they are.
-"""
+"""The exposition has every declared metric, well named, within the series budget and exact."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from tests.trainer.metrics.scrape import (
     full_stats,
     make_exporter,
     read,
-    tell_all,
+    record_everything,
     total,
     value,
 )
@@ -52,7 +50,7 @@ def scrape_everything(
     with exporting(scratch) as exporter:
         exporter.set_group(generation=1, world_size=local_ranks, local_ranks=range(local_ranks))
         exporter.set_state("running")
-        tell_all(exporter)
+        record_everything(exporter)
         for rank in range(local_ranks):
             stats = full_stats(rank, strategies=strategies)
             stats.dropped = 1
@@ -99,7 +97,7 @@ def test_every_declared_metric_is_in_a_scrape_with_its_type_and_labels(scratch: 
             }
 
 
-def test_openmetrics_is_spoken_where_it_is_asked_for_without_created_series(scratch: Path) -> None:
+def test_openmetrics_is_served_on_request_without_created_series(scratch: Path) -> None:
     text = scrape_everything(scratch, 1, accept=OPENMETRICS)
     names = {sample.name for family in parse_openmetrics(text) for sample in family.samples}  # type: ignore[no-untyped-call]
     assert "kdist_steps_total" in names
@@ -171,7 +169,7 @@ def test_exactly_one_state_is_on(tmp_path: Path) -> None:
         assert value(samples, "kdist_job_state", state=state) == 1
 
 
-def test_an_unknown_state_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_state_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="dreaming"):
         make_exporter(tmp_path).set_state("dreaming")
 
@@ -200,7 +198,7 @@ def test_histograms_are_cumulative_and_agree_with_their_counts(scratch: Path) ->
             assert counts[-1] == samples[f"{metric.name}_count", others]
 
 
-def test_what_jobs_wait_for_falls_into_buckets_that_have_a_bound(scratch: Path) -> None:
+def test_usual_durations_fall_into_finite_buckets(scratch: Path) -> None:
     stats = StepStats(rank=0, generation=1)
     stats.add_checkpoint("save", visible=20.0, total=400.0, nbytes=1, step=1)
     with exporting(scratch) as exporter:
@@ -218,5 +216,5 @@ def test_what_jobs_wait_for_falls_into_buckets_that_have_a_bound(scratch: Path) 
     assert value(samples, save, op="save", mode="total", le="600.0") == 1
 
 
-def test_the_page_of_metrics_is_the_one_that_the_declarations_make() -> None:
+def test_the_page_of_metrics_is_generated_from_the_declarations() -> None:
     assert PAGE.read_text() == render(), "run: python -m tests.trainer.metrics.metrics_page"

@@ -1,4 +1,4 @@
-"""Sending without waiting: whatever becomes of the reader, the training goes on."""
+"""Sending never blocks: whatever happens to the reader, the training continues."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def received(agent: socket.socket) -> list[Record]:
             return records
 
 
-def test_a_full_socket_drops_records_and_the_next_one_says_how_many(agent: socket.socket) -> None:
+def test_a_full_socket_drops_records_and_the_next_one_counts_them(agent: socket.socket) -> None:
     stats = StepStats(rank=3, generation=2)
     reporter = Reporter(stats, min_interval_seconds=0)
     for step in range(1000):
@@ -71,7 +71,7 @@ def test_without_an_agent_nothing_is_sent_and_nothing_fails(path: Path) -> None:
     assert stats.dropped >= 10
 
 
-def test_an_agent_that_goes_away_and_comes_back_gets_the_sums(
+def test_an_agent_that_restarts_gets_the_cumulative_counters(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kdist_trainer.metrics.reporter._RECONNECT_SECONDS", 0.0)
@@ -91,7 +91,9 @@ def test_an_agent_that_goes_away_and_comes_back_gets_the_sums(
     reporter.close()
 
 
-def test_records_keep_their_distance_and_the_last_one_always_leaves(agent: socket.socket) -> None:
+def test_records_respect_the_minimum_interval_and_the_last_one_is_always_sent(
+    agent: socket.socket,
+) -> None:
     stats = StepStats()
     reporter = Reporter(stats, min_interval_seconds=3600)
     for step in range(100):
@@ -107,7 +109,7 @@ def test_records_keep_their_distance_and_the_last_one_always_leaves(agent: socke
     assert received(agent)[-1].counters[STEPS] == 101
 
 
-def test_a_number_that_cannot_be_packed_costs_a_record_and_no_more(agent: socket.socket) -> None:
+def test_a_number_that_cannot_be_packed_costs_one_record(agent: socket.socket) -> None:
     stats = StepStats()
     reporter = Reporter(stats, min_interval_seconds=0)
     stats.loss = "much"  # type: ignore[assignment]
@@ -126,7 +128,7 @@ def test_outside_kdist_a_reporter_does_nothing(
     assert capfd.readouterr().err == ""
 
 
-def test_a_script_reports_steps_beats_and_speaks_of_its_progress(
+def test_a_script_reports_steps_heartbeats_and_progress(
     agent: socket.socket,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -153,7 +155,7 @@ def test_a_script_reports_steps_beats_and_speaks_of_its_progress(
     assert (lines[1]["step"], lines[1]["target"], lines[1]["loss"]) == (1, 9, 2.0)
 
 
-def test_a_script_that_never_closes_its_reporter_still_sends_its_last_sums(
+def test_a_script_that_never_closes_its_reporter_still_sends_a_last_record(
     agent: socket.socket, path: Path
 ) -> None:
     code = (
@@ -165,7 +167,7 @@ def test_a_script_that_never_closes_its_reporter_still_sends_its_last_sums(
 
 
 @pytest.mark.processes
-def test_a_reader_that_is_stopped_never_makes_the_sender_wait(path: Path) -> None:
+def test_a_stopped_reader_never_blocks_the_sender(path: Path) -> None:
     code = """
 import socket, sys
 reader = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -196,7 +198,7 @@ while True:
 
 
 @pytest.mark.processes
-def test_closing_waits_for_a_reader_that_goes_on(
+def test_closing_waits_for_a_reader_that_resumes(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kdist_trainer.metrics.reporter.CLOSE_SECONDS", 60.0)

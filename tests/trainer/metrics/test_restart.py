@@ -1,4 +1,4 @@
-"""The metrics of a real training that loses a worker: what happened is said, and no counter goes
+"""The metrics of a real training that loses a worker: they show the failure, and no counter goes
 back.
 """
 

@@ -1,6 +1,4 @@
-"""A real training does not notice its exporter: scraped by a hundred, its reader stopped, half of
-its records lost.
-"""
+"""A training is unaffected by its exporter: a hundred scrapers, a stopped reader, lost records."""
 
 from __future__ import annotations
 
@@ -34,14 +32,14 @@ def scrape_by_a_hundred(port: int, ended: threading.Event) -> list[threading.Thr
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[tuple[int, str]]]:
-    """Digest of the weights, and the losses, of a training that nobody looks at."""
-    with training(tmp_path_factory.mktemp("undisturbed"), steps=STEPS) as run:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[tuple[int, str]]]:
+    """Digest of the weights, and the losses, of a training that is not scraped."""
+    with training(tmp_path_factory.mktemp("uninterrupted"), steps=STEPS) as run:
         return str(run.wait_for_end()["weights"]), run.losses()
 
 
-def test_the_training_is_the_same_to_the_bit_however_its_exporter_fares(
-    tmp_path: Path, undisturbed: tuple[str, list[tuple[int, str]]]
+def test_the_training_is_bitwise_identical_whatever_happens_to_its_exporter(
+    tmp_path: Path, uninterrupted: tuple[str, list[tuple[int, str]]]
 ) -> None:
     started = time.monotonic()
     with training(tmp_path, steps=STEPS) as run:
@@ -60,7 +58,7 @@ def test_the_training_is_the_same_to_the_bit_however_its_exporter_fares(
         run.wait_for_step(min(stopped_at + 200, STEPS - 50))
         run.agent.send_signal(signal.SIGCONT)
         done = run.wait_for_end()
-        assert (done["weights"], run.losses()) == undisturbed
+        assert (done["weights"], run.losses()) == uninterrupted
         youngest = time.monotonic() - listening
         text = fetch(port, "/metrics")[1]
         samples = read(text)

@@ -1,4 +1,4 @@
-"""The partition of wall time: it sums to the elapsed time, only grows, and tells the truth soon."""
+"""The wall-time breakdown adds up to the elapsed time, only grows, and is soon accurate."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.declarations import STATES
-from kdist_trainer.metrics.step_stats import WALL_CATEGORIES, Wall
+from kdist_trainer.metrics.step_stats import WALL_CATEGORIES, WallCategory
 from kdist_trainer.metrics.wall_time import WallTimeBreakdown
 
 COUNT = len(WALL_CATEGORIES)
-PRODUCTIVE = WALL_CATEGORIES.index(Wall.PRODUCTIVE_STEP)
+PRODUCTIVE = WALL_CATEGORIES.index(WallCategory.PRODUCTIVE_STEP)
 
 moves = st.one_of(
     st.tuples(st.just("enter"), st.sampled_from(STATES)),
@@ -22,7 +22,7 @@ moves = st.one_of(
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), moves), max_size=40))
-def test_categories_sum_to_elapsed_and_none_shrinks_whatever_is_said(
+def test_categories_add_up_to_elapsed_time_and_none_decreases_whatever_is_reported(
     history: list[tuple[float, tuple[str, object]]],
 ) -> None:
     now, reported = 1000.0, [0.0] * COUNT
@@ -42,15 +42,15 @@ def test_categories_sum_to_elapsed_and_none_shrinks_whatever_is_said(
 
 
 PHASES = {
-    str(Wall.DATA_WAIT): Phase.DATA,
-    str(Wall.PRODUCTIVE_STEP): Phase.STEP,
-    str(Wall.CHECKPOINT_SAVE): Phase.SAVE,
-    str(Wall.CHECKPOINT_RESTORE): Phase.RESTORE,
+    str(WallCategory.DATA_WAIT): Phase.DATA,
+    str(WallCategory.PRODUCTIVE_STEP): Phase.STEP,
+    str(WallCategory.CHECKPOINT_SAVE): Phase.SAVE,
+    str(WallCategory.CHECKPOINT_RESTORE): Phase.RESTORE,
 }
 
 
 class Life:
-    """A run told to a clock, second by second, scraped every three."""
+    """Simulates a run second by second, with a scrape every three seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -61,7 +61,7 @@ class Life:
         for _ in range(seconds):
             self.now += 1.0
             if self.now % 3 == 0:
-                self.clock.read(self.now, doing=doing)
+                self.clock.read(self.now, phase=doing)
 
     def enter(self, state: str, seconds: int) -> None:
         self.clock.enter(state, now=self.now)
@@ -73,25 +73,25 @@ class Life:
         self.clock.report(self.reported, has_stepped=self.reported[PRODUCTIVE] > 0, now=self.now)
 
 
-def test_a_run_with_a_restart_is_shown_as_it_was() -> None:
+def test_the_breakdown_of_a_run_with_a_restart_is_accurate() -> None:
     life = Life()
     life.spend(2)
     life.enter("rendezvous", 4)
     life.enter("initializing", 5)
     life.enter("running", 0)
     for _ in range(10):
-        life.work(Wall.DATA_WAIT, 1)
-        life.work(Wall.PRODUCTIVE_STEP, 7)
-    life.work(Wall.CHECKPOINT_SAVE, 20)
+        life.work(WallCategory.DATA_WAIT, 1)
+        life.work(WallCategory.PRODUCTIVE_STEP, 7)
+    life.work(WallCategory.CHECKPOINT_SAVE, 20)
     life.spend(13, Phase.STEP)  # a step that is never reported: its rank dies
     life.enter("restarting", 3)
     life.enter("rendezvous", 6)
     life.clock.report(life.reported, has_stepped=False, now=life.now)
     life.enter("initializing", 1)
     life.enter("running", 0)
-    life.work(Wall.CHECKPOINT_RESTORE, 8)
+    life.work(WallCategory.CHECKPOINT_RESTORE, 8)
     for _ in range(10):
-        life.work(Wall.PRODUCTIVE_STEP, 9)
+        life.work(WallCategory.PRODUCTIVE_STEP, 9)
     life.enter("succeeded", 0)
     truth = {
         "startup": 2,
@@ -116,21 +116,21 @@ def test_a_run_with_a_restart_is_shown_as_it_was() -> None:
     )
 
 
-def test_a_report_that_comes_late_is_not_counted_on_top_of_a_guess() -> None:
+def test_a_late_report_replaces_a_guess() -> None:
     life = Life()
     life.enter("initializing", 10)
     # the agent sees a heartbeat before the first report, which speaks of both
     life.enter("running", 2)
-    life.reported[WALL_CATEGORIES.index(Wall.INIT)] += 8
-    life.work(Wall.PRODUCTIVE_STEP, 1)
-    life.work(Wall.PRODUCTIVE_STEP, 20)
+    life.reported[WALL_CATEGORIES.index(WallCategory.INIT)] += 8
+    life.work(WallCategory.PRODUCTIVE_STEP, 1)
+    life.work(WallCategory.PRODUCTIVE_STEP, 20)
     life.spend(5, Phase.STEP)
     life.enter("restarting", 1)
     life.reported[PRODUCTIVE] += 1  # sent by a rank just before it died
     life.clock.report(life.reported, has_stepped=True, now=life.now)
     life.enter("rendezvous", 3)
     life.enter("running", 0)
-    life.work(Wall.PRODUCTIVE_STEP, 10)
+    life.work(WallCategory.PRODUCTIVE_STEP, 10)
     truth = dict.fromkeys(WALL_CATEGORIES, 0.0) | {
         "init": 12.0,
         "productive_step": 32.0,
@@ -151,7 +151,7 @@ def test_a_script_that_reports_nothing_spends_its_time_starting() -> None:
     )
 
 
-def test_what_a_script_does_is_unobserved_until_it_tells_of_a_step() -> None:
+def test_the_time_of_a_script_is_unobserved_until_it_reports_a_step() -> None:
     silent, telling = WallTimeBreakdown(0.0, observed=False), WallTimeBreakdown(0.0, observed=False)
     for clock in (silent, telling):
         for state, now in (("rendezvous", 2.0), ("initializing", 5.0), ("running", 6.0)):

@@ -1,4 +1,4 @@
-"""A real agent with two ranks that train digits, for tests that look at its metrics."""
+"""A real agent with two ranks that train digits, for tests of its metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE = 240.0
 
 
 class TrainingRun:
-    """An agent of two ranks that trains digits, and what it leaves behind."""
+    """An agent with two ranks that trains digits, and its files."""
 
     def __init__(self, home: Path, *, steps: int, checkpoint_steps: int) -> None:
         self.checkpoints = home / "checkpoints"
@@ -40,13 +40,13 @@ class TrainingRun:
             "--rendezvous",
             f"file:{home / 'store'}",
         ]
-        command += ["--on-end", "park"]  # so that it can be asked for as long as the test likes
+        command += ["--on-finish", "keep-alive"]  # so that it answers as long as the test needs
         command += ["--checkpoints", str(self.checkpoints)]
         with self.log.open("wb") as log:
             self.agent = fork_agent(command, environment=os.environ, log=log.fileno())
 
     def wait_for_step(self, step: int) -> None:
-        """Return once the ledger has the line of this step."""
+        """Return once the ledger has this step."""
         wait_until(lambda: self.agent.poll() is not None or self.last_step() >= step, PATIENCE)
         assert self.agent.poll() is None, self.log.read_text()[-4000:]
 
@@ -55,7 +55,7 @@ class TrainingRun:
         return int(self.losses()[-1][0]) if self.losses() else 0
 
     def losses(self) -> list[tuple[int, str]]:
-        """Step and loss, to the bit, of every line of the ledger."""
+        """Step and exact loss of every line of the ledger."""
         if not (self.checkpoints / "ledger" / "steps.jsonl").exists():
             return []
         return [(line["step"], line["loss"]) for line in RunLedger(self.checkpoints).read_steps()]
@@ -73,7 +73,7 @@ class TrainingRun:
         return document
 
     def port(self) -> int:
-        """Where the exporter listens, once it does."""
+        """Port of the exporter, once it listens."""
         wait_until(
             lambda: self.agent.poll() is not None or (self.scratch / "agent.json").exists(),
             PATIENCE,
@@ -89,7 +89,7 @@ class TrainingRun:
 
 @contextmanager
 def training(home: Path, *, steps: int, checkpoint_steps: int = 100_000) -> Iterator[TrainingRun]:
-    """A training that has begun, and that has ended when the `with` block does."""
+    """Start a training, and kill it at the end of the `with` block."""
     run = TrainingRun(home, steps=steps, checkpoint_steps=checkpoint_steps)
     try:
         yield run

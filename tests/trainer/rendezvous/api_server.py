@@ -91,10 +91,10 @@ class ApiServer:
         }
         return {**address, "KDIST_ACCOUNT": str(self.account)}
 
-    def config_map(self, *, patience: float = 10.0, name: str = "store") -> ConfigMap:
+    def config_map(self, *, retry_seconds: float = 10.0, name: str = "store") -> ConfigMap:
         """A client of its own."""
         server = ApiEndpoint("127.0.0.1", self.port, scheme="http", account=self.account)
-        return ConfigMap(server, "ml", name, patience=lambda: patience)
+        return ConfigMap(server, "ml", name, retry_seconds=lambda: retry_seconds)
 
     def serve(self, method: str, path: str, token: str, body: bytes) -> tuple[int, dict[str, Any]]:
         """Status and document of one request."""

@@ -14,7 +14,6 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pytest
@@ -71,12 +70,7 @@ class ControlPlane:
         shutil.copy(self.folder / "certificates" / "apiserver.crt", self.account / "ca.crt")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         if self._etcd is not None:
             self._etcd.kill()
@@ -124,9 +118,9 @@ class ControlPlane:
         """What a pod knows of the API server."""
         return ApiEndpoint("127.0.0.1", self.port, account=self.account)
 
-    def config_map(self, *, patience: float = 60.0) -> ConfigMap:
+    def config_map(self, *, retry_seconds: float = 60.0) -> ConfigMap:
         """A client of its own, with a pod's rights."""
-        return ConfigMap(self.server(), NAMESPACE, NAME, patience=lambda: patience)
+        return ConfigMap(self.server(), NAMESPACE, NAME, retry_seconds=lambda: retry_seconds)
 
     def environment(self) -> dict[str, str]:
         """What the kubelet would tell a pod, and where its account is."""

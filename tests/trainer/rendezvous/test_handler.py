@@ -1,10 +1,7 @@
-"""The rendezvous: torch's own protocol, in our timings; and torch still has the names that we count
-on.
-"""
+"""The rendezvous: torch's own protocol with kdist's timings."""
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import os
 import threading
@@ -14,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from torch.distributed import DistStoreError
-from torch.distributed.elastic.rendezvous import api as torch_api
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torch_dynamic
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousInfo
 
 from kdist_trainer.rendezvous.file_store import FileStore
@@ -63,18 +59,6 @@ def meet_all(nodes: list[Rendezvous]) -> list[RendezvousInfo]:
     return [found[index] for index in range(len(nodes))]
 
 
-def test_torch_has_the_names_that_we_replace_and_use(tmp_path: Path) -> None:
-    assert callable(vars(torch_api)["get_free_port"])
-    assert "get_free_port()" in inspect.getsource(torch_api.RendezvousStoreInfo.build)
-    assert all(
-        callable(vars(torch_dynamic)[name])
-        for name in ("_delay", "get_method_name", "_RendezvousExitOp")
-    )
-    assert {"_heartbeat_lock", "_state_holder", "_op_executor", "_this_node"} <= set(
-        vars(meet(tmp_path))
-    )
-
-
 def test_nodes_meet_and_meet_again(tmp_path: Path) -> None:
     nodes = [meet(tmp_path, low=2) for _ in range(2)]
     assert {(info.rank, info.world_size) for info in meet_all(nodes)} == {(0, 2), (1, 2)}
@@ -88,13 +72,13 @@ def test_nodes_meet_and_meet_again(tmp_path: Path) -> None:
         node.leave()
 
 
-def test_looks_at_the_state_are_a_moment_apart(
+def test_torch_polls_the_state_at_the_interval_of_the_timings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meet(tmp_path, high=2)
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    vars(torch_dynamic)["_delay"](seconds=(0.9, 1.1))
+    vars(dynamic_rendezvous)["_delay"](seconds=(0.9, 1.1))
     assert slept == [RendezvousTimings.for_nodes(2).poll]
     assert slept[0] <= 0.1
 
@@ -102,7 +86,7 @@ def test_looks_at_the_state_are_a_moment_apart(
 def test_another_run_in_the_same_store_is_another_rendezvous(tmp_path: Path) -> None:
     here, there = meet(tmp_path, high=1), meet(tmp_path, run_id="other", high=1)
     assert [info.world_size for info in meet_all([here, there])] == [1, 1]
-    assert (here.news().waiting, here.members()) == (0, 1)
+    assert (here.status().waiting, here.count_members()) == (0, 1)
     here.leave()
     there.leave()
 
@@ -110,14 +94,14 @@ def test_another_run_in_the_same_store_is_another_rendezvous(tmp_path: Path) -> 
 def test_news_tells_newcomers_from_members_that_left(tmp_path: Path) -> None:
     first, second, third = (meet(tmp_path, low=2, high=3) for _ in range(3))
     meet_all([first, second])
-    assert (first.news().waiting, first.news().left) == (0, 0)
+    assert (first.status().waiting, first.status().left) == (0, 0)
     threads = [threading.Thread(target=third.next_rendezvous, daemon=True)]
     threads[0].start()
-    wait_for(lambda: first.news().waiting == 1)
+    wait_for(lambda: first.status().waiting == 1)
     threads.append(threading.Thread(target=second.next_rendezvous, daemon=True))
     threads[1].start()
-    wait_for(lambda: first.news().left == 1)
-    assert first.news().waiting == 1
+    wait_for(lambda: first.status().left == 1)
+    assert first.status().waiting == 1
     assert first.next_rendezvous().world_size == 3, "all who stand at the door are let in"
     for thread in threads:
         thread.join(30)
@@ -131,7 +115,7 @@ def test_nobody_waits_for_the_word_of_a_node_that_has_left_a_new_group(tmp_path:
     there.leave()
     with here.watching_departures(), pytest.raises(DistStoreError, match="1 other nodes have left"):
         found.store.get("what the other one never says")
-    assert soon(lambda: here.news().left == 1)
+    assert soon(lambda: here.status().left == 1)
     with pytest.raises(DistStoreError, match="wait timeout"):
         found.store.wait(["what is waited for at any other time"], timedelta(seconds=0.2))
     here.leave()
@@ -141,7 +125,7 @@ def test_a_closed_rendezvous_turns_everybody_away_and_says_so(tmp_path: Path) ->
     node = meet(tmp_path, high=1)
     node.next_rendezvous()
     node.set_closed()
-    assert node.news().closed
+    assert node.status().closed
     with pytest.raises(RendezvousClosedError):
         meet(tmp_path, high=1).next_rendezvous()
     node.leave()
@@ -157,21 +141,21 @@ def test_nodes_of_one_address_are_ranked_by_their_index_whichever_came_first(
 
 
 def test_the_predecessor_of_a_restarted_agent_is_put_out_at_once(tmp_path: Path) -> None:
-    dead, witness = meet(tmp_path), meet(tmp_path)
+    dead, other = meet(tmp_path), meet(tmp_path)
     dead.next_rendezvous()
-    assert witness.members() == 1
+    assert other.count_members() == 1
     dead._stop_heartbeats()
-    witness.evict({os.getpid() + 1})
-    assert witness.members() == 1, "another process is not meant"
-    witness.evict({os.getpid() + 1, os.getpid()})
-    assert soon(lambda: witness.members() == 0)
+    other.remove_predecessors({os.getpid() + 1})
+    assert other.count_members() == 1, "another process is not meant"
+    other.remove_predecessors({os.getpid() + 1, os.getpid()})
+    assert soon(lambda: other.count_members() == 0)
 
 
 def test_large_jobs_look_and_beat_less_often() -> None:
     small, large = RendezvousTimings.for_nodes(2), RendezvousTimings.for_nodes(1024)
     assert small.poll < large.poll <= 1
     assert small.keep_alive < large.keep_alive
-    assert small.last_call < small.patience < large.patience
+    assert small.last_call < small.max_wait < large.max_wait
 
 
 def wait_for(condition: object, *, seconds: float = 30.0) -> None:

@@ -23,9 +23,9 @@ from tests.trainer.rendezvous.api_server import CUT, LOST_ANSWER, ApiServer
 
 
 def open_store(
-    api: ApiServer, *, patience: float = 10.0, seconds: float = 5.0, **places: str
+    api: ApiServer, *, retry_seconds: float = 10.0, seconds: float = 5.0, **places: str
 ) -> KubernetesStore:
-    config_map = api.config_map(patience=patience, **places)
+    config_map = api.config_map(retry_seconds=retry_seconds, **places)
     return KubernetesStore(config_map, run_id="run", timeout_seconds=seconds, poll_seconds=0.02)
 
 
@@ -61,7 +61,8 @@ def test_of_many_writers_each_change_is_made_once_even_if_answers_are_lost(api: 
 
     with api.failing(None, LOST_ANSWER, None, 500, None, None, CUT, for_ever=True):
         threads = [
-            threading.Thread(target=count, args=(open_store(api, patience=60),)) for _ in range(6)
+            threading.Thread(target=count, args=(open_store(api, retry_seconds=60),))
+            for _ in range(6)
         ]
         for thread in threads:
             thread.start()
@@ -93,7 +94,7 @@ def test_what_passes_is_ridden_out(api: ApiServer, faults: list[int]) -> None:
 
 
 def test_an_api_server_that_goes_away_and_comes_back_is_no_change(api: ApiServer) -> None:
-    store = open_store(api, patience=30)
+    store = open_store(api, retry_seconds=30)
     store.set("key", "old")
     api.stop()
     threading.Timer(1.0, api.start).start()
@@ -101,12 +102,12 @@ def test_an_api_server_that_goes_away_and_comes_back_is_no_change(api: ApiServer
     assert store.get("key") == b"new"
 
 
-def test_patience_ends_in_torchs_own_error(api: ApiServer) -> None:
-    store = open_store(api, patience=0.3)
+def test_exhausted_retries_end_in_torchs_own_error(api: ApiServer) -> None:
+    store = open_store(api, retry_seconds=0.3)
     store.set("key", "value")
     api.stop()
     began = time.monotonic()
-    with pytest.raises(dist.DistStoreError, match="does not serve ConfigMap ml/store"):
+    with pytest.raises(dist.DistStoreError, match="is unavailable for ConfigMap ml/store"):
         store.set("key", "other")
     assert time.monotonic() - began < 30
 
@@ -119,7 +120,7 @@ def test_the_server_is_left_alone_for_as_long_as_it_asks(api: ApiServer) -> None
     assert time.monotonic() - began >= 1
 
 
-def test_a_token_that_was_replaced_is_read_anew(api: ApiServer, tmp_path: Path) -> None:
+def test_a_token_that_was_replaced_is_read_again(api: ApiServer, tmp_path: Path) -> None:
     store = open_store(api)
     store.set("key", "value")
     api.tokens = {"token-2"}
@@ -128,12 +129,12 @@ def test_a_token_that_was_replaced_is_read_anew(api: ApiServer, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"), [(403, "does not let the pod use it"), (404, "does not have it")]
+    ("fault", "words"), [(403, "does not permit the pod to use"), (404, "does not have")]
 )
 def test_a_refusal_from_the_start_that_lasts_is_a_problem_of_configuration(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch, fault: int, words: str
 ) -> None:
-    monkeypatch.setattr(configmap_client, "REFUSAL_SECONDS", 0.2)
+    monkeypatch.setattr(configmap_client, "REJECTION_SECONDS", 0.2)
     with api.failing(fault, for_ever=True), pytest.raises(ConfigError, match=words):
         open_store(api).set("key", "value")
 
@@ -141,8 +142,8 @@ def test_a_refusal_from_the_start_that_lasts_is_a_problem_of_configuration(
 def test_a_refusal_after_a_success_is_ridden_out_like_an_outage(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(configmap_client, "REFUSAL_SECONDS", 0.0)
-    store = open_store(api, patience=0.3)
+    monkeypatch.setattr(configmap_client, "REJECTION_SECONDS", 0.0)
+    store = open_store(api, retry_seconds=0.3)
     store.set("key", "value")
     with api.failing(403, for_ever=True), pytest.raises(dist.DistStoreError, match="403"):
         store.set("key", "other")

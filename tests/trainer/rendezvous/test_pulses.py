@@ -1,6 +1,4 @@
-"""Whom an agent takes for dead: nodes whose signs of life it saw stand still, whatever their clocks
-say.
-"""
+"""Which nodes an agent declares dead: those whose keep-alives stop, whatever their clocks say."""
 
 from __future__ import annotations
 
@@ -9,26 +7,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from torch._C._distributed_c10d import HashStore
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousSettings,
     RendezvousTimeout,
-    _NodeDesc,
 )
 
-from kdist_trainer.rendezvous.handler import RendezvousTimings, _State
+from kdist_trainer.rendezvous.handler import RendezvousState, RendezvousTimings
+from kdist_trainer.rendezvous.torch_internals import Node
+from kdist_trainer.torch_internals import HashStore
 
 PACE = replace(RendezvousTimings.for_nodes(2), poll=0.0, keep_alive=0.05, keep_alive_attempts=3)
-HERE, THERE = _NodeDesc("10.0.0.1", 7, 0), _NodeDesc("10.0.0.2", 7, 0)
+HERE, THERE = Node("10.0.0.1", 7, 0), Node("10.0.0.2", 7, 0)
 
 
-def open_state(*, complete: bool = False, node: _NodeDesc = HERE) -> _State:
+def open_state(*, complete: bool = False, node: Node = HERE) -> RendezvousState:
     """A state with two nodes in it, whose clocks are an hour apart."""
     settings = RendezvousSettings(
         "run", 1, 2, RendezvousTimeout(), timedelta(seconds=PACE.keep_alive), 3
     )
-    state = _State(C10dRendezvousBackend(HashStore(), "run"), settings, PACE)
+    state = RendezvousState(C10dRendezvousBackend(HashStore(), "run"), settings, PACE)
     state.node = node
     state.sync()
     state.state.participants = {HERE: 0, THERE: 1}
@@ -40,14 +38,14 @@ def open_state(*, complete: bool = False, node: _NodeDesc = HERE) -> _State:
     return state
 
 
-def beat(state: _State, *nodes: _NodeDesc) -> None:
+def beat(state: RendezvousState, *nodes: Node) -> None:
     for node in nodes:
         state.state.last_heartbeats[node] += timedelta(seconds=1)
     state.mark_dirty()
     state.sync()
 
 
-def watch(state: _State, seconds: float, each: Callable[[], object]) -> None:
+def watch(state: RendezvousState, seconds: float, each: Callable[[], object]) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         state.sync()
@@ -72,7 +70,7 @@ def test_a_group_at_work_keeps_a_silent_node_until_a_member_has_left_to_form_ano
     watch(state, 0.4, lambda: beat(state, HERE))
     assert set(state.state.participants) == {HERE, THERE}
     assert state.silent == {THERE}
-    waiting = _NodeDesc("10.0.0.3", 7, 0)
+    waiting = Node("10.0.0.3", 7, 0)
     state.state.wait_list.add(waiting)
     state.state.last_heartbeats[waiting] = datetime.now(UTC)
     state.mark_dirty()
@@ -90,14 +88,15 @@ def test_a_group_at_work_keeps_a_silent_node_until_a_member_has_left_to_form_ano
 
 
 def test_who_waits_to_join_evicts_a_group_that_is_silent_as_a_whole_and_no_part_of_one() -> None:
-    state = open_state(complete=True, node=_NodeDesc("10.0.0.3", 7, 0))
-    state.state.wait_list.add(state.node)
-    state.state.last_heartbeats[state.node] = datetime.now(UTC)
+    waiting = Node("10.0.0.3", 7, 0)
+    state = open_state(complete=True, node=waiting)
+    state.state.wait_list.add(waiting)
+    state.state.last_heartbeats[waiting] = datetime.now(UTC)
     state.mark_dirty()
     state.sync()
-    watch(state, 0.4, lambda: beat(state, state.node, HERE))
+    watch(state, 0.4, lambda: beat(state, waiting, HERE))
     assert set(state.state.participants) == {HERE, THERE}
-    watch(state, 0.4, lambda: beat(state, state.node))
+    watch(state, 0.4, lambda: beat(state, waiting))
     assert not state.state.participants
 
 

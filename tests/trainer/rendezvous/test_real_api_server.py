@@ -24,9 +24,12 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield plane
 
 
-def open_store(plane: ControlPlane, *, patience: float = 60.0) -> KubernetesStore:
+def open_store(plane: ControlPlane, *, retry_seconds: float = 60.0) -> KubernetesStore:
     return KubernetesStore(
-        plane.config_map(patience=patience), run_id="run", timeout_seconds=30, poll_seconds=0.05
+        plane.config_map(retry_seconds=retry_seconds),
+        run_id="run",
+        timeout_seconds=30,
+        poll_seconds=0.05,
     )
 
 
@@ -88,16 +91,16 @@ def test_every_key_that_agents_use_is_taken_and_a_full_mebibyte_is_not_reached(
 def test_a_pod_may_read_and_replace_its_config_map_and_nothing_else(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(configmap_client, "REFUSAL_SECONDS", 0.5)
-    with pytest.raises(ConfigError, match="does not let the pod use it"):
-        ConfigMap(plane.server(), NAMESPACE, "another", patience=lambda: 30.0).read()
+    monkeypatch.setattr(configmap_client, "REJECTION_SECONDS", 0.5)
+    with pytest.raises(ConfigError, match="does not permit the pod to use"):
+        ConfigMap(plane.server(), NAMESPACE, "another", retry_seconds=lambda: 30.0).read()
     path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}"
     with pytest.raises(urllib.error.HTTPError, match="403"):
         plane.request("DELETE", path, token="pod-token")  # noqa: S106
 
 
 def test_an_api_server_that_is_killed_and_comes_back_is_no_change(plane: ControlPlane) -> None:
-    store = open_store(plane, patience=100.0)
+    store = open_store(plane, retry_seconds=100.0)
     store.set("key", "old")
     plane.stop()
     returning = threading.Timer(0.5, plane.start)

@@ -1,4 +1,4 @@
-"""What TensorBoard's own reader finds in event files."""
+"""Reads event files with TensorBoard's own reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOSS = "train/loss"
 
 
 def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Steps and values of every curve that TensorBoard draws of the files in `folder`."""
+    """Steps and values of every scalar in the event files of `folder`."""
     found = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     found.Reload()
     return {

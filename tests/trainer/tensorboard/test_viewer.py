@@ -1,6 +1,4 @@
-"""TensorBoard as it is shown to whoever looks: on loopback, never at a training's expense, and gone
-when they go.
-"""
+"""TensorBoard is served on loopback, takes no memory from a training, and exits with its client."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def listens(port: int) -> bool:
 
 
 @pytest.mark.processes
-def test_it_draws_the_run_and_ends_when_nobody_looks_any_more(tmp_path: Path) -> None:
+def test_it_shows_the_run_and_exits_when_the_client_disconnects(tmp_path: Path) -> None:
     curves = TensorBoardWriter(tmp_path, StepStats())
     for first, last in ((1, 9), (6, 12)):
         curves.begin(first - 1)
@@ -59,14 +57,16 @@ def test_it_draws_the_run_and_ends_when_nobody_looks_any_more(tmp_path: Path) ->
         viewer.wait()
 
 
-def test_without_event_files_it_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_event_files_it_reports_a_problem(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(tmp_path / FOLDER)]) == 1
     said = json.loads(capfd.readouterr().out)
     assert said["cause"] == "empty"
     assert "no event files" in said["problem"]
 
 
-def test_it_takes_no_memory_that_a_training_needs(
+def test_it_does_not_start_without_enough_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("kdist_trainer.tensorboard.__main__.free_bytes", lambda: NEEDED_BYTES - 1)

@@ -1,6 +1,4 @@
-"""The curves that TensorBoard draws of a run: every step once, and never at the training's
-expense.
-"""
+"""TensorBoard's event files have every step of a run once; writing them never blocks training."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ def draw(
         curves.add_step(step, samples=8, seconds=seconds, loss=loss)
 
 
-def test_steps_that_are_done_again_are_drawn_once(tmp_path: Path) -> None:
+def test_repeated_steps_appear_once(tmp_path: Path) -> None:
     # two groups are lost on the way
     for first, last, loss in ((1, 20, 1.0), (11, 14, 2.0), (13, 30, 3.0)):
         curves = TensorBoardWriter(tmp_path, StepStats())
@@ -36,7 +34,7 @@ def test_steps_that_are_done_again_are_drawn_once(tmp_path: Path) -> None:
     assert read(tmp_path / FOLDER)[LOSS] == expected
 
 
-def test_a_rank_that_goes_back_on_its_own_draws_what_it_does_then(tmp_path: Path) -> None:
+def test_after_a_rollback_the_repeated_steps_replace_the_earlier_ones(tmp_path: Path) -> None:
     curves = TensorBoardWriter(tmp_path, StepStats())
     curves.begin(0)
     draw(curves, 1, 9)
@@ -62,7 +60,7 @@ def test_files_of_a_machine_whose_clock_is_ahead_are_read_first(
     assert steps(tmp_path / FOLDER) == list(range(1, 11))
 
 
-def test_a_point_says_what_was_learned_how_fast_and_where_the_time_went(tmp_path: Path) -> None:
+def test_a_point_has_loss_throughput_and_step_times(tmp_path: Path) -> None:
     stats = StepStats()
     curves = TensorBoardWriter(tmp_path, stats)
     curves.begin(0)
@@ -86,7 +84,7 @@ def test_a_point_says_what_was_learned_how_fast_and_where_the_time_went(tmp_path
     assert set(parts) == {phase.name.lower() for phase in StepPhase} | {"total"}
 
 
-def test_fast_steps_are_thinned_out_and_the_first_is_there(tmp_path: Path) -> None:
+def test_fast_steps_are_downsampled_and_the_first_is_kept(tmp_path: Path) -> None:
     curves = TensorBoardWriter(tmp_path, StepStats())
     curves.begin(0)
     draw(curves, 1, 1001, seconds=0.02)
@@ -96,7 +94,7 @@ def test_fast_steps_are_thinned_out_and_the_first_is_there(tmp_path: Path) -> No
     assert 160 <= len(drawn) <= 201
 
 
-def test_a_long_run_takes_few_points(tmp_path: Path) -> None:
+def test_a_long_run_has_few_points(tmp_path: Path) -> None:
     curves = TensorBoardWriter(tmp_path, StepStats())
     curves.begin(0)
     draw(curves, 1, 20_000, seconds=60.0)  # two weeks
@@ -104,7 +102,9 @@ def test_a_long_run_takes_few_points(tmp_path: Path) -> None:
     assert len(steps(tmp_path / FOLDER)) < 4500
 
 
-def test_without_a_folder_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     curves = TensorBoardWriter(None, StepStats())
     curves.begin(0)
@@ -114,7 +114,7 @@ def test_without_a_folder_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_refuses_is_told_once_and_costs_points_only(
+def test_a_failing_disk_is_reported_once_and_only_costs_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(writer, "_RETRY_SECONDS", 0.05)
@@ -137,7 +137,7 @@ def test_a_disk_that_refuses_is_told_once_and_costs_points_only(
     assert steps(tmp_path / FOLDER)[-4:] == [2, 3, 4, 5]
 
 
-def test_without_tensorboard_the_training_goes_on_and_says_so_once(
+def test_without_tensorboard_the_training_continues_and_warns_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
@@ -148,9 +148,7 @@ def test_without_tensorboard_the_training_goes_on_and_says_so_once(
     assert capfd.readouterr().err.count("tensorboard-missing") == 1
 
 
-def test_storage_that_hangs_holds_up_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_storage_that_hangs_blocks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     opening = writer.open_file
 

@@ -25,6 +25,7 @@ from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.liveness import Heartbeat
+from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.training import trainer
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.workload import Split, Workload, WorkloadContext
@@ -242,23 +243,40 @@ def train_watched(
     steps: list[float] | None = None,
     sent: list[int] | None = None,
 ) -> TrainContext:
-    """The same, and the run it was; `steps` gets the seconds of each step, `sent` each step that
-    was told of in any case.
+    """The same; returns the context of the training. `steps` gets the seconds of each step, `sent`
+    each step at which the reporter was flushed.
     """
-    runs: list[TrainContext] = []
+    contexts: list[TrainContext] = []
     original = trainer.setup
 
-    def begin(run: TrainContext) -> None:
-        runs.append(run)
-        if steps is not None:
-            run.report = lambda: steps.append(run.records[-1].seconds)
-        if sent is not None:
-            run.flush = lambda: sent.append(int(run.stats.last_step or 0))
-        original(run)
+    def setup(ctx: TrainContext) -> None:
+        contexts.append(ctx)
+        ctx.reporter = Watched(ctx, steps, sent)
+        original(ctx)
 
-    trainer.setup = begin
+    trainer.setup = setup
     train(document, folder)
-    return runs[0]
+    return contexts[0]
+
+
+class Watched(Reporter):
+    """Notes what the training reports, instead of sending it."""
+
+    def __init__(
+        self, ctx: TrainContext, steps: list[float] | None, sent: list[int] | None
+    ) -> None:
+        super().__init__(ctx.stats)
+        self._ctx = ctx
+        self._steps = steps
+        self._sent = sent
+
+    def send(self) -> None:
+        if self._steps is not None:
+            self._steps.append(self._ctx.step_records[-1].seconds)
+
+    def flush(self) -> None:
+        if self._sent is not None:
+            self._sent.append(int(self._ctx.stats.last_step or 0))
 
 
 def train_here(
@@ -286,7 +304,7 @@ def done(folder: Path) -> dict[str, Any]:
 
 
 def losses(folder: Path, *, generation: int = 1) -> dict[int, str]:
-    """Loss of each step of a generation, in hexadecimal: equal means equal to the bit."""
+    """Loss of each step of a generation, in hexadecimal: equal means bitwise identical."""
     lines = RunLedger(folder / "checkpoints").read_steps()
     return {line["step"]: line["loss"] for line in lines if line["generation"] == generation}
 

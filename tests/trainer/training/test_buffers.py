@@ -30,7 +30,7 @@ KINDS = (
 
 
 class Odd(nn.Module):
-    """Buffers of all kinds: each training pass draws them anew, except for a mask."""
+    """Buffers of all kinds: each training pass draws them again, except for a mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def in_group(work: Callable[[int, Sends], Any]) -> Any:
     """What `work(rank, sends)` returns on a rank of a group."""
     with World.from_environment(timeout_seconds=60) as world:
         sends = Sends()
-        collective_hooks.listen(sends)
+        collective_hooks.register_launch_hook(sends)
         torch.default_generator.manual_seed(world.rank)
         return work(world.rank, sends)
 
@@ -83,17 +83,17 @@ def agree_on_all_kinds() -> Any:
 
     def work(rank: int, sends: Sends) -> Any:
         module = Odd()
-        buffers = Buffers(module, dist.group.WORLD, keep=True)
+        buffers = Buffers(module, dist.group.WORLD, keep_previous=True)
         before = values(module)
-        with buffers.observed():
+        with buffers.detect_changes():
             module(torch.randn(5, 4))
         restored = values(module) == before
         module(torch.randn(5, 4))
         sends.count, own = 0, values(module)
-        assert buffers.agree() == (dist.get_world_size() > 1)
+        assert buffers.synchronize() == (dist.get_world_size() > 1)
         agreed, count = values(module), sends.count
         module(torch.full((5, 4), torch.nan))
-        buffers.put_back()
+        buffers.restore()
         return restored, own, agreed, count, values(module)
 
     return in_group(work)
@@ -136,14 +136,14 @@ def agree_late() -> Any:
         module = Tardy()
         module.get_buffer("table").fill_(rank)  # as another kind of machine may compute it
         buffers = Buffers(module, dist.group.WORLD)
-        with buffers.observed():
+        with buffers.detect_changes():
             module.linear(torch.ones(2))
         sends.count = 0
-        sent, before = buffers.agree(), sends.count
+        sent, before = buffers.synchronize(), sends.count
         if rank == 1:
             module.get_buffer("count").add_(1)
-        buffers.agree_on_late()
-        return sent, before, values(module), buffers.agree(), buffers.state_dict()["known"]
+        buffers.synchronize_late()
+        return sent, before, values(module), buffers.synchronize(), buffers.state_dict()["known"]
 
     return in_group(work)
 

@@ -29,7 +29,7 @@ def test_the_interval_of_saves_is_the_configured_one_or_that_of_the_steps(
     nothing: Any = None
     assert (
         TrainerCheckpointing(
-            None, nothing, every=every, diary=nothing, stats=stats
+            None, nothing, every=every, step_log=nothing, stats=stats
         ).interval_seconds()
         == interval
     )

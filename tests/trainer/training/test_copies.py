@@ -17,6 +17,7 @@ from kdist.spec import validators
 from kdist_trainer import workloads
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.errors import ConfigError
+from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.training import trainer
 from kdist_trainer.training.builder import RankRuntime, assemble
@@ -55,16 +56,10 @@ def count(described: dict[str, Any], folder: Path) -> int:
     assert config.train is not None
     with open_world(config, config.train) as world:
         stats = StepStats(rank=world.rank, generation=1)
-        around = RankRuntime(
-            world=world,
-            flag=StopFlag(),
-            stats=stats,
-            report=lambda: None,
-            flush=lambda: None,
-            heartbeat=None,
-            checkpoints=None,
+        runtime = RankRuntime(
+            world=world, stop_flag=StopFlag(), stats=stats, reporter=Reporter(stats)
         )
-        trainer.train(assemble(config, config.train, load_workload(config.train, world), around))
+        trainer.train(assemble(config, config.train, load_workload(config.train, world), runtime))
         return int(stats.samples)
 
 

@@ -1,5 +1,5 @@
-"""A job that is edited between two runs: each field's fate is told, and what is taken over takes
-effect.
+"""A job that is edited between two runs: the effect of each edit is reported, and edits that are
+taken over have an effect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Schedule, Training, changes
 from kdist_trainer.training import trainer
 from kdist_trainer.training.context import TrainContext
-from kdist_trainer.workload import LrSchedule, build, factor, take_over
+from kdist_trainer.workload import LrSchedule, apply_edits, build_scheduler, lr_factor
 from tests.faults.check_ledger import assert_every_sample_once
 from tests.trainer.training.group import RankFailed, run_group
 from tests.trainer.training.tasks import describe, done, losses, train_here
@@ -40,9 +40,9 @@ def sections(**edits: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return before, now
 
 
-def fates(*, stream: bool = False, **edits: Any) -> dict[str, str]:
+def effects(*, stream: bool = False, **edits: Any) -> dict[str, str]:
     return {
-        change.field: change.fate.value
+        change.field: change.effect.value
         for change in changes.compare(*sections(**edits), stream=stream)
     }
 
@@ -90,17 +90,19 @@ def test_the_table_in_the_documentation_is_that_of_the_rules() -> None:
         ({"seed": 4}, {"seed": "refused"}),
     ],
 )
-def test_an_edit_has_the_fate_of_its_field(edits: dict[str, Any], expected: dict[str, str]) -> None:
-    assert fates(**edits) == expected
+def test_an_edit_has_the_effect_of_its_field(
+    edits: dict[str, Any], expected: dict[str, str]
+) -> None:
+    assert effects(**edits) == expected
 
 
 def test_a_stream_does_not_go_on_with_another_batch() -> None:
-    assert fates(globalBatch=24) == {"globalBatch": "taken over"}
-    assert fates(globalBatch=24, stream=True) == {"globalBatch": "refused"}
+    assert effects(globalBatch=24) == {"globalBatch": "taken over"}
+    assert effects(globalBatch=24, stream=True) == {"globalBatch": "refused"}
 
 
 @pytest.mark.parametrize(
-    ("edits", "goes_on", "problem"),
+    ("edits", "continues", "problem"),
     [
         ({}, False, None),
         ({"loader": {"workers": 2}}, False, None),
@@ -120,23 +122,23 @@ def test_a_stream_does_not_go_on_with_another_batch() -> None:
     ],
 )
 def test_a_run_that_has_ended_goes_on_only_where_its_end_moved(
-    edits: dict[str, Any], goes_on: bool, problem: str | None
+    edits: dict[str, Any], continues: bool, problem: str | None
 ) -> None:
     before, now = sections(**edits)
-    finished = changes.judge_done(
+    finished = changes.compare_done(
         {"step": 9, "samples_seen": 100, "job": {"train": before}}, {"train": now, "script": None}
     )
-    assert finished.goes_on is goes_on
+    assert finished.continues is continues
     assert finished.problem is None if problem is None else problem in str(finished.problem)
-    assert finished.is_over is (problem is None and not goes_on)
+    assert finished.is_complete is (problem is None and not continues)
 
 
 def test_a_script_that_has_ended_is_not_its_edited_self() -> None:
     job: dict[str, Any] = {"script": {"path": "a.py", "module": None, "args": []}, "train": None}
-    assert changes.judge_done({"job": {"script": job["script"]}}, job).is_over
+    assert changes.compare_done({"job": {"script": job["script"]}}, job).is_complete
     edited = {**job, "script": {"path": "a.py", "module": None, "args": ["--lr", "1"]}}
     assert 'script.args [] -> ["--lr", "1"]' in str(
-        changes.judge_done({"job": {"script": job["script"]}}, edited).problem
+        changes.compare_done({"job": {"script": job["script"]}}, edited).problem
     )
 
 
@@ -148,14 +150,14 @@ def optimizer_at(rate: float) -> torch.optim.Optimizer:
 
 def test_the_curve_is_gone_on_from_at_any_step() -> None:
     settings = Schedule(name="cosine", warmup_steps=3)
-    walked = build(optimizer_at(0.1), settings, steps=20)
-    placed = build(optimizer_at(0.1), settings, steps=7)
+    walked = build_scheduler(optimizer_at(0.1), settings, steps=20)
+    placed = build_scheduler(optimizer_at(0.1), settings, steps=7)
     assert isinstance(walked, LrSchedule)
     assert isinstance(placed, LrSchedule)
     for _ in range(9):
         walked.optimizer.step()
         walked.step()
-    placed.place(9, steps=20)
+    placed.seek(9, steps=20)
     for _ in range(3):
         assert placed.optimizer.param_groups[0]["lr"] == walked.optimizer.param_groups[0]["lr"]
         placed.optimizer.step()
@@ -168,7 +170,7 @@ def test_a_scheduler_of_the_workloads_own_goes_on_at_the_edited_rate() -> None:
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 3], gamma=0.5)
     optimizer.step()
     scheduler.step()
-    take_over(optimizer, optimizer_at(0.01).param_groups, {"optimizer.learningRate"}, scheduler)
+    apply_edits(optimizer, optimizer_at(0.01).param_groups, {"optimizer.learningRate"}, scheduler)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
     scheduler.step()
     scheduler.step()
@@ -180,11 +182,11 @@ def train_and_tell(document: dict[str, Any], folder: Path) -> tuple[list[dict[st
     rates: list[float] = []
     original = trainer.setup
 
-    def begin(run: TrainContext) -> None:
-        original(run)
-        rates.append(float(run.optimizer.param_groups[0]["lr"]))
+    def setup(ctx: TrainContext) -> None:
+        original(ctx)
+        rates.append(float(ctx.optimizer.param_groups[0]["lr"]))
 
-    trainer.setup = begin
+    trainer.setup = setup
     return train_and_listen(document, folder), rates[0]
 
 
@@ -232,7 +234,7 @@ def test_the_edited_rate_and_schedule_hold_from_the_position_on(tmp_path: Path) 
         "schedule.warmupSteps",
     ]
     assert "optimizer.learningRate 0.01 -> 0.5: taken over" in told["message"]
-    assert rate == 0.5 * factor(Schedule(name="linear", warmup_steps=2), steps=25)(at)
+    assert rate == 0.5 * lr_factor(Schedule(name="linear", warmup_steps=2), steps=25)(at)
 
 
 @pytest.mark.processes
@@ -240,7 +242,7 @@ def test_a_schedule_that_comes_later_begins_at_the_position(tmp_path: Path) -> N
     interrupt(tmp_path, 1, epochs=6, schedule={"name": "constant"})
     at = len(losses(tmp_path))
     _, rate = go_on(tmp_path, epochs=6, schedule={"name": "linear"})
-    assert rate == 0.01 * factor(Schedule(name="linear"), steps=25)(at)
+    assert rate == 0.01 * lr_factor(Schedule(name="linear"), steps=25)(at)
 
 
 @pytest.mark.processes

@@ -50,9 +50,9 @@ def assert_resumes_are_exact(tmp_path: Path, size: int, steps: list[int], **sect
         part = tmp_path / f"from-{step}"
         resume_from(whole, part, step)
         assert train_here(document, part, size, generation=2) == ["done"] * size
-        undisturbed = {number: loss for number, loss in losses(whole).items() if number > step}
+        uninterrupted = {number: loss for number, loss in losses(whole).items() if number > step}
         said = f"differ after a resume from step {step}"
-        assert losses(part, generation=2) == undisturbed, f"losses {said}"
+        assert losses(part, generation=2) == uninterrupted, f"losses {said}"
         assert done(part)["weights"] == done(whole)["weights"], f"weights {said}"
 
 
@@ -161,7 +161,7 @@ def train_cold(document: dict[str, Any], folder: Path) -> str:
     return train(document, folder)
 
 
-def leave_cold(run: TrainContext) -> None:
+def leave_cold(ctx: TrainContext) -> None:
     """Not what the loop does: to see that it must."""
 
 

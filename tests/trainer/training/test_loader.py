@@ -58,7 +58,10 @@ def plain(batches: Iterator[Batch]) -> list[Any]:
         (
             batch.first,
             batch.samples,
-            [(*piece[:4], *(values_of(part) for part in piece.batch)) for piece in batch.pieces],
+            [
+                (*piece[:4], *(values_of(part) for part in piece.batch))
+                for piece in batch.micro_batches
+            ],
         )
         for batch in batches
     ]
@@ -121,5 +124,5 @@ def test_the_first_sample_serves_a_warm_up_even_where_the_run_is_shorter_than_a_
     workload = Small(WorkloadContext({"length": 2}))
     piece = Loader(
         steps, workload, workload.dataset("train"), settings=config.LoaderConfig(), seed=0
-    ).sample()
+    ).first_micro_batch()
     assert (piece.weight, len(piece.batch[0])) == (0.0, 1)

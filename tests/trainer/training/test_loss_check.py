@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.nn import functional
 
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.training.loss_check import refuse_mean, split
+from kdist_trainer.training.loss_check import reject_mean, split
 from kdist_trainer.workload import Workload, WorkloadContext
 from tests.trainer.training.cells import OFFLOADED, STRATEGIES, layout
 from tests.trainer.training.group import RankFailed
@@ -93,14 +93,14 @@ def judge(kind: type[Workload], batch: Any = None) -> nn.Module:
     workload = kind(WorkloadContext())
     module = workload.model()
     dataset: Any = workload.dataset("train")
-    refuse_mean(workload, module, dataset[:12] if batch is None else batch, 12)
+    reject_mean(workload, module, dataset[:12] if batch is None else batch, 12)
     return module
 
 
 def test_a_mean_is_refused_with_what_to_return() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"Mean\.loss returns a mean.*for 4 terms.*return the loss summed over the batch",
+        match=r"Mean\.loss seems to return a mean.*for 4 terms.*return the loss summed over",
     ):
         judge(Mean)
 
@@ -146,7 +146,7 @@ def test_what_is_no_pair_of_sum_and_count_is_refused(returned: Any, told: str) -
     [
         ("Bare", "ddp", r"returned a Tensor"),
         *[
-            ("Mean", strategy, "returns a mean")
+            ("Mean", strategy, "seems to return a mean")
             for strategy in STRATEGIES
             if strategy != "data_parallel"
         ],

@@ -43,7 +43,7 @@ def measure_both_ways() -> dict[str, float]:
             for _ in range(STEPS):
                 timer.start()
                 wrapped(inputs).sum().backward()
-                timer.settle()
+                timer.finish_step()
         events = profiler.events() or []
         spans = [
             (one.time_range.start, one.time_range.end)
@@ -64,8 +64,8 @@ def measure_fsdp_both_ways() -> dict[str, tuple[float, float]]:
     """
     with World.from_environment(timeout_seconds=60):
         stats = StepStats()
-        laps = StepTimer(stats)
-        timer = GlooCollectiveTimer(stats, laps)
+        stopwatch = StepTimer(stats)
+        timer = GlooCollectiveTimer(stats, stopwatch)
         model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)])
         for layer in model:
             fully_shard(layer)
@@ -76,10 +76,10 @@ def measure_fsdp_both_ways() -> dict[str, tuple[float, float]]:
             for _ in range(20):
                 timer.start()
                 loss = model(inputs).sum()
-                laps.lap(StepPhase.FORWARD)
+                stopwatch.record_phase(StepPhase.FORWARD)
                 loss.backward()
-                laps.lap(StepPhase.BACKWARD)
-                timer.settle()
+                stopwatch.record_phase(StepPhase.BACKWARD)
+                timer.finish_step()
         events = profiler.events() or []
     found = {"exposed": (stats.phase[StepPhase.COMM_EXPOSED], sum(stats.collective_seconds))}
     # From the call to the end of what gloo does for it: a reduce-scatter is an all-reduce of a

@@ -1,4 +1,4 @@
-"""A checkpoint belongs to no strategy: each one takes over the state of each other to the bit, at
+"""A checkpoint belongs to no strategy: each one takes over the state of each other bitwise, at
 another number of ranks.
 
 A run that has reached its last step is resumed, which takes its state over, and ends with saving
@@ -42,7 +42,7 @@ STATE: dict[str, Any] = {
 
 def state_of(folder: Path) -> dict[str, Any]:
     """All that the newest checkpoint in `folder` holds, flat, tensors whole; and the position and
-    small states beside.
+    small states next to.
     """
     newest = CheckpointDirectory(folder / "checkpoints").latest()
     assert newest is not None, "there is no checkpoint"
@@ -50,12 +50,12 @@ def state_of(folder: Path) -> dict[str, Any]:
     dcp_to_torch_save(newest, buffer)  # type: ignore[arg-type]  # torch.save's path, which may be a file
     buffer.seek(0)
     flat, _ = flatten_state_dict(torch.load(buffer, weights_only=True))
-    beside = json.loads((newest / "state.json").read_text())["state"]
-    return {**flat, **{name: beside[name] for name in ("step", "samples_seen", "extras")}}
+    extra = json.loads((newest / "state.json").read_text())["state"]
+    return {**flat, **{name: extra[name] for name in ("step", "samples_seen", "extras")}}
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """Names of what is not the same to the bit."""
+    """Names of what is not the same bitwise."""
     wrong = sorted(found.keys() ^ expected.keys())
     for name in found.keys() & expected.keys():
         one, other = found[name], expected[name]

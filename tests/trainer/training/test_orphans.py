@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 _RANK = """
 import os, time
 from torch.utils.data import DataLoader
-from kdist_trainer.data.loader import end_with_the_rank
+from kdist_trainer.data.loader import exit_with_rank
 
 class Pids:
     def __len__(self):
@@ -24,7 +24,7 @@ class Pids:
         return os.getpid(), os.getppid()
 
 if __name__ == "__main__":
-    context = {"multiprocessing_context": "forkserver", "worker_init_fn": end_with_the_rank}
+    context = {"multiprocessing_context": "forkserver", "worker_init_fn": exit_with_rank}
     pids = iter(DataLoader(Pids(), batch_size=None, num_workers=1, collate_fn=list, **context))
     print(*next(pids), flush=True)
     time.sleep(3600)

@@ -12,13 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kdist_trainer.profiling import __main__ as ask
 from kdist_trainer.profiling import requests as requests
-from kdist_trainer.training.profiler import union
 from kdist_trainer.workload import WorkloadContext
 from tests.trainer.training.tasks import Small, describe, done, train_here
 
@@ -37,7 +34,9 @@ class Asking(Small):
         if self.losses == self.context.options["at_loss"] and os.environ["RANK"] == "1":
             options = self.context.options
             scratch = Path(os.environ["KDIST_SCRATCH"])
-            found = requests.ask(scratch, steps=options["steps"], ranks=tuple(options["ranks"]))
+            found = requests.write_request(
+                scratch, steps=options["steps"], ranks=tuple(options["ranks"])
+            )
             (scratch.parent / "asked").write_text(found.name)
         return super().loss(model, batch)
 
@@ -52,7 +51,7 @@ def profiled(tmp_path: Path, *, steps: int = 3, ranks: tuple[int, ...] = ()) -> 
         "virtualShards": 2,
     }
     train_here(describe(**section, epochs=6), tmp_path, 2)
-    return requests.look(tmp_path / "checkpoints", (tmp_path / "asked").read_text())
+    return requests.read_progress(tmp_path / "checkpoints", (tmp_path / "asked").read_text())
 
 
 @pytest.mark.processes
@@ -91,7 +90,7 @@ def test_only_chosen_ranks_record_and_no_further_than_the_run_goes(tmp_path: Pat
 
 
 def test_a_request_is_taken_once_and_rubbish_is_none(tmp_path: Path) -> None:
-    asked = requests.ask(tmp_path, steps=4, ranks=(0, 2))
+    asked = requests.write_request(tmp_path, steps=4, ranks=(0, 2))
     inbox = requests.inbox(tmp_path)
     assert requests.take(inbox) == asked
     assert requests.take(inbox) is None
@@ -110,7 +109,7 @@ def test_a_request_is_taken_once_and_rubbish_is_none(tmp_path: Path) -> None:
 def test_old_answers_go_and_the_newest_stay(tmp_path: Path) -> None:
     for number in range(7):
         one = requests.ProfileRequest(f"r{number}", 1)
-        requests.announce(tmp_path, one, ranks=[0], first=1, last=1)
+        requests.write_plan(tmp_path, one, ranks=[0], first=1, last=1)
         os.utime(requests.folder_of(tmp_path, one.name), (number, number))
     expected = ["r2", "r3", "r4", "r5", "r6"]
     assert sorted(path.name for path in (tmp_path / "profiles").iterdir()) == expected
@@ -130,14 +129,3 @@ def test_the_command_asks_looks_and_sends(tmp_path: Path, capfdbinary: Any) -> N
     capfdbinary.readouterr()
     assert ask.main(["send", *place, "--name", name, "--rank", "3"]) == 0
     assert capfdbinary.readouterr().out == b"\x1f\x8b trace"
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 60), st.integers(0, 20)).map(
-            lambda span: (span[0], span[0] + span[1])
-        )
-    )
-)
-def test_time_covered_twice_counts_once(spans: list[tuple[int, int]]) -> None:
-    assert union(spans) == len({moment for start, end in spans for moment in range(start, end)})

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdist_trainer.data.sampler import LARGE, Keyed, Order, order_of
-from kdist_trainer.data.step_plan import ShardAssignment, StepPlan, share_of
+from kdist_trainer.data.sampler import LARGE, FeistelOrder, Order, make_order
+from kdist_trainer.data.step_plan import ShardAssignment, StepPlan, split_range
 from kdist_trainer.errors import ConfigError, DataError
 
 
@@ -20,11 +20,11 @@ def indices_by_shard(steps: StepPlan) -> list[tuple[int, int, int, list[int]]]:
     """(step, shard, chunk, indices) of every forward pass that counts, of one rank."""
     found, position, step = [], 0, 0
     while position < steps.total:
-        for part in steps.parts(position):
+        for part in steps.chunks(position):
             if part.weight:
                 indices = steps.order.between(position + part.first, position + part.last).tolist()
                 found.append((step, part.shard, part.chunk, indices))
-        position, step = position + steps.size(position), step + 1
+        position, step = position + steps.step_size(position), step + 1
     return found
 
 
@@ -96,7 +96,7 @@ def test_a_rank_without_a_sample_in_the_last_step_stands_in_with_weight_zero() -
     ranks = [
         make_steps(length=9, batch=4, shards=4, rank=rank, size=4, total=9) for rank in range(4)
     ]
-    weights = [[part.weight for part in steps.parts(8)] for steps in ranks]
+    weights = [[part.weight for part in steps.chunks(8)] for steps in ranks]
     assert weights == [[1.0], [0.0], [0.0], [0.0]]
 
 
@@ -106,7 +106,7 @@ def test_uneven_shards_leave_no_rank_empty() -> None:
 
 
 def test_a_shard_is_cut_into_micro_batches() -> None:
-    parts = ShardAssignment(10, 2, 0, 1, micro_batch=2).parts(10)
+    parts = ShardAssignment(10, 2, 0, 1, micro_batch=2).chunks(10)
     expected = [(0, 0, 0, 2), (0, 1, 2, 4), (0, 2, 4, 5), (1, 0, 5, 7), (1, 1, 7, 9), (1, 2, 9, 10)]
     assert [(part.shard, part.chunk, part.first, part.last) for part in parts] == expected
 
@@ -128,12 +128,15 @@ def test_going_back_to_an_epoch_gives_the_same_order() -> None:
 
 def test_a_lone_sample_of_a_short_step_and_a_stand_in_are_scant_but_no_usual_part() -> None:
     deals = [ShardAssignment(12, 4, rank, 2, even=True) for rank in range(2)]
-    assert not any(part.scant for deal in deals for part in deal.parts(12))
-    assert [(part.samples, part.scant) for part in deals[0].parts(5)] == [(2, False), (1, True)]
-    assert [(part.samples, part.scant) for part in deals[1].parts(2)] == [(0, True)] * 2
-    usual = ShardAssignment(12, 4, 0, 2, micro_batch=2).parts(8)
-    assert [part.scant for part in usual] == [False, False], "a usual part has one sample"
-    assert [part.scant for part in ShardAssignment(4, 4, 0, 1).parts(3)] == [False] * 3
+    assert not any(part.too_small for deal in deals for part in deal.chunks(12))
+    assert [(part.samples, part.too_small) for part in deals[0].chunks(5)] == [
+        (2, False),
+        (1, True),
+    ]
+    assert [(part.samples, part.too_small) for part in deals[1].chunks(2)] == [(0, True)] * 2
+    usual = ShardAssignment(12, 4, 0, 2, micro_batch=2).chunks(8)
+    assert [part.too_small for part in usual] == [False, False], "a usual part has one sample"
+    assert [part.too_small for part in ShardAssignment(4, 4, 0, 1).chunks(3)] == [False] * 3
 
 
 @settings(max_examples=40, deadline=None)
@@ -141,16 +144,16 @@ def test_a_lone_sample_of_a_short_step_and_a_stand_in_are_scant_but_no_usual_par
 def test_the_keyed_order_uses_every_sample_once_an_epoch_wherever_it_is_entered(
     length: int, seed: int, data: st.DataObject
 ) -> None:
-    whole = Keyed(length=length, seed=seed).between(0, 2 * length).tolist()
+    whole = FeistelOrder(length=length, seed=seed).between(0, 2 * length).tolist()
     assert sorted(whole[:length]) == sorted(whole[length:]) == list(range(length))
     first = data.draw(st.integers(0, 2 * length - 1))
     last = data.draw(st.integers(first + 1, 2 * length))
-    assert Keyed(length=length, seed=seed).between(first, last).tolist() == whole[first:last]
+    assert FeistelOrder(length=length, seed=seed).between(first, last).tolist() == whole[first:last]
 
 
 def test_the_keyed_order_stays_what_it_was() -> None:
-    assert Keyed(length=8, seed=2**40 + 1).between(0, 16).tolist() == KEYED
-    assert Keyed(length=10**8, seed=7).between(10**9 + 5, 10**9 + 9).tolist() == VAST
+    assert FeistelOrder(length=8, seed=2**40 + 1).between(0, 16).tolist() == KEYED
+    assert FeistelOrder(length=10**8, seed=7).between(10**9 + 5, 10**9 + 9).tolist() == VAST
 
 
 KEYED = [5, 3, 1, 2, 7, 0, 6, 4, 3, 5, 7, 4, 0, 6, 1, 2]
@@ -165,8 +168,8 @@ def test_the_keyed_order_is_as_even_as_chance() -> None:
     places = np.zeros((length, length))
     neighbours = np.zeros((length, length))
     for epoch in range(draws):
-        order = Keyed(length=length, seed=1)
-        drawn = order._permuted(epoch, np.arange(length, dtype=np.uint64)).astype(int)
+        order = FeistelOrder(length=length, seed=1)
+        drawn = order._permute(epoch, np.arange(length, dtype=np.uint64)).astype(int)
         places[np.arange(length), drawn] += 1
         neighbours[drawn[:-1], drawn[1:]] += 1
     apart = ~np.eye(length, dtype=bool)
@@ -183,7 +186,7 @@ def test_a_large_sets_order_follows_no_line() -> None:
     after.
     """
     length, taken = 10**8, 2**18
-    order, start = Keyed(length=length, seed=3), 7 * length + 12_345
+    order, start = FeistelOrder(length=length, seed=3), 7 * length + 12_345
     drawn = order.between(start, start + taken).numpy()
     counts = np.bincount(drawn * 256 // length, minlength=256)
     assert chi_squared(counts, taken / 256) < 255 + 6 * math.sqrt(2 * 255)
@@ -191,19 +194,19 @@ def test_a_large_sets_order_follows_no_line() -> None:
         assert abs(np.corrcoef(drawn[:-lag], drawn[lag:])[0, 1]) < 6 / math.sqrt(taken)
     assert len(np.unique(drawn)) == taken
     first, second = (
-        Keyed(length=length, seed=3).between(epoch * length, epoch * length + taken).numpy()
+        FeistelOrder(length=length, seed=3).between(epoch * length, epoch * length + taken).numpy()
         for epoch in (0, 1)
     )
     assert abs(np.corrcoef(first, second)[0, 1]) < 6 / math.sqrt(taken)
 
 
 def test_only_a_large_set_has_the_keyed_order() -> None:
-    kinds = [type(order_of(length, seed=0)) for length in (1, LARGE - 1, LARGE)]
-    assert kinds == [Order, Order, Keyed]
+    kinds = [type(make_order(length, seed=0)) for length in (1, LARGE - 1, LARGE)]
+    assert kinds == [Order, Order, FeistelOrder]
 
 
 def test_shares_cover_everything_once() -> None:
-    assert [list(share_of(7, 3, holder)) for holder in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [list(split_range(7, 3, holder)) for holder in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ from kdist_trainer import config
 from kdist_trainer.data.loader import Loader
 from kdist_trainer.data.sampler import (
     LARGE,
+    ComputedWeightedOrder,
     SequentialOrder,
-    Weighted,
-    WeightedByPosition,
-    order_of,
+    WeightedOrder,
+    make_order,
 )
 from kdist_trainer.data.step_plan import ShardAssignment, StepPlan
 from kdist_trainer.errors import ConfigError, DataError
@@ -92,7 +92,7 @@ class Files(Stream):
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 5))
 
 
-KINDS = pytest.mark.parametrize("kind", [Weighted, WeightedByPosition])
+KINDS = pytest.mark.parametrize("kind", [WeightedOrder, ComputedWeightedOrder])
 
 
 @KINDS
@@ -102,7 +102,7 @@ KINDS = pytest.mark.parametrize("kind", [Weighted, WeightedByPosition])
     seed=st.integers(0, 2**62),
 )
 def test_draws_follow_the_weights_and_nothing_of_weight_0_is_drawn(
-    kind: type[Weighted], weights: list[int], seed: int
+    kind: type[WeightedOrder], weights: list[int], seed: int
 ) -> None:
     order = kind(weights=torch.tensor(weights), length=len(weights), seed=seed)
     drawn = Counter(order.between(0, 40 * len(weights)).tolist())
@@ -111,7 +111,9 @@ def test_draws_follow_the_weights_and_nothing_of_weight_0_is_drawn(
 
 
 @KINDS
-def test_a_sample_is_drawn_as_often_as_its_share_of_the_weights_says(kind: type[Weighted]) -> None:
+def test_a_sample_is_drawn_as_often_as_its_share_of_the_weights_says(
+    kind: type[WeightedOrder],
+) -> None:
     order = kind(weights=torch.tensor([1.0, 3.0, 0.0, 4.0]), length=4, seed=1)
     drawn = Counter(
         index
@@ -125,7 +127,7 @@ def test_a_sample_is_drawn_as_often_as_its_share_of_the_weights_says(kind: type[
 @settings(max_examples=60, deadline=None)
 @given(length=st.integers(1, 20), first=st.integers(0, 100), count=st.integers(0, 60))
 def test_draws_depend_on_the_position_alone(
-    kind: type[Weighted], length: int, first: int, count: int
+    kind: type[WeightedOrder], length: int, first: int, count: int
 ) -> None:
     weights = torch.arange(1, length + 1)
     whole = kind(weights=weights, length=length, seed=3).between(0, first + count).tolist()
@@ -138,7 +140,7 @@ def test_draws_depend_on_the_position_alone(
 )
 def test_numbers_that_are_no_weights_are_refused(weights: list[float]) -> None:
     with pytest.raises(DataError, match=r"weights\(\)"):
-        Weighted(weights=torch.tensor(weights), length=2, seed=0)
+        WeightedOrder(weights=torch.tensor(weights), length=2, seed=0)
 
 
 def test_the_draws_stay_what_they_were_when_libraries_are_upgraded() -> None:
@@ -148,17 +150,17 @@ def test_the_draws_stay_what_they_were_when_libraries_are_upgraded() -> None:
 
 
 GOLDEN = {
-    Weighted: [2, 1, 1, 3, 2, 0, 3, 3, 2, 1, 2, 3],
-    WeightedByPosition: [3, 2, 3, 3, 1, 3, 3, 2, 3, 1, 1, 1],
+    WeightedOrder: [2, 1, 1, 3, 2, 0, 3, 3, 2, 1, 2, 3],
+    ComputedWeightedOrder: [3, 2, 3, 3, 1, 3, 3, 2, 3, 1, 1, 1],
 }
 
 
 def test_only_the_draws_of_a_large_set_are_computed_one_by_one() -> None:
     kinds = [
-        type(order_of(length, seed=0, weights=torch.ones(length)))
+        type(make_order(length, seed=0, weights=torch.ones(length)))
         for length in (1, LARGE - 1, LARGE)
     ]
-    assert kinds == [Weighted, Weighted, WeightedByPosition]
+    assert kinds == [WeightedOrder, WeightedOrder, ComputedWeightedOrder]
 
 
 def read_by(
@@ -174,7 +176,7 @@ def read_by(
         deal = ShardAssignment(batch, shards, rank, ranks)
         steps = StepPlan(order, deal, total=last * batch)
         for position in range(first * batch, last * batch, batch):
-            for part in steps.parts(position):
+            for part in steps.chunks(position):
                 if part.samples:
                     indices = order.between(position + part.first, position + part.last)
                     found += [samples[index] for index in indices.tolist()]
@@ -242,7 +244,7 @@ def test_a_shard_is_always_read_by_the_same_loader_process(
     steps = StepPlan(order, ShardAssignment(12, shards, 0, 1), total=120)
     chosen = config.LoaderConfig(workers=workers)
     loader = Loader(steps, Streamed(WorkloadContext()), samples, settings=chosen, seed=5)
-    assert loader._processes_of_use() == expected
+    assert loader._useful_processes() == expected
 
 
 def test_a_stream_travels_to_loader_processes_without_its_open_files() -> None:
@@ -256,7 +258,7 @@ def test_streams_that_cannot_be_dealt_or_hold_nothing_are_refused() -> None:
         StreamSamples(Numbered([1, 1], known=True), batch=6, shards=3, seed=0)
     for known in (True, False):
         samples = StreamSamples(Numbered([0, 0], known=known), batch=1, shards=1, seed=0)
-        with pytest.raises(DataError, match="hold no samples"):
+        with pytest.raises(DataError, match="contain no samples"):
             samples[3 if known else 0]
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from kdist_trainer.config import Schedule
-from kdist_trainer.workload import build, factor
+from kdist_trainer.workload import build_scheduler, lr_factor
 
 
 def curve(steps: int, **settings: Any) -> list[float]:
-    share = factor(Schedule(**settings), steps=steps)
+    share = lr_factor(Schedule(**settings), steps=steps)
     return [round(share(step), 6) for step in range(steps)]
 
 
@@ -50,4 +50,4 @@ def test_a_run_of_one_step_uses_the_peak() -> None:
 
 def test_a_rate_that_never_moves_needs_no_scheduler() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    assert build(optimizer, Schedule(), steps=10) is None
+    assert build_scheduler(optimizer, Schedule(), steps=10) is None

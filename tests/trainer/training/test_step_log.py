@@ -42,11 +42,11 @@ def test_what_the_rank_waited_for_others_is_shared_out_among_the_steps_since(
     tmp_path: Path,
 ) -> None:
     sums = iter([0.3, 0.3, 1.3])
-    diary = StepLog(tmp_path, world_of(0), waited=lambda: next(sums))
-    diary.add_steps([record(1), record(2), record(3)], [1.0] * 3)
-    diary.add_steps([], [])
-    diary.add_steps([record(4)], [1.0])
-    diary.add_steps([record(5), record(6)], [1.0] * 2)
+    step_log = StepLog(tmp_path, world_of(0), waited=lambda: next(sums))
+    step_log.add_steps([record(1), record(2), record(3)], [1.0] * 3)
+    step_log.add_steps([], [])
+    step_log.add_steps([record(4)], [1.0])
+    step_log.add_steps([record(5), record(6)], [1.0] * 2)
     expected = [0.1, 0.1, 0.1, 0.0, 0.5, 0.5]
     assert [line["wait_seconds"] for line in RunLedger(tmp_path).read_steps()] == expected
 
@@ -54,23 +54,23 @@ def test_what_the_rank_waited_for_others_is_shared_out_among_the_steps_since(
 def test_lines_that_a_disk_refuses_wait_and_hold_back_the_commit(tmp_path: Path) -> None:
     obstacle = tmp_path / "ledger/steps.jsonl"
     obstacle.mkdir(parents=True)
-    diary = StepLog(tmp_path, world_of(0))
-    diary.add_steps([record(1)], [1.0])
-    diary.add_steps([record(2)], [0.5])
+    step_log = StepLog(tmp_path, world_of(0))
+    step_log.add_steps([record(1)], [1.0])
+    step_log.add_steps([record(2)], [0.5])
     with pytest.raises(OSError, match="2 lines"):
-        diary.sync()
+        step_log.sync()
     obstacle.rmdir()
-    diary.add_steps([record(3)], [0.25])
-    diary.sync()
+    step_log.add_steps([record(3)], [0.25])
+    step_log.sync()
     assert [line["step"] for line in RunLedger(tmp_path).read_steps()] == [1, 2, 3]
 
 
 def test_an_event_that_cannot_be_written_is_let_go(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_text("in the way")
-    diary = StepLog(tmp_path, world_of(0))
-    diary.add_event("first_step", step=1)
+    step_log = StepLog(tmp_path, world_of(0))
+    step_log.add_event("first_step", step=1)
     (tmp_path / "ledger").unlink()
-    diary.add_event("first_step", step=2)
+    step_log.add_event("first_step", step=2)
     assert [
         (event["event"], event["generation"], event["step"])
         for event in RunLedger(tmp_path).events()
@@ -81,8 +81,8 @@ def test_an_event_that_cannot_be_written_is_let_go(tmp_path: Path) -> None:
 def test_other_ranks_and_runs_without_a_folder_keep_no_ledger(
     tmp_path: Path, rank: int, folder: bool
 ) -> None:
-    diary = StepLog(tmp_path if folder else None, world_of(rank))
-    diary.add_steps([record(1)], [1.0])
-    diary.add_event("first_step", step=1)
-    diary.sync()
+    step_log = StepLog(tmp_path if folder else None, world_of(rank))
+    step_log.add_steps([record(1)], [1.0])
+    step_log.add_event("first_step", step=1)
+    step_log.sync()
     assert list(tmp_path.iterdir()) == []

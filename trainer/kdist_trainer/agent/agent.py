@@ -1,8 +1,8 @@
 """The elastic agent: torch's LocalElasticAgent starts the workers, and kdist decides when to start
 them and what their exit means.
 
-Each round of `_invoke_run` joins the rendezvous, agrees with the other agents on a generation,
-starts the workers and monitors them. Then it either starts another round or ends the run with an
+Each pass of `run_rounds` joins the rendezvous, agrees with the other agents on a generation, starts
+the workers and monitors them. Then it either continues with the next pass or ends the run with an
 exit record that all agents share.
 """
 
@@ -11,13 +11,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
@@ -41,19 +38,31 @@ from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.agent.termination import TerminationPolicy
 from kdist_trainer.agent.workers import WorkerProcesses
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.errors import Failure
+from kdist_trainer.failure import Failure
 from kdist_trainer.rendezvous import endpoint
 from kdist_trainer.rendezvous.handler import Rendezvous
+from kdist_trainer.rendezvous.torch_internals import ElasticAgentBase
 from kdist_trainer.signals import StopRequested, StopSignals
 
-_AGENT, _GENERATION = "kdist/agent/", "kdist/generation"
+_AGENT_KEY = "kdist/agent/"
+_GENERATION_KEY = "kdist/generation"
 _HEALTHY_SECONDS = 60.0
-_DEATH_SECONDS = 30.0  # to free what a rank held, on the host and on its device
+_KILL_SECONDS = 30.0  # for the kernel to free a killed worker's memory, on the host and its device
 
 
-class ElasticAgent(LocalElasticAgent):
-    """The elastic agent of one node. `run` returns when the run has ended here; `record` is then
-    its exit record.
+class ElasticAgent(ElasticAgentBase):
+    """The elastic agent of one node. `run` returns when the run has ended on this node; `record` is
+    then its exit record.
+
+    Args:
+        spec: The workers of this node.
+        settings: The settings of the agent.
+        agent_store: The documents that agents share.
+        fail_fast_store: The same for use while workers run: its calls fail soon if the store is
+            unreachable.
+        telemetry: Receives the agent's events and state.
+        stop: The requests to stop.
+        start_method: The multiprocessing start method of workers that are functions.
     """
 
     def __init__(
@@ -61,15 +70,12 @@ class ElasticAgent(LocalElasticAgent):
         spec: WorkerSpec,
         settings: Settings,
         *,
-        exchange: AgentStore,
-        hasty: AgentStore,
-        teller: AgentTelemetry,
+        agent_store: AgentStore,
+        fail_fast_store: AgentStore,
+        telemetry: AgentTelemetry,
         stop: StopSignals,
         start_method: str,
     ) -> None:
-        """`hasty` is the store used while workers run: its calls fail soon if the store is
-        unreachable.
-        """
         super().__init__(
             spec,
             DefaultLogsSpecs(log_dir=str(settings.scratch / "torchelastic")),
@@ -79,142 +85,145 @@ class ElasticAgent(LocalElasticAgent):
         self.record: dict[str, Any] = {}
         self._rendezvous_handler = spec.rdzv_handler
         self._settings = settings
-        self._hasty = hasty
-        self._teller = teller
+        self._fail_fast_store = fail_fast_store
+        self._telemetry = telemetry
         self._stop = stop
-        self._book = RestartLedger(
-            exchange,
+        self._ledger = RestartLedger(
+            agent_store,
             checkpoints=settings.checkpoints,
             max_restarts=settings.config.max_restarts,
             is_script=settings.config.script is not None,
         )
-        self._conclusion = TerminationPolicy(
-            settings, exchange, self._rendezvous_handler, teller, self._book, stop
+        self._termination = TerminationPolicy(
+            settings, agent_store, self._rendezvous_handler, telemetry, self._ledger, stop
         )
-        self._incarnation = f"{os.getpid()}-{time.time_ns()}"
+        self._instance_id = f"{os.getpid()}-{time.time_ns()}"
         self._generation: Generation | None = None
-        self._pulse: float | None = None
+        self._alive_at: float | None = None
 
     @property
     def group_size(self) -> int:
-        """The number of agents in the latest group."""
+        """The number of agents in the latest generation."""
         return len(self._generation.nodes) if self._generation is not None else 1
 
     def is_healthy(self) -> bool:
-        """Whether the agent's loop is alive; waiting for other nodes is."""
-        return self._pulse is None or time.monotonic() - self._pulse < _HEALTHY_SECONDS
+        """Whether the agent's loop is alive; waiting for other nodes counts as alive."""
+        return self._alive_at is None or time.monotonic() - self._alive_at < _HEALTHY_SECONDS
 
-    def _invoke_run(self, role: str = "default") -> RunResult:  # noqa: ARG002 - torch's signature
+    def run_rounds(self) -> RunResult:
+        """See base class."""
         try:
             while True:
-                generation = self._form()
-                self._conclusion.draw(generation, self._look_after(generation))
-        except RunOutcome as ended:
-            self.record = ended.record
+                generation = self._next_generation()
+                self._termination.decide(generation, self._run_workers(generation))
+        except RunOutcome as outcome:
+            self.record = outcome.record
         except dist.DistError as error:
-            self.record = self._lost(f"the store of the rendezvous is lost: {error}")
+            self.record = self._rendezvous_failure(f"the rendezvous store is lost: {error}")
         state = WorkerState.SUCCEEDED if self.record["code"] == Exit.DONE else WorkerState.FAILED
         return RunResult(state=state)
 
-    def _form(self) -> Generation:
-        """Join the rendezvous and agree on the next generation."""
-        self._pulse = None
-        self._teller.rendezvous_started()
-        timeout = self._settings.config.rendezvous_timeout_seconds
-        deadline, rested = time.monotonic() + timeout, False
+    def rank_environment(self) -> dict[str, str]:
+        """See base class."""
+        if self._generation is None:
+            return {}
+        return {
+            "KDIST_GENERATION": str(self._generation.number),
+            "KDIST_NODES": "{}:{}".format(*self._generation.bounds),
+        }
+
+    def _next_generation(self) -> Generation:
+        """Join the rendezvous and agree on the next generation. Raises `RunOutcome`."""
+        self._alive_at = None
+        self._telemetry.rendezvous_started()
+        deadline = time.monotonic() + self._settings.config.rendezvous_timeout_seconds
+        backed_off = False
         while True:
             try:
                 with self._stop.interruptible():
-                    rested = rested or self._rest()
+                    if not backed_off:
+                        self._back_off()
+                        backed_off = True
                     with self._rendezvous_handler.watching_departures():
-                        self._rendezvous(self._worker_group)
-                        generation = self._agree()
+                        self.join_rendezvous()
+                        generation = self._agree_on_generation()
                 break
             except (RendezvousClosedError, RendezvousGracefulExitError):
-                # torch's word for it to a node above the maximum
-                raise RunOutcome(self._conclusion.final_record()) from None
+                # the latter is what torch raises on a node above the maximum
+                raise RunOutcome(self._termination.final_record()) from None
             except (StopRequested, RendezvousError, dist.DistError, RuntimeError) as error:
-                if self._stop.requested:
-                    self._conclusion.leave()
-                    raise RunOutcome(
-                        stopped("stopped while waiting for other nodes", step=None)
-                    ) from None
-                if isinstance(error, RendezvousTimeoutError) or time.monotonic() > deadline:
-                    self._teller.rendezvous_ended("timeout")
-                    self._give_up(
-                        f"no group of {self._settings.bounds.now().min} nodes came "
-                        f"together within {timeout} s"
-                    )
-                gone = isinstance(error, RendezvousConnectionError | dist.DistNetworkError)
-                if gone and self._settings.place.scheme == endpoint.C10D:
-                    raise RunOutcome(
-                        self._lost(
-                            f"the agent that keeps the store of the rendezvous is gone: {error}"
-                        )
-                    ) from None
-                log.warn("rendezvous-retried", message=f"the group did not come about: {error}")
-                time.sleep(self._rendezvous_handler.pace.poll)
-        self._teller.rendezvous_ended("formed")
-        if generation.spent:
-            self._conclusion.end_spent(generation)
+                self._end_if_permanent(error, deadline)
+                log.warn("rendezvous-retried", message=f"the rendezvous did not complete: {error}")
+                time.sleep(self._rendezvous_handler.timings.poll)
+        self._telemetry.rendezvous_ended("formed")
+        if generation.exhausted:
+            self._termination.end_exhausted(generation)
         return generation
 
-    def _rest(self) -> bool:
-        """Wait before the next group if the disk refuses writes or the same failure repeats, since
-        restarts would otherwise be used up in seconds. Returns True.
+    def _end_if_permanent(self, error: Exception, deadline: float) -> None:
+        """Raise `RunOutcome` if another try to join the rendezvous is not wanted or cannot help;
+        `deadline` is a monotonic time.
         """
-        if seconds := self._book.pause_seconds():
+        if self._stop.requested:
+            self._termination.leave()
+            raise RunOutcome(stopped("stopped while waiting for other nodes", step=None))
+        if isinstance(error, RendezvousTimeoutError) or time.monotonic() > deadline:
+            self._telemetry.rendezvous_ended("timeout")
+            self._termination.leave()
+            message = (
+                f"fewer than {self._settings.node_limits.current().min} nodes joined within "
+                f"{self._settings.config.rendezvous_timeout_seconds} s"
+            )
+            raise RunOutcome(self._rendezvous_failure(message))
+        store_lost = isinstance(error, RendezvousConnectionError | dist.DistNetworkError)
+        if store_lost and self._settings.endpoint.scheme == endpoint.C10D:
+            message = f"the agent that hosts the rendezvous store is gone: {error}"
+            raise RunOutcome(self._rendezvous_failure(message))
+
+    def _back_off(self) -> None:
+        """Wait before the next generation if the disk refuses writes or the same failure repeats,
+        since the restart budget would otherwise be exhausted in seconds.
+        """
+        if seconds := self._ledger.storage_backoff_seconds():
             log.warn(
                 "storage-unavailable",
-                message=f"the checkpoints' disk takes nothing: the next attempt is in {seconds} s",
+                message=f"checkpoint volume is not writable; retrying in {seconds} s",
             )
             time.sleep(seconds)
-        elif seconds := self._book.repeat_seconds():
-            log.warn(
-                "backing-off", message=f"the same failure again: the next attempt is in {seconds} s"
-            )
+        elif seconds := self._ledger.failure_backoff_seconds():
+            log.warn("backing-off", message=f"the same failure again; retrying in {seconds} s")
             time.sleep(seconds)
-        return True
 
-    def _give_up(self, message: str) -> None:
-        self._conclusion.leave()
-        raise RunOutcome(self._lost(message))
-
-    def _lost(self, message: str) -> dict[str, Any]:
+    def _rendezvous_failure(self, message: str) -> dict[str, Any]:
+        """The exit record of an agent that cannot rendezvous."""
         return failed(
-            Failure(
-                Cause.RENDEZVOUS,
-                Exit.PEERS_LOST,
-                True,
-                message,
-                node=self._settings.node,
-                time=time.time(),
-            )
+            Failure.of_node(Cause.RENDEZVOUS, Exit.PEERS_LOST, message, node=self._settings.node)
         )
 
-    def _agree(self) -> Generation:
-        """The decision of the leader on this generation; on the leader, make it now."""
-        group: Any = self._worker_group  # torch declares None what it sets later
+    def _agree_on_generation(self) -> Generation:
+        """The next generation, on which the agent with group rank 0 decides now."""
+        group: Any = self.get_worker_group()  # torch declares None what it sets later
         store, rank = group.store, group.group_rank
-        store.set(f"{_AGENT}{rank}", json.dumps([self._settings.node, self._incarnation]))
+        store.set(f"{_AGENT_KEY}{rank}", json.dumps([self._settings.node, self._instance_id]))
         if rank == 0:
             agents = dict(
-                json.loads(store.get(f"{_AGENT}{other}")) for other in range(group.group_world_size)
+                json.loads(store.get(f"{_AGENT_KEY}{other}"))
+                for other in range(group.group_world_size)
             )
-            nodes = self._settings.bounds.now()
-            generation = self._book.open_generation(
+            nodes = self._settings.node_limits.current()
+            generation = self._ledger.open_generation(
                 agents, world_size=group.workers[0].world_size, bounds=(nodes.min, nodes.max)
             )
-            store.set(_GENERATION, generation.to_json())
-        return Generation.from_json(store.get(_GENERATION))
+            store.set(_GENERATION_KEY, generation.to_json())
+        return Generation.from_json(store.get(_GENERATION_KEY))
 
-    def _look_after(self, generation: Generation) -> GroupResult:
+    def _run_workers(self, generation: Generation) -> GroupResult:
         """Start this node's workers and monitor them; returns the result of the worker group."""
-        settings, config, group = self._settings, self._settings.config, self._worker_group
+        settings, config, group = self._settings, self._settings.config, self.get_worker_group()
         self._generation = generation
-        self._remaining_restarts = max(0, config.max_restarts - generation.restarts)
+        self.set_restarts(generation.restarts)
         size = len(group.workers)
-        exit_analysis.clear(settings.scratch, size)
+        exit_analysis.reset_files(settings.scratch, size)
         watchdog = Watchdog(
             settings.scratch,
             ranks=size,
@@ -222,99 +231,65 @@ class ElasticAgent(LocalElasticAgent):
             from_start=config.train is not None,
         )
         ranks = [worker.global_rank for worker in group.workers]
-        self._teller.group_formed(
+        self._telemetry.rendezvous_completed(
             generation,
             world_size=group.workers[0].world_size,
             ranks=ranks,
-            leader=group.group_rank == 0,
+            is_group_rank_0=group.group_rank == 0,
         )
-        processes = self._start_ranks(ranks)
+        workers = self._start_processes(ranks)
         handler = self._rendezvous_handler
         try:
-            number = generation.number
             with RendezvousPoller(
-                lambda: PollResult(handler.news(), self._hasty.generation(number)),
-                seconds=handler.pace.watch,
-            ) as hear:
+                lambda: PollResult(
+                    handler.status(), self._fail_fast_store.generation(generation.number)
+                ),
+                seconds=handler.timings.watch,
+            ) as poller:
                 return WorkerMonitor(
                     config=config,
                     scratch=settings.scratch,
                     node=settings.node,
                     generation=generation,
                     global_ranks=ranks,
-                    ranks=processes,
+                    workers=workers,
                     watchdog=watchdog,
-                    exchange=self._hasty,
-                    hear=hear,
-                    teller=self._teller,
+                    agent_store=self._fail_fast_store,
+                    latest_poll=poller,
+                    telemetry=self._telemetry,
                     stop=self._stop,
-                    alive=self._beat,
-                ).attend()
+                    mark_alive=self._mark_alive,
+                ).run()
         finally:
-            self._pulse = None
-            immortal = [
-                ranks[local_rank] for local_rank in processes.kill(patience_seconds=_DEATH_SECONDS)
-            ]
-            processes.close()
+            self._alive_at = None
+            unkillable = workers.kill(timeout_seconds=_KILL_SECONDS)
+            workers.close()
             watchdog.close()
-            if immortal:
-                raise RunOutcome(self._cannot_end(immortal))
+            if unkillable:
+                raise RunOutcome(self._unkillable([ranks[local] for local in unkillable]))
 
-    def _cannot_end(self, ranks: list[int]) -> dict[str, Any]:
+    def _unkillable(self, ranks: list[int]) -> dict[str, Any]:
         """The exit record for workers that survive SIGKILL: they still hold resources that the next
         generation on this node needs.
         """
-        which = ", ".join(map(str, ranks))
+        node = self._settings.node
         message = (
-            f"rank {which} on node {self._settings.node} was killed and does not end: the "
-            "kernel waits in it, for a disk, "
+            f"rank {', '.join(map(str, ranks))} on node {node} was killed and does not exit: the "
+            "kernel waits for a disk, a network file system or a device that does not respond; "
+            "see `dmesg` on the node, or replace it"
         )
-        message += (
-            "a network's file system or a device that does not answer; see `dmesg` there, or "
-            "replace the node"
-        )
-        return failed(
-            Failure(
-                Cause.HANG,
-                Exit.HANG,
-                True,
-                message,
-                rank=ranks[0],
-                node=self._settings.node,
-                time=time.time(),
-            )
-        )
+        return failed(Failure.of_node(Cause.HANG, Exit.HANG, message, node=node, rank=ranks[0]))
 
-    def _start_ranks(self, ranks: list[int]) -> WorkerProcesses:
-        self._beat()
-        pids = self._start_workers(self._worker_group)
-        for worker in self._worker_group.workers:
+    def _start_processes(self, ranks: list[int]) -> WorkerProcesses:
+        """Start the workers; `ranks` are their global ranks by local rank."""
+        self._mark_alive()
+        pids, context = self.start_workers()
+        group = self.get_worker_group()
+        for worker in group.workers:
             worker.id = pids[worker.local_rank]
-            self._teller.rank_started(ranks[worker.local_rank], worker.id)
-        self._worker_group.state = WorkerState.HEALTHY
-        assert self._pcontext is not None  # noqa: S101 - _start_workers made it
-        return WorkerProcesses(self._pcontext)
+            self._telemetry.rank_started(ranks[worker.local_rank], worker.id)
+        group.state = WorkerState.HEALTHY
+        return WorkerProcesses(context)
 
-    def _beat(self) -> None:
-        self._pulse = time.monotonic()
-
-    def _set_local_rank_env(
-        self, worker_env: dict[str, str | None], local_rank: int, spec: WorkerSpec
-    ) -> None:
-        super()._set_local_rank_env(worker_env, local_rank, spec)
-        if self._generation is not None:
-            worker_env["KDIST_GENERATION"] = str(self._generation.number)
-            worker_env["KDIST_NODES"] = "{}:{}".format(*self._generation.bounds)
-
-    # torch would resolve this host's name for each of its own events, which nobody reads and which
-    # may take seconds.
-
-    @contextmanager
-    def record_duration(self, state: str) -> Iterator[None]:  # noqa: ARG002
-        yield
-
-    def _record_worker_events(self, result: RunResult) -> None:
-        pass
-
-    def _record_metrics(self, group_results: RunResult) -> None:
-        pass
+    def _mark_alive(self) -> None:
+        self._alive_at = time.monotonic()

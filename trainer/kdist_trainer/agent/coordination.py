@@ -1,9 +1,8 @@
-"""The state that agents share through the rendezvous store: one document per generation, and the
-final outcome of the run.
+"""The documents that agents share through the rendezvous store: one per generation, and the result
+of the run.
 
-Both live in the rendezvous's store, so an agent that joins late or comes back can read them, and
-they disappear with the store. Documents are changed by compare-and-set, so any number of agents may
-write at once.
+An agent that joins late or is restarted can read them; they disappear with the store. Documents are
+changed by compare-and-set, so any number of agents may write at once.
 """
 
 from __future__ import annotations
@@ -15,20 +14,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kdist_trainer.agent.exit_record import root_cause
-from kdist_trainer.errors import Failure
+from kdist_trainer.failure import Failure
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed.distributed_c10d import Store
 
 Document = dict[str, Any]
 
 _ATTEMPTS = 1000
 _WRITER = "writer"
-_MOST_PRIMARY, _ECHO_LINES = 3, 5
+_RUN_RESULT = "run_result"
+_MAX_PRIMARY = 3
+_SECONDARY_LINES = 5
 
 
 class AgentStore:
-    """The keys of one run in `store`, as used by the agent of `node`."""
+    """The documents of one run in `store`, as the agent of `node` reads and writes them."""
 
     def __init__(self, store: Store, *, run_id: str, node: str) -> None:
         self._store = store
@@ -36,11 +37,19 @@ class AgentStore:
         self._node = node
 
     def read(self, key: str) -> Document:
-        """The document at `key`; empty if nobody wrote it. Raises what the store raises."""
+        """The document at `key`; empty if there is none. Raises what the store raises."""
         return self._read(self._prefix + key)[0]
 
     def change(self, key: str, edit: Callable[[Document], Any]) -> Document:
-        """Let `edit` change the document at `key` in place, atomically; returns what it then is."""
+        """Change the document at `key` atomically: `edit` changes it in place, maybe more than
+        once.
+
+        Returns:
+            The changed document.
+
+        Raises:
+            RuntimeError: If other agents change the document all the time, or from the store.
+        """
         full = self._prefix + key
         for _ in range(_ATTEMPTS):
             document, before = self._read(full)
@@ -48,8 +57,7 @@ class AgentStore:
             edit(document)
             if json.dumps(document) == as_read:
                 return document
-            # A store answers with what it holds, not with who wrote it: two equal writes must not
-            # look like one.
+            # The store returns the value and not its writer, so two writers need different values.
             after = json.dumps(
                 {**document, _WRITER: uuid.uuid4().hex}, separators=(",", ":")
             ).encode()
@@ -58,23 +66,21 @@ class AgentStore:
         raise RuntimeError(f"{key} changes too fast to be written")
 
     def _read(self, full: str) -> tuple[Document, bytes]:
-        """The document at a whole key, and the bytes it is kept as; both empty if nobody wrote
-        it.
-        """
+        """The document at a full key, and its stored bytes; both empty if there is none."""
         raw = bytes(self._store.get(full)) if self._store.check([full]) else b""
         document: Document = json.loads(raw) if raw else {}
         document.pop(_WRITER, None)
         return document, raw
 
     def generation(self, number: int) -> Document:
-        """The document of a generation: `agents`, `failures`, `plan`, `finished`, `beats`, as far
-        as they were written.
+        """The document of a generation: `agents`, `failures`, `planned_stop`, `finished` and
+        `rank_states`, as far as they were written.
         """
         return self.read(f"generation/{number}")
 
     def open_generation(self, number: int, agents: dict[str, str]) -> None:
-        """Record that a generation has begun, with its agents: by node, an identifier that differs
-        from one agent to its successor.
+        """Record that a generation has begun, with the instance ids of its agents by node: the id
+        of a restarted agent differs from that of its predecessor.
         """
         self._change_generation(number, lambda document: document.update(agents=agents))
         self.change(
@@ -87,31 +93,38 @@ class AgentStore:
         return int(self.read("last").get("generation", 0))
 
     def post_failures(
-        self, number: int, failures: list[Failure], *, notes: list[Document] | None = None
+        self, number: int, failures: list[Failure], *, rank_states: list[Document] | None = None
     ) -> list[Failure]:
-        """Add the most relevant of this node's failures of a generation; returns those of all nodes
-        so far.
+        """Add the most relevant of this node's failures to a generation.
 
-        `notes` are the states of all ranks of this node.
+        Args:
+            number: The generation.
+            failures: The failures of this node's ranks.
+            rank_states: The states of all ranks of this node.
+
+        Returns:
+            The failures that all nodes have posted so far.
         """
-        telling = _choose(failures)
+        selected = _select(failures)
 
         def edit(document: Document) -> None:
-            if notes:
-                document.setdefault("beats", {})[self._node] = notes
+            if rank_states:
+                document.setdefault("rank_states", {})[self._node] = rank_states
             document.setdefault("failures", []).extend(
-                json.loads(failure.to_json()) for failure in telling
+                json.loads(failure.to_json()) for failure in selected
             )
 
         return failures_of(self._change_generation(number, edit))
 
-    def plan(self, number: int, reason: str) -> Document:
+    def plan_stop(self, number: int, reason: str) -> Document:
         """Record that a generation ends on purpose, so that losing peers in it is no failure. The
-        first reason is kept.
+        first reason is kept. Returns the document.
         """
-        return self._change_generation(number, lambda document: document.setdefault("plan", reason))
+        return self._change_generation(
+            number, lambda document: document.setdefault("planned_stop", reason)
+        )
 
-    def finish(self, number: int) -> Document:
+    def mark_finished(self, number: int) -> Document:
         """Record that this node's workers have succeeded; returns the document."""
 
         def edit(document: Document) -> None:
@@ -121,19 +134,21 @@ class AgentStore:
 
         return self._change_generation(number, edit)
 
-    def post_beats(self, number: int, beats: list[Document]) -> Document:
+    def post_rank_states(self, number: int, rank_states: list[Document]) -> Document:
         """Post the states of this node's ranks, when they make no progress; returns
         the document.
         """
-        return self._change_generation(
-            number, lambda document: document.setdefault("beats", {}).update({self._node: beats})
-        )
 
-    def verdict(self) -> Document:
+        def edit(document: Document) -> None:
+            document.setdefault("rank_states", {})[self._node] = rank_states
+
+        return self._change_generation(number, edit)
+
+    def run_result(self) -> Document:
         """The exit record of the run; empty while it has not ended."""
-        return self.read("verdict")
+        return self.read(_RUN_RESULT)
 
-    def settle(self, record: Document) -> Document:
+    def commit_result(self, record: Document) -> Document:
         """End the run with `record` unless it has ended before; returns the record that it ended
         with.
         """
@@ -142,22 +157,22 @@ class AgentStore:
             if not document:
                 document.update(record)
 
-        return self.change("verdict", edit)
+        return self.change(_RUN_RESULT, edit)
 
     def _change_generation(self, number: int, edit: Callable[[Document], Any]) -> Document:
         return self.change(f"generation/{number}", edit)
 
 
-def _choose(failures: list[Failure]) -> list[Failure]:
-    """The first few primary failures, or else the relevant secondary one, shortened: the failures
-    of hundreds of ranks must fit into one store.
+def _select(failures: list[Failure]) -> list[Failure]:
+    """The first few primary failures, or else the decisive secondary one with a short traceback:
+    the failures of hundreds of ranks must fit into one store.
     """
     primary = sorted(
         (failure for failure in failures if failure.primary), key=lambda failure: failure.time
     )
-    echo = root_cause(failures)
-    return primary[:_MOST_PRIMARY] or (
-        [replace(echo, traceback=echo.traceback[-_ECHO_LINES:])] if echo else []
+    secondary = root_cause(failures)
+    return primary[:_MAX_PRIMARY] or (
+        [replace(secondary, traceback=secondary.traceback[-_SECONDARY_LINES:])] if secondary else []
     )
 
 

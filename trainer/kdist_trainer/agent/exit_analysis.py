@@ -1,7 +1,7 @@
 """Determines why the workers of this node exited.
 
-The sources are their exit codes, the failures they recorded, what the agent did to them, and the
-kernel's count of OOM kills, since SIGKILL alone does not show who sent it.
+The sources are their exit codes, the failures that they recorded, the signals that the agent sent,
+and the kernel's count of OOM kills, since SIGKILL alone does not show who sent it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kdist_trainer import errors, preallocated, result
-from kdist_trainer.agent.desync import Note
+from kdist_trainer import failure, preallocated, result
+from kdist_trainer.agent.desync import RankState
 from kdist_trainer.agent.worker_entry import stacks_path
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.errors import Failure
+from kdist_trainer.failure import Failure
 from kdist_trainer.instrumentation import fault_handler
+from kdist_trainer.liveness import RankSnapshot
 from kdist_trainer.result import DONE, STOPPED
 
 FORKSERVER_LOST = 255
-"""What multiprocessing reports when the forkserver died and nobody can say how its children
-ended.
+"""The exit code that multiprocessing reports if the forkserver died, so that the exit codes of its
+children are unknown.
 """
 
 
@@ -37,9 +38,11 @@ class GroupResult:
     failures: dict[int, Failure] = field(default_factory=dict)
     exits: dict[int, int] = field(default_factory=dict)
     forced: bool = False
-    """Whether the grace was over, or somebody asked twice."""
-    notes: list[Note] = field(default_factory=list)
-    """What all ranks here were in, where something failed."""
+    """Whether the agent killed the workers because the grace period was over, or because a stop was
+    requested twice.
+    """
+    rank_states: list[RankState] = field(default_factory=list)
+    """The states of all ranks of this node, if one failed."""
 
 
 @dataclass
@@ -52,91 +55,88 @@ class ExitContext:
     global_ranks: list[int]
     """By local rank."""
     exits: dict[int, int]
-    """Exit codes by local rank, of the ranks that ended by themselves."""
+    """Exit codes by local rank, of the ranks that exited by themselves."""
     managed: bool = True
-    """Whether a rank that ends well leaves a result. A script may end by `os._exit`, and its code
-    then speaks for it.
+    """Whether a rank that succeeds writes a result. A script may exit by `os._exit`; then only its
+    exit code is context.
     """
     terminated: bool = False
     """Whether the agent had sent SIGTERM, so that dying of it is no failure."""
     out_of_memory: bool = False
-    """Whether the kernel has killed for want of memory just before the first rank was seen to be
-    killed.
-    """
-    steps: dict[int, int | None] = field(default_factory=dict)
-    collectives: dict[int, str | None] = field(default_factory=dict)
+    """Whether the kernel made an OOM kill just before the first rank was seen killed."""
+    snapshots: list[RankSnapshot] = field(default_factory=list)
+    """The latest heartbeats, by local rank."""
 
 
-def outcomes(known: ExitContext) -> dict[int, str]:
-    """`done` or `stopped` for the workers that ended well, by local rank."""
+def outcomes(context: ExitContext) -> dict[int, str]:
+    """`done` or `stopped` for the workers that did not fail, by local rank."""
     found = {}
-    stops = {-signal.SIGTERM, 128 + signal.SIGTERM} if known.terminated else set()
-    stops |= set() if known.managed else {int(Exit.STOPPED)}
-    for local_rank, code in known.exits.items():
-        left = result.read_result(known.scratch, local_rank)
-        if left is not None and known.managed:
+    stops = {-signal.SIGTERM, 128 + signal.SIGTERM} if context.terminated else set()
+    stops |= set() if context.managed else {int(Exit.STOPPED)}
+    for local_rank, code in context.exits.items():
+        recorded = result.read_result(context.scratch, local_rank)
+        if recorded is not None and context.managed:
             # it had finished: what happened to its process later does not matter
-            found[local_rank] = left
-        elif left is not None or (code == 0 and not known.managed):
-            found[local_rank] = STOPPED if known.terminated else DONE
+            found[local_rank] = recorded
+        elif recorded is not None or (code == 0 and not context.managed):
+            found[local_rank] = STOPPED if context.terminated else DONE
         elif code in stops:
             found[local_rank] = STOPPED
     return found
 
 
-def failures(known: ExitContext) -> dict[int, Failure]:
-    """A failure for each worker that ended by itself and not well, by local rank."""
-    good = outcomes(known)
+def failures(context: ExitContext) -> dict[int, Failure]:
+    """The failures of the workers that exited by themselves, by local rank."""
+    succeeded = outcomes(context)
     return {
-        local_rank: _examine(known, local_rank, code)
-        for local_rank, code in known.exits.items()
-        if local_rank not in good
+        local_rank: _failure_of(context, local_rank, code)
+        for local_rank, code in context.exits.items()
+        if local_rank not in succeeded
     }
 
 
-def failures_left(known: ExitContext) -> dict[int, Failure]:
+def recorded_failures(context: ExitContext) -> dict[int, Failure]:
     """The failures recorded by workers that have not exited yet, by local rank."""
-    living = [number for number in range(len(known.global_ranks)) if number not in known.exits]
+    running = set(range(len(context.global_ranks))) - context.exits.keys()
     return {
-        local_rank: _examine(known, local_rank, 0)
-        for local_rank in living
-        if errors.read(known.scratch, local_rank) is not None
+        local_rank: _failure_of(context, local_rank, 0)
+        for local_rank in sorted(running)
+        if failure.read(context.scratch, local_rank) is not None
     }
 
 
-def _examine(known: ExitContext, local_rank: int, code: int) -> Failure:
-    left = errors.read(known.scratch, local_rank)
-    step, collective = known.steps.get(local_rank), known.collectives.get(local_rank)
-    if left is not None:
+def _failure_of(context: ExitContext, local_rank: int, code: int) -> Failure:
+    """The failure of a worker: the one that it recorded, else one derived from its exit code."""
+    snapshot, rank = context.snapshots[local_rank], context.global_ranks[local_rank]
+    recorded = failure.read(context.scratch, local_rank)
+    if recorded is not None:
+        step = snapshot.step if snapshot.step >= 0 else None
         return replace(
-            left,
-            rank=known.global_ranks[local_rank],
-            node=known.node,
-            generation=known.generation,
-            step=step if left.step is None else left.step,
-            collective=left.collective or collective,
+            recorded,
+            rank=rank,
+            node=context.node,
+            generation=context.generation,
+            step=step if recorded.step is None else recorded.step,
+            collective=recorded.collective or snapshot.collective,
         )
-    cause, exit_code, primary, how = _judge(code, known, collective=collective)
-    rank = known.global_ranks[local_rank]
+    cause, exit_code, primary, what = _classify_exit(code, context, snapshot.collective)
     crashed = -code in fault_handler.SIGNALS
-    lines, place = fault_handler.read(known.scratch, local_rank) if crashed else ((), None)
-    return Failure(
-        cause=cause,
-        code=exit_code,
-        primary=primary,
-        message=f"rank {rank} {how}",
+    lines, place = fault_handler.read(context.scratch, local_rank) if crashed else ((), None)
+    return Failure.of_rank(
+        cause,
+        exit_code,
+        f"rank {rank} {what}",
         rank=rank,
-        node=known.node,
-        generation=known.generation,
-        step=step,
-        time=time.time(),
+        node=context.node,
+        generation=context.generation,
+        snapshot=snapshot,
+        primary=primary,
         traceback=lines,
-        collective=collective,
         place=place,
     )
 
 
-_OWN_CODES = {
+_EXIT_CODE_CAUSES = {
     Exit.CONFIG: Cause.CONFIG,
     Exit.DATA: Cause.DATA,
     Exit.USER: Cause.USER_CODE,
@@ -148,25 +148,22 @@ _OWN_CODES = {
     Exit.PEERS_LOST: Cause.NODE_LOST,
     Exit.HANG: Cause.COLLECTIVE_TIMEOUT,
 }
-"""What the exit code of a managed rank says where its failure could not be left on the disk."""
+"""The cause that a managed rank's exit code stands for, if its failure could not be written."""
 
 
-def _judge(
-    code: int, known: ExitContext, *, collective: str | None
+def _classify_exit(
+    code: int, context: ExitContext, collective: str | None
 ) -> tuple[Cause, Exit, bool, str]:
-    """Cause, exit code, whether primary, and message for a worker that left nothing but its exit
-    code.
+    """Cause, exit code, whether primary, and message for a worker that recorded no failure; `code`
+    is its exit code.
     """
-    if known.managed and code in _OWN_CODES:
-        own, echo = Exit(code), code in (Exit.PEERS_LOST, Exit.HANG)
-        return (
-            _OWN_CODES[own],
-            own,
-            not echo,
-            f"ended with code {code}; the rest it could not write to {known.scratch}",
-        )
-    if code == -signal.SIGKILL and known.out_of_memory:
-        return Cause.OOM_HOST, Exit.HOST_OOM, True, "was killed: the host's memory ran out"
+    if context.managed and code in _EXIT_CODE_CAUSES:
+        own = Exit(code)
+        primary = own not in (Exit.PEERS_LOST, Exit.HANG)
+        message = f"exited with code {code} and could not write its failure to {context.scratch}"
+        return _EXIT_CODE_CAUSES[own], own, primary, message
+    if code == -signal.SIGKILL and context.out_of_memory:
+        return Cause.OOM_HOST, Exit.HOST_OOM, True, "was killed: the host ran out of memory"
     if code == -signal.SIGABRT and collective:
         return Cause.COLLECTIVE_TIMEOUT, Exit.HANG, False, f"aborted inside {collective}"
     if code < 0:
@@ -176,17 +173,16 @@ def _judge(
             Cause.SIGNAL,
             Exit.PEERS_LOST,
             True,
-            "was lost with the forkserver, or ended with code 255",
+            "was lost with the forkserver, or exited with code 255",
         )
     if code == 0:
-        how = (
-            "ended with code 0 and without a result, before its training was over: something "
-            "called os._exit or exec"
+        message = (
+            "exited with code 0 before its training was over: something called os._exit or exec"
         )
-        return Cause.USER_CODE, Exit.USER, True, how
+        return Cause.USER_CODE, Exit.USER, True, message
     if code >= 128:
-        return Cause.UNKNOWN, Exit.PEERS_LOST, True, f"ended with code {code}"
-    return Cause.USER_CODE, Exit.USER, True, f"ended with code {code}"
+        return Cause.UNKNOWN, Exit.PEERS_LOST, True, f"exited with code {code}"
+    return Cause.USER_CODE, Exit.USER, True, f"exited with code {code}"
 
 
 def signal_name(code: int) -> str | None:
@@ -199,12 +195,12 @@ def signal_name(code: int) -> str | None:
         return f"signal {-code}"
 
 
-def clear(scratch: Path, local_ranks: int) -> None:
-    """Remove the files of an earlier generation, and reserve space for those of the next one.
-    Raises `OSError`.
+def reset_files(scratch: Path, local_ranks: int) -> None:
+    """Remove the workers' files of the previous generation, and reserve space for those of the next
+    one. Raises `OSError`.
     """
     for local_rank in range(local_ranks):
-        preallocated.reserve(errors.path_of(scratch, local_rank))
+        preallocated.reserve(failure.path_of(scratch, local_rank))
         preallocated.reserve(result.path_of(scratch, local_rank))
         stacks_path(scratch, local_rank).unlink(missing_ok=True)
         fault_handler.path_of(scratch, local_rank).unlink(missing_ok=True)
@@ -216,15 +212,15 @@ _MACHINE = Path("/proc/vmstat")
 
 
 RECENT_SECONDS = 10.0
-"""How long a process may take to end that the kernel has killed: it counts first, and large memory
-is not freed at once.
+"""How long a process may take to exit after an OOM kill: the kernel counts first, and freeing much
+memory takes time.
 """
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 class OomKills:
-    """Watches the kernel's count of OOM kills. An old kill does not explain a new SIGKILL, so only
-    its recent growth counts.
+    """Watches the kernel's count of OOM kills. Only recent kills count, since an old one does not
+    explain a new SIGKILL.
     """
 
     def __init__(
@@ -232,24 +228,24 @@ class OomKills:
     ) -> None:
         self._count = count or count_oom_kills
         self._clock = clock
-        self._seen: deque[tuple[float, int]] = deque([(clock(), self._count())])
+        self._samples: deque[tuple[float, int]] = deque([(clock(), self._count())])
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read the count, at most once a second."""
         now = self._clock()
-        if now - self._seen[-1][0] >= _LOOK_SECONDS:
-            self._seen.append((now, self._count()))
-            while len(self._seen) > 1 and self._seen[1][0] <= now - RECENT_SECONDS:
-                self._seen.popleft()
+        if now - self._samples[-1][0] >= _POLL_SECONDS:
+            self._samples.append((now, self._count()))
+            while len(self._samples) > 1 and self._samples[1][0] <= now - RECENT_SECONDS:
+                self._samples.popleft()
 
     def recent(self) -> bool:
         """Whether the kernel has killed a process within the last seconds."""
-        self.look()
-        return self._count() > self._seen[0][1]
+        self.poll()
+        return self._count() > self._samples[0][1]
 
 
 def count_oom_kills() -> int:
-    """OOM kills so far: in this control group, else on this machine, else 0."""
+    """The number of OOM kills so far: in this control group, else on this machine, else 0."""
     for path in _counters():
         count = read_count(path)
         if count is not None:

@@ -1,6 +1,4 @@
-"""The exit record: how a run ended, and the failure that decided it. All agents write the same
-one.
-"""
+"""The exit record: how a run ended, and its root cause. All agents of a run write the same one."""
 
 from __future__ import annotations
 
@@ -11,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
-from kdist_trainer.config import Cause, Exit, TrainConfig, judge_done
-from kdist_trainer.errors import CheckpointMismatchError, Failure
+from kdist_trainer.config import Cause, Exit, TrainConfig, compare_done
+from kdist_trainer.errors import CheckpointMismatchError
+from kdist_trainer.failure import Failure
 
 RECORD = "exit.json"
 TERMINATION_BYTES = 4096
-"""What Kubernetes keeps of a termination message."""
+"""The most bytes of a termination message that Kubernetes keeps."""
 
 
-class RunOutcome(Exception):  # noqa: N818 - it is how the agent's loop is left, well or badly
+class RunOutcome(Exception):  # noqa: N818 - a success as well as a failure leaves the agent's loop
     """Raised when the agent's work is over; `record` is the exit record."""
 
     def __init__(self, record: dict[str, Any]) -> None:
@@ -32,8 +31,8 @@ class RunOutcome(Exception):  # noqa: N818 - it is how the agent's loop is left,
 
 
 def root_cause(failures: Iterable[Failure]) -> Failure | None:
-    """The failure that decides: the first primary one; without any, a timeout before a lost peer;
-    None without failures.
+    """The first primary failure; without one, a timeout rather than a lost peer; None without
+    failures.
     """
     ordered = sorted(failures, key=lambda failure: failure.time)
     for failure in ordered:
@@ -75,8 +74,8 @@ def failed(failure: Failure) -> dict[str, Any]:
 def write_record(
     record: dict[str, Any], scratch: Path, termination_message: Path | None = None
 ) -> None:
-    """Write the record to `scratch`, and a short form where Kubernetes reads it. Never raises,
-    since the exit code is still reported.
+    """Write the record to `scratch`, and a short form where Kubernetes reads it. An `OSError` is
+    ignored, since the exit code is still reported.
     """
     fresh = scratch / f"{RECORD}.new"
     with suppress(OSError):
@@ -116,15 +115,16 @@ def shorten(record: dict[str, Any], limit: int = TERMINATION_BYTES) -> bytes:
 def read_done(
     checkpoints: Path | None, config: TrainConfig, *, run_id: str
 ) -> dict[str, Any] | None:
-    """What the run's last commit left; None while what the job asks for by now has not been done.
+    """The DONE document of the run's last commit; None while the job, as it is now, is not done.
 
-    Raises `CheckpointMismatchError` where the run has ended and the job was edited since in a way
-    that it cannot go on by.
+    Raises:
+        CheckpointMismatchError: If the run has ended, and the job was edited since in a way that
+            cannot continue from its last checkpoint.
     """
     done = CheckpointDirectory(checkpoints).done() if checkpoints is not None else None
     if done is None or done.get("run_id", run_id) != run_id:
         return None
-    finished = judge_done(done, config.to_job())
+    finished = compare_done(done, config.to_job())
     if finished.problem is not None:
         raise CheckpointMismatchError(finished.problem)
-    return done if finished.is_over else None
+    return done if finished.is_complete else None

@@ -1,9 +1,9 @@
 """The forkserver of the workers, started as a fork of the agent, so that a node imports torch once
 and holds it in memory once.
 
-The server itself is multiprocessing's; only its start differs. A fresh interpreter would import
-again what the agent needs as well, so the server is a fork of the agent, which must have no running
-threads and no CUDA context yet. If the server dies, multiprocessing starts the next one as usual.
+The server itself is multiprocessing's; only its start differs. A new interpreter would import torch
+again, so the server is a fork of the agent, which must have no running threads and no CUDA context
+yet. If the server dies, multiprocessing starts the next one as usual.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from kdist_trainer.agent import preload_modules
 
 _PRELOAD = "kdist_trainer.agent.preload"
-"""What the server imports besides, while the agent meets the others."""
+"""What the server imports in addition, while the agent joins the rendezvous."""
 
 
 def start() -> None:
@@ -47,15 +47,19 @@ _SPAWN = util.spawnv_passfds
 
 
 def _fork(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:  # noqa: ARG001 - the standard library's signature
-    """Start what `python -c PROGRAM` would, as a fork of this process that keeps these descriptors;
-    returns its pid.
+    """Start the server by a fork instead of `python -c PROGRAM`; returns its pid.
+
+    Args:
+        path: The path of the interpreter, which is not used.
+        args: Its arguments, of which the last one is the program.
+        passfds: The descriptors that the server keeps.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     gc.collect()
     with warnings.catch_warnings():
-        # The threads here, if any, sleep in read() or are a numerical library's, which looks after
-        # them across a fork.
+        # The other threads, if any, sleep in read() or belong to a numerical library, which handles
+        # forks.
         warnings.filterwarnings(
             "ignore", message=".*multi-threaded.*fork", category=DeprecationWarning
         )
@@ -66,8 +70,8 @@ def _fork(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:  # n
 
 
 def _serve(program: str, kept: Sequence[int]) -> NoReturn:
-    """Run the server in the fork: without the descriptors of the agent, above all its lifeline, and
-    with the default signal handlers.
+    """Run the server in the fork, without the agent's descriptors, above all its parent-death pipe,
+    and with the default signal handlers.
     """
     code = 1
     try:
@@ -75,12 +79,12 @@ def _serve(program: str, kept: Sequence[int]) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         util.spawnv_passfds = _SPAWN
-        forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined]  # its copy is held, by the agent
+        forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined]  # the agent holds the inherited one
         arguments, keywords = read_call(program)
         forkserver.main(*arguments, **keywords)
     except SystemExit:
         code = 0
-    except BaseException:  # noqa: BLE001 - the agent's own code must not run on in here
+    except BaseException:  # noqa: BLE001 - the agent's own code must not continue in the fork
         traceback.print_exc()
     finally:
         os._exit(code)
@@ -89,13 +93,13 @@ def _serve(program: str, kept: Sequence[int]) -> NoReturn:
 def close_descriptors(*, keep: Iterable[int] = ()) -> None:
     """Close all inherited descriptors except the standard streams and those in `keep`."""
     for descriptor in {int(path.name) for path in Path("/dev/fd").iterdir()} - {0, 1, 2, *keep}:
-        with contextlib.suppress(OSError):  # the one that listed them
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             os.close(descriptor)
 
 
 def read_call(program: str) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments of the call that ends `program`, as in `import it; it(1,
-    "two", **{"three": 3})`.
+    """The positional and keyword arguments of the call at the end of `program`, such as `import it;
+    it(1, "two", **{"three": 3})`.
     """
     last = ast.parse(program).body[-1]
     assert isinstance(last, ast.Expr)  # noqa: S101 - the program is multiprocessing's

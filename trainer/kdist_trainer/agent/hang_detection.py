@@ -3,7 +3,7 @@ hangs.
 
 A hanging rank blocks all others in their next collective, so all of them stop at about the same
 time. The rank at fault is the one that is stopped (SIGSTOP), in no collective, or in an earlier
-collective than its peers. Agents exchange the states of their ranks before they decide, and build
+collective than its peers. Agents exchange the states of their ranks before they decide, and derive
 the failures from them.
 """
 
@@ -19,147 +19,175 @@ from pathlib import Path
 
 from kdist_trainer import log
 from kdist_trainer.agent.coordination import AgentStore, Document
-from kdist_trainer.agent.desync import Mismatch, Note, find_missing, find_odd, write_calls
+from kdist_trainer.agent.desync import Mismatch, RankState, find_mismatch, find_missing, write_calls
 from kdist_trainer.agent.restart_policy import Generation
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.errors import TRACEBACK_LINES, Failure
+from kdist_trainer.failure import Failure
 from kdist_trainer.liveness import Heartbeat, Phase, RankSnapshot
 
-NOTES_SECONDS = 2.0
-"""How long an agent waits for what the others know of a standstill."""
+RANK_STATES_SECONDS = 2.0
+"""How long an agent waits for the other agents' rank states after a hang."""
 _POLL_SECONDS = 0.1
 
 
-def read_or_empty(question: Callable[[], Document]) -> Document:
-    """The answer of the store; empty while the store is unreachable, which must not end the
-    workers.
+def read_or_empty(request: Callable[[], Document]) -> Document:
+    """The document that `request` returns; empty if the store is unreachable, which must not end
+    the workers.
     """
     try:
-        return question()
+        return request()
     except RuntimeError as error:
         log.warn(
             "rendezvous-unreachable",
-            message=f"the store of the rendezvous does not answer: {error}",
+            message=f"the rendezvous store does not respond: {error}",
         )
         return {}
 
 
 def gather_rank_states(
-    exchange: AgentStore,
+    agent_store: AgentStore,
     generation: Generation,
     node: str,
-    mine: list[Note],
+    own_states: list[RankState],
     *,
     after_failures: bool = False,
-) -> list[Note]:
-    """The states of all ranks, as far as their agents post them in time; before failures are
-    posted, or after.
+) -> list[RankState]:
+    """Post the states of this node's ranks and wait for those of the others.
+
+    Args:
+        agent_store: The documents that agents share.
+        generation: The generation of the ranks.
+        node: This node.
+        own_states: The states of this node's ranks.
+        after_failures: Whether to wait even though failures have been posted.
+
+    Returns:
+        The states of all ranks whose agents have posted them in time.
     """
-    deadline = time.monotonic() + NOTES_SECONDS
-    document = read_or_empty(lambda: exchange.post_beats(generation.number, mine)) or {
-        "beats": {node: mine}
-    }
+    deadline = time.monotonic() + RANK_STATES_SECONDS
+    document = read_or_empty(
+        lambda: agent_store.post_rank_states(generation.number, own_states)
+    ) or {"rank_states": {node: own_states}}
     while time.monotonic() < deadline:
-        if len(document.get("beats", {})) >= len(generation.nodes) or (
+        if len(document.get("rank_states", {})) >= len(generation.nodes) or (
             document.get("failures") and not after_failures
         ):
             break
         time.sleep(_POLL_SECONDS)
-        document = read_or_empty(lambda: exchange.generation(generation.number)) or document
-    return [note for notes in document.get("beats", {}).values() for note in notes]
+        document = read_or_empty(lambda: agent_store.generation(generation.number)) or document
+    return [state for states in document.get("rank_states", {}).values() for state in states]
 
 
 def hang_failures(
-    stood: Mapping[int, tuple[int, RankSnapshot]],
+    hung: Mapping[int, tuple[int, RankSnapshot]],
     *,
-    blamed: int | None,
+    rank_at_fault: int | None,
     node: str,
     generation: int,
     stacks: Mapping[int, Sequence[str]],
 ) -> dict[int, Failure]:
-    """The failures of hanging ranks, by local rank: primary for the rank at fault, secondary for
-    the others.
+    """The failures of hanging ranks: primary for the rank at fault, secondary for the others.
+
+    Args:
+        hung: The global rank and the latest heartbeat of each hanging rank, by local rank.
+        rank_at_fault: The global rank that the others wait for.
+        node: This node.
+        generation: The generation of the ranks.
+        stacks: The stacks of the ranks, by local rank.
+
+    Returns:
+        The failures by local rank.
     """
     return {
         local_rank: _hang_failure(
-            beat,
+            snapshot,
             rank,
-            blamed=blamed,
+            rank_at_fault=rank_at_fault,
             node=node,
             generation=generation,
             stacks=stacks.get(local_rank, []),
         )
-        for local_rank, (rank, beat) in stood.items()
+        for local_rank, (rank, snapshot) in hung.items()
     }
 
 
 def _hang_failure(
-    beat: RankSnapshot,
+    snapshot: RankSnapshot,
     rank: int,
     *,
-    blamed: int | None,
+    rank_at_fault: int | None,
     node: str,
     generation: int,
     stacks: Sequence[str],
 ) -> Failure:
-    where = f"in {beat.collective}" if beat.collective else f"in phase {beat.phase.value}"
-    failure = Failure(
-        cause=Cause.HANG,
-        code=Exit.HANG,
-        primary=True,
-        message=f"rank {rank} hangs {where}: no progress within hangTimeoutSeconds",
+    where = f"in {snapshot.collective}" if snapshot.collective else f"in phase {snapshot.phase}"
+    is_cause = rank == rank_at_fault
+    message = (
+        f"rank {rank} hangs {where}: no progress within hangTimeoutSeconds"
+        if is_cause
+        else f"rank {rank} waited {where} for rank {rank_at_fault}"
+    )
+    return Failure.of_rank(
+        Cause.HANG if is_cause else Cause.COLLECTIVE_TIMEOUT,
+        Exit.HANG,
+        message,
         rank=rank,
         node=node,
         generation=generation,
-        step=beat.step if beat.step >= 0 else None,
-        time=time.time(),
-        traceback=tuple(stacks[:TRACEBACK_LINES]),
-        collective=beat.collective,
+        snapshot=snapshot,
+        primary=is_cause,
+        traceback=stacks,
     )
-    if rank == blamed:
-        return failure
-    message = f"rank {rank} waited {where} for rank {blamed}"
-    return replace(failure, cause=Cause.COLLECTIVE_TIMEOUT, primary=False, message=message)
 
 
 def mismatch_failure(
-    odd: Mismatch, *, node: str, generation: int, step: int | None, when: float | None = None
+    mismatch: Mismatch, *, node: str, generation: int, step: int | None, when: float | None = None
 ) -> Failure:
     """The failure of ranks that entered another collective than their peers. It is permanent: a
     restart would repeat it.
+
+    Args:
+        mismatch: The ranks and the collective.
+        node: The node of the first of these ranks.
+        generation: The generation of the ranks.
+        step: The last step that a rank has reported.
+        when: The Unix time of the failure in seconds; now by default.
     """
     return Failure(
         cause=Cause.COLLECTIVE_MISMATCH,
         code=Exit.USER,
         primary=True,
-        message=odd.message,
-        rank=odd.ranks[0] if odd.ranks else None,
+        message=mismatch.message,
+        rank=mismatch.ranks[0] if mismatch.ranks else None,
         node=node,
         generation=generation,
         step=step,
         time=time.time() if when is None else when,
-        collective=odd.collective,
+        collective=mismatch.collective,
     )
 
 
-def resolve_root_cause(failure: Failure, notes: Sequence[Note]) -> Failure:
-    """The root cause, given the states of all ranks.
+def resolve_root_cause(failure: Failure, states: Sequence[RankState]) -> Failure:
+    """The root cause of a failure, given the states of all ranks.
 
-    A rank that entered another collective is the cause of everything but an exception of its own; a
-    rank that did not enter one is the cause of its peers' timeouts.
+    A rank that entered another collective than its peers is the root cause of any failure but a
+    permanent one. A rank that did not enter a collective is the root cause of its peers' timeouts.
     """
     if failure.permanent and failure.cause is not Cause.COLLECTIVE_MISMATCH:
         return failure
-    nodes = {int(note["rank"]): str(note.get("node", "")) for note in notes}
-    odd = find_odd(notes)
-    if odd is not None:
-        where = nodes.get(odd.ranks[0], "") if odd.ranks else failure.node
+    nodes = {int(state["rank"]): str(state.get("node", "")) for state in states}
+    mismatch = find_mismatch(states)
+    if mismatch is not None:
         return mismatch_failure(
-            odd, node=where, generation=failure.generation, step=failure.step, when=failure.time
+            mismatch,
+            node=nodes.get(mismatch.ranks[0], "") if mismatch.ranks else failure.node,
+            generation=failure.generation,
+            step=failure.step,
+            when=failure.time,
         )
     if failure.primary or failure.code is not Exit.HANG:
         return failure
-    missing = find_missing(notes)
+    missing = find_missing(states)
     if missing is None:
         return failure
     rank = missing.ranks[0]
@@ -174,37 +202,23 @@ def resolve_root_cause(failure: Failure, notes: Sequence[Note]) -> Failure:
     )
 
 
-def node_lost_failure(
-    beat: RankSnapshot, *, rank: int, node: str, generation: int, message: str
-) -> Failure:
-    """The secondary failure of a rank whose group has lost another node."""
-    return Failure(
-        cause=Cause.NODE_LOST,
-        code=Exit.PEERS_LOST,
-        primary=False,
-        message=message,
-        rank=rank,
-        node=node,
-        generation=generation,
-        step=beat.step if beat.step >= 0 else None,
-        time=time.time(),
-        collective=beat.collective,
-    )
-
-
 DUMP_SECONDS = 2.0
-# seconds that one look may add: an agent that was paused itself has seen nothing
-_LONGEST_LOOK = 1.0
+# most that one poll may add to a wait: an agent that was paused itself has seen nothing
+_MAX_POLL_SECONDS = 1.0
 _MIN_SLOW_SECONDS = 60.0
 _SLOW = {Phase.START, Phase.RENDEZVOUS, Phase.INIT, Phase.RESTORE, Phase.SAVE, Phase.EXIT}
-"""Phases that may take long without a beat: imports, downloads, large reads and writes."""
+"""Phases that may take long without a heartbeat: imports, downloads, large reads and writes."""
 
 
 class Watchdog:
     """Watches the heartbeats of this node's ranks in one generation.
 
-    `from_start`: every rank will send heartbeats; otherwise (a script that may not use heartbeats)
-    a rank is watched from its first one.
+    Args:
+        scratch: The agent's scratch folder, in which the heartbeat files are created.
+        ranks: The number of ranks on this node.
+        hang_seconds: How long a rank may make no progress.
+        from_start: Whether every rank sends heartbeats. If not, as in a script, a rank is watched
+            from its first heartbeat.
     """
 
     def __init__(self, scratch: Path, *, ranks: int, hang_seconds: float, from_start: bool) -> None:
@@ -213,88 +227,95 @@ class Watchdog:
         self._hang_seconds = hang_seconds
         self._from_start = from_start
         self._counts = [0] * ranks
-        self._still = [0.0] * ranks
-        self._waits: list[tuple[int, int, Phase] | None] = [None] * ranks
-        self._waited = [0.0] * ranks
+        self._stalled_seconds = [0.0] * ranks
+        self._current_waits: list[tuple[int, int, Phase] | None] = [None] * ranks
+        self._waited_seconds = [0.0] * ranks
         self.longest_wait = 0.0
-        """Seconds of the longest wait for other ranks that has come to its end while the group was
-        making steps, or at any time in a script that does not say.
+        """The longest completed wait for other ranks, in seconds, while the ranks did steps, or at
+        any time in a script that reports no steps.
         """
-        self._looked = time.monotonic()
-        self.beats: list[RankSnapshot] = [heartbeat.read() for heartbeat in self._heartbeats]
+        self._polled_at = time.monotonic()
+        self.snapshots: list[RankSnapshot] = [heartbeat.read() for heartbeat in self._heartbeats]
 
-    def look(self) -> list[int]:
+    def poll(self) -> list[int]:
         """Read all heartbeats; returns the local ranks that have made no progress for too long."""
         now = time.monotonic()
-        passed, self._looked = min(now - self._looked, _LONGEST_LOOK), now
-        self.beats = [heartbeat.read() for heartbeat in self._heartbeats]
-        for local_rank, beat in enumerate(self.beats):
-            moved = beat.count != self._counts[local_rank]
-            self._counts[local_rank] = beat.count
-            self._still[local_rank] = 0.0 if moved else self._still[local_rank] + passed
-            self._note_wait(local_rank, beat, passed)
+        elapsed = min(now - self._polled_at, _MAX_POLL_SECONDS)
+        self._polled_at = now
+        self.snapshots = [heartbeat.read() for heartbeat in self._heartbeats]
+        for local_rank, snapshot in enumerate(self.snapshots):
+            moved = snapshot.count != self._counts[local_rank]
+            self._counts[local_rank] = snapshot.count
+            self._stalled_seconds[local_rank] = (
+                0.0 if moved else self._stalled_seconds[local_rank] + elapsed
+            )
+            self._record_wait(local_rank, snapshot, elapsed)
         return [
             local_rank
-            for local_rank in range(len(self.beats))
-            if self._still[local_rank] > self._allowed(local_rank)
+            for local_rank in range(len(self.snapshots))
+            if self._stalled_seconds[local_rank] > self._allowed_seconds(local_rank)
         ]
 
-    def _note_wait(self, local_rank: int, beat: RankSnapshot, passed: float) -> None:
-        waits = beat.inside or (beat.count > 0 and beat.phase is Phase.RENDEZVOUS)
-        wait, before = (
-            (beat.count, beat.sequence, beat.phase) if waits else None,
-            self._waits[local_rank],
-        )
-        if wait is not None and wait == before:
-            self._waited[local_rank] += passed
+    def _record_wait(self, local_rank: int, snapshot: RankSnapshot, elapsed: float) -> None:
+        waiting = snapshot.inside or (snapshot.count > 0 and snapshot.phase is Phase.RENDEZVOUS)
+        wait = (snapshot.count, snapshot.sequence, snapshot.phase) if waiting else None
+        previous = self._current_waits[local_rank]
+        if wait is not None and wait == previous:
+            self._waited_seconds[local_rank] += elapsed
             return
-        # a script without beats is in no phase
-        if before is not None and (before[2] not in _SLOW or before[0] == 0):
-            self.longest_wait = max(self.longest_wait, self._waited[local_rank])
-        self._waits[local_rank], self._waited[local_rank] = wait, 0.0
+        # a script without heartbeats is in no phase
+        if previous is not None and (previous[2] not in _SLOW or previous[0] == 0):
+            self.longest_wait = max(self.longest_wait, self._waited_seconds[local_rank])
+        self._current_waits[local_rank] = wait
+        self._waited_seconds[local_rank] = 0.0
 
-    def never_beats(self) -> bool:
-        """Whether no rank here has reported a step: of such a script only the collectives are
-        known.
+    def has_no_heartbeats(self) -> bool:
+        """Whether no rank of this node has sent a heartbeat: of such a script only the collectives
+        are known.
         """
-        return not any(beat.count for beat in self.beats)
+        return not any(snapshot.count for snapshot in self.snapshots)
 
     def waited_seconds(self) -> float:
-        """How long all ranks here have been waiting for other ranks; 0 if one of them computes."""
-        return min(self._waited)
+        """How long all ranks of this node have been waiting for other ranks; 0 if one computes."""
+        return min(self._waited_seconds)
 
-    def _allowed(self, local_rank: int) -> float:
-        beat = self.beats[local_rank]
-        if beat.count == 0 and not self._from_start:
+    def _allowed_seconds(self, local_rank: int) -> float:
+        snapshot = self.snapshots[local_rank]
+        if snapshot.count == 0 and not self._from_start:
             return float("inf")
-        slow = beat.phase in _SLOW or beat.count == 0
+        slow = snapshot.phase in _SLOW or snapshot.count == 0
         return self._hang_seconds + (max(self._hang_seconds, _MIN_SLOW_SECONDS) if slow else 0.0)
-
-    def step(self, local_rank: int) -> int | None:
-        """The last step that the rank has reported; None before the first."""
-        step = self.beats[local_rank].step
-        return step if step >= 0 else None
 
     def last_step(self) -> int | None:
         """The highest step of this node's ranks."""
-        return max((beat.step for beat in self.beats if beat.step >= 0), default=None)
+        return max(
+            (snapshot.step for snapshot in self.snapshots if snapshot.step >= 0), default=None
+        )
 
-    def note(
+    def rank_state(
         self, local_rank: int, *, rank: int, pid: int, node: str = "", world_size: int = 1
-    ) -> Note:
-        """The state of a rank, from which other agents find the rank at fault."""
-        beat = self.beats[local_rank]
-        # a script's ranks may rightly differ
+    ) -> RankState:
+        """The state of a rank, from which all agents derive the rank at fault.
+
+        Args:
+            local_rank: The rank on this node.
+            rank: Its global rank.
+            pid: Its process id.
+            node: This node.
+            world_size: The number of ranks on all nodes, which limits the recorded calls per rank.
+        """
+        snapshot = self.snapshots[local_rank]
+        # the ranks of a script may enter different collectives on purpose
         calls = self._heartbeats[local_rank].calls() if self._from_start else []
         return {
             "rank": rank,
             "node": node,
             "stopped": is_stopped(pid),
-            "inside": beat.inside,
-            "sequence": beat.sequence,
-            "step": beat.step,
-            "phase": beat.phase.value,
-            "collective": beat.collective,
+            "inside": snapshot.inside,
+            "sequence": snapshot.sequence,
+            "step": snapshot.step,
+            "phase": snapshot.phase.value,
+            "collective": snapshot.collective,
             "calls": write_calls(calls, world_size=world_size),
         }
 
@@ -309,16 +330,16 @@ def heartbeat_path(scratch: Path, local_rank: int) -> Path:
     return scratch / f"rank-{local_rank}.heartbeat"
 
 
-def find_hung_rank(notes: Iterable[Note]) -> int | None:
-    """The rank at fault for a hang; None without notes."""
+def find_hung_rank(states: Iterable[RankState]) -> int | None:
+    """The rank at fault for a hang; None without states."""
     ordered = sorted(
-        notes,
-        key=lambda note: (
-            not note["stopped"],
-            note["inside"],
-            note["sequence"],
-            note["step"],
-            note["rank"],
+        states,
+        key=lambda state: (
+            not state["stopped"],
+            state["inside"],
+            state["sequence"],
+            state["step"],
+            state["rank"],
         ),
     )
     return int(ordered[0]["rank"]) if ordered else None
@@ -336,8 +357,14 @@ def is_stopped(pid: int) -> bool:
 
 
 def dump_stacks(pids: dict[int, int], paths: dict[int, Path]) -> dict[int, list[str]]:
-    """Have the ranks of `pids` (by local rank) write their stacks, also stopped ones; returns the
-    lines, within two seconds.
+    """Have ranks write their stacks, also stopped ones.
+
+    Args:
+        pids: The process ids, by local rank.
+        paths: The stack files, by local rank.
+
+    Returns:
+        The new lines of the files by local rank, after two seconds at most.
     """
     before = {local_rank: _size(path) for local_rank, path in paths.items()}
     for pid in pids.values():

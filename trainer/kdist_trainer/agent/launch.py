@@ -1,7 +1,7 @@
 """Runs one agent from start to end: process setup, metrics exporter, elastic agent, exit record.
 
-At the end the agent writes its exit record, waits for a last scrape of its metrics, and exits, or
-stays parked if it was started with `--on-end park`.
+At the end the agent writes its exit record, waits for a final scrape of its metrics, and exits.
+With `--on-finish keep-alive` it stays alive until SIGTERM.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kdist_trainer.agent import forkserver
 from kdist_trainer.agent.exit_record import failed, read_done, stopped, success, write_record
 from kdist_trainer.agent.log_relay import LogRelay
 from kdist_trainer.agent.settings import (
-    PARK,
+    KEEP_ALIVE,
     Settings,
     clean_temp,
     count_procs,
@@ -31,15 +31,11 @@ from kdist_trainer.agent.settings import (
 )
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.config import Cause, Exit, TrainConfig
-from kdist_trainer.errors import (
-    CheckpointMismatchError,
-    Failure,
-    KdistTrainerError,
-    classify,
-    describe,
-)
+from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError, classify
+from kdist_trainer.failure import Failure, describe
+from kdist_trainer.metrics.endpoint import bind_address
 from kdist_trainer.metrics.exporter import SCRIPT, Exporter
-from kdist_trainer.metrics.persistence import place
+from kdist_trainer.metrics.persistence import counters_path
 from kdist_trainer.rendezvous.endpoint import FILE
 from kdist_trainer.signals import StopRequested, StopSignals, stop_margin
 
@@ -47,8 +43,8 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler
 
-_LOOK_SECONDS = 0.2
-_ANSWER_SECONDS = 0.5  # for the answer to arrive
+_POLL_SECONDS = 0.2
+_RESPONSE_SECONDS = 0.5  # for the response to the final scrape to arrive
 
 
 def start_exporter(
@@ -58,8 +54,16 @@ def start_exporter(
     healthy: Callable[[], bool] = lambda: True,
     since: float | None = None,
 ) -> Exporter:
-    """Start the metrics exporter of this agent and write its port to `agent.json`; `since` is a
-    monotonic time. Raises `OSError`.
+    """Start the metrics exporter of this agent and write its port to `agent.json`.
+
+    Args:
+        settings: The settings of the agent.
+        procs: The number of workers on this node.
+        healthy: Whether the agent is alive, for `/healthz`.
+        since: The monotonic time at which the agent started; now by default.
+
+    Raises:
+        OSError: If the file or the socket cannot be created.
     """
     config = settings.config
     info = {
@@ -74,12 +78,14 @@ def start_exporter(
         run_id=settings.run_id,
         socket_path=settings.socket,
         port=settings.port,
-        host=_listening(settings),
+        host=bind_address(settings.address, is_local=settings.rendezvous.startswith(f"{FILE}:")),
         info=info,
         healthy=healthy,
-        nodes=settings.bounds.now,
-        since=since,
-        kept=place(settings.checkpoints, run_id=settings.run_id, node=settings.node)
+        nodes=settings.node_limits.current,
+        started_at=since,
+        counters_path=counters_path(
+            settings.checkpoints, run_id=settings.run_id, node=settings.node
+        )
         if settings.checkpoints
         else None,
     )
@@ -96,15 +102,6 @@ def start_exporter(
     return exporter
 
 
-def _listening(settings: Settings) -> str:
-    """The address on which metrics and status are served: loopback for `kdist run`, all interfaces
-    in a pod.
-    """
-    if settings.rendezvous.startswith(f"{FILE}:"):
-        return "127.0.0.1"
-    return "::" if ":" in (settings.address or "") else "0.0.0.0"  # noqa: S104 - Prometheus comes from outside the pod
-
-
 def end(
     settings: Settings,
     record: dict[str, Any],
@@ -112,8 +109,16 @@ def end(
     stop: StopSignals,
     exporter: Exporter | None = None,
 ) -> int:
-    """Write the exit record and wait for a last scrape, or park, as the job asks; returns the exit
-    code.
+    """Write the exit record, then wait for a final scrape or stay alive, as the settings say.
+
+    Args:
+        settings: The settings of the agent.
+        record: The exit record.
+        stop: The requests to stop, which end the wait.
+        exporter: The metrics exporter, which is closed; None if none is running.
+
+    Returns:
+        The exit code.
     """
     write_record(record, settings.scratch, settings.termination_message)
     code = Exit(record["code"])
@@ -123,35 +128,35 @@ def end(
             for name in ("cause", "code", "rank", "step", "traceback", "message")
         }
         log.error("failed", node=record.get("node") or settings.node, **fields)
-    parks = settings.on_end == PARK and not code.retryable
-    if exporter is None and parks:
+    keep_alive = settings.on_finish == KEEP_ALIVE and not code.retryable
+    if exporter is None and keep_alive:
         exporter = start_exporter(settings, procs=1)
     if exporter is not None:
-        exporter.set_end(record)
-        if parks:
+        exporter.set_exit_record(record)
+        if keep_alive:
             log.event(
                 "kept-alive",
                 code=int(code),
-                message="the work is over: this agent stays until it is told to go",
+                message="the run is over: this agent stays alive until SIGTERM",
             )
             while not stop.requested:
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
         elif not code.retryable:
-            _linger(settings.config, exporter, stop)
+            _wait_for_final_scrape(settings.config, exporter, stop)
         exporter.close()
     return int(code)
 
 
-def _linger(config: TrainConfig, exporter: Exporter, stop: StopSignals) -> None:
-    """Wait for a last scrape, at most as long as the job allows; not at all if nothing was ever
+def _wait_for_final_scrape(config: TrainConfig, exporter: Exporter, stop: StopSignals) -> None:
+    """Wait for a final scrape, at most as long as the job allows; not at all if metrics were never
     scraped.
 
-    The end of the first agent makes the others of its job stop too, so a request to stop shortens
-    the wait only to their grace period.
+    When the first agent exits, the others of its job are asked to stop too, so a request to stop
+    shortens the wait only to the grace period.
     """
-    seen, deadline = exporter.scrapes, time.monotonic() + config.final_scrape_timeout_seconds
-    while seen and exporter.scrapes == seen and time.monotonic() < deadline and not stop.urgent:
-        time.sleep(_LOOK_SECONDS)
+    before, deadline = exporter.scrapes, time.monotonic() + config.final_scrape_timeout_seconds
+    while before and exporter.scrapes == before and time.monotonic() < deadline and not stop.urgent:
+        time.sleep(_POLL_SECONDS)
         if stop.requested_at is not None:
             deadline = min(
                 deadline,
@@ -159,8 +164,8 @@ def _linger(config: TrainConfig, exporter: Exporter, stop: StopSignals) -> None:
                 + config.termination_grace_period_seconds
                 - stop_margin(config.termination_grace_period_seconds),
             )
-    if exporter.scrapes > seen:
-        time.sleep(_ANSWER_SECONDS)
+    if exporter.scrapes > before:
+        time.sleep(_RESPONSE_SECONDS)
 
 
 _MONITOR_SECONDS = 0.1
@@ -168,10 +173,12 @@ RUN = "kdist.dev/run"
 
 
 def launch(settings: Settings) -> int:
-    """Run the agent of one node until its work is over; returns the exit code. Raises `OSError` if
-    it cannot start.
+    """Run the agent of one node until its work is over; returns the exit code.
+
+    Raises:
+        OSError: If the agent cannot start.
     """
-    began = time.monotonic()
+    started_at = time.monotonic()
     log.bind(job=settings.config.name, node=settings.node)
     predecessors = prepare_scratch(settings)
     stop = StopSignals()
@@ -182,75 +189,74 @@ def launch(settings: Settings) -> int:
         return end(settings, failed(describe(error, node=settings.node)), stop=stop)
     if done is not None:
         message = (
-            f"run {settings.run_id} has ended before: nothing is left to do; on a cluster the "
-            f"annotation {RUN} begins another"
+            f"run {settings.run_id} is already complete; on a cluster, change the annotation {RUN} "
+            "to start another one"
         )
         log.warn("done", step=done.get("step"), message=message)
         return end(settings, {**success(step=done.get("step")), "message": message}, stop=stop)
-    # Closed by the kernel when this process ends: held to the last, so that nothing of it outlives
-    # it.
-    held = _setup_process(settings)
+    # Kept to the end: the kernel closes it when this process exits, which ends the workers.
+    pipe = _setup_process(settings)
     if settings.config.train is not None:
         forkserver.start()  # before anything that starts a thread
     procs = count_procs(settings.config)
     health: list[Any] = []
     exporter = start_exporter(
-        settings, procs, healthy=lambda: not health or health[0].is_healthy(), since=began
+        settings, procs, healthy=lambda: not health or health[0].is_healthy(), since=started_at
     )
     with LogRelay(settings.scratch, ranks=procs) as relay:
-        teller = AgentTelemetry(
+        telemetry = AgentTelemetry(
             exporter,
             relay,
             max_restarts=settings.config.max_restarts,
             managed=settings.config.train is not None,
         )
-        record = _conclude(settings, procs, teller, stop, predecessors, health)
-        health.clear()  # an agent whose work is over is well
+        record = _run_to_record(settings, procs, telemetry, stop, predecessors, health)
+        health.clear()  # an agent whose work is over counts as healthy
         code = end(settings, record, stop=stop, exporter=exporter)
     clean_temp(settings.scratch)
-    del held
+    del pipe
     return code
 
 
-def _conclude(
+def _run_to_record(
     settings: Settings,
     procs: int,
-    teller: AgentTelemetry,
+    telemetry: AgentTelemetry,
     stop: StopSignals,
     predecessors: set[int],
     health: list[Any],
 ) -> dict[str, Any]:
-    """The exit record of the work, however it ended."""
+    """Run the elastic agent; returns the exit record, also if an error ended it."""
     try:
-        return _work(settings, procs, teller, stop, predecessors, health)
+        return _run_agent(settings, procs, telemetry, stop, predecessors, health)
     except KdistTrainerError as error:
         cause, reason, message = error.cause, error.code, str(error)
     except StopRequested:
-        return stopped("stopped before it met the others", step=None)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the record and the exit code must say so
+        return stopped("stopped before the rendezvous", step=None)
+    except Exception as error:  # noqa: BLE001 - every error must get an exit record and an exit code
         with suppress(OSError):
             traceback.print_exc()
         message = f"the agent failed: {type(error).__name__}: {error}"
         full = classify(error)[0] is Cause.STORAGE
         cause, reason = (Cause.STORAGE, Exit.STORAGE) if full else (Cause.UNKNOWN, Exit.PEERS_LOST)
-    return failed(Failure(cause, reason, True, message, node=settings.node, time=time.time()))
+    return failed(Failure.of_node(cause, reason, message, node=settings.node))
 
 
 def _setup_process(settings: Settings) -> liveness.ParentDeathPipe:
     """Make the process a session leader that dies with `kdist run`, and set the workers'
     environment.
     """
-    with suppress(PermissionError):  # started as a leader already
+    with suppress(PermissionError):  # it is a leader already
         os.setsid()
-    process_tree.adopt()  # what a rank leaves behind becomes this agent's to end
-    if settings.lifeline is not None:
-        liveness.watch(settings.lifeline)
-    own = liveness.ParentDeathPipe.create(settings.own_lifeline)
+    process_tree.adopt()  # orphans of workers become children of this agent, which kills them
+    if settings.parent_pipe is not None:
+        liveness.watch(settings.parent_pipe)
+    own = liveness.ParentDeathPipe.create(settings.own_pipe)
     os.environ.update(settings.environment())
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.config.threads_per_rank))
     if settings.config.script is not None:
         os.environ.setdefault("KDIST_COLLECTIVE_TIMING", settings.config.script.collective_timing)
-    # SIGTERM and SIGINT are taken by StopSignals
+    # StopSignals handles SIGTERM and SIGINT
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP"
     clean_temp(settings.scratch)
     (settings.scratch / "torchelastic").mkdir()
@@ -258,15 +264,15 @@ def _setup_process(settings: Settings) -> liveness.ParentDeathPipe:
     return own
 
 
-def _work(
+def _run_agent(
     settings: Settings,
     procs: int,
-    teller: AgentTelemetry,
+    telemetry: AgentTelemetry,
     stop: StopSignals,
     predecessors: set[int],
     health: list[Any],
 ) -> dict[str, Any]:
-    """Run the elastic agent, with everything that needs torch; returns the exit record."""
+    """Run the elastic agent and everything else that needs torch; returns the exit record."""
     from kdist_trainer.agent.agent import ElasticAgent
     from kdist_trainer.agent.coordination import AgentStore
     from kdist_trainer.agent.rendezvous import open_handler, open_stores
@@ -278,28 +284,28 @@ def _work(
     spec = _worker_spec(settings, procs, handler)
     if settings.config.script is not None and settings.code is not None:
         os.chdir(settings.code)
-    patient, hasty = (
-        AgentStore(store, run_id=settings.meeting, node=settings.node)
-        for store in (stores.patient, stores.hasty)
+    agent_store, fail_fast_store = (
+        AgentStore(store, run_id=settings.rendezvous_run_id, node=settings.node)
+        for store in (stores.retrying, stores.fail_fast)
     )
     agent = ElasticAgent(
         spec,
         settings,
-        exchange=patient,
-        hasty=hasty,
-        teller=teller,
+        agent_store=agent_store,
+        fail_fast_store=fail_fast_store,
+        telemetry=telemetry,
         stop=stop,
         start_method="forkserver",
     )
     health.append(agent)
     agent.run()
     if not Exit(agent.record["code"]).retryable:
-        stores.take_leave(agents=agent.group_size)
+        stores.release(agents=agent.group_size)
     return agent.record
 
 
 def _worker_spec(settings: Settings, procs: int, handler: RendezvousHandler) -> WorkerSpec:
-    """The worker group of this node, for torch elastic: a function, or a script in subprocesses."""
+    """The workers of this node: a function in child processes, or a script in subprocesses."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
     from kdist_trainer.agent.worker_entry import run_worker
@@ -319,7 +325,7 @@ def _worker_spec(settings: Settings, procs: int, handler: RendezvousHandler) -> 
 
 
 def _silence_torch_logging() -> None:
-    """Disable torch's own messages about its agent: kdist's events report the same."""
+    """Disable the log messages of torch's agent: kdist's events report the same."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
             logging.getLogger(name).disabled = True

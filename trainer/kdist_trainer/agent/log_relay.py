@@ -21,15 +21,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from kdist_trainer import log
 from kdist_trainer.output import STREAMS, pipe_path
 
 LOG_SECONDS, LIVE_SECONDS = 5.0, 0.4
-"""Between two states of a progress bar: in a log, and where a live view draws them in one place."""
-_UNFINISHED_SECONDS = 1.0  # that a line may wait for its end
+"""The interval of the states of a progress bar: in a log, and in a live view that redraws them."""
+_UNFINISHED_SECONDS = 1.0  # how long an incomplete line waits for its end
 _BELOW_SECONDS = 0.1  # after which a bar that ended its line did not do so to draw the bar below it
 _LONGEST_LINE = 1 << 16
 _UP = b"\x1b[A"
@@ -39,8 +38,8 @@ _INVISIBLE = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]|\s")
 
 
 class RankLines:
-    r"""Lines of one stream. `live` ends the states of a progress bar by `\r\n`, by which the live
-    view tells them.
+    r"""Splits one stream into lines. `live` ends the states of a progress bar by `\r\n`, by which
+    the live view recognizes them.
     """
 
     def __init__(self, *, live: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,11 +58,11 @@ class RankLines:
         self._shown_at = float("-inf")
 
     def begin(self, rank: int) -> None:
-        """From now on the output belongs to this rank."""
+        """Prefix the following output with this rank."""
         self._prefix = b"[rank%d]: " % rank
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that are complete with `data`, and those that are due."""
+        """Add output; returns the lines that are complete now, and those that are due."""
         self._grown_at = self._clock()
         found: list[bytes] = []
         if self._drawn or self._above or b"\r" in data or _UP in data:
@@ -71,9 +70,9 @@ class RankLines:
                 found += self._take(piece)
         else:
             *lines, self._row = (self._row + data).split(b"\n")
-            found += [marked for line in lines for marked in self._mark(line)]
+            found += [marked for line in lines for marked in self._prefixed(line)]
         while len(self._row) > _LONGEST_LINE:
-            found += self._mark(self._row[:_LONGEST_LINE])
+            found += self._prefixed(self._row[:_LONGEST_LINE])
             self._row = self._row[_LONGEST_LINE:]
         return found + self.due()
 
@@ -81,9 +80,9 @@ class RankLines:
         """The lines that have waited long enough."""
         now, found = self._clock(), []
         while self._above and now >= self._above[0][1] + _BELOW_SECONDS:
-            found += self._leave(self._above.pop(0)[0])
+            found += self._finish_row(self._above.pop(0)[0])
         if self._row and not self._drawn and now >= self._grown_at + _UNFINISHED_SECONDS:
-            found += self._mark(self._row)
+            found += self._prefixed(self._row)
             self._row = b""
         state = self._newest_state()
         if state and now >= self._shown_at + self._interval:
@@ -104,7 +103,7 @@ class RankLines:
         """All remaining lines, at the end of the stream."""
         rows = [*(row for row, _ in self._above), self._row or self._state]
         self._above, self._row, self._drawn, self._state = [], b"", False, b""
-        return [line for row in rows for line in self._leave(row)]
+        return [line for row in rows for line in self._finish_row(row)]
 
     def _newest_state(self) -> bytes:
         is_row = self._drawn and not self._is_back and _is_visible(self._row)
@@ -129,29 +128,32 @@ class RankLines:
         row, drawn, self._row, self._drawn = self._row, self._drawn, b"", False
         if _EVENT_START in row or not (drawn or self._above) or (not drawn and _is_visible(row)):
             above, self._above = self._above, []
-            left = [line for text, _ in above for line in self._leave(text)]
-            return [*left, *self._mark(row)]
+            left = [line for text, _ in above for line in self._finish_row(text)]
+            return [*left, *self._prefixed(row)]
         if not self._is_back:
             self._state = b""
         self._above.append((row, self._clock()))
         return []
 
-    def _leave(self, row: bytes) -> list[bytes]:
-        """The last state of a bar as a line, nothing of a bar that was wiped out."""
+    def _finish_row(self, row: bytes) -> list[bytes]:
+        """The last state of a bar as a line; no line for a bar that was erased."""
         if not _is_visible(row):
             return []
         self._state = b""
-        return self._mark(row)
+        return self._prefixed(row)
 
-    def _mark(self, text: bytes) -> list[bytes]:
-        """The text as a line behind its rank, an event as it is; torch's own tracebacks name their
-        rank already.
+    def _prefixed(self, text: bytes) -> list[bytes]:
+        """The text as a line with the prefix of its rank. Events are unchanged, and torch's own
+        tracebacks have the prefix already.
         """
         text = text.removesuffix(b"\r")
         start = text.find(_EVENT_START)
         if start >= 0 and _is_event(text[start:]):
             printed = text[:start]
-            return [*(self._mark(printed) if _is_visible(printed) else []), text[start:] + b"\n"]
+            return [
+                *(self._prefixed(printed) if _is_visible(printed) else []),
+                text[start:] + b"\n",
+            ]
         prefix = b"" if text.startswith(self._prefix) else self._prefix
         return [prefix + text + b"\n"]
 
@@ -169,24 +171,24 @@ def _is_event(text: bytes) -> bool:
 
 
 LIMIT = 1 << 24
-"""Bytes that wait for the log's reader."""
+"""The most bytes that wait for the reader of the log."""
 LIVE = "KDIST_LIVE_VIEW"
-"""Set by `kdist run` where a live view draws progress bars: then their states come more often, and
-marked.
+"""The variable that `kdist run` sets for its live view: states of progress bars are then relayed
+more often, and marked.
 """
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
-_TURNS = 16  # reads of all pipes in a row, so that a flood does not hold up the agent
-# between two looks, so that a rank that prints a lot does not wake the agent for each line
+_MAX_READS = 16  # reads of all pipes in a row, so that much output does not block the agent
+# between two reads, so that a rank that prints a lot does not wake the agent for each line
 _GATHER_SECONDS = 0.02
-_DRAIN_SECONDS = 2.0  # that the log's reader may stand still at the agent's end
+_DRAIN_SECONDS = 2.0  # how long the reader of the log may stall when the agent exits
 
 
 class LogRelay:
     """Relays the output of the workers of one node, from its creation to `close`."""
 
     def __init__(self, scratch: Path, *, ranks: int, live: bool | None = None) -> None:
-        """Make the pipes, replacing those of a dead predecessor. Raises `OSError`."""
+        """Create the pipes, replacing those of an earlier agent. Raises `OSError`."""
         live = LIVE in os.environ if live is None else live
         # by descriptor: local rank, stream, lines
         self._streams: dict[int, tuple[int, int, RankLines]] = {}
@@ -196,14 +198,14 @@ class LogRelay:
                 self._streams[descriptor] = local_rank, stream, RankLines(live=live)
         self._lock = threading.Lock()
         self._log = _Log()
-        self._over = False
+        self._closing = False
         self._wake_read, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._pump, name="relay", daemon=True)
         self._thread.start()
         log.write_to(self.write)
 
     def begin(self, global_ranks: list[int]) -> None:
-        """Set the ranks that start now, by local rank."""
+        """Set the global ranks of the workers that start now, by local rank."""
         with self._lock:
             self._read()
             for local_rank, stream, lines in self._streams.values():
@@ -211,17 +213,15 @@ class LogRelay:
                 lines.begin(global_ranks[local_rank])
 
     def write(self, line: bytes) -> None:
-        """Write an event of the agent after everything that the workers have printed so far."""
+        """Write an event of the agent after all that the workers have printed so far."""
         with self._lock:
             self._read()
             self._log.put(STREAMS[1], [line])
 
     def close(self) -> None:
-        """Write the remaining lines, unless nobody reads them; later events are
-        written directly.
-        """
+        """Write the remaining lines, unless the reader stalls; later events bypass the relay."""
         log.write_to(None)
-        self._over = True
+        self._closing = True
         os.write(self._wake, b"\0")
         self._thread.join()
         with self._lock:
@@ -235,19 +235,14 @@ class LogRelay:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _pump(self) -> None:
         poller = select.poll()
         for descriptor in (*self._streams, self._wake_read):
             poller.register(descriptor, select.POLLIN)
-        while not self._over:
+        while not self._closing:
             with self._lock:
                 flooded = self._read()
                 wait = self._wait_seconds()
@@ -260,9 +255,9 @@ class LogRelay:
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _read(self) -> bool:
-        """Read from the pipes; returns whether there was too much to read at once."""
+        """Read from the pipes; returns whether they contain more than was read."""
         waiting = list(self._streams)
-        for _ in range(_TURNS):
+        for _ in range(_MAX_READS):
             waiting = [descriptor for descriptor in waiting if self._read_one(descriptor)]
             if not waiting:
                 break
@@ -271,7 +266,7 @@ class LogRelay:
         return bool(waiting)
 
     def _read_one(self, descriptor: int) -> bool:
-        """Read from one pipe; returns whether there may be more."""
+        """Read from one pipe; returns whether it may contain more."""
         _, stream, lines = self._streams[descriptor]
         try:
             data = os.read(descriptor, _READ_BYTES)
@@ -282,49 +277,50 @@ class LogRelay:
 
 
 def _make_pipe(path: Path) -> int:
-    """Make a named pipe that can be read without waiting and always has a writer, so that it never
+    """Create a named pipe that is read without blocking. It always has a writer, so that it never
     reaches end of file.
     """
     path.unlink(missing_ok=True)
     os.mkfifo(path, 0o600)
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
     if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with contextlib.suppress(OSError):  # more than this user may have
+        with contextlib.suppress(OSError):  # above this user's limit
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return descriptor
 
 
 class _Log:
-    """Lines to be written to standard output and standard error by a thread, which may have to
-    wait.
+    """A queue of lines that a thread writes to standard output and standard error, where it may
+    block.
     """
 
     def __init__(self) -> None:
         self._lines: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
-        self._left_out = 0
+        self._dropped = 0
         self._changed = threading.Condition()
         self._written_at = time.monotonic()
         threading.Thread(target=self._write, name="log", daemon=True).start()
 
     def put(self, stream: int, lines: list[bytes]) -> None:
-        """Queue the lines, or drop them while too much waits for the reader."""
+        """Queue the lines, or drop them while more than `LIMIT` bytes wait."""
         if not lines:
             return
         with self._changed:
             if self._bytes > LIMIT:
-                self._left_out += len(lines)
+                self._dropped += len(lines)
                 return
-            if self._left_out:
-                words = f"… {self._left_out} lines are left out: they were not read in time\n"
-                lines, self._left_out = [words.encode(), *lines], 0
+            if self._dropped:
+                notice = f"… {self._dropped} lines are left out: they were not read in time\n"
+                lines = [notice.encode(), *lines]
+                self._dropped = 0
             data = b"".join(lines)
             self._lines.append((stream, data))
             self._bytes += len(data)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Wait until everything is written, or the reader no longer reads."""
+        """Wait until all lines are written, or the reader stalls."""
         with self._changed:
             self._written_at = time.monotonic()
             while self._bytes and time.monotonic() - self._written_at < _DRAIN_SECONDS:
@@ -346,7 +342,7 @@ class _Log:
 
 
 def _write_whole(descriptor: int, data: bytes) -> None:
-    """Write all of it; what a full disk or a closed pipe refuses is lost."""
+    """Write all of `data`; it is lost if the disk is full or the pipe is closed."""
     while data:
         try:
             data = data[os.write(descriptor, data) :]

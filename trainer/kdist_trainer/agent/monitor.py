@@ -17,7 +17,7 @@ from pathlib import Path
 from kdist_trainer import log, result
 from kdist_trainer.agent import exit_analysis
 from kdist_trainer.agent.coordination import AgentStore, failures_of
-from kdist_trainer.agent.desync import DesyncDetector, Mismatch, Note
+from kdist_trainer.agent.desync import DesyncDetector, Mismatch, RankState
 from kdist_trainer.agent.exit_analysis import GroupResult
 from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.agent.hang_detection import (
@@ -27,7 +27,6 @@ from kdist_trainer.agent.hang_detection import (
     gather_rank_states,
     hang_failures,
     mismatch_failure,
-    node_lost_failure,
     read_or_empty,
 )
 from kdist_trainer.agent.rendezvous_poller import PollResult
@@ -35,39 +34,43 @@ from kdist_trainer.agent.restart_policy import JOIN, Generation
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.agent.worker_entry import stacks_path
 from kdist_trainer.agent.workers import WorkerProcesses
-from kdist_trainer.config import TrainConfig
-from kdist_trainer.errors import Failure
+from kdist_trainer.config import Cause, Exit, TrainConfig
+from kdist_trainer.failure import Failure
 from kdist_trainer.liveness import Phase
 from kdist_trainer.rendezvous.handler import RendezvousStatus
 from kdist_trainer.signals import StopSignals, stop_margin
 
-TICK_SECONDS = 0.1
-"""Longest pause between two looks; the end of a rank is noticed at once."""
-ECHO_SECONDS = 1.0
-"""How long a node that has only seen peers vanish waits for its other ranks to say why."""
+POLL_SECONDS = 0.1
+"""The poll interval of the loop; it notices the exit of a worker at once."""
+PRIMARY_SECONDS = 1.0
+"""How long a node with secondary failures only waits for a primary one of another rank."""
 LEFT_SECONDS = 5.0
-"""How long ranks may go on unaware that other nodes have left their group by plan: the next
-collective tells them.
+"""How long workers may continue after other nodes have left their group on purpose: the next
+collective usually ends them.
 """
-WAIT_SECONDS, SILENT_SECONDS = 5.0, 2.0
-"""How long ranks wait in one collective, and how long another node has missed its signs of life,
-before it is taken for lost: an agent may pause, or be cut off from the store, while its ranks are
-well.
+WAIT_SECONDS = 5.0
+"""How long all ranks of this node must have waited in one collective before a silent node counts as
+lost: an agent may pause, or be cut off from the store, while its ranks run.
 """
+SILENT_SECONDS = 2.0
+"""How long a node must have missed its keep-alives, in addition, before it counts as lost."""
 SCRIPT_SILENT_SECONDS = 30.0
-"""The same for scripts: in one barrier their ranks may rightly wait for minutes, whatever an agent
-elsewhere does meanwhile.
-"""
-_MEETING = {Phase.START, Phase.RENDEZVOUS}
-_LONGER = 2.0
-"""How much longer than any wait that has come to its end."""
+"""The same for scripts: their ranks may wait in a barrier for minutes on purpose."""
+_WAIT_FACTOR = 2.0
+"""How much longer the wait must be than the longest completed one."""
+_CONNECTING = {Phase.START, Phase.RENDEZVOUS}
 STOP = "stop"
 
 
 @dataclass
 class WorkerMonitor:
-    """Monitors one worker group on this node. Errors of the store are logged and
-    count as no news.
+    """Monitors one worker group on this node. Errors of the store are logged, and the loop
+    continues as if nothing had changed.
+
+    Attributes:
+        agent_store: Its calls must fail soon if the store is unreachable.
+        latest_poll: Returns the latest state of the rendezvous, or raises the error of the poll.
+        mark_alive: Called on each pass of the loop, for the agent's own liveness.
     """
 
     config: TrainConfig
@@ -75,14 +78,13 @@ class WorkerMonitor:
     node: str
     generation: Generation
     global_ranks: list[int]
-    ranks: WorkerProcesses
+    workers: WorkerProcesses
     watchdog: Watchdog
-    exchange: AgentStore
-    hear: Callable[[], PollResult]
-    teller: AgentTelemetry
+    agent_store: AgentStore
+    latest_poll: Callable[[], PollResult]
+    telemetry: AgentTelemetry
     stop: StopSignals
-    alive: Callable[[], None]
-    """Called at every look: the agent's own pulse."""
+    mark_alive: Callable[[], None]
 
     def __post_init__(self) -> None:
         self._oom_kills = exit_analysis.OomKills()
@@ -91,241 +93,243 @@ class WorkerMonitor:
         self._joining_since: float | None = None
         self._left_since: float | None = None
         self._silent_since: float | None = None
-        self._echoed_since: float | None = None
-        self._must_end_at = math.inf
-        self._begun = False
+        self._secondary_since: float | None = None
+        self._kill_at = math.inf
+        self._started = False
         self._running = False
-        self._mute = False
-        self._comparison = DesyncDetector()
-        self._pids = {number: self.ranks.pid(number) for number in range(len(self.global_ranks))}
+        self._unreachable = False
+        self._desync = DesyncDetector()
+        self._pids = {number: self.workers.pid(number) for number in range(len(self.global_ranks))}
 
-    def attend(self) -> GroupResult:
-        """Monitor the workers until all have exited, by themselves or ended by the agent."""
+    def run(self) -> GroupResult:
+        """Monitor the workers until all have exited, by themselves or killed by the agent."""
         while True:
-            self.ranks.wait(TICK_SECONDS)
-            self.alive()
-            stalled = self.watchdog.look()
-            self._oom_kills.look()
-            exits = self.ranks.exits()
+            self.workers.wait(POLL_SECONDS)
+            self.mark_alive()
+            stalled = self.watchdog.poll()
+            self._oom_kills.poll()
+            exits = self.workers.exits()
             if self._failures(exits):
-                return self._end_badly()
-            if not self.ranks.living:
-                return self._end_well()
+                return self._end_after_failure()
+            if not self.workers.living:
+                return self._end_completed()
             if stalled:
-                return self._end_hanging(stalled)
-            if (odd := self._comparison.look(self._notes)) is not None:
-                return self._end_disagreeing(odd)
-            self._note_running()
-            self._pass_on_stop()
-            heard = self._listen()
-            if self._is_broken(heard) or self._has_lost_a_node(heard.news):
-                return self._end_deserted(heard)
-            self._take_news(heard.news)
-            if (
-                time.monotonic() > self._must_end_at
-                or self.stop.urgent
-                or self._has_nothing_to_save()
-            ):
+                return self._end_hung(stalled)
+            if (mismatch := self._desync.check(self._rank_states)) is not None:
+                return self._end_desynchronized(mismatch)
+            self._update_state()
+            self._forward_stop()
+            polled = self._read_poll()
+            if self._has_failed_elsewhere(polled) or self._has_lost_a_node(polled.status):
+                return self._end_after_peer_failure(polled)
+            self._apply_status(polled.status)
+            is_late = time.monotonic() > self._kill_at
+            if is_late or self.stop.urgent or self._has_nothing_to_save():
                 return self._end_by_force()
 
-    def _pass_on_stop(self) -> None:
-        """Pass a request to stop on to the workers, once."""
+    def _forward_stop(self) -> None:
+        """Forward a request to stop to the workers, once."""
         if self.stop.requested_at is None or self._terminated_at is not None:
             return
         log.event("stopping", reason="asked to stop")
         self._terminate(STOP, since=self.stop.requested_at)
 
-    def _listen(self) -> PollResult:
+    def _read_poll(self) -> PollResult:
+        """The latest poll of the rendezvous; an empty one while the store is unreachable."""
         try:
-            heard = self.hear()
-            self._mute = False
-            return heard
-        except Exception as error:  # noqa: BLE001 - a store that is away says nothing, and nothing follows from that
-            if not self._mute:
-                log.warn(
-                    "rendezvous-unreachable", message=f"the rendezvous cannot be read: {error}"
-                )
-            self._mute = True
+            polled = self.latest_poll()
+        except Exception as error:  # noqa: BLE001 - an unreachable store must not end the workers
+            if not self._unreachable:
+                message = f"the rendezvous cannot be read: {error}"
+                log.warn("rendezvous-unreachable", message=message)
+            self._unreachable = True
             return PollResult()
+        self._unreachable = False
+        return polled
 
-    def _is_broken(self, heard: PollResult) -> bool:
-        """Whether the group can neither continue nor save: a rank elsewhere has failed, or a node
-        was lost without a plan.
+    def _has_failed_elsewhere(self, polled: PollResult) -> bool:
+        """Whether the group can neither continue nor save: a rank of another node has failed, or a
+        node was lost without a planned stop.
 
-        After a plan workers exit one by one, and a script may save on its own.
+        After a planned stop workers exit one by one, and a script may save on its own.
         """
-        document, now = heard.document, time.monotonic()
+        document, now = polled.document, time.monotonic()
         failures = failures_of(document)
-        if "plan" in document:
+        if "planned_stop" in document:
             return self.config.train is not None and any(failure.primary for failure in failures)
         if any(failure.primary for failure in failures):
             return True
-        self._echoed_since = (self._echoed_since or now) if failures else None
-        # what they have seen the end of may be a rank here that is about to say why
-        if self._echoed_since is not None:
-            return now - self._echoed_since >= ECHO_SECONDS
-        return bool(heard.news.left) and not heard.news.closed
+        self._secondary_since = (self._secondary_since or now) if failures else None
+        # the primary failure may be that of a rank of this node that has not recorded it yet
+        if self._secondary_since is not None:
+            return now - self._secondary_since >= PRIMARY_SECONDS
+        return bool(polled.status.left) and not polled.status.closed
 
-    def _take_news(self, news: RendezvousStatus) -> None:
-        if news.closed:
-            self._take_verdict()
+    def _apply_status(self, status: RendezvousStatus) -> None:
+        """End the workers if the run is over, nodes want to join, or nodes have left."""
+        if status.closed:
+            self._apply_run_result()
         now = time.monotonic()
-        self._joining_since = (self._joining_since or now) if news.waiting else None
-        self._left_since = (self._left_since or now) if news.left else None
+        self._joining_since = (self._joining_since or now) if status.waiting else None
+        self._left_since = (self._left_since or now) if status.left else None
         if self._terminated_at is not None:
             return
         if (
             self._joining_since is not None
             and now - self._joining_since >= self.config.join_window_seconds
         ):
-            log.event("joining", waiting=news.waiting)
+            log.event("joining", waiting=status.waiting)
             self._terminate(JOIN, since=now)
         elif self._left_since is not None and now - self._left_since >= max(
             LEFT_SECONDS, self.config.join_window_seconds
         ):
             log.warn(
                 "peers-left",
-                message=f"{news.left} other nodes left this group: the ranks here end too",
+                message=f"{status.left} other nodes left this group: its ranks on this node end",
             )
             self._terminate(None, since=now)
 
-    def _take_verdict(self) -> None:
-        """The run is over: end the workers now after a failure; let them finish after a success."""
-        code = read_or_empty(self.exchange.verdict).get("code")
+    def _apply_run_result(self) -> None:
+        """The run is over: kill the workers after a failure, let them finish after a success."""
+        code = read_or_empty(self.agent_store.run_result).get("code")
         if code is not None:
-            self._must_end_at = min(
-                self._must_end_at,
-                time.monotonic()
-                + (self.config.termination_grace_period_seconds if code == 0 else 0),
-            )
+            grace = self.config.termination_grace_period_seconds if code == 0 else 0
+            self._kill_at = min(self._kill_at, time.monotonic() + grace)
 
-    def _terminate(self, plan: str | None, *, since: float) -> None:
-        """Send SIGTERM to the workers, once; with a plan their exit is no failure."""
+    def _terminate(self, reason: str | None, *, since: float) -> None:
+        """Send SIGTERM to the workers, once.
+
+        Args:
+            reason: The reason of the planned stop, which keeps the workers' exit from being a
+                failure; None if the stop is not planned.
+            since: The monotonic time at which the grace period began.
+        """
         self._terminated_at = time.monotonic()
-        if plan == STOP:  # nobody who wants to save has time for a store that is slow
-            self.ranks.signal(signal.SIGTERM)
-        if plan is not None:
-            read_or_empty(lambda: self.exchange.plan(self.generation.number, plan))
-        if plan != STOP:
-            self.ranks.signal(signal.SIGTERM)
-        self._must_end_at = (
-            since
-            + self.config.termination_grace_period_seconds
-            - stop_margin(self.config.termination_grace_period_seconds)
-        )
+        if reason == STOP:  # before the request to a store that may be slow
+            self.workers.signal(signal.SIGTERM)
+        if reason is not None:
+            read_or_empty(lambda: self.agent_store.plan_stop(self.generation.number, reason))
+        if reason != STOP:
+            self.workers.signal(signal.SIGTERM)
+        grace = self.config.termination_grace_period_seconds
+        self._kill_at = since + grace - stop_margin(grace)
 
     def _has_nothing_to_save(self) -> bool:
         """Whether workers that were asked to stop have not joined the process group yet: inside
         torch's connect they cannot react, and no step is done.
         """
-        phases = {beat.phase for beat in self.watchdog.beats}
+        phases = {snapshot.phase for snapshot in self.watchdog.snapshots}
         return (
             self._terminated_at is not None
             and self.config.train is not None
-            and not phases.isdisjoint(_MEETING)
+            and not phases.isdisjoint(_CONNECTING)
         )
 
-    def _note_running(self) -> None:
+    def _update_state(self) -> None:
         """Notice when all workers have started, and when one has completed a step."""
-        if not self._begun and all(
+        if not self._started and all(
             stacks_path(self.scratch, number).exists() for number in self._pids
         ):
-            self._begun = True
-            self.ranks.release()
+            self._started = True
+            self.workers.release()
         stepping = self.config.script is not None or any(
-            beat.phase is Phase.STEP for beat in self.watchdog.beats
+            snapshot.phase is Phase.STEP for snapshot in self.watchdog.snapshots
         )
         if stepping and not self._running:
             self._running = True
-            self.teller.state("running")
+            self.telemetry.state("running")
 
-    def _end_well(self) -> GroupResult:
-        exits = self.ranks.exits()
+    def _end_completed(self) -> GroupResult:
+        """The result of a group whose workers have all exited without a failure."""
+        exits = self.workers.exits()
         if self.config.script is not None and self._terminated_at is None:
-            for number in [
-                number
-                for number, code in exits.items()
-                if code == 0 and not result.read_result(self.scratch, number)
-            ]:
-                rank = self.global_ranks[number]
-                message = (
-                    f"rank {rank} ended with code 0 by os._exit or exec: it counts as done, "
-                    "as under torchrun"
-                )
-                log.warn("ended-early", rank=rank, message=message)
-        return self._end(exits)
+            for number, code in exits.items():
+                if code == 0 and not result.read_result(self.scratch, number):
+                    rank = self.global_ranks[number]
+                    message = (
+                        f"rank {rank} exited with code 0 by os._exit or exec: it counts as done, "
+                        "as under torchrun"
+                    )
+                    log.warn("ended-early", rank=rank, message=message)
+        return self._group_result(exits)
 
-    def _end_badly(self) -> GroupResult:
-        """End the group after a failure. If none of the failures is primary, a primary one may
-        follow on this node in a moment.
-        """
-        deadline = time.monotonic() + ECHO_SECONDS
-        while self.ranks.living and time.monotonic() < deadline:
-            if any(failure.primary for failure in self._failures(self.ranks.exits()).values()):
+    def _end_after_failure(self) -> GroupResult:
+        """End the group after a failure on this node; a primary one may follow a secondary one."""
+        deadline = time.monotonic() + PRIMARY_SECONDS
+        while self.workers.living and time.monotonic() < deadline:
+            if any(failure.primary for failure in self._failures(self.workers.exits()).values()):
                 break
-            self.ranks.wait(TICK_SECONDS)
-        self.watchdog.look()
-        notes, exits = self._notes(), self.ranks.exits()
-        self.ranks.kill()
-        return replace(self._end(exits), notes=notes)
+            self.workers.wait(POLL_SECONDS)
+        self.watchdog.poll()
+        rank_states, exits = self._rank_states(), self.workers.exits()
+        self.workers.kill()
+        return replace(self._group_result(exits), rank_states=rank_states)
 
-    def _has_lost_a_node(self, news: RendezvousStatus) -> bool:
-        """Whether another node is lost and the workers here wait for it. A closed connection raises
-        at once; a silent node never does.
+    def _has_lost_a_node(self, status: RendezvousStatus) -> bool:
+        """Whether another node is lost and the workers of this node wait for it. A closed
+        connection raises at once; a silent node never does.
         """
         now, watchdog = time.monotonic(), self.watchdog
-        self._silent_since = (self._silent_since or now) if news.silent or news.left else None
+        missing = status.silent or status.left
+        self._silent_since = (self._silent_since or now) if missing else None
         if self._silent_since is None:
             return False
         silent = now - self._silent_since
-        if silent > self.config.hang_timeout_seconds and watchdog.never_beats():
+        if silent > self.config.hang_timeout_seconds and watchdog.has_no_heartbeats():
             return True
         least = SILENT_SECONDS if self.config.train is not None else SCRIPT_SILENT_SECONDS
         return silent > least and watchdog.waited_seconds() > max(
-            WAIT_SECONDS, _LONGER * watchdog.longest_wait
+            WAIT_SECONDS, _WAIT_FACTOR * watchdog.longest_wait
         )
 
-    def _end_deserted(self, heard: PollResult) -> GroupResult:
-        """End a group that failed elsewhere. A failure recorded by a worker here counts, even if
-        the worker has not exited yet.
+    def _end_after_peer_failure(self, polled: PollResult) -> GroupResult:
+        """End a group that failed on another node. A failure that a worker of this node recorded
+        counts, even if the worker has not exited yet.
         """
-        notes, exits = self._notes(), self.ranks.exits()
-        self.ranks.kill()
-        known = self._circumstances(exits)
-        ended = self._end(exits)
-        first = root_cause(failures_of(heard.document))
+        rank_states, exits = self._rank_states(), self.workers.exits()
+        self.workers.kill()
+        context = self._exit_context(exits)
+        first = root_cause(failures_of(polled.document))
         message = (
-            f"the group has failed elsewhere: {first.message}"
+            f"the group has failed on another node: {first.message}"
             if first
-            else "another node of the group is gone"
+            else "another node of the group is lost"
         )
         log.warn("node-lost", message=message)
-        left = exit_analysis.failures_left(known)
-        echoes = {
-            number: node_lost_failure(
-                beat, rank=rank, node=self.node, generation=self.generation.number, message=message
+        secondary = {
+            number: Failure.of_rank(
+                Cause.NODE_LOST,
+                Exit.PEERS_LOST,
+                message,
+                rank=rank,
+                node=self.node,
+                generation=self.generation.number,
+                snapshot=snapshot,
+                primary=False,
             )
-            for number, (beat, rank) in enumerate(
-                zip(self.watchdog.beats, self.global_ranks, strict=True)
+            for number, (snapshot, rank) in enumerate(
+                zip(self.watchdog.snapshots, self.global_ranks, strict=True)
             )
             if number not in exits
         }
-        return replace(ended, failures={**echoes, **left, **ended.failures}, notes=notes)
+        ended = self._group_result(exits)
+        recorded = exit_analysis.recorded_failures(context)
+        failures = {**secondary, **recorded, **ended.failures}
+        return replace(ended, failures=failures, rank_states=rank_states)
 
     def _end_by_force(self) -> GroupResult:
-        exits = self.ranks.exits()
-        self.ranks.kill()
-        return GroupResult(outcomes=self._end(exits).outcomes, exits=exits, forced=True)
+        exits = self.workers.exits()
+        self.workers.kill()
+        return GroupResult(outcomes=self._group_result(exits).outcomes, exits=exits, forced=True)
 
-    def _end(self, exits: dict[int, int]) -> GroupResult:
-        known = self._circumstances(exits)
-        return GroupResult(exit_analysis.outcomes(known), exit_analysis.failures(known), exits)
+    def _group_result(self, exits: dict[int, int]) -> GroupResult:
+        context = self._exit_context(exits)
+        return GroupResult(exit_analysis.outcomes(context), exit_analysis.failures(context), exits)
 
     def _failures(self, exits: dict[int, int]) -> dict[int, Failure]:
-        return exit_analysis.failures(self._circumstances(exits)) if exits else {}
+        return exit_analysis.failures(self._exit_context(exits)) if exits else {}
 
-    def _circumstances(self, exits: dict[int, int]) -> exit_analysis.ExitContext:
-        beats = self.watchdog.beats
+    def _exit_context(self, exits: dict[int, int]) -> exit_analysis.ExitContext:
         return exit_analysis.ExitContext(
             node=self.node,
             generation=self.generation.number,
@@ -335,8 +339,7 @@ class WorkerMonitor:
             managed=self.config.train is not None,
             terminated=self._terminated_at is not None,
             out_of_memory=self._is_out_of_memory(exits),
-            steps={number: self.watchdog.step(number) for number in range(len(beats))},
-            collectives={number: beat.collective for number, beat in enumerate(beats)},
+            snapshots=self.watchdog.snapshots,
         )
 
     def _is_out_of_memory(self, exits: dict[int, int]) -> bool:
@@ -345,49 +348,50 @@ class WorkerMonitor:
             self._out_of_memory = self._oom_kills.recent()
         return bool(self._out_of_memory)
 
-    def _notes(self) -> list[Note]:
+    def _rank_states(self) -> list[RankState]:
         """The states of this node's ranks, now or when they exited."""
         size = len(self.global_ranks) * len(self.generation.nodes)
         return [
-            self.watchdog.note(
+            self.watchdog.rank_state(
                 number, rank=rank, pid=self._pids[number], node=self.node, world_size=size
             )
             for number, rank in enumerate(self.global_ranks)
         ]
 
-    def _end_disagreeing(self, odd: Mismatch) -> GroupResult:
-        """End a group whose ranks here have entered different collectives: it cannot recover."""
-        notes, exits = self._notes(), self.ranks.exits()
-        self.ranks.kill()
-        failure = mismatch_failure(
-            odd, node=self.node, generation=self.generation.number, step=self.watchdog.last_step()
-        )
-        local_rank = self.global_ranks.index(odd.ranks[0]) if odd.ranks else 0
-        return GroupResult(failures={local_rank: failure}, exits=exits, notes=notes)
+    def _end_desynchronized(self, mismatch: Mismatch) -> GroupResult:
+        """End a group whose ranks on this node have entered different collectives."""
+        rank_states, exits = self._rank_states(), self.workers.exits()
+        self.workers.kill()
+        step, number = self.watchdog.last_step(), self.generation.number
+        failure = mismatch_failure(mismatch, node=self.node, generation=number, step=step)
+        local_rank = self.global_ranks.index(mismatch.ranks[0]) if mismatch.ranks else 0
+        return GroupResult(failures={local_rank: failure}, exits=exits, rank_states=rank_states)
 
-    def _end_hanging(self, stalled: list[int]) -> GroupResult:
-        """End a group in which ranks hang: find the rank at fault and keep the stacks."""
-        notes = self._notes()
-        blamed = find_hung_rank(
-            gather_rank_states(self.exchange, self.generation, self.node, notes)
+    def _end_hung(self, stalled: list[int]) -> GroupResult:
+        """End a group whose local ranks `stalled` hang; finds the rank at fault."""
+        rank_states = self._rank_states()
+        rank_at_fault = find_hung_rank(
+            gather_rank_states(self.agent_store, self.generation, self.node, rank_states)
         )
         stacks = dump_stacks(
-            {number: self._pids[number] for number in stalled if number in self.ranks.living},
+            {number: self._pids[number] for number in stalled if number in self.workers.living},
             {number: stacks_path(self.scratch, number) for number in stalled},
         )
-        exits = self.ranks.exits()
-        self.ranks.kill()
-        stood = {
-            number: (self.global_ranks[number], self.watchdog.beats[number]) for number in stalled
-        }
+        exits = self.workers.exits()
+        self.workers.kill()
+        snapshots = self.watchdog.snapshots
         failures = hang_failures(
-            stood, blamed=blamed, node=self.node, generation=self.generation.number, stacks=stacks
+            {number: (self.global_ranks[number], snapshots[number]) for number in stalled},
+            rank_at_fault=rank_at_fault,
+            node=self.node,
+            generation=self.generation.number,
+            stacks=stacks,
         )
         for local_rank, failure in failures.items():
             if failure.primary:
-                phase, path = (
-                    self.watchdog.beats[local_rank].phase,
-                    stacks_path(self.scratch, local_rank),
+                self.telemetry.hang(
+                    failure,
+                    phase=snapshots[local_rank].phase.value,
+                    stacks=str(stacks_path(self.scratch, local_rank)),
                 )
-                self.teller.hang(failure, phase=phase.value, stacks=str(path))
-        return GroupResult(failures=failures, exits=exits, notes=notes)
+        return GroupResult(failures=failures, exits=exits, rank_states=rank_states)

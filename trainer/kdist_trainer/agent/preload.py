@@ -1,8 +1,8 @@
 """Imported by the forkserver only: preloads torch and all that the first training step imports.
 
-A worker process is then one fork away. The lifeline is watched before the long imports: without its
-agent the forkserver must exit, and it kills the worker processes below it, which cannot exit by
-themselves while they are stopped or not yet started.
+Starting a worker process then takes only a fork. The forkserver watches the agent's parent-death
+pipe before the long imports: without its agent it must exit, and it kills the worker processes
+below it, which cannot exit by themselves while they are stopped or not yet started.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from kdist_trainer import liveness
 from kdist_trainer.agent import preload_modules
 from kdist_trainer.agent.settings import WORKER
 
-liveness.watch(Path(os.environ["KDIST_LIFELINE"]))
-# Python warns of forking beside threads; the only other one here sleeps in read(), without a lock.
+liveness.watch(Path(os.environ["KDIST_PARENT_PIPE"]))
+# Python warns of a fork with other threads; the only one sleeps in read() and holds no lock.
 warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
 preload_modules.import_all(preload_modules.RANK)
 if os.environ.get("KDIST_ENTRYPOINT") == WORKER:
     preload_modules.import_all(preload_modules.training(Path(os.environ["KDIST_CONFIG"])))
 gc.collect()
-gc.freeze()  # no collection in a rank writes to the pages it shares with the forkserver
+gc.freeze()  # garbage collection in a worker then writes to no pages shared with the forkserver

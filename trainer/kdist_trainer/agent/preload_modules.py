@@ -1,7 +1,7 @@
 """Names the modules that agents and workers import before their work begins.
 
-Importing torch, and what else the first step of a training needs, takes some six seconds of CPU
-time; a fork takes none. So a process that forks agents or workers imports these modules once.
+Importing torch and everything else that the first training step needs takes about six seconds of
+CPU time. A process that forks agents or workers imports these modules once for all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TRAINING = (
 
 def training(config: Path) -> Iterator[str]:
     """The modules that the workers of the managed training at `config` import. A user's own
-    workload is not among them: it may do anything on import.
+    workload is not one of them, since it may do anything on import.
     """
     yield from _TRAINING
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -40,7 +40,7 @@ def training(config: Path) -> Iterator[str]:
 
 
 def import_all(modules: Iterable[str]) -> None:
-    """Import the modules, ignoring those that fail: whoever needs them will raise the error."""
+    """Import the modules, ignoring those that fail: their users will raise the error."""
     for module in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(module)

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
 from kdist_trainer import log
@@ -24,16 +24,16 @@ from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
 from kdist_trainer.rendezvous.tcp_store import open_tcp_store, release_store
 from kdist_trainer.signals import StopSignals
 
-_WORD_SECONDS = 10.0
-"""How long an agent waits for a word that another one owes it; then the other one is taken for lost
-and they meet anew.
+_KEY_SECONDS = 10.0
+"""How long an agent waits for a key that another one writes, plus a quarter second per node; then
+the round fails and all rendezvous again.
 """
-_HASTY, _STOPPING = 3.0, 1.0
-"""How long an API server may be away while ranks are at work, and when somebody asked the agent to
-stop; between groups as long as a group may take to form.
-"""
-_PAUSE_SECONDS = 1.0
-_LEAVE_SECONDS = 10.0
+_FAIL_FAST_SECONDS = 3.0
+"""How long requests to an API server are retried while workers run."""
+_STOPPING_SECONDS = 1.0
+"""The same once a stop was requested."""
+_RETRY_SECONDS = 1.0
+_RELEASE_SECONDS = 10.0
 
 
 class StoreUnavailableError(KdistTrainerError):
@@ -44,66 +44,79 @@ class StoreUnavailableError(KdistTrainerError):
 
 @dataclass(frozen=True)
 class StoreClients:
-    """Two clients of one store: `patient` retries while it is unreachable, `hasty` soon raises."""
+    """Two clients of one store.
 
-    patient: Store
-    hasty: Store
-    keeps: bool | None = None
-    """Whether the store is lost with this agent, or with another; None if with none."""
+    Attributes:
+        retrying: Retries while the store is unreachable, as long as a rendezvous may take.
+        fail_fast: Raises soon if the store is unreachable.
+        is_host: Whether this agent hosts the store; None if no agent does.
+    """
 
-    def take_leave(self, *, agents: int) -> None:
-        """Close the store at the end of the run: the agent that hosts it waits until the other
-        `agents` have read the outcome.
+    retrying: Store
+    fail_fast: Store
+    is_host: bool | None = None
+
+    def release(self, *, agents: int) -> None:
+        """Release the store at the end of the run: the agent that hosts it waits until all `agents`
+        have read the result.
         """
-        if self.keeps is not None:
-            release_store(self.patient, keeps=self.keeps, agents=agents, seconds=_LEAVE_SECONDS)
+        if self.is_host is not None:
+            release_store(
+                self.retrying, is_host=self.is_host, agents=agents, seconds=_RELEASE_SECONDS
+            )
 
 
 def open_stores(settings: Settings, stop: StopSignals) -> StoreClients:
-    """Open the store that `settings.rendezvous` names, and wait for it. Raises `ConfigError`,
-    `StoreUnavailableError`.
+    """Open the store that `settings.rendezvous` names, and wait for it.
+
+    Raises:
+        ConfigError: If the store can never be reached.
+        StoreUnavailableError: If it could not be reached within `rendezvousTimeoutSeconds`.
     """
-    where, nodes = settings.place, settings.config.nodes.max
+    where, nodes = settings.endpoint, settings.config.nodes.max
     seconds = settings.config.rendezvous_timeout_seconds
-    word = _WORD_SECONDS + nodes / 4
-    first, second = where.where
+    key_seconds = _KEY_SECONDS + nodes / 4
+    first, second = where.location
     if where.scheme == endpoint.FILE:
-        store: Store = FileStore(Path(first), timeout_seconds=word)
+        store: Store = FileStore(Path(first), timeout_seconds=key_seconds)
         return StoreClients(store, store)
     if where.scheme == endpoint.C10D:
         try:
-            store, keeps = open_tcp_store(
+            store, is_host = open_tcp_store(
                 first,
                 int(second),
                 node=settings.node,
                 address=settings.address,
-                timeout_seconds=word,
-                patience_seconds=seconds,
+                timeout_seconds=key_seconds,
+                retry_seconds=seconds,
             )
         except (OSError, DistError) as error:
             raise StoreUnavailableError(
-                f"the store of the rendezvous at {first}:{second} is not there: {error}"
+                f"the rendezvous store at {first}:{second} is unreachable: {error}"
             ) from error
-        return StoreClients(store, store, keeps=keeps)
+        return StoreClients(store, store, is_host=is_host)
     opened = threading.Event()
-    server, poll = (
-        ApiEndpoint.from_environment(),
-        RendezvousTimings.for_nodes(nodes, remote=True).poll,
-    )
+    server = ApiEndpoint.from_environment()
+    poll = RendezvousTimings.for_nodes(nodes, remote=True).poll
 
-    def view(calm: float) -> KubernetesStore:
-        def patience() -> float:
-            return _STOPPING if stop.requested else calm if opened.is_set() else seconds
+    def client(running_seconds: float) -> KubernetesStore:
+        def retry_seconds() -> float:
+            if stop.requested:
+                return _STOPPING_SECONDS
+            return running_seconds if opened.is_set() else seconds
 
-        config_map = ConfigMap(server, first, second, patience=patience)
+        config_map = ConfigMap(server, first, second, retry_seconds=retry_seconds)
         return KubernetesStore(
-            config_map, run_id=settings.meeting, timeout_seconds=word, poll_seconds=poll
+            config_map,
+            run_id=settings.rendezvous_run_id,
+            timeout_seconds=key_seconds,
+            poll_seconds=poll,
         )
 
-    stores = StoreClients(view(seconds), view(_HASTY))
+    stores = StoreClients(client(seconds), client(_FAIL_FAST_SECONDS))
     try:
-        stores.patient.check([])
-        stores.hasty.check([])
+        stores.retrying.check([])
+        stores.fail_fast.check([])
     except DistError as error:
         raise StoreUnavailableError(str(error)) from error
     opened.set()
@@ -111,36 +124,45 @@ def open_stores(settings: Settings, stop: StopSignals) -> StoreClients:
 
 
 def open_handler(settings: Settings, stores: StoreClients, *, predecessors: set[int]) -> Rendezvous:
-    """Open the rendezvous in these stores, without the earlier agents of this node (their pids)."""
-    config, scheme = settings.config, settings.place.scheme
+    """Open the rendezvous in these stores.
+
+    Args:
+        settings: The settings of the agent.
+        stores: The clients of the store.
+        predecessors: The pids of earlier agents of this node, which the rendezvous still lists.
+
+    Raises:
+        StoreUnavailableError: If the store does not respond within `rendezvousTimeoutSeconds`.
+    """
+    config, scheme = settings.config, settings.endpoint.scheme
     deadline = time.monotonic() + config.rendezvous_timeout_seconds
     while True:
         try:
             handler = open_rendezvous(
-                stores.patient,
-                state_store=stores.hasty,
-                run_id=settings.meeting,
+                stores.retrying,
+                state_store=stores.fail_fast,
+                run_id=settings.rendezvous_run_id,
                 min_nodes=config.nodes.min,
                 max_nodes=config.nodes.max,
                 address=settings.address or ("127.0.0.1" if scheme == endpoint.FILE else None),
                 index=settings.index,
                 timeout_seconds=config.rendezvous_timeout_seconds,
                 remote=scheme == endpoint.KUBERNETES,
-                bounds=lambda: ((nodes := settings.bounds.now()).min, nodes.max),
+                node_counts=lambda: ((nodes := settings.node_limits.current()).min, nodes.max),
             )
             break
         except RendezvousConnectionError as error:
             if scheme == endpoint.C10D or time.monotonic() > deadline:
                 raise StoreUnavailableError(
-                    f"the store of the rendezvous does not answer: {error}"
+                    f"the rendezvous store does not respond: {error}"
                 ) from error
             log.warn(
                 "rendezvous-retried",
-                message=f"the store of the rendezvous does not answer: {error.__cause__ or error}",
+                message=f"the rendezvous store does not respond: {error.__cause__ or error}",
             )
-            time.sleep(_PAUSE_SECONDS)
-    with suppress(RendezvousError):  # their keep-alives will be missed
+            time.sleep(_RETRY_SECONDS)
+    with suppress(RendezvousError):  # else their keep-alives are missed later
         if predecessors:
-            handler.evict(predecessors)
+            handler.remove_predecessors(predecessors)
         settings.forget_predecessors()
     return handler

@@ -1,10 +1,10 @@
 """The restart policy: numbers the generations, records why each began, and counts restarts against
-the job's budget.
+the job's limit.
 
 A failure that repeats at the same step without progress ends the run early; external causes (a
 SIGKILL, a lost node, a full disk) never count as a repetition. Where no step is known, as for a
 script, failures count as the same if the worker groups lived for about as long. The agent with
-group rank 0 keeps the record. It reads earlier generations from the run ledger in the checkpoint
+group rank 0 writes the record. It reads earlier generations from the run ledger in the checkpoint
 folder and from the agents' documents, so any agent may take over.
 """
 
@@ -24,73 +24,81 @@ from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.errors import Failure
+from kdist_trainer.failure import Failure
 
-MOST = 3
-"""Times that the same failure may end a group in a row before it is held to come again for ever."""
-_ITS_OWN = {Cause.SIGNAL, Cause.HANG, Cause.COLLECTIVE_TIMEOUT}
-_FROM_OUTSIDE = re.compile(r"SIG(KILL|TERM|INT|HUP)|forkserver|KeyboardInterrupt")
-_ALIKE, _ALIKE_SECONDS = 2.0, 5.0
+MAX_REPEATS = 3
+"""How often the same failure may end a group in a row before it counts as permanent."""
+_MAY_REPEAT = {Cause.SIGNAL, Cause.HANG, Cause.COLLECTIVE_TIMEOUT}
+_EXTERNAL = re.compile(r"SIG(KILL|TERM|INT|HUP)|forkserver|KeyboardInterrupt")
+_LIFETIME_RATIO = 2.0
+_LIFETIME_SLACK_SECONDS = 5.0
 
 Event = Mapping[str, Any]
 
 
-def is_chance(failure: Failure) -> bool:
-    """Whether a restart may well get past this failure."""
-    return failure.cause not in _ITS_OWN or bool(_FROM_OUTSIDE.search(failure.message))
+def is_transient(failure: Failure) -> bool:
+    """Whether a failure probably does not repeat after a restart."""
+    return failure.cause not in _MAY_REPEAT or bool(_EXTERNAL.search(failure.message))
 
 
-def count(events: Iterable[Event], failure: Failure) -> int:
-    """The number of consecutive groups, up to that of `failure`, that ended alike without progress.
+def count_repeats(events: Iterable[Event], failure: Failure) -> int:
+    """Count the consecutive groups, up to that of `failure`, that the same failure ended without
+    progress in between.
 
-    `events` are the run's so far, in order; the event of `failure` may be among them or not.
+    Args:
+        events: The run's events so far, in order, with or without that of `failure`.
+        failure: The latest failure.
     """
-    began, earlier = _since_progress(events)
-    wanted = _signature(failure.cause.value, failure.step, failure.message)
-    lives = [failure.time - began.get(failure.generation, failure.time)]
+    started_at, earlier = _since_progress(events)
+    signature = _signature(failure.cause.value, failure.step, failure.message)
+    lifetimes = [failure.time - started_at.get(failure.generation, failure.time)]
     for event in reversed(earlier):
         number = event.get("generation", 0)
         if number >= failure.generation:
             continue
-        if _signature(event.get("cause"), event.get("step"), str(event.get("message"))) != wanted:
+        if (
+            _signature(event.get("cause"), event.get("step"), str(event.get("message")))
+            != signature
+        ):
             break
-        lives.append(event.get("time", 0.0) - began.get(number, 0.0))
-        if failure.step is None and max(lives) > _ALIKE * min(lives) + _ALIKE_SECONDS:
-            lives.pop()
+        lifetimes.append(event.get("time", 0.0) - started_at.get(number, 0.0))
+        longest = _LIFETIME_RATIO * min(lifetimes) + _LIFETIME_SLACK_SECONDS
+        if failure.step is None and max(lifetimes) > longest:
+            lifetimes.pop()
             break
-    return len(lives)
+    return len(lifetimes)
 
 
 def _since_progress(events: Iterable[Event]) -> tuple[dict[int, float], list[Event]]:
     """The start times of the groups since the last progress, by number, and the failures that ended
     them.
     """
-    began: dict[int, float] = {}
+    started_at: dict[int, float] = {}
     failures: list[Event] = []
     best = -1
     for event in events:
         name = event["event"]
         if name == "generation":
-            if event.get("reason") not in ("failure", "join"):  # somebody has started the run again
+            if event.get("reason") not in ("failure", "join"):  # the run was restarted by hand
                 failures.clear()
-            began[event.get("generation", 0)] = event.get("time", 0.0)
+            started_at[event.get("generation", 0)] = event.get("time", 0.0)
         elif name == "failure":
             failures.append(event)
         elif name == "commit" and isinstance(event.get("step"), int) and event["step"] > best:
             best = event["step"]
             failures.clear()
-    return began, failures
+    return started_at, failures
 
 
 def _signature(cause: object, step: object, message: str) -> tuple[object, object, str]:
-    """The properties that identify a repeated failure, whichever rank had it first."""
+    """The properties that identify a repeated failure; numbers in the message do not count."""
     return cause, step, re.sub(r"\d+", "#", message.partition("\n")[0])
 
 
 START, RESUME, JOIN, FAILURE = "start", "resume", "join", "failure"
 _KEPT_EVENTS = 1000
 _UNWRITTEN = "unwritten"
-_LONGEST_PAUSE = 60
+_MAX_BACKOFF_SECONDS = 60
 
 
 class EventLog(Protocol):
@@ -104,8 +112,8 @@ class EventLog(Protocol):
 class StoreEventLog:
     """Events of a run without checkpoints: kept in the rendezvous store, and lost with it."""
 
-    def __init__(self, exchange: AgentStore) -> None:
-        self._exchange = exchange
+    def __init__(self, agent_store: AgentStore) -> None:
+        self._agent_store = agent_store
 
     def append(self, event: str, **fields: Any) -> None:
         def edit(document: Document) -> None:
@@ -115,16 +123,29 @@ class StoreEventLog:
             ]
             document["events"] = events[-_KEPT_EVENTS:]
 
-        self._exchange.change("events", edit)
+        self._agent_store.change("events", edit)
 
     def events(self) -> list[dict[str, Any]]:
-        return list(self._exchange.read("events").get("events", []))
+        return list(self._agent_store.read("events").get("events", []))
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One worker group. `restarts` is the part of the budget used without progress; `spent` means
-    that it is exceeded.
+    """One worker group, which corresponds to one completed round of torch's rendezvous.
+
+    Attributes:
+        number: Counts from 1 over the whole run.
+        reason: Why it began: `start`, `resume`, `join` or `failure`.
+        nodes: The names of the nodes.
+        restarts: The restarts without progress so far.
+        cause: The cause of the failure that ended the previous generation.
+        lost_steps: The steps since the last checkpoint, which are done again.
+        exhausted: Whether the restarts exceed the job's limit, so that the run ends.
+        bounds: The minimum and the maximum number of nodes, as the agent with group rank 0 reads
+            them: all ranks must use the same ones.
+        message: The message of that failure.
+        from_step: The committed step that the workers continue from; 0 if there is none.
+        repeats: How often in a row the same failure ended a group, unless it is transient.
     """
 
     number: int
@@ -133,16 +154,11 @@ class Generation:
     restarts: int = 0
     cause: str | None = None
     lost_steps: int = 0
-    spent: bool = False
+    exhausted: bool = False
     bounds: tuple[int, int] = (0, 0)
-    """The fewest and the most nodes, as the leader's train.json says: all ranks shall go by the
-    same.
-    """
     message: str = ""
     from_step: int = 0
-    """The committed step that it goes on from; 0 where there is none."""
-    same: int = 0
-    """How often in a row the same failure ended a group, if it is no chance."""
+    repeats: int = 0
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -153,58 +169,60 @@ class Generation:
 
 
 def count_restarts(events: Iterable[dict[str, Any]]) -> int:
-    """The failures since the committed step last rose, or since the run was ended and started again
-    by hand.
+    """Count the failures since the committed step last rose, or since the run was restarted by
+    hand.
     """
-    failures, best = 0, -1
+    failures = 0
+    best = -1
     for event in events:
         if event["event"] == "generation":
-            failures = (
-                failures + 1
-                if event.get("reason") == FAILURE
-                else failures
-                if event.get("reason") == JOIN
-                else 0
-            )
+            if event.get("reason") == FAILURE:
+                failures += 1
+            elif event.get("reason") != JOIN:
+                failures = 0
         elif (
             event["event"] == "commit"
             and isinstance(event.get("step"), int)
             and event["step"] > best
         ):
-            failures, best = 0, event["step"]
+            failures = 0
+            best = event["step"]
     return failures
 
 
-def _pause(times: int) -> int:
-    """Seconds to wait after something happened `times` times: 0 after the first,
-    then increasing.
-    """
-    return min(2 ** (times - 2), _LONGEST_PAUSE) if times >= 2 else 0
+def _backoff_seconds(times: int) -> int:
+    """The wait after `times` occurrences, in seconds: 0 after the first one, then doubling."""
+    return min(2 ** (times - 2), _MAX_BACKOFF_SECONDS) if times >= 2 else 0
 
 
 class RestartLedger:
-    """The events of one run, as its leader reads and writes them."""
+    """The events of one run, as the agent with group rank 0 reads and writes them.
+
+    Args:
+        agent_store: The documents that agents share.
+        checkpoints: The folder with the run ledger; None keeps the events in the store.
+        max_restarts: The job's limit of restarts without progress.
+        is_script: Whether the workers run a script.
+    """
 
     def __init__(
         self,
-        exchange: AgentStore,
+        agent_store: AgentStore,
         *,
         checkpoints: Path | None,
         max_restarts: int,
         is_script: bool = False,
     ) -> None:
-        self._exchange = exchange
+        self._agent_store = agent_store
         self._checkpoints = checkpoints
         self._events: EventLog = (
-            StoreEventLog(exchange) if checkpoints is None else RunLedger(checkpoints)
+            StoreEventLog(agent_store) if checkpoints is None else RunLedger(checkpoints)
         )
         self._max_restarts = max_restarts
         self._is_script = is_script
 
-    def note(self, event: str, **fields: Any) -> bool:
-        """Write an event; returns whether it was written. A disk error is logged and
-        ends nothing.
-        """
+    def append_event(self, event: str, **fields: Any) -> bool:
+        """Write an event; returns whether it was written. A disk error is logged only."""
         try:
             self._events.append(event, **fields)
         except OSError as error:
@@ -215,7 +233,7 @@ class RestartLedger:
             return False
         return True
 
-    def note_failure(self, failure: Failure) -> None:
+    def append_failure(self, failure: Failure) -> None:
         """Write the failure that ended a generation, with its time."""
         fields = {
             "generation": failure.generation,
@@ -223,7 +241,7 @@ class RestartLedger:
             "rank": failure.rank,
             "node": failure.node,
         }
-        self.note(
+        self.append_event(
             "failure",
             **fields,
             step=failure.step,
@@ -234,26 +252,34 @@ class RestartLedger:
     def open_generation(
         self, agents: dict[str, str], *, world_size: int, bounds: tuple[int, int] = (0, 0)
     ) -> Generation:
-        """Begin the next generation, with `agents` (their incarnations by node), or find that the
-        budget is used up.
+        """Open the next generation, unless the restart limit is reached.
+
+        Args:
+            agents: The instance ids of the agents, by node.
+            world_size: The number of ranks.
+            bounds: The minimum and the maximum number of nodes.
+
+        Returns:
+            The generation; if it is `exhausted`, it has not begun.
         """
         events = self._read()
         last = max(
-            self._exchange.last_generation(),
+            self._agent_store.last_generation(),
             *(one.get("generation", 0) for one in events if one["event"] == "generation"),
             0,
         )
-        document = self._exchange.generation(last) if last else {}
-        reason, failure = self._explain(last, document, agents)
+        document = self._agent_store.generation(last) if last else {}
+        reason, failure = self._determine_reason(last, document, agents)
         step = self.committed_step()
         restarts = 0
         if reason in (FAILURE, JOIN):
             restarts = count_restarts(events) + self._unwritten(step) + (1 if failure else 0)
         reached = max((one.step or 0 for one in failures_of(document)), default=0)
         if failure:
-            self.note_failure(failure)
-        same = count(events, failure) if failure and not is_chance(failure) else 0
-        spent = failure is not None and (restarts > self._max_restarts or same >= MOST)
+            self.append_failure(failure)
+        repeats = count_repeats(events, failure) if failure and not is_transient(failure) else 0
+        is_over = restarts > self._max_restarts or repeats >= MAX_REPEATS
+        exhausted = failure is not None and is_over
         generation = Generation(
             number=last + 1,
             reason=reason,
@@ -261,103 +287,100 @@ class RestartLedger:
             restarts=restarts,
             cause=failure.cause.value if failure else None,
             lost_steps=max(0, reached - step) if failure else 0,
-            spent=spent,
+            exhausted=exhausted,
             bounds=bounds,
             message=failure.message if failure else "",
             from_step=step,
-            same=same,
+            repeats=repeats,
         )
-        if not spent:
-            # First: an agent that dies between the two must not be taken for one that starts the
-            # run anew.
-            self._exchange.open_generation(last + 1, agents)
-            fields: dict[str, Any] = {
-                "world_size": world_size,
-                "nodes": sorted(agents),
-                "from_step": step,
-            }
-            if self._is_script:
-                fields["entrypoint"] = "script"
-            if (
-                not self.note("generation", generation=last + 1, reason=reason, **fields)
-                and reason == FAILURE
-            ):
-                self._count_unwritten(step)
+        if not exhausted:
+            # First: if the agent dies between the two writes, the next one must not take the run
+            # for one that was restarted by hand.
+            self._agent_store.open_generation(last + 1, agents)
+            self._append_generation(generation, world_size)
         return generation
 
-    def pause_seconds(self) -> int:
-        """The wait before the next group: 0, or increasing once the disk has refused the events of
-        two restarts.
-        """
-        return _pause(self._unwritten(self.committed_step()))
+    def _append_generation(self, generation: Generation, world_size: int) -> None:
+        """Write that a generation has begun."""
+        is_written = self.append_event(
+            "generation",
+            generation=generation.number,
+            reason=generation.reason,
+            world_size=world_size,
+            nodes=generation.nodes,
+            from_step=generation.from_step,
+            **({"entrypoint": "script"} if self._is_script else {}),
+        )
+        if not is_written and generation.reason == FAILURE:
+            self._count_unwritten(generation.from_step)
 
-    def repeat_seconds(self) -> int:
-        """The wait before the next group if the latest groups ended by the same failure; one more
-        of them is needed if it may be chance.
+    def storage_backoff_seconds(self) -> int:
+        """The wait before the next group, in seconds, while the ledger cannot be written."""
+        return _backoff_seconds(self._unwritten(self.committed_step()))
+
+    def failure_backoff_seconds(self) -> int:
+        """The wait before the next group, in seconds, if the same failure ended the latest groups:
+        two of them, or three if it may be transient.
 
         There is none after lost nodes, since restarting their agents takes time by itself, and none
-        before the end of the run.
+        if the next group is not started.
         """
-        last = self._exchange.last_generation()
-        failure = root_cause(failures_of(self._exchange.generation(last))) if last else None
+        last = self._agent_store.last_generation()
+        failure = root_cause(failures_of(self._agent_store.generation(last))) if last else None
         if failure is None or failure.cause is Cause.NODE_LOST:
             return 0
-        events, chance = self._read(), is_chance(failure)
-        times = count(events, failure)
-        if (times >= MOST and not chance) or count_restarts(events) >= self._max_restarts:
+        events, transient = self._read(), is_transient(failure)
+        times = count_repeats(events, failure)
+        if (times >= MAX_REPEATS and not transient) or count_restarts(events) >= self._max_restarts:
             return 0
-        return _pause(times - chance)
+        return _backoff_seconds(times - transient)
 
     def _unwritten(self, step: int) -> int:
-        """Restarts since `step` was committed that are only in the rendezvous store, because the
-        ledger could not be written.
+        """The restarts since `step` was committed that are in the rendezvous store only, because
+        the ledger could not be written.
         """
-        document = self._exchange.read(_UNWRITTEN)
+        document = self._agent_store.read(_UNWRITTEN)
         return int(document["restarts"]) if document.get("step") == step else 0
 
     def _count_unwritten(self, step: int) -> None:
         count = self._unwritten(step) + 1
-        self._exchange.change(
+        self._agent_store.change(
             _UNWRITTEN, lambda document: document.update(step=step, restarts=count)
         )
 
-    def _explain(
+    def _determine_reason(
         self, last: int, document: Document, agents: dict[str, str]
     ) -> tuple[str, Failure | None]:
-        """Why a generation follows the one with this document."""
+        """The reason of the generation that follows the one numbered `last`, whose document this
+        is, and the failure that ended that one.
+        """
         if last == 0:
             return START, None
         if not document:
-            return RESUME, None  # nobody of this store has seen it: the run was started anew
+            return RESUME, None  # it began in another store: the run was restarted by hand
         known = failures_of(document)
         failure = root_cause(known)
         before: dict[str, str] = document.get("agents", {})
-        gone = sorted(
-            node for node, incarnation in before.items() if agents.get(node) != incarnation
-        )
-        lost_while_joining = failure is not None and gone and document.get("plan") == JOIN
-        if "plan" in document and not (failure and failure.primary) and not lost_while_joining:
-            return (JOIN if document["plan"] == JOIN else RESUME), None
+        lost = sorted(node for node, instance in before.items() if agents.get(node) != instance)
+        planned = document.get("planned_stop")
+        lost_while_joining = failure is not None and lost and planned == JOIN
+        if planned is not None and not (failure and failure.primary) and not lost_while_joining:
+            return (JOIN if planned == JOIN else RESUME), None
         if failure and failure.primary:
             return FAILURE, failure
-        if gone:
+        if lost:
             return FAILURE, Failure(
                 cause=Cause.NODE_LOST,
                 code=Exit.PEERS_LOST,
                 primary=True,
-                message=f"{', '.join(gone)} went away",
-                node=gone[0],
+                message=f"lost {', '.join(lost)}",
+                node=lost[0],
                 generation=last,
                 step=max((one.step for one in known if one.step is not None), default=None),
                 time=min((one.time for one in known), default=time.time()),
             )
-        return FAILURE, failure or Failure(
-            Cause.RENDEZVOUS,
-            Exit.PEERS_LOST,
-            True,
-            "the group did not come about",
-            generation=last,
-            time=time.time(),
+        return FAILURE, failure or Failure.of_node(
+            Cause.RENDEZVOUS, Exit.PEERS_LOST, "the worker group did not start", generation=last
         )
 
     def _read(self) -> list[dict[str, Any]]:

@@ -18,27 +18,27 @@ from hashlib import sha256
 from pathlib import Path
 
 from kdist_trainer import log
-from kdist_trainer.config import NODES, Nodes, TrainConfig
+from kdist_trainer.config import METRICS_PORT, NODES, Nodes, TrainConfig
 from kdist_trainer.rendezvous.endpoint import RendezvousEndpoint, parse
 
 
 class NodeLimits:
-    """`nodes` of the train.json at `path`, read again when the file has changed; the previous value
-    if it cannot be read.
+    """The limits on the number of nodes in the train.json at `path`, read again when the file has
+    changed. The previous limits stay while it cannot be read.
     """
 
     def __init__(self, path: Path, first: Nodes) -> None:
         self._path = path
         self._file = path.with_name(NODES) if path.with_name(NODES).exists() else path
         self._last = first
-        self._seen = _look(self._file)
+        self._last_stat = _stat(self._file)
 
-    def now(self) -> Nodes:
+    def current(self) -> Nodes:
         """The current limits in the file."""
-        seen = _look(self._file)
-        if seen is None or seen == self._seen:
+        stat = _stat(self._file)
+        if stat is None or stat == self._last_stat:
             return self._last
-        self._seen = seen
+        self._last_stat = stat
         try:
             nodes = TrainConfig.read(self._path).nodes
         except (OSError, ValueError) as error:
@@ -52,7 +52,7 @@ class NodeLimits:
         return nodes
 
 
-def _look(path: Path) -> tuple[int, int, int] | None:
+def _stat(path: Path) -> tuple[int, int, int] | None:
     try:
         found = path.stat()
     except OSError:
@@ -65,16 +65,35 @@ PIDS = "agents"
 """File in the scratch folder with the pids of this node's agents since one of them last joined the
 rendezvous.
 """
-EXIT, PARK = ON_END = ("exit", "park")
-"""What an agent does once its work is over for good: end, or stay until it is told to go (a
-StatefulSet would start it anew).
+EXIT, KEEP_ALIVE = ON_FINISH = ("exit", "keep-alive")
+"""What an agent does after the run: exit, or stay alive until SIGTERM, since a StatefulSet would
+restart it.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of one agent. `entrypoint` is the `module:function` that each worker of a
-    managed training runs; it returns its outcome.
+    """The settings of one agent.
+
+    Attributes:
+        config_path: The path of train.json.
+        config: Its content.
+        run_id: The id of the run.
+        node: The name of this node.
+        scratch: The private folder of this agent.
+        rendezvous: The rendezvous endpoint as `SCHEME:LOCATION`.
+        checkpoints: The folder of the checkpoints and the run ledger.
+        code: The folder of the user's modules.
+        data: The folders of the data sets, by mount.
+        port: The port of metrics and status; 0 picks a free one.
+        address: The address at which this node's ranks listen; None means the host's name.
+        termination_message: The file that gets the exit record for Kubernetes.
+        on_finish: One of `ON_FINISH`.
+        take_over: Whether to take over checkpoints that another run has locked.
+        rendezvous_id: Separates agents of one run that must not rendezvous.
+        parent_pipe: The parent-death pipe of the process that started the agent.
+        entrypoint: The `module:function` that each worker of a managed training runs; it returns
+            the outcome.
     """
 
     config_path: Path
@@ -86,32 +105,29 @@ class Settings:
     checkpoints: Path | None = None
     code: Path | None = None
     data: dict[str, str] = field(default_factory=dict)
-    port: int = 9401
+    port: int = METRICS_PORT
     address: str | None = None
     termination_message: Path | None = None
-    on_end: str = EXIT
+    on_finish: str = EXIT
     take_over: bool = False
     rendezvous_id: str = ""
-    lifeline: Path | None = None
+    parent_pipe: Path | None = None
     entrypoint: str = WORKER
 
     @cached_property
-    def bounds(self) -> NodeLimits:
+    def node_limits(self) -> NodeLimits:
         """The limits on the number of nodes, read when needed."""
         return NodeLimits(self.config_path, self.config.nodes)
 
     @cached_property
-    def place(self) -> RendezvousEndpoint:
+    def endpoint(self) -> RendezvousEndpoint:
         """The rendezvous endpoint. Raises `ConfigError`."""
         return parse(self.rendezvous)
 
     @property
-    def meeting(self) -> str:
-        """The id under which agents rendezvous: that of the run, and the rendezvous id if there is
-        one, which separates the agents of one run.
-
-        torch names a folder after it, so the run of a rendered job, `NAMESPACE/NAME`, loses its
-        slash.
+    def rendezvous_run_id(self) -> str:
+        """The id under which agents rendezvous: the run id, and a hash of the rendezvous id if
+        there is one. torch names a folder after it, so it contains no slash.
         """
         run = self.run_id.replace("/", "-")
         if not self.rendezvous_id:
@@ -124,9 +140,9 @@ class Settings:
         return self.scratch / "metrics.sock"
 
     @property
-    def own_lifeline(self) -> Path:
-        """The pipe whose end of file means that this agent is gone."""
-        return self.scratch / "lifeline"
+    def own_pipe(self) -> Path:
+        """The parent-death pipe of this agent, which its workers watch."""
+        return self.scratch / "parent-pipe"
 
     @property
     def index(self) -> int:
@@ -135,9 +151,7 @@ class Settings:
         return int(number[0]) if number else 0
 
     def forget_predecessors(self) -> None:
-        """Keep only this agent's pid: the rendezvous no longer lists an earlier
-        agent of this node.
-        """
+        """Keep only this agent's pid: the rendezvous no longer lists earlier ones."""
         with suppress(OSError):  # a full disk
             (self.scratch / PIDS).write_text(f"{os.getpid()}\n")
 
@@ -150,7 +164,7 @@ class Settings:
             "KDIST_NODE": self.node,
             "KDIST_SCRATCH": str(self.scratch),
             "KDIST_METRICS_SOCKET": str(self.socket),
-            "KDIST_LIFELINE": str(self.own_lifeline),
+            "KDIST_PARENT_PIPE": str(self.own_pipe),
             "KDIST_DATA": json.dumps(self.data),
             "KDIST_ENTRYPOINT": self.entrypoint,
         }
@@ -164,7 +178,7 @@ class Settings:
 
 
 def count_procs(config: TrainConfig) -> int:
-    """The number of workers on this node: as the job asks, else one per GPU, else one;
+    """The number of workers on this node: `procsPerNode`, else one per GPU, else one; the strategy
     `data_parallel` uses one for all GPUs.
     """
     if isinstance(config.procs_per_node, int):
@@ -177,10 +191,14 @@ def count_procs(config: TrainConfig) -> int:
 
 
 def prepare_scratch(settings: Settings) -> set[int]:
-    """Make the folder private and remove the files of dead predecessors. Raises `OSError`.
+    """Make the scratch folder private and remove the files of earlier agents.
 
-    Returns the pids of those that the rendezvous may still list: the last one that joined it, and
-    all that exited before they joined.
+    Returns:
+        The pids of the earlier agents that the rendezvous may still list: the last one that joined
+        it, and all that exited before they joined.
+
+    Raises:
+        OSError: If the folder cannot be written.
     """
     scratch = settings.scratch
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -189,8 +207,8 @@ def prepare_scratch(settings: Settings) -> set[int]:
     pids: set[int] = set()
     with suppress(OSError, ValueError):
         pids.update(map(int, (scratch / PIDS).read_text().split()))
-    with suppress(OSError), (scratch / PIDS).open("a") as notes:  # a full disk
-        notes.write(f"{os.getpid()}\n")
+    with suppress(OSError), (scratch / PIDS).open("a") as file:  # a full disk
+        file.write(f"{os.getpid()}\n")
     for name in ("agent.json", "exit.json", "metrics.sock"):
         (scratch / name).unlink(missing_ok=True)
     return pids - {os.getpid()}
@@ -198,7 +216,7 @@ def prepare_scratch(settings: Settings) -> set[int]:
 
 _LONGEST_SOCKET = 100  # bytes in the address of a Unix socket: 108 on Linux, 104 on macOS
 # of the folder and the socket that multiprocessing makes below its temporary folder
-_ROOM_FOR_NAMES = 40
+_NAMES_LENGTH = 40
 
 
 def make_tempdir(scratch: Path) -> Path:
@@ -206,7 +224,7 @@ def make_tempdir(scratch: Path) -> Path:
     paths there would be too long.
     """
     folder = scratch / "tmp"
-    if len(os.fsencode(folder)) + _ROOM_FOR_NAMES <= _LONGEST_SOCKET:
+    if len(os.fsencode(folder)) + _NAMES_LENGTH <= _LONGEST_SOCKET:
         folder.mkdir()
         return folder
     folder.symlink_to(tempfile.mkdtemp(prefix="kdist-"))
@@ -214,9 +232,7 @@ def make_tempdir(scratch: Path) -> Path:
 
 
 def clean_temp(scratch: Path) -> None:
-    """Remove an agent's temporary folders: its own at its end, a dead predecessor's before the
-    start.
-    """
+    """Remove an agent's temporary folders: before it exits, and an earlier agent's at its start."""
     folder = scratch / "tmp"
     for stale in (folder.readlink() if folder.is_symlink() else folder, scratch / "torchelastic"):
         shutil.rmtree(stale, ignore_errors=True)

@@ -2,9 +2,8 @@
 and for every restart.
 
 An agent that dies is then replaced in milliseconds instead of the many seconds that its imports
-take on a busy machine. One shim stands for each agent (`kdist_trainer.agent.shim`) and asks for it.
-This process ends with its lifeline, and so do all agents; if it ends earlier, agents start by
-themselves.
+take on a busy machine. One shim per agent (`kdist_trainer.agent.shim`) requests it. This process
+and all agents end with its parent-death pipe. If it exits earlier, agents start by themselves.
 """
 
 from __future__ import annotations
@@ -41,29 +40,29 @@ class Spawner:
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
         self._agents: dict[int, socket.socket] = {}
-        """Each living agent's connection to its shim, by pid."""
+        """The connection of each running agent to its shim, by pid."""
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = os.pipe()
 
     def serve(self) -> NoReturn:
-        """Fork agents and report their exits to their shims, until this process is ended."""
+        """Fork agents and report their exits to their shims, until this process is killed."""
         for descriptor in (self._woken, self._wake):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(self._wake)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # only that it comes
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # the handler only enables the wake-up
         self._selector.register(self._requests, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._requests:
-                    self._take_request()
+                    self._handle_request()
                 elif key.fileobj == self._woken:
                     os.read(self._woken, 4096)
                     self._reap()
                 else:
-                    self._end_without_shim(key.fileobj)
+                    self._kill_without_shim(key.fileobj)
 
-    def _take_request(self) -> None:
+    def _handle_request(self) -> None:
         _, descriptors, _, _ = socket.recv_fds(self._requests, 16, 3)
         connection, streams = socket.socket(fileno=descriptors[0]), descriptors[1:]
         try:
@@ -81,18 +80,18 @@ class Spawner:
         self, request: dict[str, Any], connection: socket.socket, streams: Sequence[int]
     ) -> None:
         with warnings.catch_warnings():
-            # The only other thread here sleeps in read() and holds no lock.
+            # The only other thread sleeps in read() and holds no lock.
             warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            self._leave(connection, streams)
-            be_agent(request)
+            self._release_in_child(connection, streams)
+            run_as_agent(request)
         self._agents[pid] = connection
         self._selector.register(connection, selectors.EVENT_READ, pid)
-        _say(connection, pid=pid)
+        _send(connection, pid=pid)
 
-    def _leave(self, connection: socket.socket, streams: Sequence[int]) -> None:
-        """Release everything of the spawner, in a fork of it."""
+    def _release_in_child(self, connection: socket.socket, streams: Sequence[int]) -> None:
+        """Release the spawner's descriptors, handlers and session in a forked child."""
         os.setsid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -110,12 +109,12 @@ class Spawner:
                 pid, status = ended
                 connection = self._agents.pop(pid, None)
                 if connection is not None:
-                    self._end_orphans()
+                    self._kill_orphans()
                     self._forget(connection)
-                    _say(connection, code=os.waitstatus_to_exitcode(status))
+                    _send(connection, code=os.waitstatus_to_exitcode(status))
                     connection.close()
 
-    def _end_orphans(self) -> None:
+    def _kill_orphans(self) -> None:
         """Kill the orphans of agents that have exited; this process has adopted them."""
         deadline = time.monotonic() + _ORPHAN_SECONDS
         while time.monotonic() < deadline:
@@ -124,7 +123,7 @@ class Spawner:
                 return
             process_tree.kill(below=orphans, seconds=_ORPHAN_SECONDS)
 
-    def _end_without_shim(self, connection: Any) -> None:
+    def _kill_without_shim(self, connection: Any) -> None:
         """Kill an agent whose shim was killed."""
         self._forget(connection)
         for pid, known in self._agents.items():
@@ -137,19 +136,19 @@ class Spawner:
             self._selector.unregister(connection)
 
 
-def be_agent(request: dict[str, Any]) -> NoReturn:
-    """Run as the agent that was asked for, as if this process had been started for it."""
+def run_as_agent(request: dict[str, Any]) -> NoReturn:
+    """Run as the requested agent, as if this process had been started for it."""
     code = 1
     try:
         os.chdir(request["directory"])
         os.environ.clear()
         os.environ.update(request["environment"])
         agent: Any = importlib.import_module("kdist_trainer.__main__")
-        sys.modules["__main__"] = agent  # were it the spawner's, ranks would import that
+        sys.modules["__main__"] = agent  # otherwise workers would import the spawner's
         code = agent.main(request["arguments"])
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
-    except BaseException:  # noqa: BLE001 - the spawner's own code must not run on in here
+    except BaseException:  # noqa: BLE001 - the spawner's own code must not continue in the fork
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -158,27 +157,27 @@ def be_agent(request: dict[str, Any]) -> NoReturn:
         os._exit(code)
 
 
-def _say(connection: socket.socket, **said: int) -> None:
+def _send(connection: socket.socket, **message: int) -> None:
     with suppress(OSError):  # the shim has ended
-        connection.sendall(json.dumps(said).encode() + b"\n")
+        connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def main(config_path: Path, line: Path) -> NoReturn:
-    """Import what the agents of the job at `config_path` and their workers need, then fork on
-    request.
+def main(config_path: Path, parent_pipe: Path) -> NoReturn:
+    """Import what the agents of the job at `config_path` and their workers need, then fork agents
+    on request; `parent_pipe` ends this process.
     """
     requests = socket.socket(fileno=int(os.environ.pop(SPAWNER)))
-    process_tree.adopt()  # what an agent leaves behind becomes this process's to end
-    liveness.watch(line)
+    process_tree.adopt()  # orphans of agents become children of this process, which kills them
+    liveness.watch(parent_pipe)
     config = TrainConfig.read(config_path)
-    # Read when torch is imported.
+    # torch reads it on import.
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads_per_rank))
     preload_modules.import_all(preload_modules.AGENT)
     if config.train is not None:
         preload_modules.import_all(preload_modules.RANK)
         preload_modules.import_all(preload_modules.training(config_path))
     gc.collect()
-    gc.freeze()  # no collection in an agent writes to the pages it shares with the others
+    gc.freeze()  # garbage collection in an agent then writes to no shared pages
     Spawner(requests).serve()
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kdist_trainer import log
 from kdist_trainer.agent.exit_analysis import signal_name
 from kdist_trainer.agent.restart_policy import FAILURE, Generation
-from kdist_trainer.errors import Failure
+from kdist_trainer.failure import Failure
 
 if TYPE_CHECKING:
     from kdist_trainer.agent.log_relay import LogRelay
@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 
 
 class AgentTelemetry:
-    """Reports each event once, to the log and the exporter. `max_restarts` is the job's budget;
-    `managed` distinguishes a managed training from a script.
+    """Reports each event to the log and the exporter.
+
+    Args:
+        exporter: Serves the agent's metrics and status.
+        relay: The relay of the workers' output, which prefixes lines with ranks.
+        max_restarts: The job's limit of restarts without progress.
+        managed: Whether the workers run a managed training, not a script.
     """
 
     def __init__(
@@ -29,23 +34,31 @@ class AgentTelemetry:
         self._managed = managed
         self._waiting_since = time.monotonic()
 
-    def state(self, word: str) -> None:
-        """Set the state of the agent."""
-        self._exporter.set_state(word)
+    def state(self, state: str) -> None:
+        """Set the state of the agent, which `/status` shows."""
+        self._exporter.set_state(state)
 
     def rendezvous_started(self) -> None:
+        """The agent joins the next rendezvous round."""
         self._waiting_since = time.monotonic()
         self.state("rendezvous")
         log.event("rendezvous-started")
 
     def rendezvous_ended(self, outcome: str) -> None:
-        """Count a rendezvous: `formed`, `timeout` or `failed`."""
+        """Count a rendezvous by its outcome: `formed`, `timeout` or `failed`."""
         self._exporter.observe_rendezvous(time.monotonic() - self._waiting_since, outcome)
 
-    def group_formed(
-        self, generation: Generation, *, world_size: int, ranks: list[int], leader: bool
+    def rendezvous_completed(
+        self, generation: Generation, *, world_size: int, ranks: list[int], is_group_rank_0: bool
     ) -> None:
-        """A group has formed and its workers start. `ranks` are this node's."""
+        """A rendezvous round is complete and its workers start.
+
+        Args:
+            generation: The generation of the workers.
+            world_size: The number of ranks on all nodes.
+            ranks: The global ranks of this node, by local rank.
+            is_group_rank_0: Whether this agent counts what concerns the whole group.
+        """
         self.state("initializing")
         self._relay.begin(ranks)
         self._exporter.set_group(
@@ -54,7 +67,7 @@ class AgentTelemetry:
         self._exporter.set_restarts_remaining(
             max(0, self._max_restarts - generation.restarts), budget=self._max_restarts
         )
-        if leader and generation.lost_steps:
+        if is_group_rank_0 and generation.lost_steps:
             self._exporter.add_lost_steps(generation.lost_steps)
         log.bind(generation=generation.number)
         if generation.reason == FAILURE:
@@ -65,8 +78,8 @@ class AgentTelemetry:
             }
             if not generation.from_step and not self._managed:
                 fields["message"] = (
-                    "the script starts again from the beginning: kdist knows of no "
-                    "checkpoint that it saves"
+                    "the script starts again from the beginning: it has saved no checkpoint "
+                    "that kdist knows"
                 )
             log.warn("restarting", **fields)
         log.event(
@@ -77,19 +90,20 @@ class AgentTelemetry:
         )
 
     def rank_started(self, rank: int, pid: int) -> None:
+        """A worker process has started."""
         log.event("worker-started", rank=rank, pid=pid)
 
     def rank_ended(self, outcome: str) -> None:
-        """A worker ended well: `done` or `stopped`."""
+        """A worker succeeded; the outcome is `done` or `stopped`."""
         self._exporter.add_worker_exit(outcome, None)
 
     def rank_failed(self, failure: Failure, exit_code: int | None) -> None:
-        """A worker failed; `exit_code` is its process's, None if the agent killed it."""
+        """A worker failed; `exit_code` is None if the agent killed it."""
         name = None if exit_code is None else signal_name(exit_code)
         op = (failure.collective or "").partition("(")[0]
         self._exporter.add_worker_exit(failure.cause, name, collective=op)
-        tell = log.error if failure.primary else log.warn
-        tell(
+        write = log.error if failure.primary else log.warn
+        write(
             "worker-failed",
             cause=failure.cause,
             rank=failure.rank,
@@ -101,11 +115,12 @@ class AgentTelemetry:
         )
 
     def group_failed(self, cause: str) -> None:
-        """The group ended by a failure; whether it restarts is decided later."""
+        """A failure ended the group; whether it restarts is decided later."""
         self.state("restarting")
         self._exporter.add_restart(cause)
 
     def hang(self, failure: Failure, *, phase: str, stacks: str) -> None:
+        """A rank hangs in `phase`; `stacks` is the path of its stacks."""
         self.state("hung")
         log.error(
             "hang",

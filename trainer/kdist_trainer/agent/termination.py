@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from kdist_trainer import log
 from kdist_trainer.agent import restart_policy
 from kdist_trainer.agent.coordination import AgentStore, failures_of
-from kdist_trainer.agent.desync import find_odd, format_collectives
+from kdist_trainer.agent.desync import RankState, find_mismatch, format_collectives
 from kdist_trainer.agent.exit_analysis import GroupResult
 from kdist_trainer.agent.exit_record import (
     RunOutcome,
@@ -30,134 +30,153 @@ from kdist_trainer.agent.restart_policy import Generation, RestartLedger
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.errors import Failure
+from kdist_trainer.failure import Failure
 from kdist_trainer.rendezvous.handler import Rendezvous
 from kdist_trainer.result import DONE
 from kdist_trainer.signals import StopSignals
 
-SETTLE_SECONDS = 0.3
-"""How long a failure that would end the job waits for word of an earlier one elsewhere."""
+EARLIER_FAILURE_SECONDS = 0.3
+"""How long a permanent failure waits for an earlier one of another node to be posted."""
 _POLL_SECONDS = 0.1
 
 
 class TerminationPolicy:
-    """Decides, after a worker group exits, whether to re-rendezvous or to end the run. `draw`
-    returns for a new rendezvous and raises `RunOutcome` otherwise.
+    """Decides, after a worker group exits, whether to re-rendezvous or to end the run.
+
+    Args:
+        settings: The settings of the agent.
+        agent_store: The documents that agents share.
+        rendezvous: Is left or closed when the run ends.
+        telemetry: Receives exits and failures of workers.
+        ledger: Receives the failure that ends the run.
+        stop: The requests to stop.
     """
 
     def __init__(
         self,
         settings: Settings,
-        exchange: AgentStore,
+        agent_store: AgentStore,
         rendezvous: Rendezvous,
-        teller: AgentTelemetry,
-        book: RestartLedger,
+        telemetry: AgentTelemetry,
+        ledger: RestartLedger,
         stop: StopSignals,
     ) -> None:
         self._settings = settings
-        self._exchange = exchange
+        self._agent_store = agent_store
         self._rendezvous = rendezvous
-        self._teller = teller
-        self._book = book
+        self._telemetry = telemetry
+        self._ledger = ledger
         self._stop = stop
 
-    def draw(self, generation: Generation, end: GroupResult) -> None:
-        """Record the result of the worker group and decide."""
-        for outcome in end.outcomes.values():
-            self._teller.rank_ended(outcome)
-        for local_rank, failure in end.failures.items():
-            self._teller.rank_failed(failure, end.exits.get(local_rank))
-        decisive = root_cause(end.failures.values())
+    def decide(self, generation: Generation, result: GroupResult) -> None:
+        """Record the result of the worker group on this node and decide; returns if the agents
+        shall rendezvous again.
+
+        Raises:
+            RunOutcome: If the run has ended.
+        """
+        for outcome in result.outcomes.values():
+            self._telemetry.rank_ended(outcome)
+        for local_rank, failure in result.failures.items():
+            self._telemetry.rank_failed(failure, result.exits.get(local_rank))
+        cause = root_cause(result.failures.values())
         try:
-            decisive = self._confer(generation, end, decisive)
+            cause = self._share_failures(generation, result, cause)
         except RuntimeError as error:
-            managed = self._settings.config.train is not None
-            over = (
-                managed
-                and not end.failures
-                and bool(end.outcomes)
-                and self._all_done(generation, end)
-            )
-            if not (over or self._stop.requested):
-                raise
-            log.warn(
-                "rendezvous-unreachable",
-                message=f"the others cannot be told that this node ends: {error}",
-            )
-            if over:  # all have met at a barrier, so the others know
-                self._finish_now(None)
+            self._handle_lost_store(error, generation, result)
         if self._stop.requested:
-            self.leave()
-            # asked to save, which the disk refused
-            if decisive is not None and decisive.code is Exit.STORAGE:
-                raise RunOutcome(failed(decisive))
-            saved = bool(end.outcomes) and not end.forced and not end.failures
-            step = self._book.committed_step() if saved else 0
-            raise RunOutcome(
-                stopped(
-                    "stopped on request" if saved else "stopped on request, in the middle of work",
-                    step=step or None,
-                )
-            )
-        if decisive is not None:
-            self._teller.group_failed(decisive.cause)
-        elif self._all_done(generation, end):
+            self._end_stopped(result, cause)
+        if cause is not None:
+            self._telemetry.group_failed(cause.cause)
+        elif self._all_done(generation, result):
             self._finish(generation)
         else:
-            # somebody asked the ranks to stop: that is no failure
-            self._exchange.plan(generation.number, STOP)
-            self._teller.state("restarting")
+            # the ranks were asked to stop: that is no failure
+            self._agent_store.plan_stop(generation.number, STOP)
+            self._telemetry.state("restarting")
 
-    def _confer(
-        self, generation: Generation, end: GroupResult, decisive: Failure | None
+    def _handle_lost_store(
+        self, error: RuntimeError, generation: Generation, result: GroupResult
+    ) -> None:
+        """Raise `error` again unless this node can end without the store."""
+        managed = self._settings.config.train is not None
+        succeeded = (
+            managed
+            and not result.failures
+            and bool(result.outcomes)
+            and self._all_done(generation, result)
+        )
+        if not (succeeded or self._stop.requested):
+            raise error
+        log.warn(
+            "rendezvous-unreachable",
+            message=f"the other nodes cannot be notified that this node ends: {error}",
+        )
+        if succeeded:  # all ranks have passed a barrier, so the other nodes know
+            self._finish_now(None)
+
+    def _end_stopped(self, result: GroupResult, cause: Failure | None) -> NoReturn:
+        """End this agent after a request to stop."""
+        self.leave()
+        # the workers were asked to save, and the disk refused
+        if cause is not None and cause.code is Exit.STORAGE:
+            raise RunOutcome(failed(cause))
+        saved = bool(result.outcomes) and not result.forced and not result.failures
+        step = self._ledger.committed_step() if saved else 0
+        message = "stopped on request" if saved else "stopped on request, in the middle of work"
+        raise RunOutcome(stopped(message, step=step or None))
+
+    def _share_failures(
+        self, generation: Generation, result: GroupResult, cause: Failure | None
     ) -> Failure | None:
-        """Post the failure to the other agents, and end with them if a failure has ended the run;
-        returns the failure that decides.
+        """Post this node's failures to the other agents, and end with them if the run has ended or
+        the failure is permanent; returns the root cause over all nodes.
         """
-        if end.failures:
-            self._exchange.post_failures(
-                generation.number, list(end.failures.values()), notes=end.notes
+        states = result.rank_states
+        if result.failures:
+            self._agent_store.post_failures(
+                generation.number, list(result.failures.values()), rank_states=states
             )
         self._end_if_over()
-        if decisive is None:
+        if cause is None:
             return None
-        if decisive.permanent:
-            decisive = self._settle_on(generation.number, decisive)
-        if end.notes and (decisive.permanent or decisive.code is Exit.HANG or find_odd(end.notes)):
-            decisive = self._weigh(generation, end, decisive)
-        if decisive.permanent:
-            self._end_failed(decisive)
-        return decisive
+        if cause.permanent:
+            cause = self._wait_for_earlier_failure(generation.number, cause)
+        if states and (cause.permanent or cause.code is Exit.HANG or find_mismatch(states)):
+            cause = self._resolve_root_cause(generation, states, cause)
+        if cause.permanent:
+            self._end_failed(cause)
+        return cause
 
-    def _weigh(self, generation: Generation, end: GroupResult, failure: Failure) -> Failure:
-        """The failure that decides once all agents have posted the states of their ranks; posted if
-        it is another one.
+    def _resolve_root_cause(
+        self, generation: Generation, own_states: list[RankState], failure: Failure
+    ) -> Failure:
+        """The root cause once all agents have posted the states of their ranks; posted if it is
+        another failure.
         """
-        notes = gather_rank_states(
-            self._exchange, generation, self._settings.node, end.notes, after_failures=True
+        states = gather_rank_states(
+            self._agent_store, generation, self._settings.node, own_states, after_failures=True
         )
-        weighed = resolve_root_cause(failure, notes)
-        if weighed != failure and not weighed.permanent:
-            self._exchange.post_failures(generation.number, [weighed])
-        return replace(weighed, collectives=format_collectives(notes))
+        resolved = resolve_root_cause(failure, states)
+        if resolved != failure and not resolved.permanent:
+            self._agent_store.post_failures(generation.number, [resolved])
+        return replace(resolved, collectives=format_collectives(states))
 
     def _end_if_over(self) -> None:
-        """End if the run has ended, whatever the result here."""
+        """End if the run has ended, whatever the result on this node."""
         done = self._read_done()
         if done is not None:
             self._finish_now(done.get("step"))
-        verdict = self._exchange.verdict()
-        if verdict:
-            raise RunOutcome(verdict)
+        record = self._agent_store.run_result()
+        if record:
+            raise RunOutcome(record)
 
-    def _settle_on(self, number: int, failure: Failure) -> Failure:
-        """The failure that decides over all agents, after a short wait for earlier ones to be
-        posted.
-        """
-        deadline = time.monotonic() + SETTLE_SECONDS
+    def _wait_for_earlier_failure(self, number: int, failure: Failure) -> Failure:
+        """The root cause over all agents, after a short wait for earlier failures to be posted."""
+        deadline = time.monotonic() + EARLIER_FAILURE_SECONDS
         while True:
             first = (
-                root_cause([failure, *failures_of(self._exchange.generation(number))]) or failure
+                root_cause([failure, *failures_of(self._agent_store.generation(number))]) or failure
             )
             if not first.permanent or time.monotonic() > deadline:
                 return first
@@ -165,10 +184,10 @@ class TerminationPolicy:
 
     def _end_failed(self, failure: Failure) -> NoReturn:
         record = failed(failure)
-        final = self._settle(record)
+        final = self._commit_result(record)
         if final == record:
-            self._book.note_failure(failure)
-            self._book.note(
+            self._ledger.append_failure(failure)
+            self._ledger.append_event(
                 "failed",
                 cause=failure.cause.value,
                 code=int(failure.code),
@@ -177,43 +196,36 @@ class TerminationPolicy:
         self._close()
         raise RunOutcome(final)
 
-    def end_spent(self, generation: Generation) -> NoReturn:
-        """End all agents because the restart budget is used up."""
-        budget = self._settings.config.max_restarts
+    def end_exhausted(self, generation: Generation) -> NoReturn:
+        """End all agents because the restart budget is exhausted, or one failure repeats."""
         message = (
-            f"{budget} restarts without progress are spent; the last failure: {generation.message}"
+            f"restart limit reached: {self._settings.config.max_restarts} restarts without "
+            f"progress; the last failure: {generation.message}"
         )
-        if generation.same >= restart_policy.MOST:
+        if generation.repeats >= restart_policy.MAX_REPEATS:
             message = (
-                f"the same failure {generation.same} times in a row without progress: "
+                f"the same failure {generation.repeats} times in a row without progress: "
                 f"{generation.message}"
             )
-        document = self._exchange.generation(generation.number - 1)
+        document = self._agent_store.generation(generation.number - 1)
         last = root_cause(failures_of(document))
-        failure = Failure(
-            Cause.BUDGET,
-            Exit.BUDGET,
-            True,
-            message,
-            generation=generation.number - 1,
-            time=time.time(),
+        failure = Failure.of_node(
+            Cause.BUDGET, Exit.BUDGET, message, generation=generation.number - 1
         )
         if last is not None:
-            known = format_collectives(
-                note for notes in document.get("beats", {}).values() for note in notes
-            )
+            states = [state for node in document.get("rank_states", {}).values() for state in node]
             failure = replace(
                 last,
                 cause=Cause.BUDGET,
                 code=Exit.BUDGET,
                 primary=True,
                 message=message,
-                collectives=known,
+                collectives=format_collectives(states),
             )
         record = failed(failure)
-        final = self._settle(record)
+        final = self._commit_result(record)
         if final == record:
-            self._book.note(
+            self._ledger.append_event(
                 "failed", cause=Cause.BUDGET.value, code=int(Exit.BUDGET), message=message[:500]
             )
         self._close()
@@ -221,44 +233,41 @@ class TerminationPolicy:
 
     def final_record(self) -> dict[str, Any]:
         """The exit record of a run whose rendezvous is closed."""
-        verdict = self._exchange.verdict()
-        if verdict:
-            return verdict
+        record = self._agent_store.run_result()
+        if record:
+            return record
         done = self._read_done()
         if done is not None:
             return success(step=done.get("step"))
-        message = "the rendezvous was closed and nobody said why"
         return failed(
-            Failure(
+            Failure.of_node(
                 Cause.RENDEZVOUS,
                 Exit.PEERS_LOST,
-                True,
-                message,
+                "the rendezvous was closed without a result of the run",
                 node=self._settings.node,
-                time=time.time(),
             )
         )
 
-    def _all_done(self, generation: Generation, end: GroupResult) -> bool:
-        if end.forced or any(outcome != DONE for outcome in end.outcomes.values()):
+    def _all_done(self, generation: Generation, result: GroupResult) -> bool:
+        if result.forced or any(outcome != DONE for outcome in result.outcomes.values()):
             return False
         if self._settings.config.train is not None:
             return True
-        # A script that stops on request also ends with 0, on nodes that heard of the request from
-        # their peers alone.
-        return "plan" not in self._exchange.generation(generation.number)
+        # A script that stops on request exits with 0 too, also on nodes whose ranks got the request
+        # from their peers only.
+        return "planned_stop" not in self._agent_store.generation(generation.number)
 
     def _finish(self, generation: Generation) -> None:
-        """This node is done. A managed training has passed a barrier; scripts may still run on
-        other nodes.
+        """End the run if all nodes are done. A managed training has passed a barrier; scripts may
+        still run on other nodes.
         """
         if self._settings.config.train is not None or self._wait_for_others(generation):
             self._finish_now(None)
-        self._teller.state("restarting")
+        self._telemetry.state("restarting")
 
     def _wait_for_others(self, generation: Generation) -> bool:
         """Wait for the other nodes' scripts; False if not all succeed, so that all restart."""
-        document = self._exchange.finish(generation.number)
+        document = self._agent_store.mark_finished(generation.number)
         while len(document.get("finished", [])) < len(generation.nodes):
             self._end_if_over()
             if self._stop.requested:
@@ -266,32 +275,30 @@ class TerminationPolicy:
                 raise RunOutcome(
                     stopped("stopped on request, waiting for other nodes to finish", step=None)
                 )
-            members = self._rendezvous.members()
-            if document.get("failures") or "plan" in document or members < len(generation.nodes):
-                log.warn(
-                    "peers-not-finished", message="other nodes did not finish: all begin again"
-                )
+            has_lost_nodes = self._rendezvous.count_members() < len(generation.nodes)
+            if document.get("failures") or "planned_stop" in document or has_lost_nodes:
+                log.warn("peers-not-finished", message="other nodes did not finish: all restart")
                 return False
             time.sleep(_POLL_SECONDS)
-            document = self._exchange.generation(generation.number)
+            document = self._agent_store.generation(generation.number)
         return True
 
     def _finish_now(self, step: int | None) -> NoReturn:
         done = self._read_done()
-        final = self._settle(success(step=step if done is None else done.get("step")))
+        final = self._commit_result(success(step=step if done is None else done.get("step")))
         self._close()
         raise RunOutcome(final)
 
-    def _settle(self, record: dict[str, Any]) -> dict[str, Any]:
-        """End the run for all agents; returns its exit record, which is this one if the store stays
+    def _commit_result(self, record: dict[str, Any]) -> dict[str, Any]:
+        """End the run for all agents; returns its exit record, which is `record` if the store is
         unreachable.
         """
         try:
-            return self._exchange.settle(record)
+            return self._agent_store.commit_result(record)
         except RuntimeError as error:
             log.warn(
                 "rendezvous-unreachable",
-                message=f"the others cannot be told how the run ended: {error}",
+                message=f"the other nodes cannot be notified of the result of the run: {error}",
             )
             return record
 
@@ -305,6 +312,6 @@ class TerminationPolicy:
             self._rendezvous.set_closed()
 
     def leave(self) -> None:
-        """Leave the rendezvous, so that the others need not wait for a timeout."""
+        """Leave the rendezvous, so that the other nodes need not wait for a timeout."""
         with suppress(RendezvousError, RuntimeError):
             self._rendezvous.leave()

@@ -1,8 +1,8 @@
-"""The first lines of a rank that is a function: what forkserver children of the agent run.
+"""The entry point of a worker that is a function; children of the agent's forkserver run it.
 
-The outcome goes into a file and the process ends by `os._exit`, not through torch's result queue: a
-rank killed while torch waits with it for the others would block the agent for ever, and destructors
-of gloo may abort a rank that has succeeded.
+The worker writes its outcome to a file and exits by `os._exit`. torch's result queue is not used: a
+worker killed while torch waits in it for the others would block the agent forever. And destructors
+of gloo may abort a worker that has succeeded.
 """
 
 from __future__ import annotations
@@ -17,47 +17,46 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from kdist_trainer import errors, liveness, output, result
+from kdist_trainer import failure, liveness, output, result
 from kdist_trainer.config import Exit
 from kdist_trainer.instrumentation import fault_handler
 
 
 def stacks_path(scratch: Path, local_rank: int) -> Path:
-    """The file for a rank's stacks, which are dumped on SIGUSR2."""
+    """The file for a worker's stacks, which are dumped on SIGUSR2."""
     return scratch / f"rank-{local_rank}.stacks"
 
 
-def show_stacks(path: Path) -> None:
-    """Write the stacks of all threads to `path` on SIGUSR2, or to stderr if the disk has no room
-    for another file.
-    """
+def register_stack_dump(path: Path) -> None:
+    """Write the stacks of all threads to `path` on SIGUSR2, or to stderr if the disk is full."""
     try:
-        # Kept open for the life of the process: the handler writes to its descriptor, even where
-        # Python is stuck.
+        # The file stays open: the handler writes to its descriptor, even if Python is blocked.
         faulthandler.register(signal.SIGUSR2, file=path.open("w"), all_threads=True)
     except OSError:
         faulthandler.register(signal.SIGUSR2, all_threads=True)
 
 
 def init_worker() -> tuple[Path, int]:
-    """Lead a process group, die with the agent, print to its log, and dump the stacks on request.
+    """Make this process a group leader that dies with the agent, prints to the agent's log, and
+    dumps its stacks on request.
 
-    Returns scratch folder and local rank.
+    Returns:
+        The scratch folder and the local rank.
     """
-    os.setpgid(0, 0)  # so that the agent kills all of it at once
+    os.setpgid(0, 0)  # the agent kills the whole group at once
     scratch, local_rank = Path(os.environ["KDIST_SCRATCH"]), int(os.environ["LOCAL_RANK"])
     output.redirect(scratch, local_rank)
-    liveness.watch(Path(os.environ["KDIST_LIFELINE"]))
-    show_stacks(stacks_path(scratch, local_rank))
+    liveness.watch(Path(os.environ["KDIST_PARENT_PIPE"]))
+    register_stack_dump(stacks_path(scratch, local_rank))
     fault_handler.watch(scratch, local_rank)
     return scratch, local_rank
 
 
 def run_worker(target: str) -> NoReturn:
-    """Run `module:function` of `target`, record its return value for the agent, and end the
-    process.
+    """Run the function `target`, given as `module:function`, write its return value for the agent,
+    and exit.
 
-    The exit code is that of the failure, in case the disk takes no record.
+    After a failure the exit code is that of the failure, in case it cannot be written.
     """
     code = int(Exit.USER)
     try:
@@ -68,11 +67,11 @@ def run_worker(target: str) -> NoReturn:
         outcome = getattr(importlib.import_module(module), function)()
         result.write_result(outcome, scratch=scratch, local_rank=local_rank)
         code = 0
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the agent must hear of it
-        left = errors.record(error)
-        code = int(left.code)
-        # an echo of a peer's death stands in the record; printed, it would bury the cause
-        if left.primary:
+    except BaseException as error:  # noqa: BLE001 - every error must be recorded for the agent
+        recorded = failure.record(error)
+        code = int(recorded.code)
+        # the traceback of a secondary failure in the log would hide the root cause
+        if recorded.primary:
             with contextlib.suppress(OSError):
                 traceback.print_exc()
     finally:

@@ -1,8 +1,9 @@
-"""The ranks of this node as processes, alike for functions (forkserver) and scripts (subprocesses).
+"""The worker processes of this node: functions run in children of the forkserver, scripts in
+subprocesses.
 
-What a rank has started ends with it: each leads a process group, and on Linux the agent is the
-parent of what has left that group and lost its own. A child that lived on would keep the rank's
-sockets open, and its peers would wait for a rank that is gone.
+Every process that a worker has started is killed with it: each worker leads a process group, and on
+Linux the agent adopts processes that have left the group and lost their parent. A child that kept
+running would keep the rank's sockets open, and its peers would wait for a dead rank.
 """
 
 from __future__ import annotations
@@ -17,14 +18,11 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.api import (
-    MultiprocessContext,
-    PContext,
-    SubprocessContext,
-)
+from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessContext
 
 from kdist_trainer import process_tree
 from kdist_trainer.agent.exit_analysis import FORKSERVER_LOST
+from kdist_trainer.rendezvous.torch_internals import release_queues, worker_processes
 
 
 class WorkerProcesses:
@@ -33,49 +31,38 @@ class WorkerProcesses:
     """
 
     def __init__(self, context: PContext) -> None:
-        self._processes: dict[int, Any]
-        if isinstance(context, MultiprocessContext):
-            assert context._pc is not None  # noqa: S101 - for the type checker: the context was started
-            self._processes = dict(enumerate(context._pc.processes))
-        else:
-            assert isinstance(context, SubprocessContext)  # noqa: S101 - torch has these two
-            self._processes = {
-                number: handler.proc for number, handler in context.subprocess_handlers.items()
-            }
-        self._scripts = isinstance(context, SubprocessContext)
-        self._watched = {
+        self._processes = worker_processes(context)
+        self._is_script = isinstance(context, SubprocessContext)
+        self._descriptors = {
             self._descriptor(process): number for number, process in self._processes.items()
         }
         self._codes: dict[int, int] = {}
         self._context = context
 
     def pid(self, local_rank: int) -> int:
+        """The process id of a worker."""
         return int(self._processes[local_rank].pid)
 
     def release(self) -> None:
-        """Drop torch's queues and event once all workers have started: they are unused and would
-        leak at the end.
-        """
-        if isinstance(self._context, MultiprocessContext):
-            self._context._ret_vals = {}
-            self._context._worker_finished_event = None  # type: ignore[assignment]
+        """Release torch's queues and event once all workers have started."""
+        release_queues(self._context)
 
     def wait(self, seconds: float) -> None:
         """Wait until a worker exits, at most `seconds`."""
         poller = select.poll()
-        for descriptor, number in self._watched.items():
+        for descriptor, number in self._descriptors.items():
             if number not in self._codes and descriptor >= 0:
                 poller.register(descriptor, select.POLLIN)
         poller.poll(seconds * 1000)
 
     def exits(self) -> dict[int, int]:
-        """Exit codes of the workers that have exited, by local rank; -9 is SIGKILL. Processes that
-        they had started are ended too.
+        """Exit codes of the workers that have exited, by local rank; -9 means SIGKILL. Processes
+        that they had started are killed.
         """
         ended = []
         for number, process in self._processes.items():
             if number not in self._codes:
-                code = self._poll_script(process) if self._scripts else process.exitcode
+                code = self._poll_script(process) if self._is_script else process.exitcode
                 if code is not None:
                     self._codes[number] = code
                     ended.append(number)
@@ -98,37 +85,37 @@ class WorkerProcesses:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid(local_rank), number)
 
-    def kill(self, *, patience_seconds: float = 10.0) -> list[int]:
+    def kill(self, *, timeout_seconds: float = 10.0) -> list[int]:
         """Kill the running workers and every process that any worker has started; returns the local
-        ranks that still have not exited.
+        ranks that have not exited after `timeout_seconds`.
         """
         lost = [
             number
             for number, code in self.exits().items()
-            if code == FORKSERVER_LOST and not self._scripts
+            if code == FORKSERVER_LOST and not self._is_script
         ]
         for local_rank in [*self.living, *lost]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid(local_rank), signal.SIGKILL)
             _kill_group(self.pid(local_rank))
-        deadline = time.monotonic() + patience_seconds
-        process_tree.kill(keep=_servers(), seconds=patience_seconds)
+        deadline = time.monotonic() + timeout_seconds
+        process_tree.kill(keep=_servers(), seconds=timeout_seconds)
         while self.living and time.monotonic() < deadline:
             self.wait(0.05)
         self._reap()
         return self.living
 
     def _orphans(self) -> list[int]:
-        """Processes that a worker started and left: the agent's own children are only the servers
-        and scripts.
+        """The pids of processes that a worker started and left. The agent's own children are only
+        the servers and the scripts.
         """
         own = _servers() | (
-            {process.pid for process in self._processes.values()} if self._scripts else set()
+            {process.pid for process in self._processes.values()} if self._is_script else set()
         )
         return [pid for pid in process_tree.find_children() if pid not in own]
 
     def _reap(self) -> None:
-        """Reap orphans that have exited; nobody else waits for them."""
+        """Reap orphans that have exited."""
         if not hasattr(os, "waitid"):
             return
         known = _servers() | {process.pid for process in self._processes.values()}
@@ -140,10 +127,8 @@ class WorkerProcesses:
 
     @staticmethod
     def _poll_script(process: Any) -> int | None:
-        """The exit code of a script. Its children are killed with it: it leads a process group of
-        its own.
-        """
-        # look before reaping: until then nobody else can get the group's number
+        """The exit code of a script, None while it runs. Kills its process group when it exits."""
+        # before reaping it: until then the kernel does not reuse the number of the group
         if hasattr(os, "waitid"):
             ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is not None:
@@ -153,7 +138,7 @@ class WorkerProcesses:
 
     def _descriptor(self, process: Any) -> int:
         """A descriptor that becomes readable when the process exits; -1 if the system has none."""
-        if not self._scripts:
+        if not self._is_script:
             return int(process.sentinel)
         try:
             return os.pidfd_open(process.pid)
@@ -161,18 +146,16 @@ class WorkerProcesses:
             return -1
 
     def close(self) -> None:
-        """Close the descriptors that were opened here, and remove what torch keeps for the workers,
-        on the disk too.
-        """
+        """Close the descriptors, and remove torch's files of the workers."""
         self.release()
         for path in self._context.error_files.values():
             shutil.rmtree(Path(path).parent.parent, ignore_errors=True)  # the attempt's folder
         _remove_sockets()
-        if self._scripts:
-            for descriptor in self._watched:
+        if self._is_script:
+            for descriptor in self._descriptors:
                 if descriptor >= 0:
                     os.close(descriptor)
-        self._watched = {}
+        self._descriptors = {}
 
 
 def _kill_group(leader: int) -> None:
@@ -181,9 +164,7 @@ def _kill_group(leader: int) -> None:
 
 
 def _remove_sockets() -> None:
-    """Remove the sockets over which workers that have exited passed tensors and files to their
-    loader processes.
-    """
+    """Remove the sockets that workers used to pass tensors and files to their loader processes."""
     own = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
     for left in Path(own).parent.glob("listener-*") if own else ():
         if left != Path(own):
@@ -191,7 +172,7 @@ def _remove_sockets() -> None:
 
 
 def _servers() -> set[int]:
-    """Children that serve the agent and not one worker: the forkserver, and multiprocessing's
+    """The pids of the agent's children that are no workers: the forkserver, and multiprocessing's
     resource tracker.
     """
     pids = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]

@@ -1,8 +1,7 @@
-"""One rank of the bench: measures the ladder of sizes, then every pair of ranks; rank 0 logs what
-all have found.
+"""One rank of the benchmark: measures all sizes, then every pair of ranks; rank 0 logs the results.
 
 Events: `bench-begun`, `bench-row` for each size, `bench-pairs` for each rank (seconds to each other
-rank, null for itself), `bench-slow` where somebody is slow, `bench-done`.
+rank, null for itself), `bench-slow` if a rank or a pair is slow, `bench-done`.
 """
 
 from __future__ import annotations
@@ -17,21 +16,36 @@ import torch
 
 from kdist_trainer import log
 from kdist_trainer.bench.collectives import COLLECTIVES
-from kdist_trainer.bench.measure import NBYTES, Effort, Pair, SlowLink, judge_pairs, measure, sizes
-from kdist_trainer.instrumentation.flight_recorder import find_heartbeat, note_collectives
+from kdist_trainer.bench.measure import (
+    NBYTES,
+    Effort,
+    Pair,
+    SlowLink,
+    find_slow_link,
+    measure,
+    sizes,
+)
+from kdist_trainer.instrumentation.flight_recorder import find_heartbeat, record_collectives
 from kdist_trainer.liveness import Phase
 from kdist_trainer.world import World
 
-Tell = Callable[..., None]
+LogEvent = Callable[..., None]
 
-_MOST_SHOWN = 128  # ranks whose pairs fit into lines of a log
+_MAX_SHOWN = 128  # ranks whose pairs fit into lines of a log
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure. Raises `RuntimeError` if a result was wrong."""
+    """Measure and log.
+
+    Args:
+        arguments: of the command line; by default those of this process.
+
+    Raises:
+        RuntimeError: a result was wrong.
+    """
     given = _parser().parse_args(arguments)
     heartbeat, step = find_heartbeat(), 0
-    note_collectives(heartbeat)
+    record_collectives(heartbeat)
 
     def beat() -> None:
         nonlocal step
@@ -43,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with World.from_environment(timeout_seconds=given.timeout) as world:
         effort = Effort(given.rounds, given.warmup, given.seconds)
         nodes = world.all_gather_object(os.environ.get("KDIST_NODE") or socket.gethostname())
-        tell: Tell = log.event if world.is_leader else _say_nothing
-        tell(
+        log_event: LogEvent = log.event if world.is_leader else _log_nothing
+        log_event(
             "bench-begun",
             collective=given.collective,
             ranks=world.size,
@@ -56,32 +70,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for size in sizes(given.min, given.max, given.factor) if collective.sized else [0]:
             row = measure(collective, size, world, effort, beat=beat)
             wrong += row.wrong
-            tell("bench-row", **asdict(row))
+            log_event("bench-row", **asdict(row))
         if world.size > 1:
-            _tell_pairs(*judge_pairs(world, given.slow, beat=beat), nodes, tell)
-        tell("bench-done", wrong=wrong)
+            _log_pairs(*find_slow_link(world, given.slow, beat=beat), nodes, log_event)
+        log_event("bench-done", wrong=wrong)
     if wrong:
-        raise RuntimeError(f"{wrong} elements that {given.collective} gave are wrong")
+        raise RuntimeError(f"{wrong} wrong elements in the results of {given.collective}")
 
 
-def _tell_pairs(
-    pairs: dict[Pair, float], slow: SlowLink | None, nodes: list[str], tell: Tell
+def _log_pairs(
+    pairs: dict[Pair, float], slow: SlowLink | None, nodes: list[str], log_event: LogEvent
 ) -> None:
     ranks = len(nodes)
-    for rank in range(min(ranks, _MOST_SHOWN)):
+    for rank in range(min(ranks, _MAX_SHOWN)):
         row = [
             pairs.get((min(rank, other), max(rank, other)))
-            for other in range(min(ranks, _MOST_SHOWN))
+            for other in range(min(ranks, _MAX_SHOWN))
         ]
         seconds = [value and float(f"{value:.4g}") for value in row]
-        tell("bench-pairs", rank=rank, node=nodes[rank], size=NBYTES, seconds=seconds)
+        log_event("bench-pairs", rank=rank, node=nodes[rank], size=NBYTES, seconds=seconds)
     if slow is not None:
-        where = [nodes[rank] for rank in slow.ranks]
-        tell("bench-slow", ranks=slow.ranks, nodes=where, seconds=slow.seconds, ratio=slow.ratio)
+        slow_nodes = [nodes[rank] for rank in slow.ranks]
+        log_event(
+            "bench-slow", ranks=slow.ranks, nodes=slow_nodes, seconds=slow.seconds, ratio=slow.ratio
+        )
 
 
-def _say_nothing(name: str, /, **fields: object) -> None:
-    """What is the same on all ranks is told by one."""
+def _log_nothing(name: str, /, **fields: object) -> None:
+    """Results are the same on all ranks, so only rank 0 logs them."""
 
 
 def _device(world: World) -> str:
@@ -93,14 +109,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("collective", choices=sorted(COLLECTIVES))
     parser.add_argument("--min", type=int, default=1 << 10, help="bytes of the smallest size")
     parser.add_argument("--max", type=int, default=1 << 26, help="bytes of the largest size")
-    parser.add_argument("--factor", type=int, default=4, help="from one size to the next")
-    parser.add_argument("--rounds", type=int, default=20, help="measured rounds of each size")
-    parser.add_argument("--warmup", type=int, default=5, help="rounds before them")
+    parser.add_argument("--factor", type=int, default=4, help="between successive sizes")
+    parser.add_argument("--rounds", type=int, default=20, help="measured rounds per size")
+    parser.add_argument("--warmup", type=int, default=5, help="rounds before these")
+    parser.add_argument("--seconds", type=float, default=5.0, help="maximum time per size")
     parser.add_argument(
-        "--seconds", type=float, default=5.0, help="a size is measured for so long at most"
-    )
-    parser.add_argument(
-        "--slow", type=float, default=2.0, help="times the others' median that make a pair slow"
+        "--slow",
+        type=float,
+        default=2.0,
+        help="how many times the median of the others a slow pair takes",
     )
     parser.add_argument(
         "--timeout", type=float, default=300.0, help="seconds that a collective may take"

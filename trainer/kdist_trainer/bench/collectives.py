@@ -1,8 +1,8 @@
-"""The collectives: what each is given, what it must give, and nccl-tests' factor from algorithm to
-bus bandwidth.
+"""The collectives: their inputs, expected results, and nccl-tests' factors from algorithm to bus
+bandwidth.
 
-Every rank's numbers differ from place to place and from rank to rank, and are small enough to be
-added exactly, so that a result is right to the bit or wrong.
+Inputs differ from element to element and from rank to rank, and are small integers, whose sums are
+exact: a result is bitwise identical to the expected one or wrong.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ _ELEMENT = 4  # bytes of a float32
 
 @dataclass
 class BenchCase:
-    """One collective at one size, over and over: `reset` before each `run`, `count_wrong` after
-    it.
-    """
+    """One collective at one size, to run repeatedly."""
 
     nbytes: int
-    """S of nccl-tests."""
+    """S of nccl-tests: bytes of a rank's largest buffer."""
     run: Callable[[], object]
     reset: Callable[[], object]
+    """Called before each `run`."""
     count_wrong: Callable[[], int]
-    """Elements of this rank's result that are not what they must be."""
+    """Called after each `run`: number of wrong elements in this rank's result."""
 
 
 Make = Callable[[World, int], BenchCase]
@@ -41,15 +40,17 @@ Make = Callable[[World, int], BenchCase]
 
 @dataclass(frozen=True)
 class Collective:
-    """One of the bench's words. `factor` is busbw / algbw by the number of ranks."""
+    """A collective that can be measured."""
 
     make: Make
     factor: Callable[[int], float]
+    """busbw / algbw for a number of ranks."""
     sized: bool = True
+    """Whether it sends data of a given size."""
 
 
 def pattern(rank: int, count: int, device: torch.device, *, start: int = 0) -> Tensor:
-    """Elements `start` and following of what `rank` contributes."""
+    """The input of `rank`: `count` elements from `start` on, of shape (count,)."""
     return (
         torch.arange(start, start + count, device=device)
         .remainder_(_PERIOD)
@@ -59,7 +60,7 @@ def pattern(rank: int, count: int, device: torch.device, *, start: int = 0) -> T
 
 
 def summed(ranks: int, count: int, device: torch.device, *, start: int = 0) -> Tensor:
-    """The sum of all ranks' contributions."""
+    """The sum of the inputs of all `ranks`, of shape (count,)."""
     return pattern(0, count, device, start=start).mul_(ranks).add_(ranks * (ranks - 1) / 2)
 
 
@@ -94,7 +95,7 @@ def all_reduce(world: World, size: int) -> BenchCase:
 
 
 def all_gather(world: World, size: int) -> BenchCase:
-    """Every rank's part, put together to `size` bytes on every rank."""
+    """Every rank's part, concatenated to `size` bytes on every rank."""
     count = _part(world, size)
     own = pattern(world.rank, count, world.device)
     wanted = torch.cat([pattern(rank, count, world.device) for rank in range(world.size)])
@@ -108,7 +109,7 @@ def all_gather(world: World, size: int) -> BenchCase:
 
 
 def reduce_scatter(world: World, size: int) -> BenchCase:
-    """`size` bytes of every rank, added up, and dealt to the ranks in parts."""
+    """`size` bytes of every rank, added up, one part to each rank."""
     count = _part(world, size)
     own = pattern(world.rank, count * world.size, world.device)
     wanted = summed(world.size, count, world.device, start=world.rank * count)
@@ -147,7 +148,7 @@ def reduce(world: World, size: int) -> BenchCase:
 
 
 def gather(world: World, size: int) -> BenchCase:
-    """Every rank's part, put together to `size` bytes on rank 0."""
+    """Every rank's part, concatenated to `size` bytes on rank 0."""
     count = _part(world, size)
     own = pattern(world.rank, count, world.device)
     nbytes = own.nbytes * world.size
@@ -155,17 +156,17 @@ def gather(world: World, size: int) -> BenchCase:
         return BenchCase(nbytes, lambda: dist.gather(own, dst=0), _nothing, _nothing)
     wanted = torch.cat([pattern(rank, count, world.device) for rank in range(world.size)])
     found = torch.empty_like(wanted)
-    places = list(found.chunk(world.size))
+    parts = list(found.chunk(world.size))
     return BenchCase(
         nbytes,
-        lambda: dist.gather(own, places, dst=0),
+        lambda: dist.gather(own, parts, dst=0),
         lambda: found.fill_(-1),
         _compare(found, wanted),
     )
 
 
 def scatter(world: World, size: int) -> BenchCase:
-    """`size` bytes of rank 0, dealt to the ranks in parts."""
+    """`size` bytes of rank 0, one part to each rank."""
     count = _part(world, size)
     wanted = pattern(world.rank, count, world.device)
     found = torch.empty_like(wanted)
@@ -184,7 +185,7 @@ def scatter(world: World, size: int) -> BenchCase:
 
 
 def all_to_all(world: World, size: int) -> BenchCase:
-    """`size` bytes of every rank, of which each rank gets a part."""
+    """`size` bytes of every rank, one part to each rank."""
     count = _part(world, size)
     own = pattern(world.rank, count * world.size, world.device)
     wanted = torch.cat(
@@ -199,8 +200,8 @@ def all_to_all(world: World, size: int) -> BenchCase:
     )
 
 
-def barrier(world: World, size: int) -> BenchCase:  # noqa: ARG001 - as all the others
-    """No bytes: all wait for all."""
+def barrier(world: World, size: int) -> BenchCase:  # noqa: ARG001 - the signature of all collectives
+    """No data: every rank waits for all others."""
     return BenchCase(0, dist.barrier, _nothing, _nothing)
 
 
@@ -242,4 +243,4 @@ COLLECTIVES = {
     "barrier": Collective(barrier, _once, sized=False),
     "object": Collective(broadcast_object, _once),
 }
-"""By the word of `kdist bench`."""
+"""By name in `kdist bench`."""

@@ -20,14 +20,12 @@ import torch.distributed as dist
 from kdist_trainer.bench.collectives import BenchCase, Collective
 from kdist_trainer.world import World
 
-LEAST_ROUNDS = 3
+MIN_ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long one size is measured: `rounds` of it, or fewer where these would take more than
-    `seconds`.
-    """
+    """How long one size is measured: for `rounds` rounds, but not much longer than `seconds`."""
 
     rounds: int = 20
     warmup: int = 5
@@ -36,8 +34,9 @@ class Effort:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One size, measured: the same on every rank. Times in seconds, bandwidths in bytes per second,
-    None without bytes.
+    """The measurement of one size, the same on every rank.
+
+    Times are in seconds; bandwidths are in bytes per second, None if no bytes are sent.
     """
 
     size: int
@@ -50,11 +49,11 @@ class BenchRow:
     algbw: float | None
     busbw: float | None
     wrong: int
-    """Elements over all ranks and rounds that were not what they had to be."""
+    """Wrong elements, over all ranks and rounds."""
 
 
 def sizes(least: int, most: int, factor: int) -> list[int]:
-    """The ladder: `least`, and each `factor` times the one before it, up to `most`."""
+    """Sizes from `least` to at most `most`, each `factor` times the previous one."""
     found = [least]
     while found[-1] * factor <= most:
         found.append(found[-1] * factor)
@@ -64,16 +63,24 @@ def sizes(least: int, most: int, factor: int) -> list[int]:
 def measure(
     collective: Collective, size: int, world: World, effort: Effort, *, beat: Callable[[], object]
 ) -> BenchRow:
-    """Measure one size; `beat` is called in every round. Collective."""
+    """Measure a collective at one size. Collective.
+
+    Args:
+        collective: what is measured.
+        size: in bytes.
+        world: the ranks.
+        effort: how long.
+        beat: called in every round, for the heartbeat.
+    """
     case = collective.make(world, size)
     first = [_round(case, world)[0] for _ in range(max(1, effort.warmup))]
     rounds = _agree_on_rounds(min(first), world, effort)
     own, wrong = [], 0
     for _ in range(rounds):
         beat()
-        seconds, mistakes = _round(case, world)
+        seconds, errors = _round(case, world)
         own.append(seconds)
-        wrong += mistakes
+        wrong += errors
     table = torch.tensor([*own, float(wrong)], dtype=torch.float64)
     everyone = [torch.empty_like(table) for _ in range(world.size)]
     dist.all_gather(everyone, table)
@@ -87,8 +94,16 @@ def measure(
 
 
 def summarize(times: torch.Tensor, nbytes: int, factor: float, wrong: int) -> BenchRow:
-    """A row of the rounds' times: bandwidth from the mean as nccl-tests has it, percentiles of
-    single rounds.
+    """Summarize the rounds of one size.
+
+    Args:
+        times: of the rounds, in seconds, of shape (rounds,).
+        nbytes: S of nccl-tests.
+        factor: busbw / algbw.
+        wrong: number of wrong elements.
+
+    Returns:
+        Bandwidths from the mean, as in nccl-tests, and percentiles of single rounds.
     """
     mean = float(times.mean())
     p50, p90, p99 = (float(torch.quantile(times, share)) for share in (0.5, 0.9, 0.99))
@@ -100,36 +115,36 @@ def summarize(times: torch.Tensor, nbytes: int, factor: float, wrong: int) -> Be
 
 
 def _round(case: BenchCase, world: World) -> tuple[float, int]:
-    """Seconds and mistakes of one round on this rank."""
+    """Seconds and wrong elements of one round on this rank."""
     case.reset()
     finish(world)
     dist.barrier()
     finish(world)
-    begun = perf_counter()
+    started = perf_counter()
     case.run()
     finish(world)
-    return perf_counter() - begun, case.count_wrong()
+    return perf_counter() - started, case.count_wrong()
 
 
 def finish(world: World) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has completed its work."""
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
 
 
 def _agree_on_rounds(seconds: float, world: World, effort: Effort) -> int:
-    """As many rounds as fit into the time, by rank 0's clock."""
+    """The number of rounds that fit into the time by rank 0's clock, the same on every rank."""
     fitting = int(effort.seconds / max(seconds, 1e-6))
-    rounds: int = world.broadcast_object(max(LEAST_ROUNDS, min(effort.rounds, fitting)))
+    rounds: int = world.broadcast_object(max(MIN_ROUNDS, min(effort.rounds, fitting)))
     return rounds
 
 
 NBYTES = 1 << 20
 ROUNDS = 10
-_LOOKS = 3
-MOST_ALONE = 8
-"""Up to so many ranks each pair has the network for itself; above, pairs without a rank in common
-are measured together.
+_ATTEMPTS = 3
+MAX_SEQUENTIAL = 8
+"""Up to this number of ranks, pairs are measured one after the other; above it, pairs without a
+common rank are measured at the same time.
 """
 
 Pair = tuple[int, int]
@@ -137,38 +152,48 @@ Exchange = Callable[[torch.Tensor, int, bool], None]
 
 
 class SlowLink(NamedTuple):
-    """Who is slower than the others: one rank whatever its partner, or one pair. `ratio` is against
-    the others' median.
-    """
+    """A rank that is slow with every other one, or one slow pair."""
 
     ranks: tuple[int, ...]
     seconds: float
     ratio: float
+    """To the median of the others."""
 
 
 def schedule(ranks: int) -> Iterator[list[Pair]]:
-    """All pairs in turns; no rank is in two pairs of one turn. Beyond `MOST_ALONE` ranks a
-    tournament's n-1 turns.
+    """Yield all pairs in turns, with each rank in at most one pair of a turn.
+
+    Beyond `MAX_SEQUENTIAL` ranks this is a round-robin tournament by the circle method.
     """
-    if ranks <= MOST_ALONE:
+    if ranks <= MAX_SEQUENTIAL:
         yield from ([pair] for pair in combinations(range(ranks), 2))
         return
-    places = [*range(ranks), *([-1] if ranks % 2 else [])]
-    for _ in range(len(places) - 1):
-        half = len(places) // 2
-        turn = zip(places[:half], reversed(places[half:]), strict=True)
+    slots = [*range(ranks), *([-1] if ranks % 2 else [])]
+    for _ in range(len(slots) - 1):
+        half = len(slots) // 2
+        turn = zip(slots[:half], reversed(slots[half:]), strict=True)
         yield [(min(pair), max(pair)) for pair in turn if -1 not in pair]
-        places = [places[0], places[-1], *places[1:-1]]
+        slots = [slots[0], slots[-1], *slots[1:-1]]
 
 
-def judge_pairs(
+def find_slow_link(
     world: World, factor: float, *, beat: Callable[[], object], exchange: Exchange | None = None
 ) -> tuple[dict[Pair, float], SlowLink | None]:
-    """What `measure_pairs` gives, and who is slow: only who still is when it is measured again.
-    Collective.
+    """Measure all pairs of ranks and find a slow rank or pair. Collective.
+
+    What is slow is measured again, because a busy machine may be slow for a moment.
+
+    Args:
+        world: the ranks.
+        factor: times the others' median that make a rank or pair slow.
+        beat: called in every turn, for the heartbeat.
+        exchange: sends a message to the other rank and back; by default over the process group.
+
+    Returns:
+        The result of `measure_pairs`, and what is slow.
     """
     pairs = measure_pairs(world, beat=beat, exchange=exchange)
-    for _ in range(_LOOKS - 1):
+    for _ in range(_ATTEMPTS - 1):
         if find_slow(pairs, factor) is None:
             break
         again = measure_pairs(world, beat=beat, exchange=exchange)
@@ -179,8 +204,15 @@ def judge_pairs(
 def measure_pairs(
     world: World, *, beat: Callable[[], object], exchange: Exchange | None = None
 ) -> dict[Pair, float]:
-    """Seconds of a message of `NBYTES` one way between each two ranks, the fastest of a few there
-    and back. Collective.
+    """Measure the latency between every pair of ranks. Collective.
+
+    Args:
+        world: the ranks.
+        beat: called in every turn, for the heartbeat.
+        exchange: sends a message to the other rank and back; by default over the process group.
+
+    Returns:
+        Seconds that a message of `NBYTES` takes one way, by pair: half of the fastest round trip.
     """
     payload = torch.zeros(NBYTES // 4, dtype=torch.float32, device=world.device)
     own: dict[Pair, float] = {}
@@ -189,7 +221,7 @@ def measure_pairs(
         world.barrier()
         for pair in turn:
             if world.rank in pair:
-                seconds = _time(payload, pair, world, exchange or _there_and_back)
+                seconds = _time(payload, pair, world, exchange or _round_trip)
                 if world.rank == pair[0]:
                     own[pair] = seconds
     found: dict[Pair, float] = {}
@@ -203,14 +235,14 @@ def _time(payload: torch.Tensor, pair: Pair, world: World, exchange: Exchange) -
     other = pair[1] if first else pair[0]
     times = []
     for _ in range(ROUNDS + 1):  # the first one opens the connection
-        begun = perf_counter()
+        started = perf_counter()
         exchange(payload, other, first)
         finish(world)
-        times.append(perf_counter() - begun)
+        times.append(perf_counter() - started)
     return min(times[1:]) / 2  # a busy machine makes some slow; a slow link makes all slow
 
 
-def _there_and_back(payload: torch.Tensor, other: int, first: bool) -> None:
+def _round_trip(payload: torch.Tensor, other: int, first: bool) -> None:
     if first:
         dist.send(payload, other)
         dist.recv(payload, other)
@@ -220,11 +252,9 @@ def _there_and_back(payload: torch.Tensor, other: int, first: bool) -> None:
 
 
 def find_slow(pairs: Mapping[Pair, float], factor: float) -> SlowLink | None:
-    """The rank, else the pair, that takes more than `factor` times what the others do; None where
-    there is none.
+    """Find the rank, else the pair, that takes more than `factor` times the median of the others.
 
-    A rank is to blame when even its fastest pair is slow. Two ranks have nobody to be compared
-    with.
+    A rank is slow if even its fastest pair is. Two ranks cannot be compared with others.
     """
     ranks = sorted({rank for pair in pairs for rank in pair})
     found = []

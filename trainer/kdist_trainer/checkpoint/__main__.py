@@ -1,10 +1,10 @@
-"""`python -m kdist_trainer.checkpoint`: looks into a checkpoint folder from inside a pod or beside
-`kdist run`; JSON on stdout.
+"""`python -m kdist_trainer.checkpoint`: answers questions about a checkpoint folder, in a pod or on
+the machine of `kdist run`; JSON on stdout.
 
 `export --out -` is the exception: the weights go to stdout, and the JSON to stderr.
 
-Exit codes: 0 answered, 1 some checkpoint does not verify or there is none such, 2 usage, 74 the
-disk did not answer.
+Exit codes: 0 answered, 1 a checkpoint does not verify or does not exist, 2 usage, 74 the disk
+failed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,21 @@ _DISK = 74
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Answer one question about a folder; returns the exit code."""
+    """Answer one question about a folder.
+
+    Args:
+        arguments: of the command line; by default those of this process.
+
+    Returns:
+        The exit code.
+    """
     given = _parser().parse_args(arguments)
     try:
         document = _answer(given)
     except OSError as error:
-        return _refuse(f"{error.filename or given.folder}: {error.strerror or error}", _DISK)
+        return _fail(f"{error.filename or given.folder}: {error.strerror or error}", _DISK)
     except (DamagedCheckpointError, KdistTrainerError) as error:
-        return _refuse(str(error), 1)
+        return _fail(str(error), 1)
     out: TextIO = (
         sys.stderr if given.question == "export" and given.out == Path("-") else sys.stdout
     )
@@ -40,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if given.question == "verify" and bad else 0
 
 
-def _refuse(why: str, code: int) -> int:
+def _fail(why: str, code: int) -> int:
     sys.stderr.write(f"{why}\n")
     return code
 
@@ -57,8 +64,10 @@ def _answer(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _export(given: argparse.Namespace) -> dict[str, Any]:
-    listing.choose(given.folder, given.step)  # what is not there is said without torch's seconds
-    # here, because it needs torch and the other questions do not
+    listing.choose(
+        given.folder, given.step
+    )  # a missing checkpoint is reported without the seconds that torch takes
+    # imported here because the other questions need no torch
     from kdist_trainer.checkpoint import export
 
     found = export.prepare(given.folder, step=given.step, average=given.ema)
@@ -74,12 +83,12 @@ def _parser() -> argparse.ArgumentParser:
         "question",
         choices=["list", "verify", "ledger", "aside", "export"],
         help=(
-            "list the checkpoints, verify every byte, show the run's ledger, put the folder "
-            "aside, or export the weights"
+            "list the checkpoints, verify every byte, show the run's ledger, archive the "
+            "folder (aside), or export the weights"
         ),
     )
     parser.add_argument("folder", type=Path, help="folder of a run's checkpoints")
-    parser.add_argument("--name", default="", help="the one checkpoint to look at")
+    parser.add_argument("--name", default="", help="the one checkpoint to describe")
     parser.add_argument(
         "--step", type=int, help="export: the checkpoint of this step instead of the newest"
     )

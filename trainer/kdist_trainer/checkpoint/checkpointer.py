@@ -1,4 +1,4 @@
-"""`CheckpointManager`: how a training loop resumes, saves and completes a run.
+"""Lets a training loop resume, save and complete a run: `CheckpointManager`.
 
 Saves run in a background thread, one at a time, while training continues.
 """
@@ -20,12 +20,12 @@ import torch
 
 import kdist_trainer
 from kdist_trainer import log
-from kdist_trainer.checkpoint import commit, peers
+from kdist_trainer.checkpoint import commit
 from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
+from kdist_trainer.checkpoint.group import CheckpointGroup, RankInfo, probe
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory, Manifest
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
-from kdist_trainer.checkpoint.peers import CheckpointGroup, RankInfo
-from kdist_trainer.checkpoint.restore import Fallback, Judge, Restore
+from kdist_trainer.checkpoint.restore import Fallback, JobCheck, Restore
 from kdist_trainer.checkpoint.writer import Paths, Stager, Writer
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class BackgroundTask(Generic[T]):
-    """Runs one function on a daemon thread: a process that ends by force does not wait for it."""
+    """Runs one function at a time on a daemon thread, which never delays the process's end."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -42,18 +42,16 @@ class BackgroundTask(Generic[T]):
 
     @property
     def busy(self) -> bool:
-        """Whether something was started that has not yet ended."""
+        """Whether a function is running."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def pending(self) -> bool:
-        """Whether something was started whose result was not yet taken."""
+        """Whether a function was started whose result was not collected."""
         return self._thread is not None
 
     def start(self, work: Callable[[], T]) -> None:
-        """Start `work`, which must not raise. The result of what was started before must have been
-        taken.
-        """
+        """Start `work`, which must not raise; the previous result must have been collected."""
 
         def run() -> None:
             self._results.append(work())
@@ -61,9 +59,9 @@ class BackgroundTask(Generic[T]):
         self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
         self._thread.start()
 
-    def take(self) -> T:
-        """Wait for the end of what was started and return its result."""
-        assert self._thread is not None  # noqa: S101 - asked for only while pending
+    def collect(self) -> T:
+        """Wait for the function that was started and return its result."""
+        assert self._thread is not None  # noqa: S101 - called only while pending
         self._thread.join()
         self._thread = None
         return self._results.pop()
@@ -74,24 +72,24 @@ __all__ = ["CheckpointManager", "Fallback", "Save", "SaveResult"]
 
 @dataclass(frozen=True)
 class Save:
-    """A save that was begun: how long the training stood still for it, and whether it had to wait
-    for the one before.
-    """
+    """A save that was started."""
 
     step: int
     visible_seconds: float
+    """How long the training was blocked."""
     waited: bool
+    """Whether the previous save was still running."""
 
 
 class CheckpointManager:
-    """Checkpoints of one group of ranks in one folder.
+    """Checkpoints of one worker group in one folder.
 
-    Collective: every rank calls the same methods in the same order. Logs and the run ledger are
-    written here; `on_result` is for counting. Rank 0 of the group holds the folder's lock until
-    `close`.
+    Collective: every rank calls the same methods in the same order. It writes the log and the run
+    ledger. Rank 0 holds the folder's lock until `close`.
     """
 
     on_result: Callable[[SaveResult], None] | None = None
+    """Called with the result of each save, on the thread that polls or waits."""
 
     def __init__(
         self,
@@ -105,19 +103,27 @@ class CheckpointManager:
         sharded: bool = False,
         holders: tuple[int, int] | None = None,
     ) -> None:
-        """Find out whether all ranks share `root`, and lock it for this run at the world's
-        generation.
+        """Find out whether all ranks share `root`, and lock it for this run.
 
-        `job`: what is kept of the job with each checkpoint, as plain values. `sharded`: ranks hold
-        parts of the state, which only a shared folder can take. `holders`: which one of how many
-        ranks that hold the same tensors this one is; by default all do. Raises
-        `CheckpointMismatchError` when the folder belongs to another run or cannot serve,
-        `LockLostError` when a later group of this run has it, `StorageError` when it cannot be
-        written.
+        Args:
+            root: the checkpoint folder.
+            world: this rank; its generation becomes the epoch of the lock.
+            run_id: the run that the checkpoints belong to.
+            config: `train.checkpoint` of the job.
+            job: the part of the job that is stored with each checkpoint, as plain values.
+            take_over: lock the folder even if another run holds it.
+            sharded: whether ranks hold parts of the state, which needs a shared folder.
+            holders: among the ranks with the same tensors, this one's index and their number; by
+                default all ranks have the same ones.
+
+        Raises:
+            CheckpointMismatchError: the folder belongs to another run or lacks what is needed.
+            LockLostError: a later group of this run has locked it.
+            StorageError: it cannot be written.
         """
         self.directory = CheckpointDirectory(root)
         self.resumed: Checkpoint | None = None
-        self._peers = CheckpointGroup(world)
+        self._group = CheckpointGroup(world)
         self._lock = Lock(root)
         self._run_id = run_id
         self._blocking = config.mode == "blocking"
@@ -125,37 +131,49 @@ class CheckpointManager:
         self._config_digest = hashlib.sha256(
             json.dumps(self._job, sort_keys=True).encode()
         ).hexdigest()
-        seen = peers.probe(root, self._peers)
+        seen = probe(root, self._group)
         self.shared = all(seen)
-        self._sees_leader = seen[self._peers.rank]
-        self._say_if_not_shared(sharded)
+        self._sees_rank_zero_folder = seen[self._group.rank]
+        self._check_shared(sharded)
         self.epoch = self._acquire(world.generation, take_over)
-        folder: Any = {"peers": self._peers, "lock": self._lock, "shared": self.shared}
-        self._restore = Restore(self.directory, by_leader=config.load == "broadcast", **folder)
+        folder: Any = {"group": self._group, "lock": self._lock, "shared": self.shared}
+        self._restore = Restore(self.directory, by_rank_zero=config.load == "broadcast", **folder)
         self._writer = Writer(self.directory, keep=config.keep, **folder)
-        rank, size = holders or (self._peers.rank, self._peers.size)
-        self._stager = Stager(rank=rank, size=size if self.shared else int(self._peers.is_leader))
-        self._id = self._peers.broadcast(secrets.token_hex(4))
+        rank, size = holders or (self._group.rank, self._group.size)
+        self._stager = Stager(rank=rank, size=size if self.shared else int(self._group.is_leader))
+        self._id = self._group.broadcast(secrets.token_hex(4))
         self._saves = 0
         self._background = BackgroundTask[SaveResult]()
 
     @property
     def fallbacks(self) -> list[Fallback]:
-        """Checkpoints that `load` passed over, newest first."""
+        """Checkpoints that `load` skipped, newest first."""
         return self._restore.fallbacks
 
     def load(
-        self, model_and_optimizer: dict[str, Any], *, fingerprint: str, judge: Judge | None = None
+        self,
+        model_and_optimizer: dict[str, Any],
+        *,
+        fingerprint: str,
+        check_job: JobCheck | None = None,
     ) -> dict[str, Any] | None:
-        """Fill the tensors in place from the newest checkpoint that verifies, and return the state
-        saved with it.
+        """Fill the tensors in place from the newest checkpoint that verifies.
 
-        None when there is no checkpoint. Raises `CheckpointMismatchError` when it is of other data
-        (`fingerprint`) or of another model, or when none of the checkpoints can be read. `judge` is
-        asked first, with the job that the checkpoint is of, on every rank; it may raise
-        `CheckpointMismatchError` too.
+        Args:
+            model_and_optimizer: the nested state to fill.
+            fingerprint: of the data; empty to accept any.
+            check_job: called first, on every rank, with the job stored in the checkpoint.
+
+        Returns:
+            The state that was saved with the tensors; None if there is no checkpoint.
+
+        Raises:
+            CheckpointMismatchError: the checkpoint is of other data or another model, its job is
+                rejected, or none of the checkpoints can be read.
         """
-        found = self._restore.load(model_and_optimizer, fingerprint=fingerprint, judge=judge)
+        found = self._restore.load(
+            model_and_optimizer, fingerprint=fingerprint, check_job=check_job
+        )
         if found is not None:
             manifest = found.manifest
             self.resumed = Checkpoint(
@@ -175,31 +193,41 @@ class CheckpointManager:
         required: bool = False,
         first: Collection[str] = (),
     ) -> Save:
-        """Save `tensors` (model and optimizer) and `state` (JSON) as of `step`.
+        """Save a state as of `step`.
 
-        When this returns, the tensors may change again; with mode `async` they are written
-        meanwhile. A failure is told to `on_result` and the training goes on. `before_commit` runs
-        on rank 0, on the writing thread, before the commit. `required`: wait until it is committed,
-        try a second time, then raise `StorageError`, and `PeersLostError` at once when other ranks
-        are gone. `final`: the same, and then write this document to DONE: the run has ended.
-        `first`: flat names of tensors in which ranks may differ, and of which rank 0's are saved.
+        When this returns, the tensors may change again; with mode `async` they are written in the
+        background. Unless the save is required, a failure goes to `on_result` only.
+
+        Args:
+            tensors: model and optimizer, nested.
+            state: what else to save, as JSON values.
+            step: the optimizer step that the state is of.
+            before_commit: called on rank 0, on the writing thread, before the commit.
+            final: wait as for `required`, then write this document to DONE: the run has ended.
+            required: wait for the commit, and try twice.
+            first: flat names of tensors that differ between ranks and are saved from rank 0.
+
+        Raises:
+            StorageError: a required save failed twice.
+            PeersLostError: a required save failed because other ranks are gone.
+            LockLostError: another group has locked the folder.
         """
         started = time.monotonic()
         waited = self._background.busy
         self.wait()
         staged, paths = self._stager.stage(tensors, first=first)
-        insist = required or final is not None
+        must_succeed = required or final is not None
         request = CommitRequest(
             manifest=self._describe(step, state),
             state=json.dumps({"state": state, "job": self._job}, indent=1).encode() + b"\n",
             temporary=Path(),
             started=started,
-            visible_seconds=None if self._blocking or insist else time.monotonic() - started,
+            visible_seconds=None if self._blocking or must_succeed else time.monotonic() - started,
             before_commit=before_commit,
         )
         self._start(request, staged, paths)
-        if insist:
-            self._insist(request, staged, paths)
+        if must_succeed:
+            self._retry_save(request, staged, paths)
         elif self._blocking:
             self.wait()
         if final is not None:
@@ -215,67 +243,65 @@ class CheckpointManager:
         return Save(step, time.monotonic() - started, waited)
 
     def poll(self) -> None:
-        """Tell `on_result` of a save that has ended meanwhile. Raises `LockLostError` if it found
-        the lock lost.
+        """Report a save that has ended to `on_result`. Raises `LockLostError` if it had lost the
+        lock.
         """
         if not self._background.busy:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the save under way, if any, and tell `on_result`. Raises `LockLostError` if it
-        found the lock lost.
+        """Wait for the save in progress, if any, and report it to `on_result`. Raises
+        `LockLostError` if it had lost the lock.
         """
         if self._background.pending:
-            self._take()
+            self._collect()
 
     def reopen(self) -> None:
-        """The run goes on: an earlier word that it had ended no longer holds. Raises
-        `StorageError`.
-        """
+        """Mark the run as not ended, by removing DONE. Raises `StorageError`."""
 
         def remove() -> None:
-            if self._peers.is_leader or not self._sees_leader:
+            if self._group.is_leader or not self._sees_rank_zero_folder:
                 self.directory.remove_done()
 
         try:
-            self._peers.everywhere(remove)
+            self._group.on_all_ranks(remove)
         except OSError as error:
             raise StorageError(f"cannot remove DONE from {self.directory.root}: {error}") from error
 
     def close(self) -> None:
-        """Wait for the save under way and release the lock, so that any run may use the folder. It
-        may be called twice.
+        """Wait for the save in progress and release the lock, so that any run may use the folder.
 
-        Not for a rank that fails: its peers may be gone. Ending the process is enough then.
+        A rank that fails must not call this, because the others may be gone; it just exits.
+        Calling it twice is allowed.
         """
         self.wait()
-        if self._peers.is_leader:
+        if self._group.is_leader:
             self._lock.release()
 
     def _acquire(self, generation: int, take_over: bool) -> int:
-        """Lock the folder on rank 0. Epochs must grow over all folders: where each node has its
-        own, they may have parted.
+        """Lock the folder on rank 0 and return the epoch, which must be higher than any in the
+        folders of all nodes.
         """
-        known = self._peers.gather(
+        known = self._group.gather(
             max((one.epoch for one in self.directory.committed()), default=0)
         )
         epoch = generation if self.shared else max(generation, max(known) + 1)
-        claim = self._on_lock(
+        record = self._on_lock(
             lambda: self._lock.acquire(run_id=self._run_id, epoch=epoch, take_over=take_over)
         )
-        if self._peers.is_leader:
-            commit.clean_stale(self.directory, epoch=claim.epoch)
-        return claim.epoch
+        if self._group.is_leader:
+            commit.clean_stale(self.directory, epoch=record.epoch)
+        return record.epoch
 
     def _on_lock(self, work: Callable[[], T]) -> T:
         try:
-            return self._peers.on_leader(work)
+            return self._group.on_rank_zero(work)
         except OSError as error:
             raise StorageError(
                 f"cannot write the lock of {self.directory.root}: {error}"
             ) from error
 
-    def _say_if_not_shared(self, sharded: bool) -> None:
+    def _check_shared(self, sharded: bool) -> None:
         if self.shared:
             return
         if sharded:
@@ -284,7 +310,7 @@ class CheckpointManager:
                 "each holds a part of the model: "
                 "use a volume that all nodes mount (ReadWriteMany), or strategy ddp"
             )
-        if self._peers.is_leader:
+        if self._group.is_leader:
             log.warn(
                 "storage-not-shared",
                 message=(
@@ -306,7 +332,7 @@ class CheckpointManager:
             step=step,
             epoch=self.epoch,
             samples_seen=int(state.get("samples_seen", 0)),
-            world_size=self._peers.size,
+            world_size=self._group.size,
             run_id=self._run_id,
             parent=parent.name if parent is not None else None,
             config_digest=self._config_digest,
@@ -318,51 +344,47 @@ class CheckpointManager:
         )
 
     def _start(self, request: CommitRequest, staged: dict[str, Any], paths: Paths) -> None:
-        """Begin one attempt, in a folder of its own: files that were once refused are not touched
-        again.
-        """
+        """Start one attempt in a folder of its own: files that failed are not written again."""
         self._saves += 1
         temporary = self.directory.root / f"{request.manifest.name}.tmp-{self._id}-{self._saves}"
         attempt = replace(request, temporary=temporary)
         self._background.start(lambda: self._writer.write(attempt, staged, paths))
 
-    def _take(self) -> SaveResult:
-        result = self._background.take()
+    def _collect(self) -> SaveResult:
+        result = self._background.collect()
         if self.on_result is not None:
             self.on_result(result)
         if result.cause == "superseded":
             raise LockLostError(result.error)
         return result
 
-    def _insist(self, request: CommitRequest, staged: dict[str, Any], paths: Paths) -> None:
-        """Wait for the attempt under way and make a second one if the disk refused it.
+    def _retry_save(self, request: CommitRequest, staged: dict[str, Any], paths: Paths) -> None:
+        """Wait for the current attempt and make a second one if the disk failed.
 
         Raises `StorageError` if that fails too, and `PeersLostError` when other ranks are gone.
         """
-        result = self._take()
-        if not (result.ok or result.echo):
+        result = self._collect()
+        if not (result.ok or result.secondary):
             self._start(request, staged, paths)
-            result = self._take()
+            result = self._collect()
         if not result.ok:
-            problem = PeersLostError if result.echo else StorageError
+            problem = PeersLostError if result.secondary else StorageError
             raise problem(f"the state of step {result.step} could not be saved: {result.error}")
 
     def _write_done(self, document: dict[str, Any]) -> None:
-        """Say that the run has ended in every folder that ranks look at. Raises `StorageError`
-        after a second try.
-        """
+        """Write DONE in the folder of every node. Raises `StorageError` after a second attempt."""
 
         def write() -> None:
-            if self._peers.is_leader or not self._sees_leader:
+            if self._group.is_leader or not self._sees_rank_zero_folder:
                 self.directory.write_done(document)
 
         for attempt in (1, 2):
             try:
-                self._peers.everywhere(write)
+                self._group.on_all_ranks(write)
             except OSError as error:
                 if attempt == 2:
                     raise StorageError(
-                        f"the end of the run could not be noted in {self.directory.root}: {error}"
+                        f"cannot write DONE to {self.directory.root}: {error}"
                     ) from error
             else:
                 return

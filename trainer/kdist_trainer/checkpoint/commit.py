@@ -17,8 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kdist_trainer.checkpoint import durable_files
-from kdist_trainer.checkpoint.durable_files import Digest
+from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.layout import (
     MANIFEST,
     STATE,
@@ -27,30 +26,30 @@ from kdist_trainer.checkpoint.layout import (
     Manifest,
 )
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
+from kdist_trainer.checkpoint.storage import Digest
 
 
 @dataclass(frozen=True)
 class CommitRequest:
-    """One save: what is committed besides the tensors.
-
-    `manifest` has no files yet; `state` is the content of `state.json`; `started` is of the
-    monotonic clock; `visible_seconds` is how long the training stood still, None when it stands
-    still to the end.
-    """
+    """What one save commits besides the tensors."""
 
     manifest: Manifest
+    """Without files: they are added when they are written."""
     state: bytes
+    """Content of `state.json`."""
     temporary: Path
+    """Folder that the files are written to before the commit."""
     started: float
+    """In seconds of the monotonic clock."""
     visible_seconds: float | None = None
+    """How long the training was blocked; None if it is blocked until the end."""
     before_commit: Callable[[], None] | None = None
+    """Called on rank 0 before the commit."""
 
 
 @dataclass(frozen=True)
 class SaveResult:
-    """What became of a save; the same on every rank. Seconds are wall time, `nbytes` counts all
-    files.
-    """
+    """The result of a save, the same on every rank. Seconds are wall time."""
 
     step: int
     ok: bool
@@ -59,9 +58,10 @@ class SaveResult:
     visible_seconds: float = 0.0
     total_seconds: float = 0.0
     nbytes: int = 0
+    """Bytes of all files."""
     path: Path | None = None
-    echo: bool = False
-    """Whether it failed because other ranks are gone: no disk is to blame."""
+    secondary: bool = False
+    """Whether it failed because other ranks are gone, and not because of the disk."""
 
 
 def commit_checkpoint(
@@ -70,48 +70,55 @@ def commit_checkpoint(
     request: CommitRequest,
     digests: Mapping[str, Digest],
 ) -> Manifest:
-    """Commit the folder of tensor files that `request.temporary` is. Returns the manifest as
-    written.
+    """Commit the folder of tensor files `request.temporary`.
 
-    Raises `LockLostError` when another group has the lock, `OSError` when the disk fails: nothing
-    is acknowledged then.
+    Args:
+        directory: the checkpoint folder.
+        lock: its lock, which this process must hold.
+        request: what to commit.
+        digests: of the tensor files, by name.
+
+    Returns:
+        The manifest as written.
+
+    Raises:
+        LockLostError: another group has the lock; nothing is acknowledged.
+        OSError: the disk failed; nothing is acknowledged.
     """
     folder = request.temporary
-    durable_files.make_folder(folder)  # torch made it, unless there was no tensor
-    state = durable_files.write_new(folder / STATE, request.state)
+    storage.make_folder(folder)  # DCP creates it only if there are tensors
+    state = storage.write_new(folder / STATE, request.state)
     manifest = replace(request.manifest, files={**digests, STATE: state})
-    durable_files.write_new(folder / MANIFEST, manifest.to_bytes())
-    durable_files.sync_folder(folder)
+    storage.write_new(folder / MANIFEST, manifest.to_bytes())
+    storage.sync_folder(folder)
     if request.before_commit is not None:
         request.before_commit()
     target = directory.root / manifest.name
     _archive_target(target)
     lock.check()
-    durable_files.rename(folder, target)
-    durable_files.sync_folder(directory.root)
+    storage.rename(folder, target)
+    storage.sync_folder(directory.root)
     lock.check()
     directory.write_latest(target.name)
     return manifest
 
 
 def _archive_target(target: Path) -> None:
-    """Put aside what an earlier try of this very save left under its name after it had failed to be
-    acknowledged.
-    """
+    """Rename what an earlier attempt of the same save left without being acknowledged."""
     if target.exists():
         stale = target.with_name(f"{target.name}.tmp-retried")
-        durable_files.remove_tree(stale)
-        durable_files.rename(target, stale)
+        storage.remove_tree(stale)
+        storage.rename(target, stale)
 
 
 def discard(request: CommitRequest) -> None:
-    """Remove what a failed save left. Never raises `OSError`."""
+    """Remove the files of a failed save. Never raises `OSError`."""
     with suppress(OSError):
-        durable_files.remove_tree(request.temporary)
+        storage.remove_tree(request.temporary)
 
 
 def cause_of(error: BaseException) -> str:
-    """The bounded word under which a failed save is counted."""
+    """The cause of a failed save, as the metrics count it."""
     if isinstance(error, LockLostError):
         return "superseded"
     if isinstance(error, TimeoutError):
@@ -127,58 +134,60 @@ OLD_SECONDS = 3600
 
 
 def prune(directory: CheckpointDirectory, lock: Lock, *, keep: int) -> None:
-    """Remove what need not be kept; called by the holder of the lock after a commit. Never raises
-    `OSError`.
+    """Remove old checkpoints after a commit; the caller holds the lock. Never raises `OSError`.
+
+    Args:
+        directory: the checkpoint folder.
+        lock: its lock, which says what is valid.
+        keep: how many valid checkpoints stay.
     """
     with suppress(OSError):
         committed = directory.committed()
         valid = lock.valid(committed)
         named = directory.named()
-        kept = {one.path for one in valid[:keep]} | {
+        retained = {one.path for one in valid[:keep]} | {
             one.path for one in committed if one.name == named
         }
         for one in committed:
-            if one.path not in kept:
+            if one.path not in retained:
                 _discard(one)
         for one in directory.damaged()[KEEP_DAMAGED:]:
-            durable_files.remove_tree(one.path)
+            storage.remove_tree(one.path)
 
 
 def clean_stale(directory: CheckpointDirectory, *, epoch: int) -> None:
-    """Remove temporary files of this epoch and all before it: called before its first save.
+    """Remove temporary files of this epoch and of earlier ones; called before its first save.
 
     Never raises `OSError`.
     """
     with suppress(OSError):
         for one in directory.temporary():
             if one.epoch <= epoch:
-                durable_files.remove_tree(one.path)
+                storage.remove_tree(one.path)
         for path in directory.loose_files():
-            # a younger one may be in use this moment
+            # a newer one may be in use
             if time.time() - path.stat().st_mtime > OLD_SECONDS:
-                durable_files.remove(path)
+                storage.remove(path)
 
 
 def archive_checkpoint(checkpoint: Checkpoint) -> None:
-    """Keep a damaged checkpoint as evidence, out of the way of whoever looks for one to load.
-    Raises `OSError`.
+    """Rename a damaged checkpoint, so that it is not loaded and stays as evidence. Raises
+    `OSError`.
     """
     target = checkpoint.path.with_name(f"{checkpoint.name}.damaged")
     number = 1
     while target.exists():
         number += 1
         target = checkpoint.path.with_name(f"{checkpoint.name}.damaged-{number}")
-    durable_files.rename(checkpoint.path, target)
-    durable_files.sync_folder(target.parent)
+    storage.rename(checkpoint.path, target)
+    storage.sync_folder(target.parent)
 
 
 def _discard(checkpoint: Checkpoint) -> None:
-    """Take the committed name away first: a crash in the middle must not leave half a checkpoint
-    under it.
-    """
+    """Rename a checkpoint, then remove it: a crash must not leave part of it under its name."""
     with suppress(OSError):
         stale = checkpoint.path.with_name(f"{checkpoint.name}.tmp-pruned")
-        durable_files.remove_tree(stale)
-        durable_files.rename(checkpoint.path, stale)
-        durable_files.sync_folder(stale.parent)
-        durable_files.remove_tree(stale)
+        storage.remove_tree(stale)
+        storage.rename(checkpoint.path, stale)
+        storage.sync_folder(stale.parent)
+        storage.remove_tree(stale)

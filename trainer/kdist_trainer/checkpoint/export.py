@@ -1,10 +1,8 @@
-"""The weights of a checkpoint as one safetensors file, for those who want the model without the
-training.
+"""Exports the weights of a checkpoint as one safetensors file.
 
-Every byte of the checkpoint is compared with its digest before any is read, and nothing in it is
-unpickled beyond what the restricted reader allows. The file is written in the format's own order, a
-few tensors at a time: safetensors' writer holds the whole model in memory, which a pod that trains
-may not have to spare.
+Every byte of the checkpoint is verified before any is used, and only the restricted unpickler runs.
+The file is written in the format's own order, a few tensors at a time: safetensors' own
+writer holds the whole model in memory, which a pod that trains may not have to spare.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ class Export:
     """By name in the checkpoint."""
 
     def write(self, stream: BinaryIO) -> dict[str, Any]:
-        """Write the file and say what it holds. Raises `DamagedCheckpointError` or `OSError`."""
+        """Write the file; returns a summary. Raises `DamagedCheckpointError` or `OSError`."""
         sha, count = hashlib.sha256(), 0
         for data in (self._header(), *self._contents()):
             sha.update(data)
@@ -78,8 +76,8 @@ class Export:
         }
 
     def fetch(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Weights by their names in the file, whole and on the CPU. Raises `DamagedCheckpointError`
-        or `OSError`.
+        """Read weights, whole and on the CPU, by their names in the file. Raises
+        `DamagedCheckpointError` or `OSError`.
         """
         found = load_full_tensors(
             self.checkpoint.path, self.manifest, [self.sources[name] for name in names]
@@ -87,7 +85,7 @@ class Export:
         return {name: found[self.sources[name]] for name in names}
 
     def _names(self) -> list[str]:
-        """Wide types first, as safetensors does, so that every tensor is aligned."""
+        """Names in safetensors' order: wide types first, so that every tensor is aligned."""
         return sorted(self.sources, key=lambda name: (-_type_of(self._entry(name)).itemsize, name))
 
     def _entry(self, name: str) -> TensorStorageMetadata:
@@ -119,9 +117,7 @@ class Export:
                 yield _bytes_of(tensor)
 
     def _groups(self) -> Iterator[list[str]]:
-        """Neighbours that together are not large: reading one by one would open the checkpoint's
-        index for each.
-        """
+        """Names of successive tensors that are read together: each read opens the index again."""
         group: list[str] = []
         size = 0
         for name in self._names():
@@ -137,13 +133,17 @@ class Export:
 
 
 def prepare(root: Path, *, step: int | None = None, average: bool = False) -> Export:
-    """Choose the newest checkpoint of the folder, or that of `step`, and read every byte of it once
-    to see that it is sound.
+    """Choose a checkpoint and verify every byte of it.
 
-    With `average` the moving average stands in for each weight that has one. Raises
-    `CheckpointMismatchError` where the folder has no such checkpoint or no such weights,
-    `DamagedCheckpointError` where the checkpoint does not verify, `OSError` when the disk does not
-    answer.
+    Args:
+        root: the checkpoint folder.
+        step: the step of the checkpoint; None for the newest.
+        average: whether to take the moving average of each weight that has one.
+
+    Raises:
+        CheckpointMismatchError: there is no such checkpoint, or it has no such weights.
+        DamagedCheckpointError: the checkpoint does not verify.
+        OSError: the disk failed.
     """
     found = listing.choose(root, step)
     try:
@@ -163,12 +163,12 @@ def prepare(root: Path, *, step: int | None = None, average: bool = False) -> Ex
             f"{found.path} holds no weights under the name `model`: only the managed "
             "loop's checkpoints are exported"
         )
-    strange = sorted(
+    unsupported = sorted(
         {str(_type_of(entries[name])) for name in weights.values()} - {str(one) for one in _TYPES}
     )
-    if strange:
+    if unsupported:
         raise CheckpointMismatchError(
-            f"{found.path} has weights of {', '.join(strange)}, which safetensors does not know"
+            f"{found.path} has weights of {', '.join(unsupported)}, which safetensors does not know"
         )
     if average:
         weights |= _averages(found, manifest, entries, weights)
@@ -176,13 +176,11 @@ def prepare(root: Path, *, step: int | None = None, average: bool = False) -> Ex
 
 
 def write_file(export: Export, target: Path) -> dict[str, Any]:
-    """Write `target` whole or not at all, and say what it holds. Raises `DamagedCheckpointError` or
-    `OSError`.
-    """
+    """Write `target` atomically and return a summary. Raises what `Export.write` raises."""
     temporary = target.with_name(f"{target.name}.tmp-{secrets.token_hex(4)}")
     try:
         with temporary.open("xb") as file:
-            told = export.write(file)
+            summary = export.write(file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
@@ -190,7 +188,7 @@ def write_file(export: Export, target: Path) -> dict[str, Any]:
         with suppress(OSError):
             temporary.unlink()
         raise
-    return {"file": str(target), **told}
+    return {"file": str(target), **summary}
 
 
 def _averages(
@@ -199,9 +197,7 @@ def _averages(
     entries: Mapping[str, TensorStorageMetadata],
     weights: Mapping[str, str],
 ) -> dict[str, str]:
-    """Which average stands in for which weight; a weight shared under several names is averaged
-    under one of them.
-    """
+    """Name of the average of each weight; a weight with several names has one average for all."""
     averages = {name.removeprefix(_AVERAGE): name for name in entries if name.startswith(_AVERAGE)}
     if not averages:
         raise CheckpointMismatchError(
@@ -212,20 +208,18 @@ def _averages(
         for name in weights
         if name not in averages and _type_of(entries[weights[name]]).is_floating_point
     ]
-    twins: dict[str, str] = {}
+    shared: dict[str, str] = {}
     for name in without:
         for other, average in averages.items():
-            if other in weights and _alike(entries[weights[name]], entries[weights[other]]):
-                twins_or_not = load_full_tensors(
-                    found.path, manifest, (weights[name], weights[other])
-                )
-                if torch.equal(*twins_or_not.values()):
-                    twins[name] = average
+            if other in weights and _same_layout(entries[weights[name]], entries[weights[other]]):
+                pair = load_full_tensors(found.path, manifest, (weights[name], weights[other]))
+                if torch.equal(*pair.values()):
+                    shared[name] = average
                     break
-    return {**{name: average for name, average in averages.items() if name in weights}, **twins}
+    return {**{name: average for name, average in averages.items() if name in weights}, **shared}
 
 
-def _alike(one: TensorStorageMetadata, other: TensorStorageMetadata) -> bool:
+def _same_layout(one: TensorStorageMetadata, other: TensorStorageMetadata) -> bool:
     return one.size == other.size and _type_of(one) == _type_of(other)
 
 

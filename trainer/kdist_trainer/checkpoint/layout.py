@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.checkpoint import durable_files
-from kdist_trainer.checkpoint.durable_files import Digest
+from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint.storage import Digest
 
 _NAME = re.compile(r"step-(\d{8,})-e(\d+)")
 _TEMPORARY = re.compile(r"step-(\d{8,})-e(\d+)\.tmp-[\w-]+")
@@ -37,9 +37,7 @@ STATE = "state.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint by its name: the optimizer step it holds, the epoch of its writer, and where it
-    lies.
-    """
+    """A checkpoint's folder, with the optimizer step and the writer's epoch from its name."""
 
     step: int
     epoch: int
@@ -51,8 +49,8 @@ class Checkpoint:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Newer is larger. The epoch goes first: whatever a later group commits replaces all that
-        earlier groups left.
+        """Sorts newer checkpoints last: by epoch first, because those of a later group replace all
+        earlier ones.
         """
         return (self.epoch, self.step)
 
@@ -71,30 +69,28 @@ def parse_name(name: str) -> tuple[int, int] | None:
 
 
 class CheckpointDirectory:
-    """A checkpoint folder as it stands on the disk. Reading never changes it; a folder that is not
-    there is empty.
-    """
+    """A checkpoint folder on the disk. Reading never changes it; a missing folder is empty."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def committed(self) -> list[Checkpoint]:
-        """Committed checkpoints, newest first. They carry a committed name; whether they verify is
-        the reader's question.
+        """Folders with a committed checkpoint's name, newest first; whether they verify is not
+        checked.
         """
         return self._listed(_NAME)
 
     def temporary(self) -> list[Checkpoint]:
-        """Folders of saves under way, or left behind by writers that died."""
+        """Folders of saves in progress, or left by writers that died."""
         return self._listed(_TEMPORARY)
 
     def damaged(self) -> list[Checkpoint]:
-        """Checkpoints that did not verify and were set aside, newest first."""
+        """Archived checkpoints that did not verify, newest first."""
         return self._listed(_DAMAGED)
 
     def loose_files(self) -> list[Path]:
-        """Files of a moment, which a crash may have left: tokens of the storage probe, halves of
-        atomic replacements.
+        """Temporary files that a crash may leave: tokens of the storage probe and unfinished
+        replacements.
         """
         return [
             path
@@ -112,7 +108,7 @@ class CheckpointDirectory:
         return committed[0].path if committed else None
 
     def named(self) -> str | None:
-        """The name that LATEST holds; None when there is none or it is no checkpoint's name."""
+        """The checkpoint's name in LATEST; None if there is none."""
         try:
             name = (self.root / "LATEST").read_text("ascii").strip()
         except (OSError, UnicodeDecodeError):
@@ -120,11 +116,11 @@ class CheckpointDirectory:
         return name if parse_name(name) else None
 
     def write_latest(self, name: str) -> None:
-        """Let LATEST name this checkpoint, atomically. Raises `OSError`."""
-        durable_files.replace(self.root / "LATEST", f"{name}\n".encode("ascii"))
+        """Write a checkpoint's name to LATEST, atomically. Raises `OSError`."""
+        storage.replace(self.root / "LATEST", f"{name}\n".encode("ascii"))
 
     def done(self) -> dict[str, Any] | None:
-        """The document in DONE; None while the run has not ended."""
+        """The document in DONE; None if the run has not ended."""
         try:
             document = json.loads((self.root / "DONE").read_bytes())
         except (OSError, ValueError):
@@ -132,14 +128,14 @@ class CheckpointDirectory:
         return document if isinstance(document, dict) else None
 
     def write_done(self, document: dict[str, Any]) -> None:
-        """Say that the run has ended, atomically. Raises `OSError`."""
-        durable_files.make_folder(self.root, durable=True)
-        durable_files.replace(self.root / "DONE", json.dumps(document, indent=2).encode() + b"\n")
+        """Write DONE, atomically: the run has ended. Raises `OSError`."""
+        storage.make_folder(self.root, durable=True)
+        storage.replace(self.root / "DONE", json.dumps(document, indent=2).encode() + b"\n")
 
     def remove_done(self) -> None:
-        """Take back that the run has ended. Raises `OSError`."""
+        """Remove DONE: the run has not ended. Raises `OSError`."""
         if (self.root / "DONE").exists():
-            durable_files.remove(self.root / "DONE")
+            storage.remove(self.root / "DONE")
 
     def _listed(self, pattern: re.Pattern[str]) -> list[Checkpoint]:
         try:
@@ -155,12 +151,12 @@ class CheckpointDirectory:
 
 
 FORMAT = 1
-_MOST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 _CHUNK_BYTES = 1 << 20
 
 
 class DamagedCheckpointError(Exception):
-    """A checkpoint is not what its manifest says; the message says what is wrong."""
+    """A checkpoint does not match its manifest; the message says how."""
 
 
 @dataclass(frozen=True)
@@ -190,9 +186,7 @@ class Manifest:
         return sum(digest.size for digest in self.files.values())
 
     def to_bytes(self) -> bytes:
-        """The file's content. It carries its own digest: a flipped bit here would otherwise pass
-        for another position.
-        """
+        """The file's content, with its own digest, by which a flipped bit is noticed."""
         body = {"format": FORMAT, **asdict(self)}
         return json.dumps({"manifest": body, "sha256": _digest_of(body)}, indent=1).encode() + b"\n"
 
@@ -223,15 +217,16 @@ def _digest_of(body: dict[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a committed folder and check it against the folder's name and its files'
+    """Read the manifest of a checkpoint and compare it with the folder's name and with its files'
     names and sizes.
 
-    Raises `DamagedCheckpointError` when something is wrong with the checkpoint, `OSError` when the
-    disk did not answer.
+    Raises:
+        DamagedCheckpointError: they differ, or there is no manifest.
+        OSError: the disk failed.
     """
     if folder.is_symlink() or not folder.is_dir():
         raise DamagedCheckpointError("is not a folder")
-    manifest = Manifest.from_bytes(read_bounded(folder / MANIFEST, _MOST_BYTES))
+    manifest = Manifest.from_bytes(read_bounded(folder / MANIFEST, _MAX_BYTES))
     if parse_name(folder.name) != (manifest.epoch, manifest.step):
         raise DamagedCheckpointError(
             f"{MANIFEST} belongs to step {manifest.step} of epoch {manifest.epoch}"
@@ -248,9 +243,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_digests(folder: Path, files: Iterable[tuple[str, Digest]]) -> None:
-    """Read these files whole and compare their digests. Raises `DamagedCheckpointError`, or
-    `OSError` when the disk did not answer.
-    """
+    """Read files and compare their digests. Raises `DamagedCheckpointError` or `OSError`."""
     for name, digest in files:
         found = hashlib.sha256()
         with os.fdopen(_open_regular(folder / name), "rb", buffering=0) as file:
@@ -261,25 +254,31 @@ def check_digests(folder: Path, files: Iterable[tuple[str, Digest]]) -> None:
 
 
 def read_checked(folder: Path, name: str, manifest: Manifest) -> bytes:
-    """The content of a small file, compared with its digest before anyone parses it. Raises
-    `DamagedCheckpointError` or `OSError`.
+    """Read a small file and verify its digest.
+
+    Args:
+        folder: the checkpoint's folder.
+        name: the file's name.
+        manifest: has the digest.
+
+    Raises:
+        DamagedCheckpointError: it is missing, too large, or was changed.
+        OSError: the disk failed.
     """
     if name not in manifest.files:
         raise DamagedCheckpointError(f"{name} is not in {MANIFEST}")
-    data = read_bounded(folder / name, _MOST_BYTES)
+    data = read_bounded(folder / name, _MAX_BYTES)
     if hashlib.sha256(data).hexdigest() != manifest.files[name].sha256:
         raise DamagedCheckpointError(f"{name} was changed after it was written")
     return data
 
 
-def read_bounded(path: Path, most: int) -> bytes:
-    """A regular file's content if it is at most `most` bytes. Raises `DamagedCheckpointError` or
-    `OSError`.
-    """
-    if _regular(path).st_size > most:
-        raise DamagedCheckpointError(f"{path.name} is larger than {most} bytes")
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """Read a regular file of at most `max_bytes`. Raises `DamagedCheckpointError` or `OSError`."""
+    if _regular(path).st_size > max_bytes:
+        raise DamagedCheckpointError(f"{path.name} is larger than {max_bytes} bytes")
     with os.fdopen(_open_regular(path), "rb") as file:
-        return file.read(most + 1)
+        return file.read(max_bytes + 1)
 
 
 def _regular(path: Path) -> os.stat_result:

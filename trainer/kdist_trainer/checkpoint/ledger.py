@@ -1,9 +1,8 @@
-"""The run's diary beside its checkpoints: one line per step and one per event, appended and never
-rewritten.
+"""The ledger of a run, next to its checkpoints: one line per step and one per event, append-only.
 
-It outlives processes and pods, so the restart budget and the audit of samples rest on it. Free of
-torch: the agent and the command line read and write it too. A writer may die in the middle of a
-line: readers pass over what is not a whole JSON object, and the next writer begins on a new line.
+It outlives processes and pods: restarts are counted in it and the use of samples is audited by it.
+Free of torch: the agent and the command line read and write it too. A writer may die within a line:
+readers skip what is not a whole JSON object, and the next writer starts a new line.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.checkpoint import durable_files
+from kdist_trainer.checkpoint import storage
 
 FOLDER = "ledger"
 STEPS = "steps.jsonl"
@@ -24,11 +23,9 @@ EVENTS = "events.jsonl"
 
 
 def _open_for_append(path: Path) -> int:
-    """Open a ledger file, ending a line that a dead writer left torn. Raises `OSError`."""
-    durable_files.make_folder(path.parent, durable=True)
-    handle = os.open(
-        path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, durable_files.FILE_MODE
-    )
+    """Open a ledger file and end a line that a dead writer left incomplete. Raises `OSError`."""
+    storage.make_folder(path.parent, durable=True)
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, storage.FILE_MODE)
     size = os.fstat(handle).st_size
     if size and os.pread(handle, 1, size - 1) != b"\n":
         os.write(handle, b"\n")
@@ -48,7 +45,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     found = []
     for line in data.splitlines():
-        with suppress(ValueError):  # a torn line, or one of bytes that are not text
+        with suppress(ValueError):  # an incomplete line, or bytes that are not text
             document = json.loads(line)
             if isinstance(document, dict):
                 found.append(document)
@@ -56,11 +53,11 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class StepLedger:
-    """`steps.jsonl`, written by rank 0: step, generation, world_size, first and last sample, loss
-    (`float.hex`), seconds.
+    """`steps.jsonl`, written by rank 0.
 
-    `wait_seconds` is the part of the seconds that waited in all-reduces, as far as it was known
-    when the line was written.
+    A line has step, generation, world_size, first and last sample, loss (`float.hex`), seconds and
+    wait_seconds: the part of the seconds spent waiting in all-reduces, as far as it was known when
+    the line was written.
     """
 
     def __init__(self, root: Path) -> None:
@@ -72,8 +69,8 @@ class StepLedger:
         _write_all(self._handle, data)
 
     def sync(self) -> None:
-        """Put all lines on the disk: a checkpoint is committed only after the steps that it holds.
-        Raises `OSError`.
+        """Sync all lines to the disk, before a checkpoint of their steps is committed. Raises
+        `OSError`.
         """
         os.fsync(self._handle)
 
@@ -85,16 +82,14 @@ class StepLedger:
 
 
 class RunLedger:
-    """`events.jsonl`, written by the leader agent and by rank 0: what happened to the run, each
-    event one appended line.
-    """
+    """`events.jsonl`, written by the agent of group rank 0 and by rank 0: one line per event."""
 
     def __init__(self, root: Path) -> None:
         self.folder = root / FOLDER
 
     def append(self, event: str, **fields: Any) -> None:
-        """Append an event with the time of now (unix seconds) in one write, and put it on the disk.
-        Raises `OSError`.
+        """Append an event with the current time (Unix seconds) in one write, and sync it. Raises
+        `OSError`.
         """
         line = json.dumps(
             {"time": round(time.time(), 3), "event": event, **fields},
@@ -109,32 +104,18 @@ class RunLedger:
             os.close(handle)
 
     def events(self) -> list[dict[str, Any]]:
-        """All events, oldest first. Raises `OSError` when they are there but cannot be read."""
+        """All events, oldest first. Raises `OSError` if they exist but cannot be read."""
         return [
             one for one in _read_lines(self.folder / EVENTS) if isinstance(one.get("event"), str)
         ]
 
     def last_generation(self) -> int:
-        """The highest generation on record; 0 before the first."""
+        """The highest recorded generation; 0 before the first."""
         numbers = (one.get("generation") for one in self.events() if one["event"] == "generation")
         return max((number for number in numbers if isinstance(number, int)), default=0)
 
-    def failures_since_progress(self) -> int:
-        """Generations begun because of a failure since the committed step last rose: what the
-        restart budget counts.
-        """
-        failures, best = 0, -1
-        for one in self.events():
-            if one["event"] == "generation" and one.get("reason") == "failure":
-                failures += 1
-            elif (
-                one["event"] == "commit" and isinstance(one.get("step"), int) and one["step"] > best
-            ):
-                failures, best = 0, one["step"]
-        return failures
-
     def read_steps(self) -> list[dict[str, Any]]:
-        """All lines of `steps.jsonl`, oldest first: a step that was rolled back and done again
-        stands there twice.
+        """All lines of `steps.jsonl`, oldest first; a step that was rolled back and repeated has
+        two.
         """
         return _read_lines(self.folder / STEPS)

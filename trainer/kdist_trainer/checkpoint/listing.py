@@ -1,9 +1,8 @@
-"""What lies in a checkpoint folder, as plain values for people and programs: read only, and free of
-torch.
+"""Describes the content of a checkpoint folder as plain values. Free of torch.
 
-A checkpoint whose manifest agrees with its files' names and sizes is *complete*; `verify` reads
-every byte too and compares the digests. Which one a training would go on from is found by the rules
-of the restore: LATEST is a hint, the lock's fences decide.
+A checkpoint whose manifest matches its files' names and sizes is *complete*; *verified* if every
+byte matches the digests too. Which one a training resumes from follows the rules of the restore:
+LATEST is a hint, the lock's fences decide.
 """
 
 from __future__ import annotations
@@ -26,22 +25,23 @@ from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.errors import CheckpointMismatchError
 
-_MOST_STEPS = 20_000
+_MAX_STEPS = 20_000
 
 Entry = dict[str, Any]
 
 
 def describe(root: Path, *, verify: bool = False, only: str = "") -> dict[str, Any]:
-    """The folder `root`: its checkpoints, newest first, which one LATEST names, which one a
-    training would resume, and DONE.
+    """Describe a folder: its checkpoints, newest first, LATEST, DONE, and which one a training
+    would resume from.
 
     Args:
-        root: the folder; one that is not there is empty.
+        root: the folder; a missing one is empty.
         verify: read every file of the committed checkpoints and compare its digest, which may take
             long.
-        only: name of the one checkpoint to look at; empty for all.
+        only: name of the one checkpoint to describe; empty for all.
 
-    Raises `OSError` when the disk does not answer.
+    Raises:
+        OSError: the disk failed.
     """
     directory, lock = CheckpointDirectory(root), Lock(root)
     committed = directory.committed()
@@ -74,8 +74,8 @@ def describe(root: Path, *, verify: bool = False, only: str = "") -> dict[str, A
 
 
 def _entry(one: Checkpoint, *, verify: bool, valid: bool) -> Entry:
-    """A committed checkpoint: complete, verified, damaged, or superseded (its writer had lost the
-    lock when it came).
+    """Describe a committed checkpoint: complete, verified, damaged, or superseded (committed after
+    its writer had lost the lock).
     """
     entry = _bare(one)
     try:
@@ -111,7 +111,7 @@ def _bare(one: Checkpoint) -> Entry:
     except OSError:
         try:
             written = one.path.stat().st_mtime
-        except OSError:  # pruned this moment
+        except OSError:  # it has just been pruned
             written = None
     return {
         "name": one.name,
@@ -130,33 +130,38 @@ def _bare(one: Checkpoint) -> Entry:
 
 
 def choose(root: Path, step: int | None) -> Checkpoint:
-    """The newest committed checkpoint of the folder that no lock forbids, or that of `step`.
+    """Choose the newest valid checkpoint of a folder, or that of `step`.
 
-    Raises `CheckpointMismatchError` where there is none such, `OSError` when the disk does not
-    answer.
+    Raises:
+        CheckpointMismatchError: there is none.
+        OSError: the disk failed.
     """
     valid = Lock(root).valid(CheckpointDirectory(root).committed())
     chosen = next((one for one in valid if step is None or one.step == step), None)
     if chosen is not None:
         return chosen
-    there = ", ".join(str(one.step) for one in valid[:10]) or "none"
+    available = ", ".join(str(one.step) for one in valid[:10]) or "none"
     wanted = "" if step is None else f" of step {step}"
     raise CheckpointMismatchError(
-        f"there is no checkpoint{wanted} in {root}; steps there are: {there}"
+        f"there is no checkpoint{wanted} in {root}; available steps: {available}"
     )
 
 
-def read_ledger(root: Path, *, most_steps: int = _MOST_STEPS) -> dict[str, Any]:
-    """Events and steps of the run; of very many steps, neighbours of one generation are put
-    together. Raises `OSError`.
+def read_ledger(root: Path, *, most_steps: int = _MAX_STEPS) -> dict[str, Any]:
+    """Read the events and steps of the run, with successive steps merged from `most_steps` lines
+    on. Raises `OSError`.
     """
     ledger = RunLedger(root)
     return {"events": ledger.events(), "steps": list(thin(ledger.read_steps(), most_steps))}
 
 
 def thin(steps: list[Entry], most: int) -> Iterator[Entry]:
-    """At most about `most` lines: each is the last of its group, with the group's seconds added
-    up.
+    """Merge successive steps of one generation: each group becomes its last line, with the group's
+    seconds added up.
+
+    Args:
+        steps: lines of the ledger.
+        most: about how many lines to return.
     """
     share = -(-len(steps) // most)
     group: list[Entry] = []
@@ -181,10 +186,13 @@ def _merged(group: list[Entry]) -> Entry:
 
 
 def archive_run(root: Path) -> Path | None:
-    """Rename the folder, so that the next run begins anew and nothing is lost; its new path, None
-    if there was none.
+    """Rename the folder of a run that is not running, so that the next run starts from scratch.
 
-    Only for a run that is not at work. Raises `OSError`.
+    Returns:
+        The new path; None if there was no folder.
+
+    Raises:
+        OSError: the disk failed.
     """
     if not root.is_dir():
         return None

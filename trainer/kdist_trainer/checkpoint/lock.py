@@ -1,12 +1,12 @@
-"""Who may commit checkpoints: claims that only ever grow, so that a writer that was paused can
-never win. Free of torch.
+"""The lock of a checkpoint folder: fencing by epochs that only grow, so that a writer that was
+paused cannot win. Free of torch.
 
-`<root>/lock/` holds one file per claim, named by its epoch and created exclusively; the highest
-epoch is the holder. There is nothing to unlock and nothing that a dead or sleeping holder could
-block: a later group claims a higher number and goes on at once, and every writer looks again before
-it commits. An earlier writer may still be caught between that look and its rename. Therefore a
-claim also notes the checkpoint that its group started from, its *base*: what an earlier epoch
-brings to light beyond that base came too late and counts for nothing.
+`<root>/lock/` holds one file per lock record, named by its epoch and created exclusively; the
+highest epoch holds the lock. A dead or sleeping holder blocks nobody: a later group takes a higher
+epoch and continues at once, and every writer checks the lock before it commits. An earlier writer
+may still be between that check and its rename. Therefore a record also has a *fence*: the
+checkpoint that its group started from. Checkpoints of earlier epochs beyond it came too late and
+are not valid.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.checkpoint import durable_files
+from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.layout import Checkpoint, parse_name
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError
 
-_CLAIM = re.compile(r"e(\d{8,})\.json")
+_RECORD = re.compile(r"e(\d{8,})\.json")
 _KEEP = 3
 _FENCES = 100
 
 
 class LockLostError(KdistTrainerError):
-    """A later group of the run holds the folder; this one has been given up and must end."""
+    """A later worker group of the run has locked the folder; this one must end."""
 
     cause = Cause.NODE_LOST
     code = Exit.PEERS_LOST
@@ -41,11 +41,7 @@ class LockLostError(KdistTrainerError):
 
 @dataclass(frozen=True)
 class LockRecord:
-    """One group's right to write.
-
-    `fences` are the bases of this group and of those before it: epoch of the group, name of the
-    checkpoint or "" for none.
-    """
+    """One worker group's right to write."""
 
     epoch: int
     run_id: str
@@ -54,6 +50,9 @@ class LockRecord:
     time: float = 0.0
     released: bool = False
     fences: tuple[tuple[int, str], ...] = ()
+    """Of this group and of earlier ones: the epoch, and the checkpoint that the group started from
+    ("" for none).
+    """
 
 
 class Lock:
@@ -64,12 +63,21 @@ class Lock:
         self.mine: LockRecord | None = None
 
     def acquire(self, *, run_id: str, epoch: int, take_over: bool = False) -> LockRecord:
-        """Claim the folder for this run. A higher epoch of the same run takes over at once.
+        """Lock the folder for this run. A higher epoch of the same run takes over at once.
 
-        Another run's folder is refused with `CheckpointMismatchError` unless that run released it
-        or `take_over` is given; the epoch then goes on from its last, because epochs must grow
-        within a folder. Raises `LockLostError` if this or a higher epoch of the same run is there
-        already, `OSError` if the disk fails.
+        Args:
+            run_id: the run.
+            epoch: of the worker group. If another run had the folder, the epoch continues from that
+                run's last one, because epochs grow within a folder.
+            take_over: whether to lock a folder that another run has not released.
+
+        Returns:
+            This group's record.
+
+        Raises:
+            CheckpointMismatchError: another run holds the folder.
+            LockLostError: this epoch or a higher one of the same run has the lock.
+            OSError: the disk failed.
         """
         epochs, last = self._epochs(), self.last()
         highest = epochs[-1] if epochs else 0
@@ -88,51 +96,48 @@ class Lock:
                 f"epoch {highest} of run {run_id} holds {self.folder.parent}, this group "
                 f"is of epoch {epoch}"
             )
-        claim = LockRecord(
+        record = LockRecord(
             epoch, run_id, secrets.token_hex(8), socket.gethostname(), round(time.time(), 3)
         )
         if last is not None:
-            claim = replace(claim, fences=last.fences)
-        self._create(claim)
+            record = replace(record, fences=last.fences)
+        self._create(record)
         self.check()
-        return claim
+        return record
 
     def check(self) -> None:
-        """Make sure that the claim still stands. Raises `LockLostError`, or `OSError` if the disk
-        fails.
-        """
+        """Raise `LockLostError` if this process lost the lock, `OSError` if the disk fails."""
         if self.mine is None:
-            raise LockLostError(f"{self.folder.parent} is not claimed by this process")
+            raise LockLostError(f"{self.folder.parent} is not locked by this process")
         epochs = self._epochs()
         if not epochs or epochs[-1] != self.mine.epoch:
             holder = f"epoch {epochs[-1]} has taken it over" if epochs else "its lock is gone"
             raise LockLostError(f"epoch {self.mine.epoch} lost {self.folder.parent}: {holder}")
         last = self.last()
         if last is None or last.holder != self.mine.holder:
-            raise LockLostError(
-                f"epoch {self.mine.epoch} of {self.folder.parent} was claimed a second time"
-            )
+            raise LockLostError(f"epoch {self.mine.epoch} of {self.folder.parent} was locked twice")
 
     def set_base(self, checkpoint: Checkpoint | None) -> None:
-        """Note what this group starts from. Raises `OSError` or `LockLostError`."""
+        """Fence off later commits of earlier groups: `checkpoint` is what this group starts from.
+
+        Raises `OSError` or `LockLostError`.
+        """
         self.check()
         assert self.mine is not None  # noqa: S101 - check() raised otherwise
         base = checkpoint.name if checkpoint else ""
-        # A fence says all that an older one with the same base said.
+        # a fence includes older ones with the same checkpoint
         older = [fence for fence in self.mine.fences if fence[1] != base]
         self._rewrite(fences=(*older, (self.mine.epoch, base))[-_FENCES:])
         self._prune()
 
     def release(self) -> None:
-        """Let any other run have the folder. Does nothing if the claim was lost."""
+        """Release the folder for any other run. Does nothing if the lock was lost."""
         with suppress(LockLostError, OSError):
             self._rewrite(released=True)
         self.mine = None
 
     def last(self) -> LockRecord | None:
-        """The newest claim that has its content; a crash may have left a higher one empty. Raises
-        `OSError`.
-        """
+        """The newest complete record: a crash may leave a higher one empty. Raises `OSError`."""
         for epoch in reversed(self._epochs()):
             with suppress(FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
                 document: dict[str, Any] = json.loads(self._path(epoch).read_bytes())
@@ -141,8 +146,8 @@ class Lock:
         return None
 
     def valid(self, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-        """Those checkpoints that no writer brought in after it had been superseded, in the order
-        given. Raises `OSError`.
+        """The checkpoints that were committed by a holder of the lock, in the given order. Raises
+        `OSError`.
         """
         last = self.last()
         fences = (
@@ -161,34 +166,34 @@ class Lock:
             names = [entry.name for entry in self.folder.iterdir()]
         except FileNotFoundError:
             return []
-        return sorted(int(match[1]) for match in map(_CLAIM.fullmatch, names) if match)
+        return sorted(int(match[1]) for match in map(_RECORD.fullmatch, names) if match)
 
     def _path(self, epoch: int) -> Path:
         return self.folder / f"e{epoch:08d}.json"
 
-    def _create(self, claim: LockRecord) -> None:
-        durable_files.make_folder(self.folder, durable=True)
+    def _create(self, record: LockRecord) -> None:
+        storage.make_folder(self.folder, durable=True)
         try:
-            durable_files.write_new(self._path(claim.epoch), _to_bytes(claim), exclusive=True)
+            storage.write_new(self._path(record.epoch), _to_bytes(record), exclusive=True)
         except FileExistsError as error:
             raise LockLostError(
-                f"epoch {claim.epoch} of {self.folder.parent} was claimed at the same moment"
+                f"epoch {record.epoch} of {self.folder.parent} was locked at the same time"
             ) from error
         except OSError:
-            self._remove(claim.epoch)  # ours, but without its content
+            self._remove(record.epoch)  # our own, without content
             raise
-        durable_files.sync_folder(self.folder)
-        self.mine = claim
+        storage.sync_folder(self.folder)
+        self.mine = record
 
     def _rewrite(self, **changes: Any) -> None:
         self.check()
         assert self.mine is not None  # noqa: S101 - check() raised otherwise
         self.mine = replace(self.mine, **changes)
-        durable_files.replace(self._path(self.mine.epoch), _to_bytes(self.mine))
+        storage.replace(self._path(self.mine.epoch), _to_bytes(self.mine))
 
     def _remove(self, epoch: int) -> None:
         with suppress(FileNotFoundError):
-            durable_files.remove(self._path(epoch))
+            storage.remove(self._path(epoch))
 
     def _prune(self) -> None:
         for epoch in self._epochs()[:-_KEEP]:
@@ -196,5 +201,5 @@ class Lock:
                 self._remove(epoch)
 
 
-def _to_bytes(claim: LockRecord) -> bytes:
-    return json.dumps(asdict(claim)).encode() + b"\n"
+def _to_bytes(record: LockRecord) -> bytes:
+    return json.dumps(asdict(record)).encode() + b"\n"

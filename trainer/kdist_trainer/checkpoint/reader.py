@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
+from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.layout import (
     STATE,
     DamagedCheckpointError,
@@ -28,29 +29,26 @@ from kdist_trainer.checkpoint.layout import (
     read_checked,
     read_manifest,
 )
-from kdist_trainer.checkpoint.peers import CheckpointGroup
 from kdist_trainer.checkpoint.safe_unpickler import METADATA, read_metadata
 from kdist_trainer.errors import CheckpointMismatchError
 
-_TOLD = 3
+_MAX_PROBLEMS = 3
 
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint whose manifest, state and index are sound; its digests are checked apart, since
-    that takes long.
+    """A checkpoint whose manifest, state and index are intact; the digests of its files are checked
+    separately, because that takes long.
     """
 
     manifest: Manifest
     state: dict[str, Any]
     job: dict[str, Any] = field(default_factory=dict)
-    """The job that it is of; empty where the checkpoint does not say."""
+    """The job that saved it; empty if the checkpoint does not contain it."""
 
 
 class _Reader(FileSystemReader):
-    """DCP's reader, with the index compared with its digest and read by the restricted
-    unpickler.
-    """
+    """DCP's reader, with an index that is verified and read by the restricted unpickler."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         super().__init__(path)
@@ -63,9 +61,7 @@ class _Reader(FileSystemReader):
 
 
 class _Planner(DefaultLoadPlanner):
-    """DCP's plan of a flat state, with small values read by `weights_only`, which DCP's own does
-    not do.
-    """
+    """DCP's planner, with small values read by `weights_only`, unlike DCP's own."""
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
         self.original_state_dict[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
@@ -77,8 +73,11 @@ def load_metadata(folder: Path, manifest: Manifest) -> Metadata:
 
 
 def inspect(folder: Path) -> LoadedCheckpoint:
-    """Check all of a checkpoint but its files' digests. Raises `DamagedCheckpointError` or
-    `OSError`; runs nothing that lies in it.
+    """Read a checkpoint's manifest, index and state, without running any code that is in it.
+
+    Raises:
+        DamagedCheckpointError: one of them does not verify.
+        OSError: the disk failed.
     """
     manifest = read_manifest(folder)
     load_metadata(folder, manifest)
@@ -95,11 +94,18 @@ def inspect(folder: Path) -> LoadedCheckpoint:
 def check_fit(
     folder: Path, found: LoadedCheckpoint, flat: Mapping[str, Any], *, fingerprint: str
 ) -> None:
-    """Compare a checkpoint with the data and the model that it is to be loaded into. Raises
-    `CheckpointMismatchError`, saying what differs.
+    """Check that a checkpoint fits the data and the model that it is to be loaded into.
 
-    Without a `fingerprint` the data are not compared. Raises `DamagedCheckpointError` or `OSError`
-    when the index cannot be read any more.
+    Args:
+        folder: the checkpoint's folder.
+        found: the checkpoint.
+        flat: the state to fill, by flat name.
+        fingerprint: of the data; empty to accept any.
+
+    Raises:
+        CheckpointMismatchError: it does not; the message says what differs.
+        DamagedCheckpointError: the index no longer verifies.
+        OSError: the disk failed.
     """
     theirs = found.state.get("fingerprint", "")
     if fingerprint and theirs != fingerprint:
@@ -124,30 +130,37 @@ def check_fit(
         ):
             problems.append(f"{name} is of another kind")
     if problems:
-        more = f" and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
+        more = f" and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
         raise CheckpointMismatchError(
             f"checkpoint {folder} is of another model or optimizer: "
-            f"{'; '.join(problems[:_TOLD])}{more}"
+            f"{'; '.join(problems[:_MAX_PROBLEMS])}{more}"
         )
 
 
 def load_tensors(
-    folder: Path, manifest: Manifest, flat: dict[str, Any], peers: CheckpointGroup | None
+    folder: Path, manifest: Manifest, flat: dict[str, Any], group: CheckpointGroup | None
 ) -> None:
-    """Read the flat state in place, all ranks together, or without `peers` this rank alone.
+    """Read the flat state in place.
 
-    Raises `DamagedCheckpointError` when the content cannot be read, `OSError` when the disk did not
-    answer; the state may be half read then.
+    Args:
+        folder: the checkpoint's folder.
+        manifest: its manifest.
+        flat: the state to fill, by flat name.
+        group: the ranks that read together; None if this rank reads alone.
+
+    Raises:
+        DamagedCheckpointError: the content cannot be read; the state may be filled in part.
+        OSError: the disk failed; the state may be filled in part.
     """
-    group = peers.group if peers is not None else None
+    process_group = group.process_group if group is not None else None
     reader = _Reader(folder, manifest)
     try:
         state_dict_loader.load(
             flat,
             storage_reader=reader,
             planner=_Planner(),
-            process_group=group,
-            no_dist=group is None,
+            process_group=process_group,
+            no_dist=process_group is None,
         )
     except CheckpointException as error:
         errors = [wrapped[0] for wrapped in error.failures.values()]
@@ -160,8 +173,16 @@ def load_tensors(
 
 
 def load_full_tensors(folder: Path, manifest: Manifest, names: Sequence[str]) -> dict[str, Tensor]:
-    """These tensors of a checkpoint whole, on the CPU, read by this rank alone. Raises
-    `DamagedCheckpointError` or `OSError`.
+    """Read tensors whole onto the CPU, on this rank alone.
+
+    Args:
+        folder: the checkpoint's folder.
+        manifest: its manifest.
+        names: names of the tensors.
+
+    Raises:
+        DamagedCheckpointError: a tensor is missing or cannot be read.
+        OSError: the disk failed.
     """
     saved = load_metadata(folder, manifest).state_dict_metadata
     flat: dict[str, Any] = {}

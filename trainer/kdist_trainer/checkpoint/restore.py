@@ -1,8 +1,8 @@
 """Restores the training state from the newest checkpoint that verifies, the same one on every rank.
 
-A checkpoint that does not match its manifest is skipped: it is counted, logged and kept as
-evidence, and the next older one is tried. If checkpoints exist but none of them can be read, the
-restore fails instead of starting from scratch.
+A checkpoint that does not match its manifest is skipped: it is counted, logged and archived, and
+the next older one is tried. If checkpoints exist but none of them can be read, the restore fails
+instead of starting from scratch.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.checkpoint._traverse import set_element
 
 from kdist_trainer import log
-from kdist_trainer.checkpoint import commit, reader
+from kdist_trainer.checkpoint import commit, reader, torch_internals
+from kdist_trainer.checkpoint.group import CheckpointGroup, broadcast_state, send
 from kdist_trainer.checkpoint.layout import (
     Checkpoint,
     CheckpointDirectory,
@@ -31,89 +30,101 @@ from kdist_trainer.checkpoint.layout import (
 )
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.checkpoint.peers import CheckpointGroup, broadcast_state, send
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint
 from kdist_trainer.errors import CheckpointMismatchError
 
 T = TypeVar("T")
-Judge = Callable[[Mapping[str, Any]], None]
-"""Is shown the job that a checkpoint is of, and raises `CheckpointMismatchError` where the present
-job cannot go on from it.
+JobCheck = Callable[[Mapping[str, Any]], None]
+"""Called with the job stored in a checkpoint; raises `CheckpointMismatchError` if the current job
+cannot resume from it.
 """
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """A checkpoint that was passed over; `cause` is corrupt (it is damaged) or eio (the disk did
-    not give it).
-    """
+    """A checkpoint that was skipped."""
 
     step: int
     name: str
     cause: str
+    """`corrupt` (it is damaged) or `eio` (the disk failed)."""
     reason: str
 
 
 class Restore:
-    """Restores a state from a checkpoint folder. Collective over `peers`; `fallbacks` is the same
-    on every rank.
-    """
+    """Restores a state from a checkpoint folder. Collective."""
 
     def __init__(
         self,
         directory: CheckpointDirectory,
         *,
-        peers: CheckpointGroup,
+        group: CheckpointGroup,
         lock: Lock,
         shared: bool,
-        by_leader: bool = False,
+        by_rank_zero: bool = False,
     ) -> None:
-        """`by_leader`: rank 0 reads a folder that all share, and sends what it reads."""
+        """Restore nothing yet.
+
+        Args:
+            directory: the checkpoint folder.
+            group: the ranks that restore.
+            lock: the folder's lock, which says what is valid.
+            shared: whether all ranks see one folder.
+            by_rank_zero: whether rank 0 alone reads a shared folder, and sends what it reads.
+        """
         self._directory = directory
-        self._load_together = (
-            self._load_from_leader if by_leader and peers.size > 1 else self._load_by_each
+        self._load_one = (
+            self._load_by_rank_zero if by_rank_zero and group.size > 1 else self._load_by_each
         )
-        self._peers = peers
+        self._group = group
         self._lock = lock
         self._shared = shared
         self.fallbacks: list[Fallback] = []
-        self._judge: Judge | None = None
+        """Checkpoints that were skipped; the same on every rank."""
+        self._job_check: JobCheck | None = None
 
     def load(
-        self, tensors: dict[str, Any], *, fingerprint: str, judge: Judge | None = None
+        self, tensors: dict[str, Any], *, fingerprint: str, check_job: JobCheck | None = None
     ) -> LoadedCheckpoint | None:
-        """Load the newest checkpoint that verifies into `tensors`, in place; None when there is
-        none at all.
+        """Load the newest checkpoint that verifies into `tensors`, in place.
 
-        Raises `CheckpointMismatchError` when it belongs to other data or another model, or when
-        there are checkpoints but none is readable, and whatever `judge` raises, which is asked on
-        every rank.
+        Args:
+            tensors: the nested state to fill.
+            fingerprint: of the data; empty to accept any.
+            check_job: called on every rank with the job stored in the checkpoint; may raise.
+
+        Returns:
+            The checkpoint; None if there is none.
+
+        Raises:
+            CheckpointMismatchError: it belongs to other data or another model, or there are
+                checkpoints and none can be read.
         """
-        self._judge = judge
-        flat, paths = flatten_state_dict(tensors)
+        self._job_check = check_job
+        flat, paths = torch_internals.flatten(tensors)
         found = (
-            self._load_shared(flat, fingerprint)
+            self._load_from_shared_folder(flat, fingerprint)
             if self._shared
-            else self._load_apart(flat, fingerprint)
+            else self._load_from_local_folders(flat, fingerprint)
         )
         if found is None:
-            self._refuse_to_begin_anew()
+            self._refuse_fresh_start()
             return None
         for name, value in flat.items():
             if not isinstance(value, Tensor):
-                set_element(tensors, paths[name], value)
+                torch_internals.set_value(tensors, paths[name], value)
         return found
 
-    def _load_shared(self, flat: dict[str, Any], fingerprint: str) -> LoadedCheckpoint | None:
-        """All ranks see one folder: rank 0 chooses, the digests are checked by all, each its
-        share.
-        """
+    def _load_from_shared_folder(
+        self, flat: dict[str, Any], fingerprint: str
+    ) -> LoadedCheckpoint | None:
+        """Load from a folder that all ranks see: rank 0 chooses the checkpoint."""
         whole = self._whole(flat)
-        for one in self._peers.on_leader(self._candidates):
+        for one in self._group.on_rank_zero(self._candidates):
             try:
                 return _with_retries(
                     partial(
-                        self._load_together,
+                        self._load_one,
                         self._directory.root / one.name,
                         flat,
                         whole,
@@ -121,30 +132,30 @@ class Restore:
                     )
                 )
             except (DamagedCheckpointError, OSError) as error:
-                self._pass_over([_fallback(one, error)])
+                self._record_fallbacks([_fallback(one, error)])
         return None
 
-    def _load_from_leader(
+    def _load_by_rank_zero(
         self, folder: Path, flat: dict[str, Any], whole: Mapping[str, Any], fingerprint: str
     ) -> LoadedCheckpoint:
-        """Only rank 0 touches the disk, a bucket at a time; the others get what it read."""
-        found = self._peers.on_leader(partial(_verify, folder))
-        self._ask(found)
-        self._peers.on_leader(
+        """Have rank 0 alone read the checkpoint, bucket by bucket, and send it to the others."""
+        found = self._group.on_rank_zero(partial(_verify, folder))
+        self._check_job(found)
+        self._group.on_rank_zero(
             partial(reader.check_fit, folder, found, whole, fingerprint=fingerprint)
         )
         tensors = {name: value for name, value in flat.items() if isinstance(value, Tensor)}
         others = {name: value for name, value in flat.items() if name not in tensors}
-        flat.update(self._peers.on_leader(partial(_read_values, folder, found.manifest, others)))
-        send(tensors, partial(reader.load_full_tensors, folder, found.manifest), self._peers)
+        flat.update(self._group.on_rank_zero(partial(_read_values, folder, found.manifest, others)))
+        send(tensors, partial(reader.load_full_tensors, folder, found.manifest), self._group)
         return found
 
     def _whole(self, flat: dict[str, Any]) -> Mapping[str, Any]:
-        """What all ranks hold together, without its values: the stages of a pipeline have different
-        names in their states.
+        """The names and shapes of all ranks' states together: stages of a pipeline have different
+        ones.
         """
         if (
-            len(set(self._peers.gather(hashlib.sha256("\n".join(sorted(flat)).encode()).digest())))
+            len(set(self._group.gather(hashlib.sha256("\n".join(sorted(flat)).encode()).digest())))
             == 1
         ):
             return flat
@@ -153,32 +164,35 @@ class Restore:
         }
         return {
             name: None if size is None else torch.empty(size, device="meta")
-            for part in self._peers.gather(sizes)
+            for part in self._group.gather(sizes)
             for name, size in part.items()
         }
 
     def _load_by_each(
         self, folder: Path, flat: dict[str, Any], whole: Mapping[str, Any], fingerprint: str
     ) -> LoadedCheckpoint:
-        found = self._peers.on_leader(partial(reader.inspect, folder))
-        self._ask(found)
-        share = sorted(found.manifest.files.items())[self._peers.rank :: self._peers.size]
-        self._peers.everywhere(partial(check_digests, folder, share))
-        self._peers.on_leader(
+        """Have every rank read its part; the ranks share the verification of the files."""
+        found = self._group.on_rank_zero(partial(reader.inspect, folder))
+        self._check_job(found)
+        share = sorted(found.manifest.files.items())[self._group.rank :: self._group.size]
+        self._group.on_all_ranks(partial(check_digests, folder, share))
+        self._group.on_rank_zero(
             partial(reader.check_fit, folder, found, whole, fingerprint=fingerprint)
         )
-        reader.load_tensors(folder, found.manifest, flat, self._peers)
+        reader.load_tensors(folder, found.manifest, flat, self._group)
         return found
 
-    def _load_apart(self, flat: dict[str, Any], fingerprint: str) -> LoadedCheckpoint | None:
-        """Each node has a folder of its own: the rank that holds the newest sound checkpoint reads
-        it for all.
+    def _load_from_local_folders(
+        self, flat: dict[str, Any], fingerprint: str
+    ) -> LoadedCheckpoint | None:
+        """Load from folders of the nodes' own: the rank with the newest checkpoint that verifies
+        reads it for all.
         """
         bad: list[Fallback] = []
         while True:
-            own = self._newest_of_mine(bad)
-            answers = self._peers.gather((own, bad))
-            self._pass_over(
+            own = self._newest_local(bad)
+            answers = self._group.gather((own, bad))
+            self._record_fallbacks(
                 sorted({one for _, theirs in answers for one in theirs}, key=lambda one: one.name)
             )
             orders = [
@@ -190,7 +204,7 @@ class Restore:
             if chosen is None:
                 return None
             try:
-                self._peers.everywhere(partial(self._read, chosen, flat, fingerprint, source))
+                self._group.on_all_ranks(partial(self._read, chosen, flat, fingerprint, source))
             except (DamagedCheckpointError, OSError) as error:
                 bad.append(
                     _fallback(
@@ -201,26 +215,24 @@ class Restore:
                     )
                 )
             else:
-                broadcast_state(flat, self._peers, source=source)
+                broadcast_state(flat, self._group, source=source)
                 return chosen
 
     def _read(
         self, chosen: LoadedCheckpoint, flat: dict[str, Any], fingerprint: str, source: int
     ) -> None:
-        self._ask(chosen)
-        if self._peers.rank == source:
+        self._check_job(chosen)
+        if self._group.rank == source:
             folder = self._directory.root / chosen.manifest.name
             reader.check_fit(folder, chosen, flat, fingerprint=fingerprint)
             reader.load_tensors(folder, chosen.manifest, flat, None)
 
-    def _ask(self, found: LoadedCheckpoint) -> None:
-        if self._judge is not None and found.job:
-            self._judge(found.job)
+    def _check_job(self, found: LoadedCheckpoint) -> None:
+        if self._job_check is not None and found.job:
+            self._job_check(found.job)
 
-    def _newest_of_mine(self, bad: list[Fallback]) -> LoadedCheckpoint | None:
-        """The newest checkpoint of this rank's own folder that verifies; those that do not are
-        added to `bad`.
-        """
+    def _newest_local(self, bad: list[Fallback]) -> LoadedCheckpoint | None:
+        """The newest checkpoint of this rank's folder that verifies; adds the others to `bad`."""
         for one in self._candidates():
             if any(one.name == other.name for other in bad):
                 continue
@@ -233,13 +245,11 @@ class Restore:
     def _candidates(self) -> list[Checkpoint]:
         return self._lock.valid(self._directory.committed())
 
-    def _pass_over(self, fallbacks: list[Fallback]) -> None:
-        """Count and tell what was passed over, and set aside what is damaged; what only could not
-        be read stays in place.
-        """
+    def _record_fallbacks(self, fallbacks: list[Fallback]) -> None:
+        """Count and log skipped checkpoints, and archive the damaged ones; unreadable ones stay."""
         new = [one for one in fallbacks if one not in self.fallbacks]
         self.fallbacks += new
-        if self._peers.is_leader:
+        if self._group.is_leader:
             for one in new:
                 log.warn(
                     "checkpoint-fell-back",
@@ -252,27 +262,27 @@ class Restore:
                         "fallback", step=one.step, cause=one.cause, reason=one.reason
                     )
                 if one.cause == "corrupt":
-                    self._set_aside(one.name)
-        self._peers.gather(None)  # nobody goes on before the folder is as it will be
+                    self._archive(one.name)
+        self._group.gather(None)  # a barrier: no rank reads the folder before it is final
 
-    def _set_aside(self, name: str) -> None:
+    def _archive(self, name: str) -> None:
         for one in self._directory.committed():
             if one.name == name:
                 with suppress(OSError):
                     commit.archive_checkpoint(one)
 
-    def _refuse_to_begin_anew(self) -> None:
-        def look() -> None:
+    def _refuse_fresh_start(self) -> None:
+        def check() -> None:
             left = [*self._candidates(), *self._directory.damaged()]
             if self.fallbacks or left:
                 reasons = "; ".join(f"{one.name}: {one.reason}" for one in self.fallbacks[:3])
                 raise CheckpointMismatchError(
                     f"no checkpoint in {self._directory.root} can be read "
-                    f"({reasons or 'all were set aside as damaged'}); "
-                    "put a sound copy back, or begin anew with --fresh or another folder"
+                    f"({reasons or 'all were archived as damaged'}); "
+                    "restore an intact copy, or start again with --fresh or another folder"
                 )
 
-        self._peers.on_leader(look)
+        self._group.on_rank_zero(check)
 
 
 def _verify(folder: Path) -> LoadedCheckpoint:
@@ -287,9 +297,7 @@ def _read_values(folder: Path, manifest: Manifest, values: dict[str, Any]) -> di
 
 
 def _with_retries(work: Callable[[], T]) -> T:
-    """Do `work`, again if the disk did not answer: going one back for a hiccup would cost what had
-    been acknowledged.
-    """
+    """Call `work`, twice if the disk fails: a hiccup must not cost an acknowledged checkpoint."""
     try:
         return work()
     except OSError:

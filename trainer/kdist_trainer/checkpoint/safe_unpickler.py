@@ -1,9 +1,9 @@
-"""Reading torch's checkpoint files without running anything that lies in them.
+"""Reads torch's checkpoint files without running code that is in them.
 
 DCP keeps its index, `.metadata`, as a pickle and reads it with `pickle.load`, which runs whatever
 the file says; its small values are pickles too and are read with `weights_only=False`. Here the
-index may only name an allow-list of torch's plain record types, and is then checked against the
-manifest: no path outside of the checkpoint, no range outside of a file.
+index may only refer to an allow-list of torch's plain record types, and is then checked against the
+manifest: no path outside the checkpoint, no range outside a file.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
-    _MEM_FORMAT_ENCODING,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -27,26 +25,16 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from kdist_trainer.checkpoint.durable_files import Digest
 from kdist_trainer.checkpoint.layout import DamagedCheckpointError
+from kdist_trainer.checkpoint.storage import Digest
+from kdist_trainer.checkpoint.torch_internals import (
+    INDEX_GLOBALS,
+    MemoryFormatEncoding,
+    StorageInfo,
+    set_properties,
+)
 
 METADATA = ".metadata"
-_RECORDS = "torch.distributed.checkpoint.metadata"
-_ALLOWED = {
-    (_RECORDS, "Metadata"),
-    (_RECORDS, "MetadataIndex"),
-    (_RECORDS, "StorageMeta"),
-    (_RECORDS, "TensorProperties"),
-    (_RECORDS, "TensorStorageMetadata"),
-    (_RECORDS, "ChunkStorageMetadata"),
-    (_RECORDS, "BytesStorageMetadata"),
-    (_RECORDS, "_MEM_FORMAT_ENCODING"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),  # looks a layout up by its name
-    *(("torch", name) for name, value in vars(torch).items() if isinstance(value, torch.dtype)),
-}
-
 
 _RECORD_TYPES = (
     Metadata,
@@ -55,27 +43,25 @@ _RECORD_TYPES = (
     TensorStorageMetadata,
     ChunkStorageMetadata,
     BytesStorageMetadata,
-    _StorageInfo,
+    StorageInfo,
 )
 
 
 class _Unpickler(pickle._Unpickler):
-    """Python's own, whose BUILD can be kept to records: the one in C lets a state set any attribute
-    of whatever it is given.
+    """Python's own unpickler, with BUILD limited to records: the one in C lets a state set any
+    attribute of any object.
 
-    It reads an index of 20,000 tensors in some three seconds instead of one and a half.
+    It reads an index of 20,000 tensors in about three seconds instead of one and a half.
     """
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
     stack: list[Any]
 
     def load_build(self) -> None:
-        """Give a record its fields, and nothing else to nothing else: no class, no function, no
-        method.
-        """
+        """Set the fields of a record; refuse any other state and any other target."""
         state, target = self.stack.pop(), self.stack[-1]
         if type(target) is TensorProperties and isinstance(state, tuple):
-            target.__setstate__(state)  # type: ignore[no-untyped-call]
+            set_properties(target, state)
             return
         if (
             type(target) not in _RECORD_TYPES
@@ -90,7 +76,7 @@ class _Unpickler(pickle._Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if (module_name, global_name) == ("builtins", "getattr"):
             return _find_member
-        if (module_name, global_name) not in _ALLOWED:
+        if (module_name, global_name) not in INDEX_GLOBALS:
             raise pickle.UnpicklingError(
                 f"{METADATA} names {module_name}.{global_name}, which is not on the allow-list"
             )
@@ -98,23 +84,28 @@ class _Unpickler(pickle._Unpickler):
 
 
 def _find_member(owner: Any, name: Any) -> Any:
-    """What `getattr` may do here: early releases of Python 3.11 pickle the member of an enumeration
-    as such a call.
+    """`getattr` for members of one enumeration only: early releases of Python 3.11 pickle them as
+    such a call.
     """
-    if owner is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
+    if owner is not MemoryFormatEncoding or name not in MemoryFormatEncoding.__members__:
         raise pickle.UnpicklingError(f"{METADATA} asks for an attribute of {owner!r}")
-    return _MEM_FORMAT_ENCODING[name]
+    return MemoryFormatEncoding.__members__[name]
 
 
 def read_metadata(data: bytes, files: Mapping[str, Digest]) -> Metadata:
-    """DCP's index from its bytes, checked against the manifest's files. Raises
-    `DamagedCheckpointError`; runs nothing that `data` names.
+    """Read DCP's index, without running anything that it refers to.
+
+    Args:
+        data: the content of `.metadata`.
+        files: the manifest's files, which the index may refer to.
+
+    Raises:
+        DamagedCheckpointError: it is no index, or one of other files.
     """
     try:
         metadata = _Unpickler(io.BytesIO(data)).load()
     except Exception as error:
-        # What a broken pickle raises is not limited to UnpicklingError: the records' constructors
-        # see its arguments.
+        # not only UnpicklingError: a broken pickle calls the records' constructors
         raise DamagedCheckpointError(f"{METADATA} cannot be read safely: {error}") from error
     _check(metadata, files)
     assert isinstance(metadata, Metadata)  # noqa: S101 - _check raised otherwise
@@ -130,7 +121,7 @@ def _check(metadata: Any, files: Mapping[str, Digest]) -> None:
         raise DamagedCheckpointError(f"{METADATA} is no index of tensors and values")
     held: Counter[str] = Counter()
     for index, info in metadata.storage_data.items():
-        if not isinstance(index, MetadataIndex) or not isinstance(info, _StorageInfo):
+        if not isinstance(index, MetadataIndex) or not isinstance(info, StorageInfo):
             raise DamagedCheckpointError(f"{METADATA} is no index of files")
         if info.relative_path not in files:
             raise DamagedCheckpointError(
@@ -177,7 +168,7 @@ def _is_size(size: Any) -> bool:
 
 
 def _is_part(chunk: ChunkStorageMetadata, whole: torch.Size) -> bool:
-    """Whether a chunk lies inside of its tensor."""
+    """Whether a chunk is inside its tensor."""
     if not (
         _is_size(chunk.offsets)
         and _is_size(chunk.sizes)

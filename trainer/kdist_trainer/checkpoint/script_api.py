@@ -1,4 +1,4 @@
-"""Checkpoints for a torch.distributed script of your own: `kdist_trainer.Checkpointer`.
+"""Checkpoints for a `torch.distributed` script of the user's: `kdist_trainer.Checkpointer`.
 
     with Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler) as checkpointer:
         for step in range(checkpointer.resume(), steps):
@@ -8,8 +8,8 @@
                 break
 
 Every rank calls the same methods in the same order, after `init_process_group`. Outside kdist
-nothing is saved, and one line says so. Of buffers, such as running means, rank 0's are saved: DDP
-sends them to all ranks before each forward pass.
+nothing is saved, and one line of the log says so. Buffers, such as running means, are saved from
+rank 0, because DDP sends rank 0's to all ranks before each forward pass.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import _get_fqns, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from kdist_trainer import log
+from kdist_trainer.checkpoint import torch_internals
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
-from kdist_trainer.checkpoint.peers import CheckpointGroup
+from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.config import Checkpointing, Every, TrainConfig
 
 _AGREE_SECONDS = 0.5
-_MOST_CALLS = 1000
+_MAX_CALLS = 1000
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,10 @@ class _World:
 
 
 class Checkpointer:
-    """Saves and restores model, optimizer, scheduler and `state`, a dict of your own that must be
-    JSON.
+    """Saves and restores model, optimizer, scheduler and `state`, a dict of JSON values.
 
-    `every_seconds` and `every_steps` are for `maybe_save`; `keep` so many checkpoints; with mode
-    `async` the script goes on while they are written. SIGTERM becomes `stop_requested` on all ranks
-    at the same step, with the state saved; a second SIGTERM ends the process at once.
+    SIGTERM sets `stop_requested` on all ranks at the same step, with the state saved; a second
+    SIGTERM ends the process at once.
     """
 
     def __init__(
@@ -66,8 +65,20 @@ class Checkpointer:
         mode: Literal["async", "blocking"] = "async",
         keep: int = 3,
     ) -> None:
-        """Lock the job's checkpoint folder. Raises `CheckpointMismatchError` when it belongs to
-        another run, `StorageError` if it fails.
+        """Lock the job's checkpoint folder.
+
+        Args:
+            model: the model, which may be wrapped by DDP or FSDP.
+            optimizer: its optimizer.
+            scheduler: its learning rate scheduler, if any.
+            every_seconds: time between two saves of `maybe_save`.
+            every_steps: number of steps between two saves of `maybe_save`, in addition.
+            mode: `async` writes while the script continues, `blocking` before `save` returns.
+            keep: number of checkpoints to keep.
+
+        Raises:
+            CheckpointMismatchError: the folder belongs to another run.
+            StorageError: the folder cannot be written.
         """
         self.state: dict[str, Any] = {}
         self._model = model
@@ -78,29 +89,32 @@ class Checkpointer:
         self._store = _open_store(
             Checkpointing(every=Every(seconds=every_seconds), mode=mode, keep=keep)
         )
-        self._peers = CheckpointGroup(_world()) if self._store is not None else None
+        self._group = CheckpointGroup(_world()) if self._store is not None else None
         self._stop = False  # this rank was asked to
         self._stopping = False  # all ranks have agreed to
         self._calls = 0
         self._agree_at = 1
         self._agreed_calls = 0
-        self._agreed_time = self._saved_time = time.monotonic()
+        now = time.monotonic()
+        self._agreed_time = now
+        self._saved_time = now
         if self._store is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_signal)
 
     @property
     def stop_requested(self) -> bool:
-        """Whether all ranks have agreed to stop; what they had done up to the last `maybe_save` is
-        saved.
-        """
+        """Whether all ranks have agreed to stop. The state as of the last `maybe_save` is saved."""
         return self._stopping
 
     def resume(self) -> int:
-        """Restore everything from the newest checkpoint that verifies. Returns its step, 0 when
-        there is none.
+        """Restore everything from the newest checkpoint that verifies.
 
-        Raises `CheckpointMismatchError` when it is of another model, or when there are checkpoints
-        but none can be read.
+        Returns:
+            Its step; 0 if there is none.
+
+        Raises:
+            CheckpointMismatchError: it is of another model, or there are checkpoints and none can
+                be read.
         """
         if self._store is None:
             return 0
@@ -109,7 +123,7 @@ class Checkpointer:
         state = self._store.load(tensors, fingerprint="")
         if state is None:
             if fresh:
-                # asking for its tensors made the optimizer take an empty step
+                # `_tensors` has had the optimizer take an empty step
                 self._optimizer.state.clear()
             return 0
         set_state_dict(
@@ -129,8 +143,12 @@ class Checkpointer:
         return int(state["step"])
 
     def save(self, step: int, *, required: bool = False) -> None:
-        """Save now: `step` steps are done. A failure is logged and training goes on, unless
-        `required`: `StorageError`.
+        """Save now.
+
+        Args:
+            step: number of completed steps.
+            required: whether to wait and raise `StorageError` on a failure, which otherwise is only
+                logged.
         """
         if self._store is None:
             return
@@ -141,23 +159,31 @@ class Checkpointer:
         )
 
     def maybe_save(self, step: int) -> bool:
-        """Save if it is time to, or if a stop was requested on any rank. Call it after every step;
-        returns whether it saved.
+        """Save if a save is due, or if a stop was requested on any rank. Call it after every step.
+
+        Args:
+            step: number of completed steps.
+
+        Returns:
+            Whether it saved.
         """
-        if self._store is None or self._peers is None or self._stopping:
+        if self._store is None or self._group is None or self._stopping:
             return False
         self._store.poll()
         due = self._every_steps is not None and step % self._every_steps == 0
         self._calls += 1
         if self._calls >= self._agree_at:
-            due |= self._agree(self._peers)
+            due |= self._agree(self._group)
         if due or self._stopping:
             self.save(step, required=self._stopping)
         return due or self._stopping
 
     def finish(self, step: int, **outcome: Any) -> None:
-        """Save for the last time and note that the run has ended: whoever starts it again finds it
-        done.
+        """Save for the last time and mark the run as ended: started again, it does nothing.
+
+        Args:
+            step: number of completed steps.
+            outcome: values to store with the result, as JSON.
         """
         if self._store is not None:
             document = {"outcome": "done", **outcome}
@@ -167,7 +193,7 @@ class Checkpointer:
             )
 
     def close(self) -> None:
-        """Wait for the save under way and release the folder; before `destroy_process_group`."""
+        """Wait for the save in progress and release the folder; before `destroy_process_group`."""
         if self._store is not None:
             self._store.close()
 
@@ -183,18 +209,23 @@ class Checkpointer:
         if error is None:
             self.close()
 
-    def _agree(self, peers: CheckpointGroup) -> bool:
-        """Share with all ranks who was asked to stop, and whether rank 0's clock says save; about
-        twice a second.
+    def _agree(self, group: CheckpointGroup) -> bool:
+        """Exchange stop requests with all ranks, about twice a second.
+
+        Returns:
+            Whether a save is due by rank 0's clock.
         """
         now = time.monotonic()
-        pace = (now - self._agreed_time) / (self._calls - self._agreed_calls)
-        answers = peers.gather((self._stop, now - self._saved_time >= self._every_seconds, pace))
+        seconds_per_call = (now - self._agreed_time) / (self._calls - self._agreed_calls)
+        answers = group.gather(
+            (self._stop, now - self._saved_time >= self._every_seconds, seconds_per_call)
+        )
         self._stopping = any(stop for stop, _, _ in answers)
-        slowest = max(pace for _, _, pace in answers)
-        self._agreed_time, self._agreed_calls = now, self._calls
+        slowest = max(seconds for _, _, seconds in answers)
+        self._agreed_time = now
+        self._agreed_calls = self._calls
         self._agree_at = self._calls + max(
-            1, min(_MOST_CALLS, int(_AGREE_SECONDS / max(slowest, 1e-6)))
+            1, min(_MAX_CALLS, int(_AGREE_SECONDS / max(slowest, 1e-6)))
         )
         return answers[0][1]
 
@@ -202,7 +233,7 @@ class Checkpointer:
         model, optimizer = get_state_dict(self._model, self._optimizer)
         tensors: dict[str, Any] = {"model": model, "optimizer": optimizer}
         if self._scheduler is not None:
-            # a tuple is kept whole: its keys need not be texts
+            # in a tuple, because a dict would be flattened, and its keys need not be strings
             tensors["scheduler"] = (self._scheduler.state_dict(),)
         return tensors
 
@@ -213,10 +244,12 @@ class Checkpointer:
 
 
 def _buffers(model: nn.Module) -> set[str]:
-    """Flat names of the buffers in the state. Each rank's are of its own samples, and DDP goes on
-    with rank 0's.
-    """
-    return {f"model.{full}" for name, _ in model.named_buffers() for full in _get_fqns(model, name)}
+    """Flat names of the buffers in the state, which differ between ranks; DDP uses rank 0's."""
+    return {
+        f"model.{full}"
+        for name, _ in model.named_buffers()
+        for full in torch_internals.full_names(model, name)
+    }
 
 
 def _world() -> _World:
@@ -232,9 +265,7 @@ def _open_store(config: Checkpointing) -> CheckpointManager | None:
         if _world().rank == 0:
             log.warn(
                 "checkpoints-off",
-                message=(
-                    "not started by kdist, or without a folder for checkpoints: nothing is saved"
-                ),
+                message=("not started by kdist, or without a checkpoint folder: nothing is saved"),
             )
         return None
     job: dict[str, Any] = {}

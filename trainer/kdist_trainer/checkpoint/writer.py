@@ -1,4 +1,4 @@
-"""Saves a checkpoint with DCP: copies the state, writes the copy while training continues, and
+"""Saves a checkpoint with DCP: copies the state, writes the copy while the training continues, and
 commits on rank 0.
 
 With `ddp` every rank holds the same tensors, so each rank copies and writes only its share, and
@@ -21,9 +21,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
 from torch.distributed.checkpoint import state_dict_saver
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
@@ -31,7 +29,7 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.tensor import DTensor
 
 from kdist_trainer import log
-from kdist_trainer.checkpoint import commit, durable_files
+from kdist_trainer.checkpoint import commit, storage, torch_internals
 from kdist_trainer.checkpoint.commit import (
     CommitRequest,
     SaveResult,
@@ -39,21 +37,23 @@ from kdist_trainer.checkpoint.commit import (
     commit_checkpoint,
     discard,
 )
-from kdist_trainer.checkpoint.durable_files import Digest
+from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
-from kdist_trainer.checkpoint.peers import CheckpointGroup
+from kdist_trainer.checkpoint.storage import Digest
+from kdist_trainer.checkpoint.torch_internals import KeyPath
 from kdist_trainer.errors import classify
 
-Paths = dict[str, tuple[str | int, ...]]
+Paths = dict[str, KeyPath]
+"""By flat name, the keys that lead to a value."""
 
 
 class Stager:
     """Copies this rank's share of a state into CPU memory that it owns."""
 
     def __init__(self, *, rank: int, size: int) -> None:
-        """With `size` 1 the share is everything; `size` 0 means that this rank saves nothing."""
+        """Save share `rank` of `size`: all of the state if `size` is 1, nothing if it is 0."""
         self._rank = rank
         self._size = size
         self._buffers: dict[str, Any] = {}
@@ -64,60 +64,61 @@ class Stager:
     ) -> tuple[dict[str, Any], Paths]:
         """Copy the share now; when this returns the state may change again.
 
-        `first`: flat names of whole tensors in which ranks may differ: rank 0's are saved, all of
-        one rank.
+        Args:
+            state: the nested state.
+            first: flat names of whole tensors that differ between ranks and are saved from rank 0.
 
-        Returns the copies by flat name (`model.fc.weight`), and for each the path of keys that
-        leads to it. They stay valid until the next call. Raises `ValueError` for values that a
-        checkpoint cannot hold.
+        Returns:
+            The copies by flat name (`model.fc.weight`), valid until the next call, and for each the
+            path of keys that leads to it.
+
+        Raises:
+            ValueError: a checkpoint cannot hold a value of this type.
         """
         if self._size == 0:
             return {}, {}
-        flat, paths = flatten_state_dict(dict(state))
+        flat, paths = torch_internals.flatten(state)
         share = {name: flat[name] for name in _share(flat, self._rank, self._size, first)}
         tensors = {name: value for name, value in share.items() if isinstance(value, Tensor)}
         layout = {name: (value.shape, value.dtype, value.device) for name, value in tensors.items()}
         on_gpu = any(value.is_cuda for value in tensors.values())
         with torch.no_grad():
             if layout != self._layout:
-                self._buffers = _create_cpu_state_dict(tensors, pin_memory=on_gpu)
+                self._buffers = torch_internals.allocate_on_cpu(tensors, pin_memory=on_gpu)
                 self._layout = layout
-            copies = _copy_state_dict(tensors, self._buffers, non_blocking=on_gpu)
+            copies = torch_internals.copy_to_cpu(tensors, self._buffers, non_blocking=on_gpu)
             if on_gpu:
                 torch.cuda.current_stream().synchronize()
             copies |= {
                 name: _copied(value, name) for name, value in share.items() if name not in tensors
             }
-        return copies, {name: tuple(paths[name]) for name in share}
+        return copies, {name: paths[name] for name in share}
 
 
 def _share(flat: Mapping[str, Any], rank: int, size: int, first: Collection[str] = ()) -> list[str]:
-    """Names that this rank saves, in the state's order; every rank comes to the same division
-    without asking.
+    """Names that this rank saves, in the state's order; every rank computes the same division.
 
-    Whole tensors are dealt by size, the largest first, each to the rank that has least. Shards of a
-    sharded tensor stay where they are; what is no tensor goes to rank 0, and so do those named in
-    `first`.
+    Whole tensors are assigned by size, the largest first, each to the rank with the fewest bytes.
+    Shards of a sharded tensor stay on their ranks. Values other than tensors, and the tensors in
+    `first`, go to rank 0.
     """
     load = [(0, one) for one in range(size)]
     owner = {name: 0 if not isinstance(value, DTensor) else rank for name, value in flat.items()}
-    dealt = [
+    whole = [
         name
         for name, value in flat.items()
         if isinstance(value, Tensor) and not isinstance(value, DTensor)
     ]
-    whole = [(flat[name].nbytes, name) for name in dealt if name not in first]
-    for nbytes, name in sorted(whole, key=lambda one: (-one[0], one[1])):
-        taken, lightest = heapq.heappop(load)
+    sizes = [(flat[name].nbytes, name) for name in whole if name not in first]
+    for nbytes, name in sorted(sizes, key=lambda one: (-one[0], one[1])):
+        assigned, lightest = heapq.heappop(load)
         owner[name] = lightest
-        heapq.heappush(load, (taken + nbytes, lightest))
+        heapq.heappush(load, (assigned + nbytes, lightest))
     return [name for name in flat if owner[name] == rank]
 
 
 def _copied(value: Any, name: str) -> Any:
-    """A copy of a value that is no tensor, limited to what the reader's `weights_only` will give
-    back.
-    """
+    """A copy of a value of a type that the reader's `weights_only` accepts."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if type(value) in (list, tuple):
@@ -132,17 +133,16 @@ def _copied(value: Any, name: str) -> Any:
     )
 
 
-# Saving without a process group is what we ask for where one rank writes everything.
+# Where one rank writes everything, DCP saves without a process group on purpose.
 warnings.filterwarnings(
     "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
 )
 
 
 class _DurableFileSystem(FileSystem):
-    """DCP's view of the disk, through `files`: every stream is on the disk when it is closed, and
-    its digest is known.
+    """DCP's access to the disk: every stream is on the disk when it is closed, and has a digest.
 
-    DCP's own `sync_files` is off: it syncs `.metadata` before the bytes have left Python's buffer.
+    It replaces DCP's `sync_files`, which syncs `.metadata` before Python's buffer is flushed.
     """
 
     def __init__(self) -> None:
@@ -152,25 +152,25 @@ class _DurableFileSystem(FileSystem):
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any, None, None]:
         if mode != "wb":
             raise ValueError(f"checkpoints are written once, not opened as {mode!r}")
-        file = durable_files.DurableFile(Path(path))
+        file = storage.DurableFile(Path(path))
         with file:
             yield file
         self.digests[file.path.name] = file.digest
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        durable_files.rename(Path(path), Path(new_path))
+        storage.rename(Path(path), Path(new_path))
         self.digests[Path(new_path).name] = self.digests.pop(Path(path).name)
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        durable_files.make_folder(Path(path))
+        storage.make_folder(Path(path))
 
     def rm_file(self, path: str | os.PathLike[str]) -> None:
-        durable_files.remove(Path(path))
+        storage.remove(Path(path))
 
 
 class _Writer(FileSystemWriter):
-    """DCP's writer over that file system. What it notes of itself is the same for the same save,
-    not a random number.
+    """DCP's writer over that file system, with the checkpoint's name as its id instead of a random
+    number.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -206,21 +206,19 @@ class _Planner(DefaultSavePlanner):
 
 
 class Writer:
-    """Carries out saves; `write` may run on a thread of its own, one at a time. Collective over
-    `peers`.
-    """
+    """Writes and commits checkpoints, one at a time, on any thread. Collective over `group`."""
 
     def __init__(
         self,
         directory: CheckpointDirectory,
         *,
-        peers: CheckpointGroup,
+        group: CheckpointGroup,
         lock: Lock,
         keep: int,
         shared: bool,
     ) -> None:
         self._directory = directory
-        self._peers = peers
+        self._group = group
         self._lock = lock
         self._keep = keep
         self._shared = shared
@@ -228,22 +226,28 @@ class Writer:
         self.acknowledged: SaveResult | None = None
 
     def write(self, request: CommitRequest, staged: dict[str, Any], paths: Paths) -> SaveResult:
-        """Write and commit; a step that this group has committed already is not written again.
+        """Write and commit a checkpoint, unless this worker group has already committed its step.
 
-        Never raises `Exception`: what went wrong is in the result, which is the same on every rank.
+        Args:
+            request: what to commit besides the tensors.
+            staged: this rank's copies by flat name.
+            paths: the path of keys of each.
+
+        Returns:
+            The result, the same on every rank, also of a save that failed.
         """
         if self.acknowledged is not None and self.acknowledged.step == request.manifest.step:
             return _timed(self.acknowledged, request)
         result: SaveResult | None = None
         try:
             digests = self._write_tensors(request, staged, paths)
-            if self._peers.is_leader:
+            if self._group.is_leader:
                 result = self._commit(request, digests)
-        except (Exception, CheckpointException) as error:  # noqa: BLE001 - the failure is counted and the training goes on
+        except (Exception, CheckpointException) as error:  # noqa: BLE001 - a failed save is counted and the training continues
             result = self._failed(request, error)
         try:
-            agreed = self._peers.broadcast(result)
-        except Exception as error:  # noqa: BLE001 - a peer is gone; the training is about to learn it in its own way
+            agreed = self._group.broadcast(result)
+        except Exception as error:  # noqa: BLE001 - another rank is gone, which the training will find out itself
             agreed = result if result is not None else self._failed(request, error)
         assert agreed is not None  # noqa: S101 - rank 0 has committed or failed
         if agreed.ok:
@@ -253,11 +257,11 @@ class Writer:
     def _write_tensors(
         self, request: CommitRequest, staged: dict[str, Any], paths: Paths
     ) -> dict[str, Digest]:
-        """Let DCP write every rank's share. Returns the digests of all files, each taken by the
-        rank that wrote it.
+        """Have DCP write every rank's share; returns the digests of all files, computed by their
+        writers.
         """
-        alone = self._peers.size == 1 or not self._shared
-        if alone and not self._peers.is_leader:
+        alone = self._group.size == 1 or not self._shared
+        if alone and not self._group.is_leader:
             return {}
         writer = _Writer(request.temporary, request.manifest.name)
         planner = _Planner(paths)
@@ -265,11 +269,11 @@ class Writer:
             staged,
             storage_writer=writer,
             planner=planner,
-            process_group=self._peers.group,
+            process_group=self._group.process_group,
             no_dist=alone,
         )
         own = cast(_DurableFileSystem, writer.fs).digests
-        shares = [own] if alone else self._peers.gather(own)
+        shares = [own] if alone else self._group.gather(own)
         return {name: digest for share in shares for name, digest in share.items()}
 
     def _commit(self, request: CommitRequest, digests: dict[str, Digest]) -> SaveResult:
@@ -278,11 +282,11 @@ class Writer:
         result = _timed(
             SaveResult(manifest.step, ok=True, nbytes=manifest.nbytes, path=path), request
         )
-        self._note(result)
+        self._record(result)
         commit.prune(self._directory, self._lock, keep=self._keep)
         return result
 
-    def _note(self, result: SaveResult) -> None:
+    def _record(self, result: SaveResult) -> None:
         seconds, visible = round(result.total_seconds, 4), round(result.visible_seconds, 4)
         try:
             self._ledger.append(
@@ -305,21 +309,25 @@ class Writer:
 
     def _failed(self, request: CommitRequest, error: BaseException) -> SaveResult:
         root = _root_of(error)
-        if self._peers.is_leader:
+        if self._group.is_leader:
             try:
-                # whoever takes over clears our files away, which looks like a failing disk
+                # the group that takes over deletes our files, which looks like a failing disk
                 self._lock.check()
             except (LockLostError, OSError) as lost:
                 root = lost if isinstance(lost, LockLostError) else root
-        told = f"{type(root).__name__}: {root}"
-        echo = not classify(root)[2]
+        message = f"{type(root).__name__}: {root}"
+        secondary = not classify(root)[2]
         result = _timed(
             SaveResult(
-                request.manifest.step, ok=False, cause=cause_of(root), error=told, echo=echo
+                request.manifest.step,
+                ok=False,
+                cause=cause_of(root),
+                error=message,
+                secondary=secondary,
             ),
             request,
         )
-        if self._peers.is_leader:
+        if self._group.is_leader:
             discard(request)
             log.warn("checkpoint-failed", step=result.step, cause=result.cause, error=result.error)
         return result
@@ -332,7 +340,7 @@ def _timed(result: SaveResult, request: CommitRequest) -> SaveResult:
 
 
 def _root_of(error: BaseException) -> BaseException:
-    """The error of the rank where it began, out of DCP's collection of all ranks' errors."""
+    """The root cause among the errors of all ranks that DCP collects."""
     if isinstance(error, CheckpointException) and error.failures:
         errors = [wrapped[0] for wrapped in error.failures.values()]
         return next((one for one in errors if isinstance(one, OSError | LockLostError)), errors[0])

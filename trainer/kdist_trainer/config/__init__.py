@@ -1,8 +1,13 @@
-"""What a training is told: the document `train.json`, and the exit codes that everything agrees on.
+"""The configuration of a run: the document `train.json`, the exit codes and failure causes.
 
 `kdist` renders a job's `train` or `script` section and the agent's settings into one `train.json`;
-every agent and every rank reads the same file. Nothing here imports torch, so the command line can
-share these models.
+every agent and every rank reads the same file. `training` has the models of `spec.train`, `base`
+what all models share, `changes` the rules for jobs that are edited between two runs, `exit_codes`
+the codes and causes that agents, ranks and the command line agree on.
+
+Nothing here imports torch or another package of the trainer, because `kdist.spec` uses these
+models. The arguments of one agent (folders, addresses) are in `kdist_trainer.agent.settings`. Read
+`TrainConfig` first.
 """
 
 from __future__ import annotations
@@ -13,8 +18,23 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import from_json, to_json
 
-from kdist_trainer.config.base import ConfigModel, Count, Name, Nodes, PositiveSeconds, Seconds
-from kdist_trainer.config.changes import Change, Fate, Finished, compare, judge_done, refuse
+from kdist_trainer.config.base import (
+    METRICS_PORT,
+    ConfigModel,
+    Count,
+    Name,
+    Nodes,
+    PositiveSeconds,
+    Seconds,
+)
+from kdist_trainer.config.changes import (
+    Change,
+    EditEffect,
+    FinishedRun,
+    compare,
+    compare_done,
+    explain_refusal,
+)
 from kdist_trainer.config.exit_codes import Cause, Exit
 from kdist_trainer.config.training import (
     QUANTITY,
@@ -32,6 +52,7 @@ from kdist_trainer.config.training import (
 )
 
 __all__ = [
+    "METRICS_PORT",
     "QUANTITY",
     "AllReduceCheck",
     "Cause",
@@ -40,10 +61,10 @@ __all__ = [
     "ConfigModel",
     "Count",
     "EarlyStop",
+    "EditEffect",
     "Every",
     "Exit",
-    "Fate",
-    "Finished",
+    "FinishedRun",
     "Init",
     "LoaderConfig",
     "Name",
@@ -57,42 +78,40 @@ __all__ = [
     "TrainConfig",
     "Training",
     "compare",
+    "compare_done",
     "count_bytes",
-    "judge_done",
-    "refuse",
+    "explain_refusal",
 ]
 
 
 class Script(ConfigModel):
-    """A torchrun script, run as it is: `spec.script`."""
+    """A torchrun script that runs unchanged: `spec.script`."""
 
     path: Name | None = Field(
-        None, description="path of the script, relative to the job file or to code."
+        None, description="Path of the script, relative to the job file or to code."
     )
     module: (
         Annotated[str, Field(max_length=253, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")] | None
     ) = Field(
-        None, description="module to run instead of a path, as `python -m` and `torchrun -m` do."
+        None, description=("Module to run instead of a path, like `python -m` and `torchrun -m`.")
     )
     args: list[Annotated[str, Field(max_length=32_768)]] = Field(
-        [], max_length=1024, description="args of the script."
+        [], max_length=1024, description="Arguments of the script."
     )
     collective_timing: Literal["on", "off"] = Field(
         "on",
-        description=(
-            "collectiveTiming: whether the collectives between ranks are counted and timed."
-        ),
+        description=("Whether collectives between ranks are counted and timed."),
     )
 
     @model_validator(mode="after")
-    def _one_form(self) -> Script:
+    def _exactly_one_target(self) -> Script:
         if (self.path is None) == (self.module is None):
             raise ValueError("needs exactly one of path and module")
         return self
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What Python is given to run it: the path, or `-m` and the module, and the arguments."""
+        """Arguments of the Python interpreter that run the script."""
         return (
             *(("-m", self.module) if self.module is not None else (str(self.path),)),
             *self.args,
@@ -100,55 +119,50 @@ class Script(ConfigModel):
 
 
 NODES = "nodes.json"
-"""The file beside a cluster's `train.json` that holds the job's `nodes`: all else is as it was when
-the run was started.
+"""Name of the file next to `train.json` that contains the job's `nodes` in a cluster: unlike the
+rest of the configuration, they may change during the run.
 """
 
 
 class TrainConfig(ConfigModel):
-    """The whole of `train.json`: what the agents and ranks of one job are told, the same bytes
-    everywhere.
-    """
+    """The document `train.json`, identical for all agents and ranks of a job."""
 
-    name: Name = Field(description="name of the job.")
-    nodes: Nodes = Field(description="nodes of the job.")
+    name: Name = Field(description="Name of the job.")
+    nodes: Nodes = Field(description="Number of nodes.")
     procs_per_node: int | Literal["auto"] = Field(
-        "auto", description="procsPerNode: ranks on each node; auto is one per GPU, else 1."
+        "auto", description="Ranks per node; auto is one per GPU, or 1 without GPUs."
     )
-    threads_per_rank: int = Field(
-        1, ge=1, le=1024, description="threadsPerRank: CPU threads of each rank."
-    )
+    threads_per_rank: int = Field(1, ge=1, le=1024, description="CPU threads of each rank.")
     max_restarts: int = Field(
-        10, ge=0, le=100_000, description="maxRestarts without progress before the job gives up."
+        10, ge=0, le=100_000, description="Restarts without progress before the job fails."
     )
     termination_grace_period_seconds: PositiveSeconds = Field(
         60,
-        description="terminationGracePeriodSeconds from the request to stop to the end by force.",
+        description="Seconds between the request to stop and a forced kill.",
     )
     rendezvous_timeout_seconds: PositiveSeconds = Field(
-        600, description="rendezvousTimeoutSeconds to wait for enough nodes."
+        600, description="Maximum time to wait for enough nodes, in seconds."
     )
     join_window_seconds: Seconds = Field(
-        10, description="joinWindowSeconds in which joining nodes are let in together."
+        10, description=("Seconds to wait for further nodes, so that they join together.")
     )
     collective_timeout_seconds: PositiveSeconds = Field(
-        300, description="collectiveTimeoutSeconds a collective may take."
+        300, description="Maximum duration of a collective, in seconds."
     )
     hang_timeout_seconds: PositiveSeconds = Field(
-        300, description="hangTimeoutSeconds without progress before a rank is killed."
+        300, description="Seconds without progress after which a rank is killed."
     )
     final_scrape_timeout_seconds: Seconds = Field(
         30,
         description=(
-            "finalScrapeTimeoutSeconds at most that a scraped agent whose work is over waits for a "
-            "last scrape."
+            "Maximum time a finished agent keeps serving /metrics for a final scrape, in seconds."
         ),
     )
     preflight: Preflight | None = Field(
-        None, description="preflight: what is measured before a group of ranks trains."
+        None, description="Checks of the network between ranks before they train."
     )
-    train: Training | None = Field(None, description="train: the managed loop.")
-    script: Script | None = Field(None, description="script: a torchrun script as it is.")
+    train: Training | None = Field(None, description="Settings of the managed training loop.")
+    script: Script | None = Field(None, description="A torchrun script, run unchanged.")
 
     @model_validator(mode="after")
     def _one_kind(self) -> TrainConfig:
@@ -158,10 +172,11 @@ class TrainConfig(ConfigModel):
 
     @classmethod
     def read(cls, path: Path) -> TrainConfig:
-        """Read `train.json`, and `nodes.json` beside it where that has the nodes, which may change
-        while the job runs.
+        """Read `train.json`, and the nodes from `nodes.json` next to it if that exists.
 
-        Raises `OSError`, or `pydantic.ValidationError` with every problem.
+        Raises:
+            OSError: A file cannot be read.
+            pydantic.ValidationError: The document is invalid; has every problem.
         """
         text, nodes = path.read_bytes(), path.with_name(NODES)
         if not nodes.exists():
@@ -172,15 +187,15 @@ class TrainConfig(ConfigModel):
         return cls.model_validate_json(to_json(document))
 
     def to_json(self) -> str:
-        """Text of `train.json`, every default written out, keys in the order of this file."""
+        """The text of `train.json`, with all defaults, keys in the order of declaration."""
         return self.model_dump_json(by_alias=True, indent=2)
 
     def to_document(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The document as plain values."""
         return self.model_dump(mode="json", by_alias=True)
 
     def to_job(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the job: the `train` or `script` section as plain values."""
+        """The part stored in checkpoints: the `train` or `script` section as plain values."""
         return {
             name: value
             for name, value in self.to_document().items()
@@ -188,5 +203,5 @@ class TrainConfig(ConfigModel):
         }
 
     def max_world_size(self, procs_per_node: int) -> int:
-        """Most ranks that the job can have when every node has `procs_per_node` of them."""
+        """The maximum number of ranks of the job, with `procs_per_node` ranks on every node."""
         return self.nodes.max * procs_per_node

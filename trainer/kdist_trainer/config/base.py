@@ -1,8 +1,8 @@
-"""What every section of a file is built of.
+"""The base class and common types of all sections of a file.
 
-Field rules: camelCase in the file, snake_case in Python; a description opens with the field's name;
-seconds are integers with the unit in the name; enums stand where a boolean might grow; every list
-is bounded.
+Field rules: camelCase in the file, snake_case in Python; a description is a sentence; seconds are
+integers with the unit in the name; enums are used where a boolean might grow; every list is
+bounded.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ PositiveSeconds = Annotated[int, Field(ge=1, le=31_536_000)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 
+METRICS_PORT = 9401
+"""Port on which an agent serves its metrics and its status, unless it is started with another."""
+
 
 class ConfigModel(BaseModel):
-    """A strict, immutable section of a file: unknown keys are errors, `"3"` is no number, names are
-    camelCase outside.
+    """A strict, immutable section of a file: unknown keys are errors, `"3"` is not a number, and
+    names are camelCase in the file.
     """
 
     model_config = ConfigDict(
@@ -34,13 +37,17 @@ class ConfigModel(BaseModel):
 
 
 class Nodes(ConfigModel):
-    """How many nodes the job may have; elastic when `min` is less than `max`."""
+    """Number of nodes; the job is elastic if `min` is less than `max`."""
 
     min: Annotated[
         int,
-        Field(ge=1, le=4096, description="min nodes needed to start and to go on after a loss."),
+        Field(
+            ge=1,
+            le=4096,
+            description=("Minimum number of nodes to start, and to continue after a node is lost."),
+        ),
     ]
-    max: Annotated[int, Field(ge=1, le=4096, description="max nodes that the job will use.")]
+    max: Annotated[int, Field(ge=1, le=4096, description="Maximum number of nodes.")]
 
     @model_validator(mode="after")
     def _ordered(self) -> Nodes:

@@ -1,8 +1,7 @@
-"""What becomes of a job that was edited since its checkpoint was written: one table says it of
-every field of `spec.train`.
+"""The effect of editing a job after its checkpoint was written: one rule per `spec.train` field.
 
-The document that a checkpoint and DONE keep of their job is {"train": …} or {"script": …}, as
-`train.json` has it.
+Checkpoints and DONE contain the document {"train": …} or {"script": …} of their job, as in
+`train.json`.
 """
 
 from __future__ import annotations
@@ -14,40 +13,38 @@ from enum import StrEnum
 from typing import Any, Final
 
 Document = Mapping[str, Any]
-_LONGEST_VALUE = 80
+_MAX_VALUE_LENGTH = 80
 
 
-class Fate(StrEnum):
-    """What becomes of an edited field where a training goes on from a checkpoint."""
+class EditEffect(StrEnum):
+    """The effect of an edited field on a run that resumes from a checkpoint."""
 
     FREE = "free"
-    """The new value holds and nothing is said: it changes how the work is done, and no bit of what
-    comes out.
-    """
-    TAKEN = "taken over"
-    """The new value holds from the checkpoint's position on, and is told."""
-    FRESH = "needs --fresh"
-    """Only a run that begins anew reads it: the training goes on with what it began with, and this
-    is told.
+    """The new value applies and is not reported: results stay bitwise identical."""
+    APPLIED = "taken over"
+    """The new value applies from the checkpoint's position on, and is reported."""
+    NEEDS_FRESH = "needs --fresh"
+    """Only a new run reads the field. The training continues with the old value, and this is
+    reported.
     """
     REFUSED = "refused"
-    """The checkpoint does not fit the new value: exit code 73."""
+    """The checkpoint does not fit the new value: the run fails with exit code 73."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The fate of a field, and why. `refused_if` looks at the two `train` sections, the old one
-    first.
+    """The effect of editing a field, and the reason. `refused_if` gets the old and the new `train`
+    section.
     """
 
-    fate: Fate
+    effect: EditEffect
     why: str
     refused_if: Callable[[Document, Document], bool] | None = None
 
-    def decide(self, before: Document, now: Document) -> Fate:
-        """The fate of this very edit."""
+    def decide(self, before: Document, now: Document) -> EditEffect:
+        """The effect of the edit from `before` to `now`."""
         refused = self.refused_if is not None and self.refused_if(before, now)
-        return Fate.REFUSED if refused else self.fate
+        return EditEffect.REFUSED if refused else self.effect
 
 
 def _changes_weights_type(before: Document, now: Document) -> bool:
@@ -74,72 +71,85 @@ def _at(document: Document, path: tuple[str, ...]) -> Any:
     return value
 
 
-_DEALING = "other sums and other randomness in a step; every sample is still used once"
+_SHARDING = "changes the order of sums and the randomness in a step; every sample is used once"
 RULES: Final[Mapping[str, Rule]] = {
-    "workload": Rule(Fate.TAKEN, "refused where another model, optimizer or data set comes of it"),
-    "options": Rule(Fate.TAKEN, "refused where another model, optimizer or data set comes of it"),
-    "epochs": Rule(
-        Fate.TAKEN, "the end moves; a run that is past it says so, and ends where it is"
+    "workload": Rule(
+        EditEffect.APPLIED, "refused if the model, the optimizer or the data set changes"
     ),
-    "steps": Rule(Fate.TAKEN, "the end moves; a run that is past it says so, and ends where it is"),
+    "options": Rule(
+        EditEffect.APPLIED, "refused if the model, the optimizer or the data set changes"
+    ),
+    "epochs": Rule(
+        EditEffect.APPLIED, "the end moves; a run that is already past it reports so and ends there"
+    ),
+    "steps": Rule(
+        EditEffect.APPLIED, "the end moves; a run that is already past it reports so and ends there"
+    ),
     "globalBatch": Rule(
-        Fate.TAKEN,
+        EditEffect.APPLIED,
         (
             "the position is in samples: epochs end at the same sample, `steps` stays the "
             "number of steps; refused for streams"
         ),
     ),
-    "microBatch": Rule(Fate.TAKEN, _DEALING),
-    "virtualShards": Rule(Fate.TAKEN, f"{_DEALING}; refused for streams"),
-    "strategy": Rule(Fate.TAKEN, "every strategy reads every checkpoint"),
-    "modelParallel": Rule(Fate.TAKEN, "every strategy reads every checkpoint"),
+    "microBatch": Rule(EditEffect.APPLIED, _SHARDING),
+    "virtualShards": Rule(EditEffect.APPLIED, f"{_SHARDING}; refused for streams"),
+    "strategy": Rule(EditEffect.APPLIED, "every strategy reads every checkpoint"),
+    "modelParallel": Rule(EditEffect.APPLIED, "every strategy reads every checkpoint"),
     "offload": Rule(
-        Fate.TAKEN, "the CPU's arithmetic instead of the device's, or the other way round"
+        EditEffect.APPLIED, "the optimizer computes on the CPU instead of the device, or vice versa"
     ),
-    "pipeline": Rule(Fate.TAKEN, _DEALING),
+    "pipeline": Rule(EditEffect.APPLIED, _SHARDING),
     "precision": Rule(
-        Fate.TAKEN,
-        "weights stay what they are; refused from and to bf16-params, which would round them",
+        EditEffect.APPLIED,
+        "weights do not change; refused from and to bf16-params, which would round them",
         _changes_weights_type,
     ),
-    "seed": Rule(Fate.REFUSED, "a position means other samples under another seed"),
-    "optimizer.name": Rule(Fate.REFUSED, "the state in the checkpoint is the other optimizer's"),
-    "optimizer.learningRate": Rule(Fate.TAKEN, "the schedule is computed from it at the position"),
-    "optimizer.weightDecay": Rule(Fate.TAKEN, "for all parameters"),
+    "seed": Rule(EditEffect.REFUSED, "a position denotes other samples under another seed"),
+    "optimizer.name": Rule(
+        EditEffect.REFUSED, "the checkpoint contains the state of the other optimizer"
+    ),
+    "optimizer.learningRate": Rule(
+        EditEffect.APPLIED, "the schedule is computed from it at the current position"
+    ),
+    "optimizer.weightDecay": Rule(EditEffect.APPLIED, "for all parameters"),
     "optimizer.momentum": Rule(
-        Fate.TAKEN, "refused from and to 0 for sgd, which keeps no state for 0", _changes_momentum
+        EditEffect.APPLIED,
+        "refused from and to 0 for sgd, which keeps no state for 0",
+        _changes_momentum,
     ),
-    "optimizer.betas": Rule(Fate.TAKEN, "for all parameters"),
+    "optimizer.betas": Rule(EditEffect.APPLIED, "for all parameters"),
     "schedule": Rule(
-        Fate.TAKEN, "as if it had been so from the first step on: the rate is that of the position"
+        EditEffect.APPLIED, "the learning rate is that of the new schedule at the current position"
     ),
-    "clipGradNorm": Rule(Fate.TAKEN, "from the next step on"),
-    "onNonfinite": Rule(Fate.TAKEN, "from the next step on"),
-    "gradSpikeFactor": Rule(Fate.TAKEN, "from the next step on"),
-    "syncEverySteps": Rule(Fate.FREE, "when ranks confer changes no weight"),
-    "evaluate": Rule(Fate.TAKEN, "when the training ends"),
-    "evaluateEverySteps": Rule(Fate.TAKEN, "from the next step on"),
-    "earlyStop": Rule(Fate.TAKEN, "evaluations so far are forgotten"),
+    "clipGradNorm": Rule(EditEffect.APPLIED, "from the next step on"),
+    "onNonfinite": Rule(EditEffect.APPLIED, "from the next step on"),
+    "gradSpikeFactor": Rule(EditEffect.APPLIED, "from the next step on"),
+    "syncEverySteps": Rule(EditEffect.FREE, "the sync interval does not affect the weights"),
+    "evaluate": Rule(EditEffect.APPLIED, "when the training ends"),
+    "evaluateEverySteps": Rule(EditEffect.APPLIED, "from the next step on"),
+    "earlyStop": Rule(EditEffect.APPLIED, "earlier evaluations are discarded"),
     "emaDecay": Rule(
-        Fate.TAKEN,
-        "refused where the average is new or gone: the checkpoint has none, or one",
+        EditEffect.APPLIED,
+        "refused if it is added or removed: the checkpoint has no average, or has one",
         _comes_or_goes("emaDecay"),
     ),
-    "activationCheckpointing": Rule(Fate.FREE, "the same bits with less memory"),
-    "compile": Rule(Fate.TAKEN, "other arithmetic for the same model"),
-    "bucketMib": Rule(Fate.TAKEN, "another order of sums over three ranks or more"),
-    "collectiveTiming": Rule(Fate.FREE, "measures, and changes nothing"),
-    "tensorboard": Rule(Fate.FREE, "draws, and changes nothing"),
-    "init": Rule(Fate.FRESH, "only a run that starts over reads it"),
-    "loader": Rule(Fate.FREE, "the same samples by other processes"),
-    "checkpoint": Rule(Fate.FREE, "when and how state is saved changes none of it"),
+    "activationCheckpointing": Rule(EditEffect.FREE, "the same results with less memory"),
+    "compile": Rule(EditEffect.APPLIED, "other arithmetic for the same model"),
+    "bucketMib": Rule(EditEffect.APPLIED, "changes the order of sums over three or more ranks"),
+    "collectiveTiming": Rule(EditEffect.FREE, "only measures"),
+    "tensorboard": Rule(EditEffect.FREE, "only writes event files"),
+    "init": Rule(EditEffect.NEEDS_FRESH, "only a new run reads it"),
+    "loader": Rule(EditEffect.FREE, "the same samples, loaded by other processes"),
+    "checkpoint": Rule(EditEffect.FREE, "when and how the state is saved does not affect it"),
 }
-"""Field of `spec.train`, or of a section in it, by its name in job.yaml: what becomes of an
-edit.
+"""The rule of each field of `spec.train`, or of a section in it, by the field's name in
+job.yaml.
 """
 
 _OF_STREAMS = Rule(
-    Fate.REFUSED, "a stream is dealt to shards by the batch: another one reads other samples"
+    EditEffect.REFUSED,
+    "a stream is divided into shards by the batch: another batch reads other samples",
 )
 _BY_BATCH = ("globalBatch", "virtualShards")
 
@@ -151,34 +161,35 @@ class Change:
     field: str
     before: Any
     now: Any
-    fate: Fate
+    effect: EditEffect
     why: str
 
     def __str__(self) -> str:
-        return f"{self.edit}: {self.fate}" + (
-            f" ({self.why})" if self.fate in (Fate.FRESH, Fate.REFUSED) else ""
-        )
+        explained = self.effect in (EditEffect.NEEDS_FRESH, EditEffect.REFUSED)
+        return f"{self.edit}: {self.effect}" + (f" ({self.why})" if explained else "")
 
     @property
     def edit(self) -> str:
-        """The edit alone."""
+        """The field with its old and new value."""
         return f"{self.field} {_shown(self.before)} -> {_shown(self.now)}"
 
 
 def compare(before: Document, now: Document, *, stream: bool = False) -> list[Change]:
-    """What was edited between two `train` sections, and what becomes of each; fields that one of
-    them lacks are left out.
+    """List the edits between two `train` sections. Fields that one of them lacks are left out.
 
-    `stream`: the training's data is a stream, whose position goes by steps of equal batches.
+    Args:
+        before: The section that the checkpoint was written under.
+        now: The current section.
+        stream: Whether the data is a stream, whose position counts steps of equal batches.
     """
     changes = []
     for field, old, new in _edits(before, now):
-        rule = _OF_STREAMS if stream and field in _BY_BATCH else RULES[_ruled(field)]
+        rule = _OF_STREAMS if stream and field in _BY_BATCH else RULES[_rule_name(field)]
         changes.append(Change(field, old, new, rule.decide(before, now), rule.why))
     return changes
 
 
-def _ruled(field: str) -> str:
+def _rule_name(field: str) -> str:
     return field if field in RULES else field.partition(".")[0]
 
 
@@ -199,56 +210,61 @@ def _shown(value: Any) -> str:
         if isinstance(value, str)
         else json.dumps(value, ensure_ascii=False)
     )
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
+    return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[: _MAX_VALUE_LENGTH - 1]}…"
 
 
-def refuse(changes: list[Change]) -> str | None:
-    """Why a training cannot go on under these changes, and what helps; None where it can."""
-    bad = [change for change in changes if change.fate is Fate.REFUSED]
-    if not bad:
+def explain_refusal(changes: list[Change]) -> str | None:
+    """Explain why a training cannot resume under these changes and what to do; None if it can."""
+    refused = [change for change in changes if change.effect is EditEffect.REFUSED]
+    if not refused:
         return None
-    told = "; ".join(f"spec.train.{change.edit} ({change.why})" for change in bad)
+    edits = "; ".join(f"spec.train.{change.edit} ({change.why})" for change in refused)
     return (
-        f"the job was edited so that its checkpoints do not fit it: {told}. Put the old value "
-        "back, or begin anew with --fresh"
+        f"the checkpoints do not fit the edited job: {edits}. Restore the old value, or start a "
+        "new run with --fresh"
     )
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A run that has ended, and the job as it is now."""
+class FinishedRun:
+    """A run that has finished, compared with the current job."""
 
     changes: list[Change]
-    goes_on: bool
-    """Its end was moved further away, and nothing keeps it from going on to there."""
+    continues: bool
+    """Whether its end was moved further away and it can continue to there."""
     at: str = ""
     """Where it ended."""
 
     @property
     def problem(self) -> str | None:
-        """Why the job is neither done nor can go on; None where one of them holds."""
-        told = [change for change in self.changes if change.fate is not Fate.FREE]
-        if self.goes_on or not told:
+        """Why the job is neither complete nor can continue; None if it is or can."""
+        reported = [change for change in self.changes if change.effect is not EditEffect.FREE]
+        if self.continues or not reported:
             return None
         edits = "; ".join(
-            str(change) if change.fate is Fate.REFUSED else change.edit for change in told
+            str(change) if change.effect is EditEffect.REFUSED else change.edit
+            for change in reported
         )
-        way = "put the old values back to see its report, or begin anew with --fresh"
-        return f"the run is done{self.at}, and the job was edited since: {edits}; {way}"
+        fix = "restore the old values to see its report, or start a new run with --fresh"
+        return f"the run is done{self.at}, and the job was edited since: {edits}; {fix}"
 
     @property
-    def is_over(self) -> bool:
-        """Whether what was done is what the job asks for."""
-        return not self.goes_on and self.problem is None
+    def is_complete(self) -> bool:
+        """Whether the run has done what the job asks for."""
+        return not self.continues and self.problem is None
 
 
-def judge_done(done: Document, job: Document) -> Finished:
-    """Compare the document in DONE with the job as it is now; a DONE that does not say what job it
-    was is taken to be of it.
+def compare_done(done: Document, job: Document) -> FinishedRun:
+    """Compare a finished run with the current job.
+
+    Args:
+        done: The document in DONE. If it does not contain its job, it is assumed to be the current
+            one.
+        job: The current job, with the keys `train` and `script`.
     """
     before, now = done.get("job"), {name: job.get(name) for name in ("train", "script")}
     if not isinstance(before, Mapping):
-        return Finished([], goes_on=False)
+        return FinishedRun([], continues=False)
     was, train = before.get("train"), now["train"]
     if not isinstance(was, Mapping) or not isinstance(train, Mapping):
         old, new = (
@@ -256,18 +272,21 @@ def judge_done(done: Document, job: Document) -> Finished:
             for each in (before, now)
         )
         edits = [edit for edit in _edits(old, new) if edit[1] != edit[2]]
-        return Finished(
-            [Change(*edit, Fate.REFUSED, "what a script makes of it is its own") for edit in edits],
-            goes_on=False,
+        return FinishedRun(
+            [
+                Change(*edit, EditEffect.REFUSED, "the effect on a script is unknown")
+                for edit in edits
+            ],
+            continues=False,
         )
     changes = compare(was, train)
-    refused = any(change.fate is Fate.REFUSED for change in changes)
+    refused = any(change.effect is EditEffect.REFUSED for change in changes)
     at = (
         f" with step {done.get('step')}, after {done.get('samples_seen')} samples"
         if "step" in done
         else ""
     )
-    return Finished(changes, goes_on=not refused and _ends_later(was, train, done), at=at)
+    return FinishedRun(changes, continues=not refused and _ends_later(was, train, done), at=at)
 
 
 def _ends_later(before: Document, now: Document, done: Document) -> bool:
@@ -278,6 +297,6 @@ def _ends_later(before: Document, now: Document, done: Document) -> bool:
 
 
 def table() -> str:
-    """The rules in Markdown."""
-    rows = [f"| `{field}` | {rule.fate} | {rule.why} |" for field, rule in RULES.items()]
+    """Render the rules as a Markdown table."""
+    rows = [f"| `{field}` | {rule.effect} | {rule.why} |" for field, rule in RULES.items()]
     return "\n".join(["| field | an edit is | |", "|---|---|---|", *rows]) + "\n"

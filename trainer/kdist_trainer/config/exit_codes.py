@@ -6,8 +6,8 @@ from enum import IntEnum, StrEnum
 
 
 class Exit(IntEnum):
-    """Exit codes of an agent: below 128 another try cannot help, from 128 on it can (Kubeflow's
-    ExitCode rule).
+    """Exit codes of an agent. By the ExitCode policy of Kubeflow's training operator, codes below
+    128 are permanent failures and codes from 128 on are retryable.
     """
 
     DONE = 0
@@ -26,6 +26,7 @@ class Exit(IntEnum):
 
     @property
     def retryable(self) -> bool:
+        """Whether a restart may help."""
         return self >= 128
 
 

@@ -28,45 +28,43 @@ Bytes = Annotated[str, Field(max_length=32, pattern=QUANTITY)]
 
 
 def count_bytes(quantity: str) -> int:
-    """Bytes of a `Bytes`. Raises `ValueError` for anything else."""
+    """Convert a `Bytes` to a number of bytes. Raises `ValueError` for anything else."""
     if re.match(QUANTITY, quantity) is None:
-        raise ValueError(f"{quantity!r} is no quantity of bytes")
+        raise ValueError(f"{quantity!r} is not a number of bytes")
     number = quantity.rstrip("kKMGTi")
     return int(number) * _UNITS[quantity[len(number) :]]
 
 
 class AllReduceCheck(ConfigModel):
-    """An all-reduce that every group of ranks must do fast enough."""
+    """The all-reduce bandwidth that every worker group must reach."""
 
     min_bus_bandwidth: Bytes = Field(
         description=(
-            "minBusBandwidth that the ranks must reach: nccl-tests' busbw in bytes per "
+            "Bus bandwidth that the ranks must reach, as nccl-tests' busbw in bytes per "
             "second, such as 10G or 500Mi."
         )
     )
-    size: Bytes = Field("64Mi", description="size of the buffer that is all-reduced.")
+    size: Bytes = Field("64Mi", description="Size of the buffer to all-reduce.")
 
 
 class Preflight(ConfigModel):
-    """What is measured before the first step of every group of ranks; a group that is too slow ends
-    the job.
-    """
+    """Checks before the first step of every worker group; a group that is too slow ends the job."""
 
     all_reduce: AllReduceCheck | None = Field(
-        None, description="allReduce: the bus bandwidth that is demanded."
+        None, description="Required bandwidth of an all-reduce."
     )
 
 
 class Optimizer(ConfigModel):
-    """The optimizer that the managed loop builds, unless the workload brings its own."""
+    """The optimizer of the managed loop, unless the workload defines its own."""
 
-    name: Literal["adamw", "sgd"] = Field("adamw", description="name of the algorithm.")
+    name: Literal["adamw", "sgd"] = Field("adamw", description="Name of the algorithm.")
     learning_rate: float = Field(
-        1e-3, gt=0, le=1e3, description="learningRate at the schedule's peak."
+        1e-3, gt=0, le=1e3, description="Learning rate at the peak of the schedule."
     )
-    weight_decay: float = Field(0.01, ge=0, le=1e3, description="weightDecay of all parameters.")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd.")
-    betas: tuple[float, float] = Field((0.9, 0.999), strict=False, description="betas of adamw.")
+    weight_decay: float = Field(0.01, ge=0, le=1e3, description="Weight decay of all parameters.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum, for sgd.")
+    betas: tuple[float, float] = Field((0.9, 0.999), strict=False, description="Betas, for adamw.")
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> Optimizer:
@@ -76,27 +74,27 @@ class Optimizer(ConfigModel):
 
 
 class Schedule(ConfigModel):
-    """How the learning rate moves with the step."""
+    """How the learning rate depends on the step."""
 
     name: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="name of the curve after the warm-up."
+        "constant", description="Shape of the schedule after the warm-up."
     )
     warmup_steps: int = Field(
-        0, ge=0, le=2**53, description="warmupSteps of linear rise from zero."
+        0, ge=0, le=2**53, description="Number of steps of linear warm-up from zero."
     )
     final_ratio: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="finalRatio of the peak rate at the last step (linear, cosine).",
+        description=("Learning rate at the last step, as a fraction of the peak (linear, cosine)."),
     )
 
 
 class Every(ConfigModel):
-    """An interval: by the clock, by steps, or whichever comes first."""
+    """An interval in seconds, in steps, or whichever of the two comes first."""
 
-    seconds: PositiveSeconds | None = Field(None, description="seconds between two saves.")
-    steps: Count | None = Field(None, description="steps between two saves.")
+    seconds: PositiveSeconds | None = Field(None, description="Seconds between two checkpoints.")
+    steps: Count | None = Field(None, description="Steps between two checkpoints.")
 
     @model_validator(mode="after")
     def _given(self) -> Every:
@@ -106,81 +104,83 @@ class Every(ConfigModel):
 
 
 class Checkpointing(ConfigModel):
-    """When and how the training's state is saved."""
+    """When and how the state of the training is saved."""
 
     every: Every = Field(
-        Every(seconds=300), description="every so many seconds or steps a checkpoint is saved."
+        Every(seconds=300), description="Interval between checkpoints, in seconds, steps or both."
     )
     mode: Literal["async", "blocking"] = Field(
-        "async", description="mode: async writes while the training goes on."
+        "async",
+        description=("async writes in the background while training continues; blocking does not."),
     )
-    keep: int = Field(3, ge=1, le=1000, description="keep that many committed checkpoints.")
+    keep: int = Field(3, ge=1, le=1000, description="Number of committed checkpoints to keep.")
     load: Literal["each", "broadcast"] = Field(
         "each",
         description=(
-            "load: each rank reads what it holds, or with broadcast rank 0 reads and sends it."
+            "each: every rank reads its own part; broadcast: rank 0 reads and sends it to "
+            "the others."
         ),
     )
 
 
 class Init(ConfigModel):
-    """Weights to begin with instead of random ones; a checkpoint of the run itself comes first."""
+    """Pretrained weights to start from; the run's own checkpoints take precedence."""
 
     path: str = Field(
         pattern=r"^/[^\x00-\x1f]*$",
         max_length=4096,
         description=(
-            "path of a safetensors file or a folder of checkpoints, as the pods see it: below "
-            "the mountPath of data."
+            "Path of a safetensors file or a folder of checkpoints, as seen by the pods: "
+            "below a mountPath of data."
         ),
     )
     strict: Literal["on", "off"] = Field(
         "on",
         description=(
-            "strict: refuse weights that are missing there or have another shape; off leaves "
-            "those of the model as they are initialized."
+            "on fails for weights that are missing or have another shape; off leaves them "
+            "as the model initialized them."
         ),
     )
 
 
 class EarlyStop(ConfigModel):
-    """When training ends before its time: `evaluateEverySteps` says how often that is asked."""
+    """When training ends early; checked every `evaluateEverySteps` steps."""
 
-    metric: Name = Field("loss", description="metric of the evaluation that is watched.")
+    metric: Name = Field("loss", description="Metric of the evaluation to watch.")
     goal: Literal["min", "max"] = Field(
-        "min", description="goal: min where less is better (loss), max where more is (accuracy)."
+        "min", description=("min if lower is better (loss), max if higher is better (accuracy).")
     )
     patience: int = Field(
         3,
         ge=1,
         le=10_000,
-        description="patience: evaluations without progress before training ends.",
+        description="Evaluations without improvement before training ends.",
     )
     min_delta: float = Field(
-        0.0, ge=0, le=1e9, description="minDelta: how much better counts as progress."
+        0.0, ge=0, le=1e9, description="Smallest change that counts as an improvement."
     )
 
 
 class LoaderConfig(ConfigModel):
-    """How samples reach a rank."""
+    """How a rank loads samples."""
 
     workers: int = Field(
         0,
         ge=0,
         le=256,
-        description="workers (processes) that fetch samples ahead; 0 fetches in the rank itself.",
+        description=("Worker processes that load samples ahead; 0 loads in the rank itself."),
     )
-    prefetch: int = Field(2, ge=1, le=1024, description="prefetch that many batches per worker.")
+    prefetch: int = Field(2, ge=1, le=1024, description="Batches to prefetch per worker.")
 
 
 class Pipelining(ConfigModel):
-    """How the stages of a pipeline are kept busy: `strategy: pipeline`."""
+    """The pipeline schedule of `strategy: pipeline`."""
 
     schedule: Literal["1f1b", "gpipe"] = Field(
         "1f1b",
         description=(
-            "schedule: 1f1b goes backward as soon as it can and so holds less; gpipe makes "
-            "all forward passes first."
+            "1f1b runs backward passes as early as possible and so needs less memory; gpipe "
+            "runs all forward passes first."
         ),
     )
     microbatches: int = Field(
@@ -188,38 +188,41 @@ class Pipelining(ConfigModel):
         ge=1,
         le=65_536,
         description=(
-            "microbatches that a copy's share of the batch is cut to; more leave stages less idle."
+            "Number of microbatches per replica and step; more of them leave stages less idle."
         ),
     )
 
 
 class Training(ConfigModel):
-    """The managed loop: `spec.train`."""
+    """The settings of the managed training loop: `spec.train`."""
 
     workload: Name = Field(
-        description="workload to train: digits, gpt, or module:Class from the image or from code."
+        description=("Workload to train: digits, gpt, or module:Class from the image or from code.")
     )
     options: dict[str, JsonValue] = Field(
-        {}, max_length=256, description="options handed to the workload as they are."
+        {}, max_length=256, description="Options passed to the workload unchanged."
     )
     epochs: Count | None = Field(
-        None, description="epochs to train: passes over the data set. Either epochs or steps."
+        None,
+        description=(
+            "Number of epochs (passes over the data set) to train. Either epochs or steps."
+        ),
     )
     steps: Count | None = Field(
-        None, description="steps to train: optimizer steps. Either epochs or steps."
+        None, description="Number of optimizer steps to train. Either epochs or steps."
     )
     global_batch: int = Field(
         256,
         ge=1,
         le=2**31,
-        description="globalBatch: samples in one optimizer step, over all ranks.",
+        description="Samples per optimizer step, over all ranks.",
     )
     micro_batch: int | None = Field(
         None,
         ge=1,
         le=2**31,
         description=(
-            "microBatch: most samples in one forward pass; a larger shard accumulates gradients."
+            "Maximum number of samples per forward pass; a larger shard accumulates gradients."
         ),
     )
     virtual_shards: int | None = Field(
@@ -227,122 +230,114 @@ class Training(ConfigModel):
         ge=1,
         le=65536,
         description=(
-            "virtualShards that each batch is dealt to; at least the largest world size, "
-            "which is the default."
+            "Number of shards that each batch is split into, independent of the world size; "
+            "at least the largest world size, which is the default."
         ),
     )
     strategy: Literal["ddp", "fsdp", "hsdp", "tensor", "pipeline", "data_parallel"] = Field(
-        "ddp", description="strategy of parallel training; docs/strategies.md compares them."
+        "ddp", description="Parallel strategy; docs/strategies.md compares them."
     )
     model_parallel: int | None = Field(
         None,
         ge=1,
         le=1024,
         description=(
-            "modelParallel: ranks that share one copy of the model; strategies tensor and "
-            "pipeline need it."
+            "Ranks that share one replica of the model; required by the strategies tensor "
+            "and pipeline."
         ),
     )
     offload: Literal["none", "cpu"] = Field(
         "none",
         description=(
-            "offload: cpu keeps the shards of fsdp and hsdp, and the optimizer's work, in the "
-            "CPU's memory."
+            "cpu keeps the shards of fsdp and hsdp in CPU memory, and runs the optimizer there."
         ),
     )
-    pipeline: Pipelining = Field(
-        Pipelining(), description="pipeline: how strategy pipeline keeps its stages busy."
-    )
+    pipeline: Pipelining = Field(Pipelining(), description="Settings of the strategy pipeline.")
     precision: Literal["fp32", "tf32", "bf16", "fp16", "bf16-params"] = Field(
         "fp32",
         description=(
-            "precision of the forward and backward pass; bf16-params keeps the weights in it too."
+            "Precision of the forward and backward pass; bf16-params keeps the weights in bf16 too."
         ),
     )
     seed: int = Field(
         0,
         ge=0,
         le=2**63 - 1,
-        description="seed of the order of samples, of the weights and of each step's randomness.",
+        description=(
+            "Seed for the sample order, the initial weights and the randomness of each step."
+        ),
     )
-    optimizer: Optimizer = Field(Optimizer(), description="optimizer and its settings.")
-    schedule: Schedule = Field(Schedule(), description="schedule of the learning rate.")
+    optimizer: Optimizer = Field(Optimizer(), description="Optimizer and its settings.")
+    schedule: Schedule = Field(Schedule(), description="Learning rate schedule.")
     clip_grad_norm: float | None = Field(
-        None, gt=0, le=1e9, description="clipGradNorm: the gradient's largest total norm."
+        None, gt=0, le=1e9, description="Maximum total norm of the gradient."
     )
     on_nonfinite: Literal["stop", "ignore", "skip", "rollback"] = Field(
         "stop",
         description=(
-            "onNonfinite: what a NaN or infinity leads to; skip leaves the step's update out, "
-            "rollback goes back too."
+            "Action on a NaN or infinite loss or gradient; skip drops the step's update, "
+            "rollback also returns to the last checkpoint."
         ),
     )
     grad_spike_factor: float | None = Field(
         None,
         gt=1,
         le=1e6,
-        description=(
-            "gradSpikeFactor: a gradient so many times larger than usual counts as not finite."
-        ),
+        description=("A gradient norm larger than usual by this factor is treated as non-finite."),
     )
     sync_every_steps: int = Field(
         10,
         ge=1,
         le=10_000,
         description=(
-            "syncEverySteps: how often ranks share losses and flags; agreed actions follow "
-            "within two."
+            "Steps between two exchanges of losses and flags among ranks; agreed actions "
+            "follow within two exchanges."
         ),
     )
     evaluate: Literal["end", "never"] = Field(
-        "end", description="evaluate the workload on its test split when training ends."
+        "end", description="Whether to evaluate on the test split when training ends."
     )
     evaluate_every_steps: Count | None = Field(
-        None, description="evaluateEverySteps: measure the test split this often too."
+        None, description="Also evaluate on the test split every this many steps."
     )
     early_stop: EarlyStop | None = Field(
-        None, description="earlyStop: end when evaluations get no better."
+        None, description="End training early when evaluations stop improving."
     )
     ema_decay: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="emaDecay: evaluate and export a moving average of the weights, such as 0.999.",
+        description=(
+            "Decay of a moving average of the weights, such as 0.999, which is evaluated "
+            "and exported."
+        ),
     )
     activation_checkpointing: Literal["none", "blocks"] = Field(
         "none",
-        description=(
-            "activationCheckpointing: blocks computes each block again in the backward pass, "
-            "to save memory."
-        ),
+        description=("blocks recomputes each block in the backward pass, to save memory."),
     )
     compile: Literal["off", "inductor", "aot_eager"] = Field(
         "off",
-        description=(
-            "compile the model by torch.compile with this backend; inductor needs a C++ "
-            "compiler in the image."
-        ),
+        description=("Backend for torch.compile; inductor needs a C++ compiler in the image."),
     )
     bucket_mib: int = Field(
-        25, ge=1, le=4096, description="bucketMib: size of a gradient bucket of DDP in MiB."
+        25, ge=1, le=4096, description="Size of DDP's gradient buckets, in MiB."
     )
     collective_timing: Literal["on", "off"] = Field(
         "on",
-        description=(
-            "collectiveTiming: whether the collectives of each step are counted and timed."
-        ),
+        description=("Whether the collectives of each step are counted and timed."),
     )
     tensorboard: Literal["scalars", "off"] = Field(
         "scalars",
         description=(
-            "tensorboard: scalars writes its event files beside the checkpoints (loss, "
+            "scalars writes TensorBoard event files next to the checkpoints (loss, "
             "throughput, step times)."
         ),
     )
-    init: Init | None = Field(None, description="init: pretrained weights to begin with.")
-    loader: LoaderConfig = Field(LoaderConfig(), description="loader of samples.")
+    init: Init | None = Field(None, description="Pretrained weights to start from.")
+    loader: LoaderConfig = Field(LoaderConfig(), description="Loading of samples.")
     checkpoint: Checkpointing = Field(
-        Checkpointing(), description="checkpoint: when and how state is saved."
+        Checkpointing(), description="When and how checkpoints are saved."
     )
 
     @model_validator(mode="after")
@@ -352,23 +347,23 @@ class Training(ConfigModel):
         return self
 
     @model_validator(mode="after")
-    def _agreeing(self) -> Training:
+    def _compatible_settings(self) -> Training:
         if self.early_stop is not None and self.evaluate_every_steps is None:
             raise ValueError("earlyStop needs evaluateEverySteps")
         if self.offload == "cpu" and self.strategy not in ("fsdp", "hsdp"):
             raise ValueError(
-                f"offload: cpu needs strategy fsdp or hsdp, and {self.strategy} keeps no shards"
+                f"offload: cpu needs strategy fsdp or hsdp, but {self.strategy} has no shards"
             )
         if self.strategy == "pipeline" and self.checkpoint.load == "broadcast":
             raise ValueError(
-                "checkpoint.load: broadcast cannot be with strategy pipeline, whose ranks "
-                "hold different weights"
+                "checkpoint.load: broadcast cannot be used with strategy pipeline, whose ranks "
+                "have different weights"
             )
-        if self.grad_spike_factor is not None and not self.leaves_out:
+        if self.grad_spike_factor is not None and not self.guards_gradients:
             raise ValueError("gradSpikeFactor needs onNonfinite: skip or rollback")
         return self
 
     @property
-    def leaves_out(self) -> bool:
-        """Whether a step's update may be left out."""
+    def guards_gradients(self) -> bool:
+        """Whether a step's update may be skipped because of its gradient."""
         return self.on_nonfinite in ("skip", "rollback")

@@ -1,5 +1,4 @@
-"""Bring the samples of step after step to a rank: in the rank itself, or ahead of time in
-processes.
+"""Loads a rank's batches: in the rank itself, or ahead of time in loader processes.
 
 Whatever a data set draws at random while it makes a sample follows from (seed, step, shard, chunk),
 so the batches are the same with any number of loader processes and after any resume.
@@ -21,22 +20,24 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from kdist_trainer import config
 from kdist_trainer.data.step_plan import Chunk, StepPlan
-from kdist_trainer.rng import FETCH, derive, generators
+from kdist_trainer.rng import FETCH, Generators, derive
 from kdist_trainer.stream import StreamSamples
 from kdist_trainer.workload import Samples, Workload
 
 
 class MicroBatch(NamedTuple):
-    """One forward pass with its samples."""
+    """The samples of one forward pass."""
 
     shard: int
     chunk: int
+    """Number of the micro-batch within the shard."""
     samples: int
     """0 for the stand-in of a rank without a sample, whose weight is 0 too."""
     weight: float
     batch: Any
-    scant: bool = False
-    """Too few samples for a batch norm."""
+    """What `Workload.collate` returned, on the rank's device."""
+    too_small: bool = False
+    """Too few samples for batch statistics."""
 
 
 class Batch(NamedTuple):
@@ -46,39 +47,39 @@ class Batch(NamedTuple):
     """Position of the step's first sample in the stream."""
     samples: int
     """Samples in the step, over all ranks."""
-    pieces: list[MicroBatch]
+    micro_batches: list[MicroBatch]
 
     @property
     def own_samples(self) -> int:
         """Samples of this rank."""
-        return sum([piece.samples for piece in self.pieces])
+        return sum([micro_batch.samples for micro_batch in self.micro_batches])
 
 
 Fetch = Callable[[Tensor, int], Any]
-"""(indices of samples, seed) -> batch."""
+"""From the indices of samples (int64, shape (samples,)) and a seed to a batch."""
 
 
 def fetcher(workload: Workload, samples: Samples) -> Fetch:
-    """The fastest way to take a batch from these samples: one index where they are tensors, else
-    one sample at a time.
+    """The fastest function that fetches a batch: one `index_select` if the samples are tensors, the
+    data set's own `fetch`, or one sample at a time.
     """
     if isinstance(samples, TensorDataset) and type(workload).collate is Workload.collate:
         tensors = samples.tensors
         return lambda indices, _: [tensor.index_select(0, indices) for tensor in tensors]
-    set_generators = generators(torch.device("cpu"))
-    whole = getattr(samples, "fetch", None)
+    generators = Generators.all(torch.device("cpu"))
+    fetch_all = getattr(samples, "fetch", None)
 
     def fetch(indices: Tensor, seed: int) -> Any:
-        set_generators(seed)
-        if whole is not None:
-            return whole(indices)
+        generators.seed(seed)
+        if fetch_all is not None:
+            return fetch_all(indices)
         return workload.collate([samples[index] for index in indices.tolist()])
 
     return fetch
 
 
 class Loader:
-    """The batches of one rank from any step on."""
+    """The batches of one rank, from any step on."""
 
     def __init__(
         self,
@@ -89,132 +90,143 @@ class Loader:
         settings: config.LoaderConfig,
         seed: int,
     ) -> None:
+        """Load nothing yet.
+
+        Args:
+            steps: What each step takes from the sample stream.
+            workload: Collates the batches and moves them to the device.
+            samples: The training split.
+            settings: Number of loader processes, and how far ahead they load.
+            seed: Seed of the job.
+        """
         self._steps = steps
         self._workload = workload
         self._samples = samples
         self._settings = settings
         self._seed = seed
         if settings.workers:
-            _ready_server()
+            _prepare_forkserver()
         device = workload.context.device
-        self._ahead: Any = None
-        self._move: Callable[[Any], Any] | None = (
+        self._prefetching: Any = None
+        """torch's iterator over the batches of the loader processes."""
+        self._to_device: Callable[[Any], Any] | None = (
             None if device.type == "cpu" else workload.to_device
         )
 
-    def sample(self) -> MicroBatch:
-        """This rank's first piece of the run, fetched here and now: something to warm up with."""
-        return self._moved(
-            _fetched(
-                _request(self._steps, self._steps.parts(0)[0], 0, 0, self._seed), self._fetcher()
-            )
-        )
+    def first_micro_batch(self) -> MicroBatch:
+        """This rank's first micro-batch of the run, fetched in this process, for the warm-up."""
+        request = _make_request(self._steps, self._steps.chunks(0)[0], 0, 0, self._seed)
+        return self._move(_fetch(request, self._fetcher()))
 
-    def go_on(self, *, step: int, position: int) -> int:
-        """Go on after `step` steps that used `position` samples; returns the run's last step."""
-        return self._steps.go_on(step=step, position=position)
+    def resume_at(self, *, step: int, position: int) -> int:
+        """Continue after `step` steps that used `position` samples; returns the run's last step."""
+        return self._steps.resume_at(step=step, position=position)
 
     def past_end(self, *, step: int, position: int) -> str:
-        """What the run asks for, if more than that has been done; else empty."""
+        """The length of the run in words, if `step` steps over `position` samples exceed it; empty
+        otherwise.
+        """
         return self._steps.past_end(step=step, position=position)
 
-    def size(self, position: int) -> int:
-        """Samples, over all ranks, of the step that begins at `position`."""
-        return self._steps.size(position)
+    def step_size(self, position: int) -> int:
+        """Samples, over all ranks, of the step that starts at `position`."""
+        return self._steps.step_size(position)
 
-    def waiting(self) -> int | None:
-        """Pieces that loader processes have ready; None where there are none, or where the system
-        cannot count them.
+    def prefetched(self) -> int | None:
+        """Micro-batches that loader processes have ready; None without such processes, or where the
+        system cannot count them.
         """
         try:
-            return int(self._ahead._data_queue.qsize())  # torch has no public word for it
+            return int(self._prefetching._data_queue.qsize())  # torch has no public method for it
         except (AttributeError, NotImplementedError):
             return None
 
     def batches(self, *, step: int, position: int) -> Iterator[Batch]:
-        """Every step's batch, after `step` steps and `position` samples."""
-        steps, seed, take = self._steps, self._seed, self._take(step, position)
+        """The batch of every step, after `step` steps and `position` samples."""
+        steps, seed, fetch = self._steps, self._seed, self._fetch_from(step, position)
         while position < steps.total:
-            pieces = [
-                take(_request(steps, part, step, position, seed)) for part in steps.parts(position)
+            micro_batches = [
+                fetch(_make_request(steps, chunk, step, position, seed))
+                for chunk in steps.chunks(position)
             ]
-            size = steps.size(position)
-            yield Batch(position, size, pieces)
+            size = steps.step_size(position)
+            yield Batch(position, size, micro_batches)
             step, position = step + 1, position + size
 
-    def _take(self, step: int, position: int) -> Callable[[_Request], MicroBatch]:
-        """What answers the requests from this step on, in their order."""
+    def _fetch_from(self, step: int, position: int) -> Callable[[_Request], MicroBatch]:
+        """The function that fetches the requests from this step on, in their order."""
         if self._settings.workers:
-            ahead = iter(
-                self._processes(
-                    _Requests(self._steps, seed=self._seed, step=step, position=position)
-                )
-            )
-            self._ahead = ahead
-            return lambda _: self._moved(next(ahead))
+            requests = _Requests(self._steps, seed=self._seed, step=step, position=position)
+            prefetching = iter(self._start_processes(requests))
+            self._prefetching = prefetching
+            return lambda _: self._move(next(prefetching))
         fetch = self._fetcher()
-        if self._move is None:
-            return lambda request: _fetched(request, fetch)
-        return lambda request: self._moved(_fetched(request, fetch))
+        if self._to_device is None:
+            return lambda request: _fetch(request, fetch)
+        return lambda request: self._move(_fetch(request, fetch))
 
-    def _processes(self, requests: _Requests) -> DataLoader[MicroBatch]:
+    def _start_processes(self, requests: _Requests) -> DataLoader[MicroBatch]:
         return DataLoader(
-            _Pieces(self._workload, self._samples),
+            _RequestedSamples(self._workload, self._samples),
             batch_size=None,
-            sampler=requests,  # torch speaks of indices, and passes on whatever it is given
-            num_workers=self._processes_of_use(),
+            sampler=requests,  # torch passes each item on to the data set as if it were an index
+            num_workers=self._useful_processes(),
             prefetch_factor=self._settings.prefetch,
-            collate_fn=_unchanged,  # type: ignore[arg-type]  # without a batch size it is handed single items
-            pin_memory=self._move is not None,
+            collate_fn=_unchanged,  # type: ignore[arg-type]  # without a batch size it gets single items
+            pin_memory=self._to_device is not None,
             multiprocessing_context="forkserver",
-            worker_init_fn=end_with_the_rank,
+            worker_init_fn=exit_with_rank,
         )
 
-    def _processes_of_use(self) -> int:
-        """So many processes that each piece of a step comes from the same one every time, where a
-        shard is read in its order.
+    def _useful_processes(self) -> int:
+        """Number of loader processes. For a stream, each micro-batch of a step must come from the
+        same process every time.
 
-        Requests go to them in turn: otherwise every process would read all that the others read, to
-        pass it over.
+        torch assigns requests to processes in turn: otherwise every process would have to read the
+        samples of all others to skip them.
         """
-        most, pieces = self._settings.workers, len(self._steps.parts(0))
+        most, chunks = self._settings.workers, len(self._steps.chunks(0))
         if not isinstance(self._samples, StreamSamples):
             return most
-        return max(count for count in range(1, most + 1) if pieces % count == 0)
+        return max(count for count in range(1, most + 1) if chunks % count == 0)
 
     def _fetcher(self) -> Fetch:
         return fetcher(self._workload, self._samples)
 
-    def _moved(self, piece: MicroBatch) -> MicroBatch:
-        return piece if self._move is None else piece._replace(batch=self._move(piece.batch))
+    def _move(self, micro_batch: MicroBatch) -> MicroBatch:
+        if self._to_device is None:
+            return micro_batch
+        return micro_batch._replace(batch=self._to_device(micro_batch.batch))
 
 
 class _Request(NamedTuple):
-    """One piece to fetch: whose it is, which samples, and what decides all that is drawn while they
-    are made.
-    """
+    """A micro-batch to fetch: its samples, and the seed of all random draws in making them."""
 
-    part: Chunk
+    chunk: Chunk
     indices: Tensor
+    """int64, shape (samples,)"""
     seed: int
 
 
-def _request(steps: StepPlan, part: Chunk, step: int, position: int, seed: int) -> _Request:
-    indices = steps.order.between(position + part.first, position + part.last)
-    return _Request(part, indices, derive(seed, FETCH, step, part.shard, part.chunk))
+def _make_request(steps: StepPlan, chunk: Chunk, step: int, position: int, seed: int) -> _Request:
+    indices = steps.order.between(position + chunk.first, position + chunk.last)
+    return _Request(chunk, indices, derive(seed, FETCH, step, chunk.shard, chunk.chunk))
 
 
-def _fetched(request: _Request, fetch: Fetch) -> MicroBatch:
-    part, indices, seed = request
+def _fetch(request: _Request, fetch: Fetch) -> MicroBatch:
+    chunk, indices, seed = request
     return MicroBatch(
-        part.shard, part.chunk, part.samples, part.weight, fetch(indices, seed), part.scant
+        chunk.shard,
+        chunk.chunk,
+        chunk.samples,
+        chunk.weight,
+        fetch(indices, seed),
+        chunk.too_small,
     )
 
 
 class _Requests:
-    """All of a rank's requests from one position on, in order; no batch waits for them to be
-    made.
-    """
+    """All of a rank's requests from one position on, in order."""
 
     def __init__(self, steps: StepPlan, *, seed: int, step: int, position: int) -> None:
         self._steps = steps
@@ -225,13 +237,13 @@ class _Requests:
     def __iter__(self) -> Iterator[_Request]:
         steps, step, position = self._steps, self._step, self._position
         while position < steps.total:
-            for part in steps.parts(position):
-                yield _request(steps, part, step, position, self._seed)
-            step, position = step + 1, position + steps.size(position)
+            for chunk in steps.chunks(position):
+                yield _make_request(steps, chunk, step, position, self._seed)
+            step, position = step + 1, position + steps.step_size(position)
 
 
-class _Pieces(Dataset[MicroBatch]):
-    """What a loader process works on: a request is answered by its piece."""
+class _RequestedSamples(Dataset[MicroBatch]):
+    """The data set of a loader process: maps a request to its micro-batch."""
 
     def __init__(self, workload: Workload, samples: Samples) -> None:
         self._workload = workload
@@ -239,82 +251,83 @@ class _Pieces(Dataset[MicroBatch]):
         self._fetch: Fetch | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What a loader process makes of it: first the rank's environment is its own, then the
-        user's code is imported.
+        """Unpickle the environment first: a loader process takes over the rank's environment before
+        it imports the user's code.
         """
-        return _pieces_with, (_Environment(dict(os.environ)), self._workload, self._samples)
+        environment = _Environment(dict(os.environ))
+        return _requested_samples, (environment, self._workload, self._samples)
 
     def __getitem__(self, request: _Request) -> MicroBatch:
-        if self._fetch is None:  # made here, because closures do not travel to another process
+        if self._fetch is None:  # made here, because closures cannot be pickled
             self._fetch = fetcher(self._workload, self._samples)
-        return _fetched(request, self._fetch)
+        return _fetch(request, self._fetch)
 
 
 class _Environment:
-    """An environment that takes effect where it is unpickled: the server's own is that of the
-    agent.
+    """Environment variables that are set when they are unpickled: the forkserver's own are those of
+    the agent.
     """
 
     def __init__(self, variables: dict[str, str]) -> None:
         self._variables = variables
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _take_environment, (self._variables,)
+        return _set_environment, (self._variables,)
 
 
-def _take_environment(variables: dict[str, str]) -> _Environment:
+def _set_environment(variables: dict[str, str]) -> _Environment:
     os.environ.clear()
     os.environ.update(variables)
     return _Environment(variables)
 
 
-def _pieces_with(_: _Environment, workload: Workload, samples: Samples) -> _Pieces:
-    return _Pieces(workload, samples)
+def _requested_samples(_: _Environment, workload: Workload, samples: Samples) -> _RequestedSamples:
+    return _RequestedSamples(workload, samples)
 
 
-def end_with_the_rank(_: int) -> None:
-    """Let a loader process end when its rank does, though it be killed: torch looks at the parent,
-    which is the server.
+def exit_with_rank(_: int) -> None:
+    """Make a loader process exit when its rank does, even if it is killed: torch only watches the
+    parent process, which is the forkserver.
     """
     if rank := multiprocessing.parent_process():
-        # a rank that an agent started leads a group, which is killed as one
+        # a rank that an agent started leads a process group, which is killed as one
         with contextlib.suppress(OSError):
             os.setpgid(0, rank.pid or 0)
-        threading.Thread(target=_follow, args=(rank.join,), daemon=True).start()
+        threading.Thread(target=_exit_after, args=(rank.join,), daemon=True).start()
 
 
-def _follow(wait: Callable[[], object]) -> None:
+def _exit_after(wait: Callable[[], object]) -> None:
     wait()
     os._exit(1)
 
 
-def _ready_server() -> None:
-    """Have a server that loader processes are forked from: the one this rank came from, which has
+def _prepare_forkserver() -> None:
+    """Prepare the forkserver of the loader processes: the one that forked this rank, which has
     imported everything.
 
-    A fork of the rank itself would copy gloo's threads half-way. Where nobody forked this rank a
-    server of its own starts now, and imports torch while the rank does other things.
+    A fork of the rank itself would copy gloo's threads in an inconsistent state. If this rank was
+    not forked, a server of its own starts now, and imports torch while the rank continues.
     """
     server: Any = forkserver._forkserver
-    if _comes_from(server):
-        # it is not this process's child, to be waited for
+    if _forked_this_process(server):
+        # it is not a child of this process, which therefore cannot wait for it
         server.ensure_running = resource_tracker.ensure_running
         return
     multiprocessing.set_forkserver_preload(["torch.utils.data", __name__])
     forkserver.ensure_running()
 
 
-def _comes_from(server: Any) -> bool:
-    """Whether this process was forked by a server that takes its requests: a fork knows the
-    address, and has no such child.
+def _forked_this_process(server: Any) -> bool:
+    """Whether a forkserver that accepts requests forked this process: it then knows the server's
+    address, but has no such child.
     """
-    known = (
+    inherited = (
         server._forkserver_pid is None
         and server._forkserver_address
         and server._forkserver_alive_fd is not None
     )
-    return bool(known and getattr(server, "_forkserver_authkey", b"none is asked for") is not None)
+    return bool(inherited and getattr(server, "_forkserver_authkey", b"not required") is not None)
 
 
-def _unchanged(piece: MicroBatch) -> MicroBatch:
-    return piece
+def _unchanged(micro_batch: MicroBatch) -> MicroBatch:
+    return micro_batch

@@ -17,11 +17,12 @@ from kdist_trainer.rng import ORDER, derive
 
 
 class Order:
-    """The samples at stream positions 0, 1, 2, …: one permutation of the whole set after the
+    """The samples at stream positions 0, 1, 2, ...: one permutation of the whole set after the
     other.
     """
 
-    marking = ""
+    algorithm = ""
+    """Name of the algorithm in a fingerprint: with another one, positions mean other samples."""
 
     def __init__(self, *, length: int, seed: int) -> None:
         if length < 1:
@@ -29,14 +30,15 @@ class Order:
         self.length = length
         self._seed = seed
         self._cached: dict[int, Tensor] = {}
-        self._current = torch.empty(0, dtype=torch.int64)
-        self._begin = 0
+        self._block = torch.empty(0, dtype=torch.int64)
+        """Indices of the samples from position `_block_start` on."""
+        self._block_start = 0
 
     def epoch(self, number: int) -> Tensor:
         """Permutation of epoch `number` (0 = first): int64, shape [length]."""
         if number not in self._cached:
             seed = derive(self._seed, ORDER, number)
-            # NumPy promises that RandomState's streams never change, torch does not: the order must
+            # NumPy promises that RandomState's streams never change, torch does not; the order must
             # survive an upgrade.
             drawn = self._draw(np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32]))
             self._cached = {key: value for key, value in self._cached.items() if key == number - 1}
@@ -51,95 +53,87 @@ class Order:
         """Indices of the samples at positions `first` (included) to `last` (excluded): int64, shape
         [last - first].
         """
-        start, stop = first - self._begin, last - self._begin
-        if start >= 0 and stop <= len(self._current):
-            return self._current[start:stop]
+        start, stop = first - self._block_start, last - self._block_start
+        if start >= 0 and stop <= len(self._block):
+            return self._block[start:stop]
         number, start = divmod(first, self.length)
         stop = start + last - first
         if stop <= self.length:
-            self._current, self._begin = self.epoch(number), first - start
-            return self._current[start:stop]
+            self._block = self.epoch(number)
+            self._block_start = first - start
+            return self._block[start:stop]
         rest = self.between((number + 1) * self.length, last)
         return torch.cat([self.epoch(number)[start:], rest])
 
 
 LARGE = 2**22
-"""Samples from which on no list of a permutation is made: at 1e8 it takes 43 s and 763 MiB, in
-every rank.
-"""
+"""Length from which on no permutation is stored: at 1e8 it takes 43 s and 763 MiB in every rank."""
 _BLOCK = 2**14
 
 
-class Computed(Order):
-    """An order of which any position is computed where it is asked for, a block of them at a
-    time.
-    """
+class ComputedOrder(Order):
+    """An order that is computed when it is needed, a block of positions at a time."""
 
     def between(self, first: int, last: int) -> Tensor:
         """Indices of the samples at positions `first` (included) to `last` (excluded): int64, shape
         [last - first].
         """
-        start, stop = first - self._begin, last - self._begin
-        if start < 0 or stop > len(self._current):
+        start, stop = first - self._block_start, last - self._block_start
+        if start < 0 or stop > len(self._block):
             ahead = min(first + _BLOCK, (first // self.length + 1) * self.length)
-            self._current, self._begin = self._compute(first, max(last, ahead)), first
+            self._block = self._compute(first, max(last, ahead))
+            self._block_start = first
             start, stop = 0, last - first
-        return self._current[start:stop]
+        return self._block[start:stop]
 
     def _compute(self, first: int, last: int) -> Tensor:
         raise NotImplementedError
 
 
-class Keyed(Computed):
-    """The order of a large set: each epoch a keyed bijection of its positions, computed where it is
-    asked for.
+class FeistelOrder(ComputedOrder):
+    """The order of a large set: each epoch is a keyed bijection of its positions.
 
-    A Feistel network over the smallest power of two that holds the set, applied again while it
-    leads outside of the set (cycle walking): J. Black and P. Rogaway, Ciphers with Arbitrary Finite
-    Domains, CT-RSA 2002. Its round function is the finisher of splitmix64 (G. Steele, D. Lea, C.
-    Flood, OOPSLA 2014). Any position costs the same, so a resume waits for none.
+    A Feistel network over the smallest power of two that holds the set, applied again while its
+    output is outside of the set (cycle walking): J. Black and P. Rogaway, Ciphers with Arbitrary
+    Finite Domains, CT-RSA 2002. Its round function is the finisher of splitmix64 (G. Steele, D.
+    Lea, C. Flood, OOPSLA 2014). Any position costs the same, so a resume is immediate.
     """
 
     rounds = 12
-    marking = "feistel-splitmix64-12"
-    """What this order is called in a fingerprint: a position means other samples under another
-    one.
-    """
+    algorithm = "feistel-splitmix64-12"
 
     def __init__(self, *, length: int, seed: int) -> None:
         super().__init__(length=length, seed=seed)
         bits = max(2, (length - 1).bit_length())
         self._low = np.uint64(bits // 2)
         self._masks = np.uint64((1 << (bits // 2)) - 1), np.uint64((1 << (bits - bits // 2)) - 1)
-        self._keyed = -1
+        self._keys_epoch = -1
         self._keys: list[np.uint64] = []
 
     def _compute(self, first: int, last: int) -> Tensor:
         parts = []
         for number in range(first // self.length, (last - 1) // self.length + 1):
-            begin = number * self.length
+            start = number * self.length
             own = np.arange(
-                max(first, begin) - begin, min(last, begin + self.length) - begin, dtype=np.uint64
+                max(first, start) - start, min(last, start + self.length) - start, dtype=np.uint64
             )
-            parts.append(torch.from_numpy(self._permuted(number, own).astype(np.int64)))
+            parts.append(torch.from_numpy(self._permute(number, own).astype(np.int64)))
         return torch.cat(parts)
 
-    def _permuted(self, number: int, places: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """Where epoch `number` leads from these places, each in [0, length)."""
-        if number != self._keyed:
-            seed = derive(self._seed, ORDER, number)
-            self._keys, self._keyed = (
-                [np.uint64(derive(seed, ORDER, index)) for index in range(self.rounds)],
-                number,
-            )
-        found = self._network(places)
+    def _permute(self, epoch: int, offsets: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """The samples at these offsets in [0, length) of an epoch."""
+        if epoch != self._keys_epoch:
+            seed = derive(self._seed, ORDER, epoch)
+            self._keys = [np.uint64(derive(seed, ORDER, index)) for index in range(self.rounds)]
+            self._keys_epoch = epoch
+        found = self._network(offsets)
         while (outside := np.flatnonzero(found >= np.uint64(self.length))).size:
             found[outside] = self._network(found[outside])
         return found
 
     def _network(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """One pass: the halves in turn are changed by what the key makes of the other, which can be
-        taken back.
+        """Apply the Feistel network once: each half in turn is combined with a keyed hash of the
+        other, which can be inverted.
         """
         low, high = values & self._masks[0], values >> self._low
         for first, second in zip(self._keys[::2], self._keys[1::2], strict=True):
@@ -154,65 +148,83 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-class Weighted(Order):
-    """Samples drawn with replacement, each as often as its weight says; an epoch is as many draws
-    as there are samples.
+class WeightedOrder(Order):
+    """Samples drawn with replacement in proportion to their weights; an epoch has as many draws as
+    there are samples.
     """
 
     def __init__(self, *, weights: Tensor, length: int, seed: int) -> None:
-        """Raises `DataError` for weights that are no weights of `length` samples."""
+        """Prepare the draws.
+
+        Args:
+            weights: Weight of each sample, shape (length,).
+            length: Number of samples.
+            seed: Seed of the job.
+
+        Raises:
+            DataError: If `weights` has another shape, or values that are no weights.
+        """
         super().__init__(length=length, seed=seed)
         if weights.shape != (length,):
             raise DataError(
-                f"weights() must give one number for each of {length} samples, and gave "
+                f"weights() must return one number for each of {length} samples, and returned "
                 f"{tuple(weights.shape)}"
             )
         values = weights.detach().cpu().numpy().astype(np.float64, copy=False)
         if not np.isfinite(values).all() or (values < 0).any() or not values.any():
-            raise DataError("weights() must give numbers of 0 or more, finite and not all 0")
+            raise DataError("weights() must return numbers of 0 or more, finite and not all 0")
         self._ends = np.cumsum(values)
         self._last = length - 1 - int(np.argmax(values[::-1] != 0))
 
     def _draw(self, random: np.random.RandomState) -> npt.NDArray[np.int64]:
-        return self._fall(random.random_sample(self.length))
+        return self._sample_at(random.random_sample(self.length))
 
-    def _fall(self, places: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """The samples on which places in [0, 1) fall."""
-        # A draw that falls on the border belongs to the next sample, so that weight 0 is never
-        # drawn.
-        drawn = np.searchsorted(self._ends, places * self._ends[-1], side="right")
+    def _sample_at(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """The samples to which numbers in [0, 1) belong, by inversion of the cumulative weights."""
+        # A number on a boundary belongs to the next sample, so that weight 0 is never drawn.
+        drawn = np.searchsorted(self._ends, numbers * self._ends[-1], side="right")
         kept: npt.NDArray[np.int64] = np.minimum(drawn, self._last).astype(np.int64, copy=False)
         return kept
 
 
-class WeightedByPosition(Weighted, Computed):
-    """The same for a large set: the draw at a position follows from it alone, by splitmix64, and no
-    epoch is drawn as a whole.
+class ComputedWeightedOrder(WeightedOrder, ComputedOrder):
+    """The same for a large set: the draw at a position follows from the position alone, by
+    splitmix64, and no epoch is drawn as a whole.
     """
 
-    marking = "splitmix64"
+    algorithm = "splitmix64"
 
     def _compute(self, first: int, last: int) -> Tensor:
         key = np.uint64(derive(self._seed, ORDER, self.length))
         states = key + np.arange(first + 1, last + 1, dtype=np.uint64) * np.uint64(
             0x9E3779B97F4A7C15
         )
-        places = (_mix(states) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        return torch.from_numpy(self._fall(places))
+        numbers = (_mix(states) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return torch.from_numpy(self._sample_at(numbers))
 
 
-def order_of(length: int, *, seed: int, weights: Tensor | None = None) -> Order:
-    """The order of a set of so many samples. Raises `DataError` for weights that are none."""
+def make_order(length: int, *, seed: int, weights: Tensor | None = None) -> Order:
+    """Make the order of a data set.
+
+    Args:
+        length: Number of samples.
+        seed: Seed of the job.
+        weights: How often each sample is drawn, in proportion, shape (length,); None for a
+            permutation per epoch.
+
+    Raises:
+        DataError: If there are no samples, or `weights` are not valid.
+    """
     large = length >= LARGE
     if weights is not None:
-        return (WeightedByPosition if large else Weighted)(
+        return (ComputedWeightedOrder if large else WeightedOrder)(
             weights=weights, length=length, seed=seed
         )
-    return (Keyed if large else Order)(length=length, seed=seed)
+    return (FeistelOrder if large else Order)(length=length, seed=seed)
 
 
 class SequentialOrder(Order):
-    """The order of a stream, which has no other: position 0, 1, 2, …."""
+    """The order of a stream: positions 0, 1, 2, ..."""
 
     def between(self, first: int, last: int) -> Tensor:
         """These positions: int64, shape [last - first]."""

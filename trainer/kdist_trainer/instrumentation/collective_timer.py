@@ -1,10 +1,9 @@
-"""What a step's ranks exchange where not all of it is DDP's all-reduces: counted and timed by the
-kind of collective.
+"""Counts and times a step's collectives by their kind, for every strategy but `ddp`.
 
-`fsdp`, `hsdp` and `tensor` gather, reduce and scatter in forward and backward passes, `pipeline`
-reduces over its copies. On a CPU the rank itself waits for each: that time is taken out of the
-phase that it fell in. On a GPU a stream waits, beside others that compute, and what of it no
-computation hides is not known here: it stays where it is.
+`fsdp`, `hsdp` and `tensor` gather, reduce and scatter in forward and backward passes; `pipeline`
+reduces over its copies. On a CPU the rank itself waits for each collective: that time is taken out
+of the phase that it fell in. On a GPU a stream waits, next to others that compute. How much of that
+no computation hides is not known here, so it stays in its phase.
 """
 
 from __future__ import annotations
@@ -17,70 +16,75 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import ProcessGroup, Work
+from torch.distributed import ProcessGroup, Work
 
 from kdist_trainer.instrumentation import collective_hooks
-from kdist_trainer.instrumentation.collective_hooks import Follow
+from kdist_trainer.instrumentation.collective_hooks import PostHook
+from kdist_trainer.instrumentation.intervals import union_length
 from kdist_trainer.instrumentation.step_timer import StepTimer
+from kdist_trainer.instrumentation.torch_internals import storage_id
 from kdist_trainer.metrics.step_stats import Op, StepPhase, StepStats
 
 KINDS: dict[str, Op] = {
     f"{op.name.lower()}{form}": op for op in Op for form in ("", "_single", "_coalesced", "_uneven")
 }
-"""Which of the timed collectives a launched one is."""
+"""Kind of each timed collective, by its name in `collective_hooks`."""
 
 
 def payload(kind: Op, tensors: Sequence[Tensor], group: ProcessGroup) -> int:
-    """The S of nccl-tests, bytes: what a rank holds whole. `tensors` are its part of what is
-    gathered or scattered.
+    """Bytes of a collective as nccl-tests counts them (S): the largest buffer of a rank.
+
+    Args:
+        kind: what is done.
+        tensors: the rank's part of what is gathered or scattered, all of what is reduced.
+        group: the ranks that take part.
     """
     return sum(tensor.nbytes for tensor in tensors) * (1 if kind is Op.ALL_REDUCE else group.size())
 
 
-def when_done(work: Work, call: Callable[[object], object]) -> bool:
-    """Call `call` at the end of `work`; False if it has no future: gloo's reduce_scatter is
-    finished by who waits for it.
+def on_completion(work: Work, callback: Callable[[object], object]) -> bool:
+    """Call `callback` at the end of `work`.
+
+    Returns:
+        False if `work` has no future: the rank that waits for it completes gloo's reduce_scatter.
     """
     try:
         future = work.get_future()
     except RuntimeError:
         return False
-    future.then(call)
+    future.then(callback)
     return True
 
 
-def storage(tensor: Tensor) -> int:
-    """Which memory it is, also where it lies nowhere while a compiler looks on."""
-    return int(tensor.untyped_storage()._cdata)
-
-
 @dataclass(slots=True, eq=False)
-class _Flight:
-    """A collective under way."""
+class _Pending:
+    """A collective in flight."""
 
     kind: Op
     results: frozenset[int]
-    """The memory that it fills, by which it may be waited for."""
+    """Ids of the storages that it fills, by which a rank may wait for it."""
     work: Work | None = None
 
 
 @dataclass(slots=True)
 class _Sums:
-    """One kind's sums of one step."""
+    """The sums of one kind in one step."""
 
     count: int = 0
     nbytes: int = 0
     running: int = 0
     since: float = 0.0
+    """When the first of the running ones was launched, in seconds of the clock."""
     busy: float = 0.0
+    """Seconds with at least one in flight."""
 
 
 @dataclass(slots=True)
-class _Passes:
-    """One step's collectives."""
+class _Step:
+    """The collectives of one step."""
 
     sums: list[_Sums] = field(default_factory=lambda: [_Sums() for _ in Op])
-    flights: list[_Flight] = field(default_factory=list)
+    pending: list[_Pending] = field(default_factory=list)
 
 
 class GlooCollectiveTimer:
@@ -88,95 +92,88 @@ class GlooCollectiveTimer:
     rank has waited for it.
     """
 
-    def __init__(self, stats: StepStats, laps: StepTimer) -> None:
+    def __init__(self, stats: StepStats, step_timer: StepTimer) -> None:
         self._stats = stats
-        self._laps = laps
+        self._step_timer = step_timer
         self._lock = threading.Lock()
-        self._passes: _Passes | None = None
+        self._step: _Step | None = None
         self._main = threading.main_thread().ident
-        collective_hooks.listen(self)
-        collective_hooks.surround(self)
+        collective_hooks.register_launch_hook(self)
+        collective_hooks.register_wait_hook(self)
 
-    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
-        """A collective is about to be launched; those of threads beside the training are not
-        counted.
-        """
-        passes, kind = self._passes, KINDS.get(op)
-        if (
-            passes is None
-            or kind is None
-            or threading.get_ident() != self._main
-            or group.size() == 1
-        ):
+    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> PostHook | None:
+        """Count a collective that is about to be launched on the main thread."""
+        step, kind = self._step, KINDS.get(op)
+        if step is None or kind is None or threading.get_ident() != self._main or group.size() == 1:
             return None
-        flight = _Flight(kind, frozenset(map(storage, tensors)))
-        sums = passes.sums[kind]
+        pending = _Pending(kind, frozenset(map(storage_id, tensors)))
+        sums = step.sums[kind]
         sums.count += 1
         sums.nbytes += payload(kind, tensors, group)
         with self._lock:
-            passes.flights.append(flight)
+            step.pending.append(pending)
             if sums.running == 0:
                 sums.since = perf_counter()
             sums.running += 1
 
-        def follow(work: Work) -> None:
-            flight.work = work
-            when_done(work, lambda _: self._end(passes, flight))
+        def post_hook(work: Work) -> None:
+            pending.work = work
+            on_completion(work, lambda _: self._end(step, pending))
 
-        return follow
+        return post_hook
 
     def wait(self, wait: collective_hooks.Wait, awaited: Work | Tensor) -> Any:
-        """What `wait` returns; the time of the rank's own waits is exposed."""
-        passes = self._passes
-        if passes is None or threading.get_ident() != self._main:
+        """Return what `wait` returns; the time of the main thread's waits is exposed."""
+        step = self._step
+        if step is None or threading.get_ident() != self._main:
             return wait()
-        begun = perf_counter()
+        started = perf_counter()
         result = wait()
-        self._laps.take(StepPhase.COMM_EXPOSED, perf_counter() - begun)
-        filled = storage(awaited) if isinstance(awaited, Tensor) else None
-        for flight in passes.flights[:]:
-            if flight.work is awaited or filled in flight.results:
-                self._end(passes, flight)
+        self._step_timer.attribute(StepPhase.COMM_EXPOSED, perf_counter() - started)
+        filled = storage_id(awaited) if isinstance(awaited, Tensor) else None
+        for pending in step.pending[:]:
+            if pending.work is awaited or filled in pending.results:
+                self._end(step, pending)
         return result
 
-    def _end(self, passes: _Passes, flight: _Flight) -> None:
+    def _end(self, step: _Step, pending: _Pending) -> None:
         with self._lock:
-            if flight not in passes.flights:
+            if pending not in step.pending:
                 return
-            passes.flights.remove(flight)
-            flight.work = None  # which holds what it was about
-            sums = passes.sums[flight.kind]
+            step.pending.remove(pending)
+            pending.work = None  # it holds the tensors
+            sums = step.sums[pending.kind]
             sums.running -= 1
             if sums.running == 0:
                 sums.busy += perf_counter() - sums.since
 
     def start(self) -> None:
-        """Begin with nothing."""
-        self._passes = _Passes()
+        """Start a step without collectives."""
+        self._step = _Step()
 
-    def settle(self) -> None:
-        """Add the step's sums; what is still in flight was so until now."""
-        passes, self._passes = self._passes, None
-        if passes is None:
+    def finish_step(self) -> None:
+        """Add the step's sums; collectives still in flight count up to now."""
+        step = self._step
+        self._step = None
+        if step is None:
             return
-        for flight in passes.flights[:]:
-            self._end(passes, flight)
-        for kind, sums in zip(Op, passes.sums, strict=True):
+        for pending in step.pending[:]:
+            self._end(step, pending)
+        for kind, sums in zip(Op, step.sums, strict=True):
             self._stats.add_collectives(kind, busy=sums.busy, nbytes=sums.nbytes, count=sums.count)
 
     def close(self) -> None:
-        """Listen no more."""
-        collective_hooks.ignore(self)
-        collective_hooks.leave(self)
+        """Stop measuring."""
+        collective_hooks.unregister_launch_hook(self)
+        collective_hooks.unregister_wait_hook(self)
 
 
 @dataclass(slots=True)
 class _Enqueued:
-    """One step's collectives on a device: each one's events, the second only where its end can be
-    known.
-    """
+    """The collectives of one step on a device."""
 
     spans: list[tuple[Op, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    """Events around each collective whose end can be known."""
     count: list[int] = field(default_factory=lambda: [0 for _ in Op])
     nbytes: list[int] = field(default_factory=lambda: [0 for _ in Op])
 
@@ -189,11 +186,11 @@ class CudaCollectiveTimer:
     def __init__(self, stats: StepStats) -> None:
         self._stats = stats
         self._open: _Enqueued | None = None
-        self._settled: list[_Enqueued] = []
-        collective_hooks.listen(self)
+        self._finished: list[_Enqueued] = []
+        collective_hooks.register_launch_hook(self)
 
-    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
-        """A collective is about to be enqueued on the present stream."""
+    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> PostHook | None:
+        """Count a collective that is about to be enqueued on the current stream."""
         step, kind = self._open, KINDS.get(op)
         if (
             step is None
@@ -212,43 +209,39 @@ class CudaCollectiveTimer:
             end.record()
             step.spans.append((kind, begin, end))
 
-        return lambda work: when_done(work, ended)
+        return lambda work: on_completion(work, ended)
 
     def start(self) -> None:
-        """Begin with nothing."""
+        """Start a step without collectives."""
         self._open = _Enqueued()
 
-    def settle(self) -> None:
-        """Put the step aside, and count an earlier one if the device has passed it."""
+    def finish_step(self) -> None:
+        """Queue the step, and add an earlier one if the device has passed it."""
         if self._open is not None:
-            self._settled.append(self._open)
+            self._finished.append(self._open)
         self._open = None
-        while len(self._settled) > self._READ_AFTER_STEPS and all(
+        while len(self._finished) > self._READ_AFTER_STEPS and all(
             end.query()  # type: ignore[no-untyped-call]
-            for _, _, end in self._settled[0].spans
+            for _, _, end in self._finished[0].spans
         ):
-            step = self._settled.pop(0)
+            step = self._finished.pop(0)
             for kind in Op:
-                busy = covered([(begin, end) for its, begin, end in step.spans if its is kind])
+                busy = _busy_seconds([span[1:] for span in step.spans if span[0] is kind])
                 self._stats.add_collectives(
                     kind, busy=busy, nbytes=step.nbytes[kind], count=step.count[kind]
                 )
 
     def close(self) -> None:
-        """Listen no more."""
-        collective_hooks.ignore(self)
+        """Stop measuring."""
+        collective_hooks.unregister_launch_hook(self)
 
 
-def covered(spans: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> float:
-    """Seconds in which at least one span was under way, overlaps counted once."""
-    origin = spans[0][0] if spans else None
-    times = sorted(
-        (origin.elapsed_time(begin), origin.elapsed_time(end))
-        for begin, end in spans
-        if origin is not None
+def _busy_seconds(spans: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> float:
+    """Seconds with at least one of the spans under way."""
+    if not spans:
+        return 0.0
+    origin = spans[0][0]
+    return (
+        union_length((origin.elapsed_time(begin), origin.elapsed_time(end)) for begin, end in spans)
+        / 1e3
     )
-    busy, reached = 0.0, -float("inf")
-    for begun, ended in times:
-        busy += max(0.0, ended - max(begun, reached))
-        reached = max(reached, ended)
-    return busy / 1e3

@@ -18,13 +18,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from kdist_trainer.config import Training
 from kdist_trainer.metrics.step_stats import StepStats
 
-LOOK_SECONDS = 1.0
-"""Least time between two looks."""
+SAMPLE_SECONDS = 1.0
+"""Minimum time between two samples."""
 
 _PAGES = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
-# Dense bf16 and fp16 FLOP/s, by what the device's name holds: the first that fits. From the makers'
-# data sheets.
+# Dense bf16 and fp16 FLOP/s from the vendors' data sheets; the first whose name is part of the
+# device's name applies.
 _PEAKS = (
     ("B200", 2250e12),
     ("H200", 989e12),
@@ -43,9 +43,7 @@ _HALVES = {"bf16", "fp16", "bf16-params"}
 
 
 class DeviceStats:
-    """Puts into a rank's `stats` what it takes. `waiting` says how many batches are ready, None
-    where nobody fetches ahead.
-    """
+    """Samples a rank's resource usage into its `stats`."""
 
     def __init__(
         self,
@@ -55,11 +53,19 @@ class DeviceStats:
         *,
         waiting: Callable[[], int | None],
     ) -> None:
+        """Sample nothing yet.
+
+        Args:
+            stats: gets the samples.
+            device: whose memory is sampled, if it is a CUDA device.
+            train: says whether FLOPs can be counted, and the precision that peak FLOP/s are for.
+            waiting: returns how many prefetched batches are ready, None without prefetching.
+        """
         self._stats = stats
         self._device = device
         self._waiting = waiting
-        # A rank's own forward pass is its share of the arithmetic, and can be seen: not inside of
-        # compiled code.
+        # With these strategies a rank's own forward pass is its share of the arithmetic. Compiled
+        # code is not counted.
         self._counts = train.compile == "off" and train.strategy in (
             "ddp",
             "fsdp",
@@ -73,27 +79,25 @@ class DeviceStats:
 
     @contextmanager
     def counting(self, samples: int) -> Iterator[None]:
-        """Count the FLOPs of a forward pass over so many samples, made in this block, where they
-        can be counted.
-        """
+        """Count the FLOPs of the forward pass over `samples` samples in this block, if possible."""
         if not self._counts:
             yield
             return
         with FlopCounterMode(display=False) as counter:
             yield
-        # The backward pass does the arithmetic of the forward pass once for the inputs and once for
+        # The backward pass does the arithmetic of the forward pass twice: for the inputs and for
         # the weights.
         self._flops_per_sample = 3 * counter.get_total_flops() / max(1, samples)
 
-    def look(self) -> None:
-        """Note what there is now, unless the last look was a moment ago; some microseconds, and no
-        wait for a device.
+    def sample(self) -> None:
+        """Take a sample, at most one every `SAMPLE_SECONDS`. Takes microseconds and never waits for
+        a device.
         """
         self._stats.model_flops = self._stats.samples * self._flops_per_sample
         now = time.monotonic()
         if now < self._next:
             return
-        self._next = now + LOOK_SECONDS
+        self._next = now + SAMPLE_SECONDS
         stats = self._stats
         stats.memory = resident_bytes()
         stats.queue_depth = self._waiting()
@@ -106,11 +110,11 @@ class DeviceStats:
 
 
 def was_counting(error: Exception) -> bool:
-    """Whether torch's counter stumbled over an operation that it has no right formula for, the same
-    on every rank.
+    """Whether `error` came from torch's FLOP counter, which has a wrong formula for some operation,
+    the same one on every rank.
 
-    What the operations themselves raise are `RuntimeError`s, and passed on: a pass must not be
-    tried again on one rank alone.
+    Operations themselves raise `RuntimeError`, for which this is False: one rank must not repeat a
+    pass alone.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return (
@@ -120,7 +124,7 @@ def was_counting(error: Exception) -> bool:
 
 
 def resident_bytes() -> int | None:
-    """Memory of this process that is in RAM; None where there is no /proc."""
+    """Resident memory of this process in bytes; None without /proc."""
     try:
         return int(_PAGES.read_text().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError, ValueError):
@@ -128,8 +132,14 @@ def resident_bytes() -> int | None:
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Peak FLOP/s of a device by its name, in a precision of job.yaml; None where it is not
-    known.
+    """Peak FLOP/s of a device.
+
+    Args:
+        device: name of the device, such as `NVIDIA H100 PCIe`.
+        precision: `precision` of job.yaml.
+
+    Returns:
+        FLOP/s from the vendor's data sheet; None for an unknown device or precision.
     """
     peak = next((peak for name, peak in _PEAKS if name in device), None)
     if peak is None or precision in _HALVES:

@@ -1,7 +1,7 @@
-"""What a rank was doing when a signal such as SIGSEGV ended it: stacks by faulthandler.
+"""Stacks of a rank that a signal such as SIGSEGV ends, written by faulthandler.
 
-They go into a file, from which the agent takes them. Where the user has switched faulthandler on
-(PYTHONFAULTHANDLER) it writes where the user wants it.
+They go to a file that the agent reads. Where the user has enabled faulthandler
+(PYTHONFAULTHANDLER), its output stays where the user wants it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import re
 import signal
 from pathlib import Path
 
-from kdist_trainer.errors import TRACEBACK_LINES, is_user_code
+from kdist_trainer.errors import is_user_code
+from kdist_trainer.failure import TRACEBACK_LINES
 
 SIGNALS = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
 """The signals that faulthandler writes the stacks for."""
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 _FRAME = re.compile(r'\s+File "(.*)", line (\d+) in (.*)')
 
 
 def path_of(scratch: Path, local_rank: int) -> Path:
-    """Where a rank's last stacks are."""
+    """File with a rank's last stacks."""
     return scratch / f"rank-{local_rank}.crash"
 
 
@@ -31,19 +32,24 @@ def watch(scratch: Path, local_rank: int) -> None:
         return
     try:
         faulthandler.enable(file=path_of(scratch, local_rank).open("w"))
-    except OSError:  # no room for another file: to stderr
+    except OSError:  # the disk is full: write to stderr
         faulthandler.enable()
 
 
 def read(scratch: Path, local_rank: int) -> tuple[tuple[str, ...], str | None]:
-    """The lines of the thread that crashed, innermost last, and the last of them that is the
-    user's.
+    """Read the stack that a crashed rank left.
 
-    No lines where none were left, or where it is not known which thread it was.
+    Args:
+        scratch: the agent's folder.
+        local_rank: the rank on this node.
+
+    Returns:
+        The lines of the thread that crashed, innermost last, and the last of them in the user's
+        code. No lines if there are none or the thread is unknown.
     """
     try:
         with path_of(scratch, local_rank).open(encoding="utf-8", errors="replace") as left:
-            text = left.read(_MOST_BYTES)
+            text = left.read(_MAX_BYTES)
     except OSError:
         return (), None
     # A child process that crashed earlier has written to the same file.

@@ -1,7 +1,7 @@
-"""Notes every collective of this rank in its heartbeat before it begins, whoever calls it.
+"""Records every collective of this rank in its heartbeat before it is launched, whoever calls it.
 
-An entry is written into the memory shared with the agent, so the agent knows what each rank was in,
-even of one that aborted in C++.
+Entries go into the memory shared with the agent, so the agent knows which collective each rank was
+in, also after an abort in C++.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import ProcessGroup
+from torch.distributed import ProcessGroup
 
 from kdist_trainer.instrumentation import collective_hooks
-from kdist_trainer.instrumentation.collective_hooks import Follow
+from kdist_trainer.instrumentation.collective_hooks import PostHook
 from kdist_trainer.liveness import Heartbeat, Phase
 
 _Entry = tuple[str, int, str, str, str]  # operation, elements, element type, shape, group
-_MOST_ENTRIES = 1024  # a model may have ever new shapes
+_MAX_ENTRIES = 1024  # a model may keep using new shapes
 
-_noted: list[FlightRecorder] = []
+_installed: list[FlightRecorder] = []
 
 
 class FlightRecorder:
@@ -33,20 +33,18 @@ class FlightRecorder:
         self._heartbeat = heartbeat
         self._groups: dict[str, str] = {}
         self._entries: dict[object, _Entry] = {}
-        # kept also for a script, for the reason that `world.leave` gives
+        # kept alive also for a script, for the reason given in `world.leave`
         self._world: ProcessGroup | None = None
         self._main = threading.main_thread().ident
 
-    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
-        """A collective begins. It is on the way of every step: what to write is worked out once for
-        each shape.
-        """
+    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> PostHook | None:
+        """Record a collective. Every step passes here, so each shape is described only once."""
         name = group.group_name
         key = (op, name, tensors[0].dtype, tensors[0].shape) if len(tensors) == 1 else None
         entry = self._entries.get(key) if key is not None else None
         if entry is None:
             entry = self._describe(op, tensors, group, name)
-            if key is not None and len(self._entries) < _MOST_ENTRIES:
+            if key is not None and len(self._entries) < _MAX_ENTRIES:
                 self._entries[key] = entry
         op, numel, dtype, shape, label = entry
         self._heartbeat.enter(
@@ -55,8 +53,8 @@ class FlightRecorder:
         return None
 
     def wait(self, wait: Callable[[], Any], awaited: object) -> Any:  # noqa: ARG002 - it is the last one entered
-        """What `wait` returns, with a note that the rank is inside for so long. One that raises was
-        inside to its end.
+        """Return what `wait` returns, and record that the rank is in it meanwhile. A wait that
+        raises stays recorded.
         """
         if not self._is_current():
             return wait()
@@ -66,8 +64,8 @@ class FlightRecorder:
         return result
 
     def _is_current(self) -> bool:
-        """Whether this is what the rank waits for: not a thread of ours beside the training.
-        Autograd's threads are C++'s.
+        """Whether this is a thread of the training: the main one or, as Python knows nothing of
+        C++'s threads, one of autograd's.
         """
         if threading.get_ident() == self._main:
             return True
@@ -81,7 +79,7 @@ class FlightRecorder:
             label = self._groups[name] = _describe(group, name)
             if not label:
                 self._world = group
-        # between two of the group's ranks: not counted with what all of them enter
+        # between two ranks of the group: not counted with the collectives of all its ranks
         if op in ("send", "recv"):
             label = f"{label}p2p"
         dtype = str(tensors[0].dtype) if tensors else ""
@@ -90,20 +88,20 @@ class FlightRecorder:
 
 
 def _describe(group: ProcessGroup, name: str) -> str:
-    """Nothing for all ranks; else a name that is the same on the members and another one on
-    everybody else.
+    """The group's label: empty for all ranks, else one that its members share and no other group
+    has.
     """
     if group is dist.group.WORLD:
         return ""
     try:
         ranks = dist.get_process_group_ranks(group)
     except (KeyError, ValueError, RuntimeError):
-        return f"?{name[:20]}"  # of members that nobody knows
+        return f"?{name[:20]}"  # its members are unknown
     return f"{name[:12]}({ranks[0]}-{ranks[-1]})" if ranks else name[:12]
 
 
 def find_heartbeat() -> Heartbeat | None:
-    """The file that the agent watches, if there is an agent."""
+    """This rank's heartbeat, which the agent watches; None without an agent."""
     if "KDIST_SCRATCH" not in os.environ:
         return None
     path = Path(os.environ["KDIST_SCRATCH"], f"rank-{os.environ.get('LOCAL_RANK', '0')}.heartbeat")
@@ -114,25 +112,25 @@ def find_heartbeat() -> Heartbeat | None:
     return heartbeat
 
 
-def note_collectives(heartbeat: Heartbeat | None) -> None:
-    """Let the agent know what this rank exchanges with others, if there are any."""
+def record_collectives(heartbeat: Heartbeat | None) -> None:
+    """Record this rank's collectives in `heartbeat`, unless the rank is alone or there is none."""
     if heartbeat is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         install(heartbeat)
 
 
 def install(heartbeat: Heartbeat, kind: type[FlightRecorder] = FlightRecorder) -> None:
-    """From now on, for the life of this process, note all collectives in `heartbeat`; a later call
-    names another one.
+    """Record all collectives of this process in `heartbeat` from now on, instead of in an earlier
+    one.
     """
     remove()
-    _noted.append(kind(heartbeat))
-    collective_hooks.listen(_noted[0])
-    collective_hooks.surround(_noted[0])
+    _installed.append(kind(heartbeat))
+    collective_hooks.register_launch_hook(_installed[0])
+    collective_hooks.register_wait_hook(_installed[0])
 
 
 def remove() -> None:
-    """Note no collectives any more."""
-    for former in _noted:
-        collective_hooks.ignore(former)
-        collective_hooks.leave(former)
-    _noted.clear()
+    """Stop recording collectives."""
+    for recorder in _installed:
+        collective_hooks.unregister_launch_hook(recorder)
+        collective_hooks.unregister_wait_hook(recorder)
+    _installed.clear()

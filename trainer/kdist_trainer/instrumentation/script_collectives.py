@@ -1,13 +1,12 @@
-"""What the ranks of an unchanged script exchange: every collective of the process counted and
-timed, with no steps to count by.
+"""Counts and times the collectives of an unchanged script, which has no steps to count by.
 
-The agent also sees which one a rank waits in: that is all it can know of a script that reports
-nothing.
+The agent also learns which collective a rank waits in: nothing else is known of a script that
+reports nothing.
 
-Two clocks, as in the managed loop. What gloo does ends with a future, on a thread of gloo's, or
-when the rank has waited for it. What is enqueued on a CUDA device lies between two events, which
-are read at a later collective: nothing here synchronises. Collectives inside of a CUDA graph are
-not seen when the graph is replayed, so they are not counted.
+There are two clocks, as in the managed loop. A collective of gloo's ends with a future, on a thread
+of gloo's, or when the rank has waited for it. One that is enqueued on a CUDA device lies between
+two events, which are read at a later collective, so nothing here synchronizes. Collectives within a
+CUDA graph are invisible when the graph is replayed, so they are not counted.
 """
 
 from __future__ import annotations
@@ -23,120 +22,118 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import ProcessGroup, Work
+from torch.distributed import ProcessGroup, Work
 
 from kdist_trainer import log
 from kdist_trainer.instrumentation import collective_hooks, flight_recorder
-from kdist_trainer.instrumentation.collective_hooks import Follow
-from kdist_trainer.instrumentation.collective_timer import KINDS, payload, storage, when_done
+from kdist_trainer.instrumentation.collective_hooks import PostHook
+from kdist_trainer.instrumentation.collective_timer import KINDS, on_completion, payload
 from kdist_trainer.instrumentation.flight_recorder import FlightRecorder
+from kdist_trainer.instrumentation.torch_internals import storage_id
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.metrics import reporter
 from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import Op, StepStats
 
 SEND_SECONDS = 1.0
-_MOST_UNFINISHED = 64
-# enqueued collectives after which the first are asked whether the device has passed them
+_MAX_UNFINISHED = 64
 _READ_AT = 8
+"""Enqueued collectives from which on the oldest ones are checked for completion."""
 
 _installed: list[ScriptCollectiveTimer] = []
 
 
 def install() -> None:
-    """Time the collectives of this process from now on, for its life, and send the sums to the
-    agent.
-    """
-    stats = reporter.share()
+    """Time this process's collectives for the rest of its life, and send the sums to the agent."""
+    stats = reporter.shared_stats()
     _installed.append(ScriptCollectiveTimer(stats))
     if "KDIST_SCRATCH" in os.environ:
         path = Path(
             os.environ["KDIST_SCRATCH"], f"rank-{os.environ.get('LOCAL_RANK', '0')}.heartbeat"
         )
-        # without a beat, by which a watchdog would go
+        # attached without a beat, which would start the watchdog
         flight_recorder.install(Heartbeat.attach(path), ScriptRecorder)
-        # what a child exchanges is not this rank's
+        # a child's collectives are not this rank's
         os.register_at_fork(after_in_child=flight_recorder.remove)
 
 
 class ScriptRecorder(FlightRecorder):
-    """Notes collectives only until they have ended: a script may compute for long before it waits
-    for one, or never does so.
+    """Records a collective only until it has ended: a script may compute for long before it waits
+    for it, or never wait.
     """
 
-    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
-        """A collective begins; on threads beside the training it is not what the rank waits for."""
+    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> PostHook | None:
+        """Record a collective; only those of the training's threads can be what the rank waits
+        for.
+        """
         super().begin(op, tensors, group)
         if not self._is_current():
             return None
         number = self._heartbeat.entered
 
-        def follow(work: Work) -> None:
-            if (tensors and tensors[0].is_cuda) or not when_done(
+        def post_hook(work: Work) -> None:
+            if (tensors and tensors[0].is_cuda) or not on_completion(
                 work, lambda _: self._heartbeat.leave(number)
             ):
-                # whose end nobody tells: it counts while somebody waits for it
+                # its end is not reported: record it only while something waits for it
                 self._heartbeat.leave(number)
 
-        return follow
+        return post_hook
 
 
 @dataclass(slots=True, eq=False)
-class _Flight:
-    """A collective of the host's that is under way; `results` is the memory that it fills."""
+class _Pending:
+    """A collective of gloo's in flight."""
 
     kind: Op
     nbytes: int
     results: frozenset[int]
-    begun: float
+    """Ids of the storages that it fills."""
+    started: float
     work: Work | None = None
     ended: bool = False
 
 
 class ScriptCollectiveTimer:
-    """Adds the collectives of the threads that train to `stats`. An error in here ends the
-    measuring and nothing else.
-    """
+    """Adds the collectives of the threads that train to `stats`. An error ends only the timing."""
 
     def __init__(self, stats: StepStats) -> None:
         self._stats = stats
         self._lock = threading.Lock()
         self._running = [0 for _ in Op]
         self._since = [0.0 for _ in Op]
-        self._unfinished: deque[_Flight] = deque()
+        self._unfinished: deque[_Pending] = deque()
         self._device = _Device(stats)
         self._main = threading.main_thread().ident
         self._sender: threading.Thread | None = None
-        collective_hooks.listen(self)
-        collective_hooks.surround(self)
+        collective_hooks.register_launch_hook(self)
+        collective_hooks.register_wait_hook(self)
 
-    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
-        """A collective is about to be launched; those of threads beside the training are not
-        counted.
-        """
+    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> PostHook | None:
+        """Count a collective that a thread of the training is about to launch."""
         kind = KINDS.get(op)
         if kind is None or not self._is_training():
             return None
         try:
             return self._begin(kind, tensors, group)
-        except Exception as error:  # noqa: BLE001 - a number that cannot be had must never end a training
-            self._give_up(error)
+        except Exception as error:  # noqa: BLE001 - a failed measurement must never end a training
+            self._stop_timing(error)
             return None
 
     def wait(self, wait: collective_hooks.Wait, awaited: Work | Tensor) -> Any:
-        """What `wait` returns; what it waited for has ended."""
+        """Return what `wait` returns; the collective that it waited for has ended."""
         result = wait()
         if self._unfinished:
             try:
-                self._waited(awaited)
+                self._end_awaited(awaited)
             except Exception as error:  # noqa: BLE001 - as above
-                self._give_up(error)
+                self._stop_timing(error)
         return result
 
     def close(self) -> None:
-        """Listen no more."""
-        collective_hooks.ignore(self)
-        collective_hooks.leave(self)
+        """Stop measuring."""
+        collective_hooks.unregister_launch_hook(self)
+        collective_hooks.unregister_wait_hook(self)
 
     def _is_training(self) -> bool:
         """Whether this is the main thread or one of autograd's, which are C++'s."""
@@ -144,79 +141,76 @@ class ScriptCollectiveTimer:
             threading.current_thread(), threading._DummyThread
         )
 
-    def _begin(self, kind: Op, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:
+    def _begin(self, kind: Op, tensors: Sequence[Tensor], group: ProcessGroup) -> PostHook | None:
         if group.size() == 1 or not tensors:
             return None
         if self._sender is None:
             self._sender = threading.Thread(
-                target=_send_on, args=(self._stats,), daemon=True, name="kdist metrics"
+                target=_send_forever, args=(self._stats,), daemon=True, name="kdist metrics"
             )
             self._sender.start()
         nbytes = payload(kind, tensors, group)
         if tensors[0].is_cuda:
             return self._device.begin(kind, nbytes, tensors[0].device)
-        flight = _Flight(kind, nbytes, frozenset(map(storage, tensors)), perf_counter())
+        pending = _Pending(kind, nbytes, frozenset(map(storage_id, tensors)), perf_counter())
         with self._lock:
             if self._running[kind] == 0:
-                self._since[kind] = flight.begun
+                self._since[kind] = pending.started
             self._running[kind] += 1
-        return lambda work: self._follow(flight, work)
+        return lambda work: self._end_later(pending, work)
 
-    def _follow(self, flight: _Flight, work: Work) -> None:
+    def _end_later(self, pending: _Pending, work: Work) -> None:
         try:
-            if when_done(work, lambda _: self._end(flight)):
+            if on_completion(work, lambda _: self._end(pending)):
                 return
-            flight.work = work
-            self._unfinished.append(flight)
-            # nobody has waited for it in a way that is seen here
-            if len(self._unfinished) > _MOST_UNFINISHED:
+            pending.work = work
+            self._unfinished.append(pending)
+            # its wait was not seen
+            if len(self._unfinished) > _MAX_UNFINISHED:
                 self._end(self._unfinished.popleft())
         except Exception as error:  # noqa: BLE001 - as above
-            self._give_up(error)
+            self._stop_timing(error)
 
-    def _waited(self, awaited: Work | Tensor) -> None:
-        filled = storage(awaited) if isinstance(awaited, Tensor) else None
-        for flight in list(self._unfinished):
-            if flight.work is awaited or filled in flight.results:
-                self._unfinished.remove(flight)
-                self._end(flight)
+    def _end_awaited(self, awaited: Work | Tensor) -> None:
+        filled = storage_id(awaited) if isinstance(awaited, Tensor) else None
+        for pending in list(self._unfinished):
+            if pending.work is awaited or filled in pending.results:
+                self._unfinished.remove(pending)
+                self._end(pending)
 
-    def _end(self, flight: _Flight) -> None:
+    def _end(self, pending: _Pending) -> None:
         now = perf_counter()
-        flight.work = None  # which holds what it was about
-        kind = flight.kind
+        pending.work = None  # it holds the tensors
+        kind = pending.kind
         with self._lock:
             self._running[kind] -= 1
             busy = now - self._since[kind] if self._running[kind] == 0 else 0.0
-            self._stats.add_collectives(kind, busy=busy, nbytes=flight.nbytes, count=1)
+            self._stats.add_collectives(kind, busy=busy, nbytes=pending.nbytes, count=1)
             if kind is Op.ALL_REDUCE:
-                self._stats.observe_all_reduce(now - flight.begun)
+                self._stats.observe_all_reduce(now - pending.started)
 
-    def _give_up(self, error: Exception) -> None:
+    def _stop_timing(self, error: Exception) -> None:
         self.close()
         log.warn(
             "timing-ended",
-            message=f"collectives are timed no more: {type(error).__name__}: {error}",
+            message=f"collectives are no longer timed: {type(error).__name__}: {error}",
         )
 
 
 @dataclass(slots=True)
 class _Enqueued:
-    """A collective on a device, between two events; the second is there once its end is
-    enqueued.
-    """
+    """A collective on a device, between two events."""
 
     kind: Op
     nbytes: int
     begin: torch.cuda.Event
     end: torch.cuda.Event
     closed: bool = False
+    """Whether the second event was recorded."""
 
 
 class _Device:
-    """The collectives of one CUDA device; those of a second one in the same process are not
-    counted.
-    """
+    """Times the collectives of one CUDA device, the first that the process uses."""
 
     def __init__(self, stats: StepStats) -> None:
         self._stats = stats
@@ -225,8 +219,8 @@ class _Device:
         self._open: deque[_Enqueued] = deque()
         self._reached: list[torch.cuda.Event | None] = [None for _ in Op]
 
-    def begin(self, kind: Op, nbytes: int, device: torch.device) -> Follow | None:
-        """One is about to be enqueued on the present stream."""
+    def begin(self, kind: Op, nbytes: int, device: torch.device) -> PostHook | None:
+        """Count a collective that is about to be enqueued on the current stream."""
         if torch.cuda.is_current_stream_capturing() or device != (self._device or device):
             return None
         self._device = device
@@ -239,19 +233,21 @@ class _Device:
             one.end.record(torch.cuda.current_stream(device))
             one.closed = True
 
-        def follow(work: Work) -> None:
-            if when_done(work, ended):
+        def post_hook(work: Work) -> None:
+            if on_completion(work, ended):
                 self._open.append(one)
 
-        return follow
+        return post_hook
 
     def _read(self) -> None:
-        """Add those that the device has passed, in their order, up to the first that it has not."""
+        """Add the collectives that the device has passed, in order, up to the first that it has
+        not.
+        """
         while self._open and self._open[0].closed and self._open[0].end.query():  # type: ignore[no-untyped-call]
             one = self._open.popleft()
             seconds = one.begin.elapsed_time(one.end) / 1e3
             before = self._reached[one.kind]
-            # Time since an earlier one of its kind had ended: less than its own where the two
+            # Seconds since the previous one of its kind ended: less than its own where both
             # overlapped.
             fresh = seconds if before is None else before.elapsed_time(one.end) / 1e3
             self._stats.add_collectives(
@@ -269,11 +265,9 @@ class _Device:
         return self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def _send_on(stats: StepStats) -> NoReturn:
-    """Send the sums about once a second for as long as this process lives; its end sends the last
-    ones.
-    """
-    sender, pause = Reporter(stats, min_interval_seconds=0.0), threading.Event()
+def _send_forever(stats: StepStats) -> NoReturn:
+    """Send the sums every `SEND_SECONDS`; the exit of the process sends the last ones."""
+    reporter, pause = Reporter(stats, min_interval_seconds=0.0), threading.Event()
     while True:
-        sender.send()
+        reporter.send()
         pause.wait(SEND_SECONDS)

@@ -1,9 +1,10 @@
 """Where a step's time goes: its phases by the clock, and its all-reduces from launch to end.
 
-DDP averages as it does by itself, so the weights stay the same to the bit: a timer listens to what
-passes torch's dispatcher and reads the clock twice per bucket. Latencies of buckets overlap: their
-sum lies, so what is kept is the time with at least one all-reduce in flight (busy) and the tail
-from the last one's launch to its end, which no computation hides (exposed).
+DDP averages as it does by itself, so the weights stay bitwise identical: a timer hooks the
+collectives in torch's dispatcher and reads the clock twice per bucket. Buckets overlap, so the sum
+of their latencies would mislead. What counts is the time with at least one all-reduce in flight
+(busy), and the tail from the launch of the last one to its end, which no computation hides
+(exposed).
 """
 
 from __future__ import annotations
@@ -19,129 +20,135 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from kdist_trainer.instrumentation import collective_hooks
-from kdist_trainer.instrumentation.collective_hooks import Follow
+from kdist_trainer.instrumentation.collective_hooks import PostHook
+from kdist_trainer.instrumentation.intervals import union_length
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 
 
 class StepTimer:
-    """A stopwatch that hands every moment to one phase of the step, so that the phases sum to the
-    time it ran.
+    """A stopwatch that attributes every moment to one phase of the step, so that the phases sum to
+    the time it ran.
     """
 
     def __init__(self, stats: StepStats) -> None:
         self._phase = stats.phase
-        self._last = self._begun = perf_counter()
+        now = perf_counter()
+        self._last = now
+        self._begun = now
 
-    def lap(self, phase: StepPhase) -> None:
-        """The time since the last lap went to `phase`."""
+    def record_phase(self, phase: StepPhase) -> None:
+        """Attribute the time since the previous record to `phase`."""
         now = perf_counter()
         self._phase[phase] += now - self._last
         self._last = now
 
-    def take(self, phase: StepPhase, seconds: float) -> None:
-        """So much of the time since the last lap went to `phase`, whatever the next lap says."""
+    def attribute(self, phase: StepPhase, seconds: float) -> None:
+        """Attribute `seconds` of the time since the previous record to `phase`; the next record
+        gets the rest.
+        """
         self._phase[phase] += seconds
         self._last += seconds
 
-    def end(self) -> float:
-        """The last lap ended a step: its seconds, all laps since the step before together."""
-        seconds, self._begun = self._last - self._begun, self._last
+    def finish_step(self) -> float:
+        """End a step at its last record; returns its seconds, all phases together."""
+        seconds = self._last - self._begun
+        self._begun = self._last
         return seconds
 
-    def skip(self) -> float:
-        """The time since the last lap belongs to no step (a save, an evaluation); it is returned,
-        in seconds.
+    def exclude(self) -> float:
+        """Leave the time since the previous record, such as a save or an evaluation, out of the
+        step; returns it in seconds.
         """
         now = perf_counter()
         seconds = now - self._last
-        self._last, self._begun = now, self._begun + seconds
+        self._last = now
+        self._begun += seconds
         return seconds
 
 
-class Timer(Protocol):
-    """What the loop asks of a timer of collectives."""
+class CollectiveTimer(Protocol):
+    """A timer of the collectives of each step, called by the training loop."""
 
     def start(self) -> None:
-        """A step's passes begin: count the collectives that are launched from now on."""
+        """Start a step: count the collectives that are launched from now on."""
         ...
 
-    def settle(self) -> None:
-        """The step's last backward pass has returned: add its collectives to the sums."""
+    def finish_step(self) -> None:
+        """Add the step's collectives to the sums; its last backward pass has returned."""
         ...
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop measuring."""
         ...
 
 
 @dataclass(slots=True)
-class _Passes:
-    """The all-reduces of one step: [launched, ended] in seconds, 0 where it has not said so, and
-    how many are under way.
-    """
+class _AllReduces:
+    """The all-reduces of one step."""
 
     spans: list[list[float]] = field(default_factory=list)
+    """Launch and end of each, in seconds of one clock; the end is 0 until it is known."""
     running: int = 0
     nbytes: int = 0
 
 
 class GlooAllReduceTimer:
-    """Times all-reduces that end when their futures do: gloo's. Callbacks run on its threads."""
+    """Times gloo's all-reduces, which end when their futures do, on gloo's threads."""
 
     def __init__(self, stats: StepStats, heartbeat: Heartbeat | None = None) -> None:
         self._stats = stats
         self._heartbeat = heartbeat
         self._lock = threading.Lock()
-        self._passes: _Passes | None = None
-        # Who listens last is told first: a span is open before the heartbeat enters, so that the
-        # end of another all-reduce, on its own thread, does not take the rank for one that has
+        self._step: _AllReduces | None = None
+        # The hook registered last is called first: a span is open before the heartbeat enters, so
+        # that the end of another all-reduce, on its own thread, does not mark the rank as having
         # left.
-        collective_hooks.listen(self)
+        collective_hooks.register_launch_hook(self)
 
-    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:  # noqa: ARG002
-        """An all-reduce is about to be launched: its span is open until its future ends."""
-        passes = self._passes
-        if passes is None or op != "all_reduce":
+    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> PostHook | None:  # noqa: ARG002
+        """Open a span, which ends with the future of the all-reduce."""
+        step = self._step
+        if step is None or op != "all_reduce":
             return None
         span = [perf_counter(), 0.0]
         with self._lock:
-            passes.spans.append(span)
-            passes.running += 1
+            step.spans.append(span)
+            step.running += 1
         for tensor in tensors:
-            passes.nbytes += tensor.nbytes
+            step.nbytes += tensor.nbytes
 
         def ended(_: object) -> None:
             with self._lock:
                 span[1] = perf_counter()
-                passes.running -= 1
-                if passes.running == 0 and passes is self._passes and self._heartbeat is not None:
+                step.running -= 1
+                if step.running == 0 and step is self._step and self._heartbeat is not None:
                     self._heartbeat.leave()
 
         return lambda work: work.get_future().then(ended)
 
     def start(self) -> None:
-        """Begin with no spans."""
-        self._passes = _Passes()
+        """Start a step without spans."""
+        self._step = _AllReduces()
 
-    def settle(self) -> None:
-        """Every all-reduce has ended, or backward would not have returned; the callback of the last
-        may still be on its way.
+    def finish_step(self) -> None:
+        """Add the step's sums. Every all-reduce has ended, or backward would not have returned; the
+        callback of the last one may still be running.
         """
         now = perf_counter()
         with self._lock:
-            passes, self._passes = self._passes, None
-            if passes is None or not passes.spans:
+            step = self._step
+            self._step = None
+            if step is None or not step.spans:
                 return
             if self._heartbeat is not None:
                 self._heartbeat.leave()
-        add_spans(
-            self._stats, [(begun, ended or now) for begun, ended in passes.spans], passes.nbytes
-        )
+        spans = [(started, ended or now) for started, ended in step.spans]
+        add_all_reduces(self._stats, spans, step.nbytes)
 
     def close(self) -> None:
-        """Listen no more."""
-        collective_hooks.ignore(self)
+        """Stop measuring."""
+        collective_hooks.unregister_launch_hook(self)
 
 
 class CudaAllReduceTimer:
@@ -156,13 +163,13 @@ class CudaAllReduceTimer:
         self._heartbeat = heartbeat
         self._pool: list[torch.cuda.Event] = []
         self._open: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None
-        self._settled: list[tuple[list[tuple[torch.cuda.Event, torch.cuda.Event]], int]] = []
+        self._finished: list[tuple[list[tuple[torch.cuda.Event, torch.cuda.Event]], int]] = []
         self._bytes = 0
-        collective_hooks.listen(self)
+        collective_hooks.register_launch_hook(self)
 
-    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> Follow | None:  # noqa: ARG002
-        """An all-reduce is about to be launched between two events: a callback runs on a stream
-        that waits for its end.
+    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> PostHook | None:  # noqa: ARG002
+        """Put the all-reduce between two events: a callback runs on a stream that waits for its
+        end.
         """
         if self._open is None or op != "all_reduce":
             return None
@@ -173,77 +180,77 @@ class CudaAllReduceTimer:
         return lambda work: work.get_future().then(lambda _: end.record())
 
     def start(self) -> None:
-        """Begin with no events."""
-        self._open, self._bytes = [], 0
+        """Start a step without events."""
+        self._open = []
+        self._bytes = 0
 
-    def settle(self) -> None:
-        """Put the step's events aside, and count those of an earlier step if the device has passed
+    def finish_step(self) -> None:
+        """Queue the step's events, and add those of an earlier step if the device has passed
         them.
         """
         if self._open:
-            self._settled.append((self._open, self._bytes))
+            self._finished.append((self._open, self._bytes))
         self._open = None
-        while len(self._settled) > self._READ_AFTER_STEPS and self._settled[0][0][-1][1].query():  # type: ignore[no-untyped-call]
-            events, nbytes = self._settled.pop(0)
+        while len(self._finished) > self._READ_AFTER_STEPS and self._finished[0][0][-1][1].query():  # type: ignore[no-untyped-call]
+            events, nbytes = self._finished.pop(0)
             origin = events[0][0]
             spans = [
                 (origin.elapsed_time(begin) / 1e3, origin.elapsed_time(end) / 1e3)
                 for begin, end in events
             ]
-            add_spans(self._stats, spans, nbytes)
+            add_all_reduces(self._stats, spans, nbytes)
             self._pool.extend(event for pair in events for event in pair)
             if self._heartbeat is not None:
                 self._heartbeat.leave()
 
     def close(self) -> None:
-        """Listen no more."""
-        collective_hooks.ignore(self)
+        """Stop measuring."""
+        collective_hooks.unregister_launch_hook(self)
 
     def _event(self) -> torch.cuda.Event:
         return self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 class NullTimer:
-    """Nobody listens."""
+    """A timer that measures nothing."""
 
     def start(self) -> None:
-        """Nothing will be measured."""
+        """Do nothing."""
 
-    def settle(self) -> None:
-        """Nothing was measured."""
+    def finish_step(self) -> None:
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nobody listened."""
+        """Do nothing."""
 
 
-def add_spans(stats: StepStats, spans: Sequence[tuple[float, float]], nbytes: int) -> None:
-    """Count one step's all-reduces, given when each was launched and when it ended, in seconds of
-    one clock.
+def add_all_reduces(stats: StepStats, spans: Sequence[tuple[float, float]], nbytes: int) -> None:
+    """Add one step's all-reduces to the rank's sums.
+
+    Args:
+        stats: the sums.
+        spans: when each was launched and when it ended, in seconds of one clock.
+        nbytes: bytes of all of them together.
     """
     if not spans:
         return
-    busy, reached = 0.0, 0.0
-    ordered = sorted(spans)
-    for begun, ended in ordered:
-        busy += max(0.0, ended - max(begun, reached))
-        reached = max(reached, ended)
-    exposed = reached - ordered[-1][0]
-    # it was waiting, inside of what the laps saw as backward
+    exposed = max(ended for _, ended in spans) - max(spans)[0]
+    # the rank waited within what the step timer recorded as backward
     stats.phase[StepPhase.BACKWARD] -= exposed
     stats.add_all_reduces(
-        busy=busy,
+        busy=union_length(spans),
         exposed=exposed,
         nbytes=nbytes,
-        durations=[ended - begun for begun, ended in spans],
+        durations=[ended - started for started, ended in spans],
     )
 
 
 class BandwidthProbe:
-    """Measures now and then what the network between the ranks can do, all of them together and
-    nothing else going on.
+    """Measures from time to time the network between the ranks, all of them together, while nothing
+    else runs.
 
-    A training's own all-reduces wait for the slowest rank, so they tell a bound; here every rank
-    waits before the clock starts.
+    A training's own all-reduces wait for the slowest rank, so they give a lower bound; here every
+    rank waits before the clock starts.
     """
 
     EVERY_SECONDS = 600.0
@@ -252,6 +259,14 @@ class BandwidthProbe:
     def __init__(
         self, stats: StepStats, group: ProcessGroup, device: torch.device, *, enabled: bool = True
     ) -> None:
+        """Probe `group` on `device`, unless it is not `enabled` or a rank is alone.
+
+        Args:
+            stats: gets the bandwidth.
+            group: the ranks that are measured.
+            device: where the measured tensors are.
+            enabled: False to never measure.
+        """
         self._stats = stats
         self._group = group
         self._device = device
@@ -259,15 +274,16 @@ class BandwidthProbe:
         self._seconds = 0.0
 
     def is_due(self, seconds: float) -> bool:
-        """Whether it is time again, after so many more seconds of steps: the same answer on ranks
-        that are told the same.
+        """Whether to measure now, `seconds` of steps after the previous call.
+
+        The answer is the same on all ranks if `seconds` is.
         """
         self._seconds += seconds
         return self._enabled and self._seconds >= self.EVERY_SECONDS
 
     def measure(self) -> None:
-        """Put the bus bandwidth into the rank's sums: nccl-tests' S/t * 2(n-1)/n, bytes per second.
-        Collective.
+        """Measure the bus bandwidth, in bytes per second: S/t * 2(n-1)/n, as in nccl-tests
+        (doc/PERFORMANCE.md). Collective.
         """
         self._seconds = 0.0
         if not self._enabled:
@@ -279,12 +295,12 @@ class BandwidthProbe:
         self._stats.probe_bandwidth = payload.nbytes / seconds * 2 * (size - 1) / size
 
     def _time(self, payload: Tensor) -> float:
-        self._group.allreduce([payload[:1]]).wait()  # a barrier, by the way that is measured
+        self._group.allreduce([payload[:1]]).wait()  # a barrier over the measured transport
         self._finish()
-        begun = perf_counter()
+        started = perf_counter()
         self._group.allreduce([payload]).wait()
         self._finish()
-        return perf_counter() - begun
+        return perf_counter() - started
 
     def _finish(self) -> None:
         if self._device.type == "cuda":

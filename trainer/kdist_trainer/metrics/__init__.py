@@ -1,10 +1,11 @@
-"""Metrics: declared, measured, sent by each rank to its agent, and served to Prometheus.
+"""Metrics: declared, sent by each rank to its agent, and served to Prometheus.
 
-`declarations` and `step_stats` hold every metric with its name, unit and help: a new one is one
-field there. A rank's `reporter` packs its `StepStats` into a datagram (`wire`); the agent's
-`exporter` receives it, `aggregation` sums over ranks and restarts, and `endpoint` serves
-`/metrics`, `/healthz`, `/readyz` and `/status`. `persistence` keeps counters across restarts of the
-agent. Read `step_stats` first, then `exporter`.
+`declarations` and `step_stats` (with `resource_stats`) hold every metric with its name, unit and
+help: to add a metric, add one field there. A rank's `reporter` packs its `StepStats` into a
+datagram (`wire`). The agent's `exporter` gets it from the `receiver`, `aggregation` sums over ranks
+and restarts, `wall_time` computes goodput, and `endpoint` serves `/metrics`, `/healthz`, `/readyz`
+and `/status` (`status`). `persistence` keeps the counters across restarts of the agent.
 
-Free of torch. What is measured, and how, is in `kdist_trainer.instrumentation`.
+Nothing here imports torch. How things are measured is in `kdist_trainer.instrumentation`. Read
+`step_stats` first, then `exporter`.
 """

@@ -1,10 +1,10 @@
-"""The metrics of one agent: its own, and those that its ranks report, summed over generations. No
-I/O, no clock.
+"""The metrics of one agent: its own, and those that its ranks report, summed over generations.
+Performs no I/O and reads no clock.
 
-After a rendezvous this node may run other ranks. The label `rank` shows only the current ones. What
-a vanished rank had counted is added to the ranks that newly appeared on this node (to the lowest
-one if there is none), so every series and the sum over the ranks stay monotonic. A carried sum
-belongs to this node's worker slots; for the history of one rank use rates.
+After a rendezvous this node may run other ranks. The label `rank` shows only the current ones. The
+counters of a rank that left are added to a rank that is new on this node (to the lowest rank if
+none is new), so every series and the sum over the ranks stay monotonic. Carried counters belong to
+the worker slots of this node; for the history of one rank use rates.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from kdist_trainer.metrics.declarations import (
     Metric,
     Scope,
 )
-from kdist_trainer.metrics.step_stats import COLLECTIVES, WALL_CATEGORIES, StepPhase, Wall
+from kdist_trainer.metrics.step_stats import COLLECTIVES, WALL_CATEGORIES, StepPhase, WallCategory
 from kdist_trainer.metrics.wire import COUNTER_SLOTS, GAUGES, RECORDED, SLOTS, Record
 
 Labels = tuple[str, ...]
 
 
 class AgentMetrics:
-    """Values of `AGENT_METRICS` by the metric's name and label values. Not thread-safe: the caller
-    holds a lock.
+    """Values of `AGENT_METRICS` by the metric's name and label values. Not thread-safe: callers
+    hold a lock.
     """
 
     def __init__(self) -> None:
@@ -49,55 +49,54 @@ class AgentMetrics:
                 self._values[metric.name] = dict.fromkeys(metric.series, 0.0)
         self._budget: int | None = None
 
-    def resume(self, before: Mapping[str, Mapping[Labels, Sequence[float]]]) -> None:
-        """Go on from what counters and histograms came to, by the metric's name."""
-        for name, series in before.items():
+    def restore(self, persisted: Mapping[str, Mapping[Labels, Sequence[float]]]) -> None:
+        """Set the counters and histograms, given by the metric's name, to persisted values."""
+        for name, series in persisted.items():
             for labels, numbers in series.items():
                 if len(numbers) == 1:
                     self._values[name][labels] = numbers[0]
                 else:
                     self._observed[name][labels] = list(numbers)
 
-    def count(self, metric: Metric, labels: Labels = (), amount: float = 1.0) -> None:
-        """Let a counter grow. Raises `ValueError` if it would shrink."""
+    def increment(self, metric: Metric, labels: Labels = (), amount: float = 1.0) -> None:
+        """Increment a counter. Raises `ValueError` if `amount` is negative."""
         if not amount >= 0:
-            raise ValueError(f"{metric.name} cannot grow by {amount}")
+            raise ValueError(f"{metric.name} cannot be incremented by {amount}")
         values = self._values[metric.name]
         values[labels] = values.get(labels, 0.0) + amount
 
     def count_exit(self, cause: str, signal: str, collective: str | None) -> None:
-        """Count the end of a worker, and the failure of the collective that it was in."""
-        self.count(WORKER_EXITS, (cause, signal))
+        """Count the exit of a worker, and the failure of the collective that it was in, if any."""
+        self.increment(WORKER_EXITS, (cause, signal))
         if collective:
-            self.count(
-                COLLECTIVE_FAILURES, (collective if collective in COLLECTIVES else "other", cause)
-            )
+            op = collective if collective in COLLECTIVES else "other"
+            self.increment(COLLECTIVE_FAILURES, (op, cause))
 
     def set(self, metric: Metric, value: float, labels: Labels = ()) -> None:
-        """Let a gauge show a value."""
+        """Set a gauge."""
         self._values[metric.name][labels] = value
 
-    def allow(self, restarts: int, *, budget: int) -> None:
-        """Let so many restarts be left of the job's budget."""
+    def set_restarts_remaining(self, restarts: int, *, budget: int) -> None:
+        """Set how many restarts of the job's budget remain."""
         self._budget = budget
         self.set(RESTARTS_REMAINING, restarts)
 
-    def refill(self) -> None:
-        """Let all of the budget be left again: a rank of this generation has committed a
-        checkpoint.
+    def reset_restarts_remaining(self) -> None:
+        """Reset the remaining restarts to the whole budget: a rank of this generation has committed
+        a checkpoint.
         """
         if self._budget is not None:
             self.set(RESTARTS_REMAINING, self._budget)
 
     def observe(self, metric: Metric, seconds: float, labels: Labels = ()) -> None:
-        """Let a histogram count an observation."""
+        """Add an observation to a histogram."""
         counts = self._observed[metric.name].setdefault(labels, [0.0] * (len(metric.buckets) + 2))
         counts[bisect_left(metric.buckets, seconds)] += 1
         counts[-1] += seconds
 
     def set_info(self, info: Mapping[str, str]) -> None:
-        """Let the info metrics show these labels, empty where nobody knows them, and a gauge the
-        largest world size.
+        """Set the info metrics from these labels (empty where unknown), and the maximum world size
+        from the label `world_size_max`.
         """
         try:
             torch_version = importlib.metadata.version("torch")
@@ -115,7 +114,7 @@ class AgentMetrics:
             self.set(WORLD_SIZE_MAX, int(found["world_size_max"]))
 
     def get(self, metric: Metric, labels: Labels = ()) -> float | None:
-        """One value; None if it was never told."""
+        """The value of one series; None if it was never set."""
         return self._values[metric.name].get(labels)
 
     def total(self, metric: Metric) -> float:
@@ -123,34 +122,32 @@ class AgentMetrics:
         return sum(self._values[metric.name].values())
 
     def snapshot(self) -> dict[str, dict[Labels, list[float]]]:
-        """All series by the metric's name, detached: one number each, or a histogram's slots."""
+        """Copy all series, by the metric's name: one number each, or a histogram's slots."""
         single = {
             name: {labels: [value] for labels, value in series.items()}
             for name, series in self._values.items()
         }
-        several = {
+        histograms = {
             name: {labels: list(slots) for labels, slots in series.items()}
             for name, series in self._observed.items()
         }
-        return {name: single[name] or several[name] for name in single}
+        return {name: single[name] or histograms[name] for name in single}
 
 
 ACCEPTED, STALE, MALFORMED = "accepted", "stale", "malformed"
 
-_MOST_EARLY = 1024
-_NOTHING = (0.0,) * COUNTER_SLOTS
+_MAX_PENDING = 1024
+_ZEROS = (0.0,) * COUNTER_SLOTS
 _WALL = SLOTS["kdist_wall_seconds_total"]
 _STEPS = SLOTS["kdist_steps_total"].start
 _STEP_SECONDS = SLOTS["kdist_step_duration_seconds"].stop - 1
 _DATA_WAIT = SLOTS["kdist_step_phase_seconds_total"].start + StepPhase.DATA_WAIT
-_WAITING, _PRODUCTIVE = (
-    WALL_CATEGORIES.index(Wall.DATA_WAIT),
-    WALL_CATEGORIES.index(Wall.PRODUCTIVE_STEP),
-)
-_LEADER_GAUGES = {
+_WALL_DATA_WAIT = WALL_CATEGORIES.index(WallCategory.DATA_WAIT)
+_WALL_PRODUCTIVE = WALL_CATEGORIES.index(WallCategory.PRODUCTIVE_STEP)
+_RANK_ZERO_GAUGES = {
     GAUGES[metric.name]
     for metric in RECORDED
-    if metric.kind is Kind.GAUGE and metric.scope is Scope.LEADER
+    if metric.kind is Kind.GAUGE and metric.scope is Scope.RANK_ZERO
 }
 
 
@@ -161,7 +158,7 @@ def add(left: Sequence[float], right: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class MetricsSnapshot:
-    """The reported numbers at one moment; vectors are laid out as `Record.counters` and
+    """The reported values at one moment; vectors are laid out as `Record.counters` and
     `Record.gauges`.
     """
 
@@ -170,21 +167,21 @@ class MetricsSnapshot:
     local_ranks: tuple[int, ...]
     by_rank: dict[int, list[float]]
     """Counters of each current local rank, earlier generations included."""
-    sums: tuple[tuple[float, ...], ...]
-    """The same in the order of ranks; before the first group, those of an earlier agent's ranks."""
-    leader: list[float]
+    in_order: tuple[tuple[float, ...], ...]
+    """The same in the order of ranks; before the first rendezvous, the persisted counters."""
+    rank_zero: list[float]
     """Counters that rank 0 reported while it was local."""
     gauges: tuple[float | None, ...]
     current: dict[int, Record]
     """The latest record of each local rank in this generation."""
-    heard: dict[int, float]
-    """Unix time of the latest record of each local rank that sent one."""
+    received_at: dict[int, float]
+    """Unix time at which the latest record of each local rank was received."""
     received: dict[str, int]
     """Datagrams by outcome."""
 
 
 class RankMetrics:
-    """Accepts records and forms groups. Not thread-safe: the caller holds a lock."""
+    """The counters and gauges that the local ranks report. Not thread-safe: callers hold a lock."""
 
     def __init__(self) -> None:
         self.generation = 0
@@ -192,101 +189,118 @@ class RankMetrics:
         self.local_ranks: tuple[int, ...] = ()
         self.received = {ACCEPTED: 0, STALE: 0, MALFORMED: 0}
         self._current: dict[int, Record] = {}
-        self._early: dict[int, Record] = {}
+        self._pending: dict[int, Record] = {}
         self._carried: dict[int, Sequence[float]] = {}
-        self._leader: Sequence[float] = _NOTHING
-        self._witness_wall = [0.0] * (_WALL.stop - _WALL.start)
+        self._rank_zero: Sequence[float] = _ZEROS
+        self._wall_seconds = [0.0] * (_WALL.stop - _WALL.start)
         self._last_gauges: list[float | None] = [None] * len(GAUGES)
-        self._heard: dict[int, float] = {}
+        self._received_at: dict[int, float] = {}
 
-    def resume(self, ranks: Sequence[Sequence[float]], leader: Sequence[float]) -> None:
-        """Go on from the counters of an earlier agent's local ranks, which the first group's take
-        over in their order.
+    def restore(self, ranks: Sequence[Sequence[float]], rank_zero: Sequence[float]) -> None:
+        """Start from persisted counters.
+
+        Args:
+            ranks: Counters of the previous agent's local ranks; the local ranks of the first
+                worker group continue them in this order.
+            rank_zero: Counters of rank 0 while it was local.
         """
+        # negative numbers: ranks that are not in any group
         self._carried = {
             number - len(ranks): list(counters) for number, counters in enumerate(ranks)
         }
-        self._leader = leader
+        self._rank_zero = rank_zero
 
     @property
-    def witness(self) -> Record | None:
+    def first_local(self) -> Record | None:
         """The latest record of the first local rank."""
         return self._current.get(self.local_ranks[0]) if self.local_ranks else None
 
     @property
     def has_stepped(self) -> bool:
-        """Whether the witness has finished a step in this generation."""
-        return self.witness is not None and self.witness.counters[_STEPS] > 0
+        """Whether the first local rank has completed a step in this generation."""
+        return self.first_local is not None and self.first_local.counters[_STEPS] > 0
 
-    def witness_wall(self) -> list[float]:
-        """Seconds by wall category that the first local ranks of all generations accounted for."""
-        return (
-            add(self._witness_wall, _wall(self.witness))
-            if self.witness
-            else list(self._witness_wall)
-        )
+    def wall_seconds(self) -> list[float]:
+        """Seconds by wall-time category that the first local rank accounted for, over all
+        generations.
+        """
+        if self.first_local is None:
+            return list(self._wall_seconds)
+        return add(self._wall_seconds, _wall_seconds(self.first_local))
 
     def total(self, slot: int) -> float:
-        """One counter, summed over the local ranks."""
+        """The sum of one counter over the local ranks."""
         carried = sum(
             self._carried[rank][slot] for rank in self.local_ranks if rank in self._carried
         )
         return carried + sum(record.counters[slot] for record in self._current.values())
 
     def accept(self, record: Record, *, now: float) -> str:
-        """Take one record in at Unix time `now`; the outcome, which is also counted."""
-        outcome = self._take(record, now)
+        """Process one record received at Unix time `now`. Returns the outcome, which is also
+        counted: `ACCEPTED`, `STALE` or `MALFORMED`.
+        """
+        outcome = self._store(record, now)
         self.received[outcome] += 1
         return outcome
 
     def reject(self) -> None:
-        """Count a datagram that is no record."""
+        """Count a datagram that is not a record."""
         self.received[MALFORMED] += 1
 
-    def form(self, *, generation: int, world_size: int, local_ranks: Iterable[int]) -> None:
-        """A new group: earlier sums become the base, vanished ranks' series end, early records of
-        this group count.
+    def start_group(self, *, generation: int, world_size: int, local_ranks: Iterable[int]) -> None:
+        """Start a new worker group: carry the counters so far, end the series of ranks that left,
+        and process the records of this group that arrived early.
+
+        Args:
+            generation: Generation of the group.
+            world_size: Its number of ranks.
+            local_ranks: The global ranks on this node.
         """
         ranks = tuple(sorted(local_ranks))
         self._last_gauges = list(self.gauges())
         for rank in list(self._current):
-            self._fold(rank)
-        self._move(ranks)
-        self.generation, self.world_size, self.local_ranks = generation, world_size, ranks
-        early, self._early = self._early, {}
-        for record in early.values():
-            self._take(record, self._heard.get(record.rank, 0.0))
-        self._heard = {rank: time for rank, time in self._heard.items() if rank in self._current}
+            self._carry(rank)
+        self._reassign(ranks)
+        self.generation = generation
+        self.world_size = world_size
+        self.local_ranks = ranks
+        pending, self._pending = self._pending, {}
+        for record in pending.values():
+            self._store(record, self._received_at.get(record.rank, 0.0))
+        self._received_at = {
+            rank: time for rank, time in self._received_at.items() if rank in self._current
+        }
 
     def snapshot(self) -> MetricsSnapshot:
-        """All of it, detached from what comes next."""
+        """Copy all values."""
         by_rank = {rank: self._sum(rank) for rank in self.local_ranks}
-        leader = (
-            add(self._leader, self._current[0].counters)
+        rank_zero = (
+            add(self._rank_zero, self._current[0].counters)
             if 0 in self._current
-            else list(self._leader)
+            else list(self._rank_zero)
         )
+        ranks = sorted({*self._carried, *self._current})
         return MetricsSnapshot(
             generation=self.generation,
             world_size=self.world_size,
             local_ranks=self.local_ranks,
             by_rank=by_rank,
-            sums=tuple(tuple(self._sum(rank)) for rank in sorted({*self._carried, *self._current})),
-            leader=leader,
+            in_order=tuple(tuple(self._sum(rank)) for rank in ranks),
+            rank_zero=rank_zero,
             gauges=self.gauges(),
             current=dict(self._current),
-            heard=dict(self._heard),
+            received_at=dict(self._received_at),
             received=dict(self.received),
         )
 
-    def _take(self, record: Record, now: float) -> str:
+    def _store(self, record: Record, now: float) -> str:
         if record.generation > self.generation:
-            known = self._early.get(record.rank)
-            if known is None and len(self._early) >= _MOST_EARLY:
+            known = self._pending.get(record.rank)
+            if known is None and len(self._pending) >= _MAX_PENDING:
                 return MALFORMED
             if known is not None and not _newer(record, known):
                 return STALE
-            self._early[record.rank] = record
+            self._pending[record.rank] = record
         else:
             if record.generation < self.generation:
                 return STALE
@@ -295,44 +309,47 @@ class RankMetrics:
             known = self._current.get(record.rank)
             if known is not None and not _newer(record, known):
                 return STALE
-            floor: Sequence[float] = _NOTHING
+            minimum: Sequence[float] = _ZEROS
             if known is not None and record.started_ns > known.started_ns:
-                self._fold(record.rank)
+                self._carry(record.rank)
             elif known is not None:
-                floor = known.counters
+                minimum = known.counters
             self._current[record.rank] = replace(
-                record, counters=tuple(map(max, floor, record.counters))
+                record, counters=tuple(map(max, minimum, record.counters))
             )
-        self._heard[record.rank] = now
+        self._received_at[record.rank] = now
         return ACCEPTED
 
-    def _fold(self, rank: int) -> None:
-        """Make a rank's current sums part of its base."""
+    def _carry(self, rank: int) -> None:
+        """Move the current counters of a rank to those carried over."""
         if self.local_ranks and rank == self.local_ranks[0]:
-            self._witness_wall = self.witness_wall()
+            self._wall_seconds = self.wall_seconds()
         if rank == 0:
-            self._leader = add(self._leader, self._current[0].counters)
+            self._rank_zero = add(self._rank_zero, self._current[0].counters)
         self._carried[rank] = self._sum(rank)
         del self._current[rank]
 
-    def _move(self, ranks: tuple[int, ...]) -> None:
-        vanished = [rank for rank in sorted(self._carried) if rank not in ranks]
-        appeared = [rank for rank in ranks if rank not in self._carried]
-        for index, rank in enumerate(vanished):
-            heir = appeared[index] if index < len(appeared) else ranks[0]
-            self._carried[heir] = add(self._carried.get(heir, _NOTHING), self._carried.pop(rank))
+    def _reassign(self, ranks: tuple[int, ...]) -> None:
+        """Add the counters of ranks that left to ranks that are new."""
+        left = [rank for rank in sorted(self._carried) if rank not in ranks]
+        joined = [rank for rank in ranks if rank not in self._carried]
+        for index, rank in enumerate(left):
+            successor = joined[index] if index < len(joined) else ranks[0]
+            self._carried[successor] = add(
+                self._carried.get(successor, _ZEROS), self._carried.pop(rank)
+            )
 
     def _sum(self, rank: int) -> list[float]:
-        base = self._carried.get(rank, _NOTHING)
+        base = self._carried.get(rank, _ZEROS)
         return add(base, self._current[rank].counters) if rank in self._current else list(base)
 
     def gauges(self) -> tuple[float | None, ...]:
-        """Rank 0's where they are the leader's, else the largest; the last known one until a new
-        group reports.
+        """The gauges: that of rank 0 or the maximum over the local ranks, by the metric's scope.
+        Until a new group reports, the last known value.
         """
         found = []
         for index, last in enumerate(self._last_gauges):
-            if index in _LEADER_GAUGES:
+            if index in _RANK_ZERO_GAUGES:
                 records = [self._current[0]] if 0 in self._current else []
                 last = last if 0 in self.local_ranks else None
             else:
@@ -342,14 +359,14 @@ class RankMetrics:
         return tuple(found)
 
 
-def _wall(record: Record) -> list[float]:
-    """What a rank spent its time on: what it said, and its steps, whose waiting for data was not
-    productive.
+def _wall_seconds(record: Record) -> list[float]:
+    """Seconds by wall-time category: those reported, and the time of the steps, of which waiting
+    for data is not productive.
     """
     seconds = list(record.counters[_WALL])
-    waited = record.counters[_DATA_WAIT]
-    seconds[_WAITING] += waited
-    seconds[_PRODUCTIVE] += max(0.0, record.counters[_STEP_SECONDS] - waited)
+    data_wait = record.counters[_DATA_WAIT]
+    seconds[_WALL_DATA_WAIT] += data_wait
+    seconds[_WALL_PRODUCTIVE] += max(0.0, record.counters[_STEP_SECONDS] - data_wait)
     return seconds
 
 

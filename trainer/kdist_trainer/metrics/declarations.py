@@ -1,6 +1,6 @@
-"""Declares metrics: name, type, unit, labels and help, each in one place.
+"""Declares metrics: name, type, unit, labels and help.
 
-`counter`, `gauge` and `histogram` declare fields of `StepStats`; the constants below are the
+`counter`, `gauge` and `histogram` declare fields of `StepStats`; the constants at the end are the
 metrics of the agent itself.
 """
 
@@ -21,23 +21,23 @@ class Kind(StrEnum):
 
 
 class Scope(StrEnum):
-    """Whose number a metric shows, and how an agent makes it of its ranks' records."""
+    """Where a metric's value comes from, and how an agent aggregates the records of its ranks."""
 
     RANK = "rank"
-    """One series for each local rank, labelled `rank`."""
+    """One series per local rank, with the label `rank`."""
     NODE = "node"
-    """Counters and histograms are the sum over the local ranks, gauges their largest."""
-    WITNESS = "witness"
-    """The first local rank speaks for the node."""
-    LEADER = "leader"
-    """Rank 0 speaks for the job; only the agent that has it shows the metric."""
+    """Counters and histograms are summed over the local ranks; of gauges the maximum is shown."""
+    LOCAL_RANK_ZERO = "local rank 0"
+    """The value of the node's first rank."""
+    RANK_ZERO = "rank 0"
+    """The value of global rank 0; only the agent that runs it shows the metric."""
     AGENT = "agent"
-    """The agent itself knows it; it is in no record."""
+    """A value of the agent itself; no record carries it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One metric family: what it is called, what it means and which series it has."""
+    """One metric family: its name, its meaning and its series."""
 
     name: str
     kind: Kind
@@ -45,33 +45,33 @@ class Metric:
     scope: Scope = Scope.AGENT
     unit: str = ""
     labels: tuple[str, ...] = ()
-    """Labels besides `kdist_job`, and besides `rank` where the scope is RANK."""
+    """Labels in addition to `kdist_job`, and to `rank` if the scope is RANK."""
     series: tuple[tuple[str, ...], ...] = ((),)
-    """Values of `labels`, one tuple per series; empty where an agent's metric finds them as it
-    goes.
+    """Values of `labels`, one tuple per series; empty if they are only known at run time (metrics
+    of the agent).
     """
     buckets: tuple[float, ...] = ()
-    """Upper bounds of a histogram's buckets, the infinite one left out."""
-    quiet: bool = False
-    """A series at zero is not shown."""
+    """Upper bounds of a histogram's buckets, without +Inf."""
+    hide_zero: bool = False
+    """Whether a series is omitted while it is zero."""
 
     @property
     def slots(self) -> int:
-        """Numbers that the metric takes in a record: each bucket's own count, the infinite one's,
-        then the sum.
+        """Number of values that the metric takes in a record. A histogram's series has the count of
+        each bucket (not cumulative), that of +Inf, and the sum.
         """
         return len(self.series) * (len(self.buckets) + 2 if self.kind is Kind.HISTOGRAM else 1)
 
 
 def counter(name: str, help: str, *, scope: Scope, **metric: Any) -> Any:  # noqa: A002
-    """A field of `StepStats` that only grows: a float, or a list of floats where there are several
+    """Declare a counter field of `StepStats`: a float, or a list of floats if it has several
     series.
     """
     return _field(Metric(name=name, kind=Kind.COUNTER, help=help, scope=scope, **metric))
 
 
 def gauge(name: str, help: str, *, scope: Scope, **metric: Any) -> Any:  # noqa: A002
-    """A field of `StepStats` that shows a state: a float, `None` while unknown."""
+    """Declare a gauge field of `StepStats`: a float, `None` while unknown."""
     declared = Metric(name=name, kind=Kind.GAUGE, help=help, scope=scope, **metric)
     return dataclasses.field(default=None, metadata={"metric": declared})
 
@@ -84,9 +84,7 @@ def histogram(
     buckets: tuple[float, ...],
     **metric: Any,
 ) -> Any:
-    """A field of `StepStats` that counts observations in buckets: a list of floats, see
-    `Metric.slots`.
-    """
+    """Declare a histogram field of `StepStats`: a list of floats, see `Metric.slots`."""
     return _field(
         Metric(name=name, kind=Kind.HISTOGRAM, help=help, scope=scope, buckets=buckets, **metric)
     )
@@ -111,7 +109,7 @@ STATES = (
     "succeeded",
     "failed",
 )
-"""What an agent can be doing; exactly one at a time."""
+"""States of an agent; it is in exactly one at a time."""
 
 
 def _counter(name: str, help: str, **metric: Any) -> Metric:  # noqa: A002
@@ -124,66 +122,69 @@ def _gauge(name: str, help: str, **metric: Any) -> Metric:  # noqa: A002
 
 BUILD_INFO = _gauge(
     "kdist_build_info",
-    "Build and runtime versions",
+    "Versions of kdist, torch and Python; the value is always 1",
     labels=("version", "torch_version", "python_version"),
     series=(),
 )
 JOB_INFO = _gauge(
     "kdist_job_info",
-    "Static facts of this run",
+    "Configuration of this run; the value is always 1",
     labels=("framework", "workload_kind", "world_size_min", "world_size_max", "run_id"),
     series=(),
 )
 JOB_STATE = _gauge(
     "kdist_job_state",
-    "1 for the agent's current state, 0 for the others",
+    "Whether the agent is in this state (1) or not (0)",
     labels=("state",),
     series=tuple((s,) for s in STATES),
 )
-WORLD_SIZE = _gauge("kdist_world_size", "Ranks in the current generation")
-WORLD_SIZE_MAX = _gauge("kdist_world_size_max", "Most ranks that the job may have")
-GENERATION = _gauge("kdist_generation", "Generation of the group: one more after each rendezvous")
+WORLD_SIZE = _gauge("kdist_world_size", "Number of ranks in the current worker group")
+WORLD_SIZE_MAX = _gauge("kdist_world_size_max", "Maximum number of ranks of the job")
+GENERATION = _gauge(
+    "kdist_generation", "Generation of the worker group; incremented by each rendezvous"
+)
 HEARTBEAT = _gauge(
     "kdist_heartbeat_timestamp_seconds",
-    "Unix time of the last record from this rank",
+    "Unix time at which the agent received the last record of this rank",
     unit="seconds",
     labels=("rank",),
     series=(),
 )
 LOST_STEPS = _counter(
-    "kdist_lost_steps_total", "Steps done again after a restart, told by the agent that has rank 0"
+    "kdist_lost_steps_total",
+    "Optimizer steps repeated after a restart; counted by the agent that runs rank 0",
 )
 LOST_PROGRESS = _counter(
     "kdist_lost_progress_seconds_total",
     (
-        "Productive time done again after a restart (subtract it for goodput), told by the "
-        "agent that has rank 0"
+        "Productive time repeated after a restart (subtract it for goodput); counted by the "
+        "agent that runs rank 0"
     ),
     unit="seconds",
 )
 RESTARTS = _counter(
     "kdist_worker_group_restarts_total",
-    "Restarts of this agent's worker group",
+    "Restarts of the worker group after a failure",
     labels=("cause",),
     series=(),
 )
 WORKER_EXITS = _counter(
     "kdist_worker_exits_total",
-    "Exits of this agent's workers, normal ones included",
+    "Exits of worker processes, successful ones included",
     labels=("cause", "signal"),
     series=(),
 )
 COLLECTIVE_FAILURES = _counter(
     "kdist_collective_failures_total",
-    "Collectives that a rank of this agent failed in: they raised, timed out or hung",
+    "Collectives that raised an error, timed out or hung",
     labels=("op", "cause"),
     series=(),
 )
-RESTARTS_REMAINING = _gauge("kdist_restarts_remaining", "Restarts left in the job's budget")
+RESTARTS_REMAINING = _gauge("kdist_restarts_remaining", "Restarts remaining before the job fails")
 RENDEZVOUS_DURATION = Metric(
     name="kdist_rendezvous_duration_seconds",
     kind=Kind.HISTOGRAM,
-    help="Time to form a group",
+    help="Duration of rendezvous",
     unit="seconds",
     labels=("outcome",),
     series=(),
@@ -191,23 +192,27 @@ RENDEZVOUS_DURATION = Metric(
 )
 TIME_TO_FIRST_STEP = _gauge(
     "kdist_time_to_first_step_seconds",
-    "Start of this generation's workers to their first step",
+    "Time from the start of this generation's workers to their first step",
     unit="seconds",
 )
 TIME_TO_RECOVER = _gauge(
-    "kdist_time_to_recover_seconds", "Failure detected to the first new step", unit="seconds"
+    "kdist_time_to_recover_seconds",
+    "Time from the detection of the last failure to the first step after it",
+    unit="seconds",
 )
 RECORDS = _counter(
     "kdist_exporter_records_total",
-    "Records received from workers",
+    "Records received from ranks",
     labels=("outcome",),
     series=(("accepted",), ("stale",), ("malformed",)),
 )
 SCRAPE_DURATION = _gauge(
-    "kdist_exporter_scrape_duration_seconds", "Time to render the last scrape", unit="seconds"
+    "kdist_exporter_scrape_duration_seconds",
+    "Time that the agent took to answer the last scrape",
+    unit="seconds",
 )
 
 AGENT_METRICS: tuple[Metric, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)
 )
-"""All of them, in the order of declaration."""
+"""All metrics of the agent itself, in the order of declaration."""

@@ -2,7 +2,7 @@
 
 The text follows from the declarations alone. The server answers GET and HEAD on a few fixed paths,
 without request bodies, one request per connection. Sizes, times and the number of connections are
-bounded; when there are too many, the oldest connection that has not sent its request is closed. It
+bounded; at the limit, the oldest connection that has not sent its request is closed. The server
 runs an event loop in its own thread, so a slow client blocks nothing.
 """
 
@@ -25,23 +25,23 @@ from prometheus_client.registry import Collector
 from kdist_trainer.metrics import declarations
 from kdist_trainer.metrics.aggregation import ACCEPTED, MetricsSnapshot, add
 from kdist_trainer.metrics.declarations import AGENT_METRICS, STATES, Kind, Metric, Scope
-from kdist_trainer.metrics.step_stats import Wall
+from kdist_trainer.metrics.step_stats import WallCategory
 from kdist_trainer.metrics.wire import COUNTER_SLOTS, GAUGES, RECORDED, SLOTS
 
 Labels = tuple[str, ...]
 Series = dict[Labels, list[float]]
-"""Label values (those of `Metric.labels`, after `rank` where the scope is RANK) to one number, or a
-histogram's slots.
+"""One number, or a histogram's slots, by label values: those of `Metric.labels`, preceded by `rank`
+if the scope is RANK.
 """
 
 JOB_LABEL = "kdist_job"
 CATALOGUE: tuple[Metric, ...] = (*AGENT_METRICS, *RECORDED)
-"""Every metric there is, in the order of the exposition."""
+"""Every metric, in the order of the exposition."""
 
 
 class Exposition(Collector):
-    """A registry's collector that shows whatever `read` returns at each scrape: all series by the
-    metric's name.
+    """A collector of the values that `read` returns at each scrape: all series by the metric's
+    name.
     """
 
     def __init__(self, job: str, read: Callable[[], Mapping[str, Series]]) -> None:
@@ -51,34 +51,39 @@ class Exposition(Collector):
         self.registry.register(self)
 
     def describe(self) -> Iterator[Family]:
-        """Nothing: no other collector shares the registry, so there is no name to guard."""
+        """Empty: the registry has no other collector, so names cannot collide."""
         return iter(())
 
     def collect(self) -> Iterator[Family]:
-        """The families that have a series, in the order of `CATALOGUE`."""
-        numbers = self._read()
+        """Yield the families that have a series, in the order of `CATALOGUE`."""
+        values = self._read()
         for metric in CATALOGUE:
-            if series := numbers.get(metric.name):
+            if series := values.get(metric.name):
                 yield _family(metric, series, self._job)
 
 
 def label_names(metric: Metric) -> Labels:
-    """Labels of a metric's series, `kdist_job` first."""
+    """The label names of a metric's series, `kdist_job` first."""
     return (JOB_LABEL, *(("rank",) if metric.scope is Scope.RANK else ()), *metric.labels)
 
 
 def reported_series(snapshot: MetricsSnapshot, wall: Mapping[str, float]) -> dict[str, Series]:
-    """The series of all recorded metrics by name; `wall` is the shown partition of wall time."""
+    """The series of all metrics that ranks report, by name.
+
+    Args:
+        snapshot: The reported values.
+        wall: Wall time in seconds by category.
+    """
     node = [0.0] * COUNTER_SLOTS
-    for counters in snapshot.sums:
+    for counters in snapshot.in_order:
         node = add(node, counters)
     found: dict[str, Series] = {}
     for metric in RECORDED:
-        if metric.scope is Scope.WITNESS:
+        if metric.scope is Scope.LOCAL_RANK_ZERO:
             found[metric.name] = {
                 (category,): [seconds]
                 for category, seconds in wall.items()
-                if seconds or category != Wall.UNOBSERVED
+                if seconds or category != WallCategory.UNOBSERVED
             }
         elif metric.kind is Kind.GAUGE and metric.scope is Scope.RANK:
             known = {
@@ -98,54 +103,59 @@ def reported_series(snapshot: MetricsSnapshot, wall: Mapping[str, float]) -> dic
                 for labels, slots in _split(metric, counters).items()
             }
         else:
-            leads = (
-                metric.scope is not Scope.LEADER
+            is_shown = (
+                metric.scope is not Scope.RANK_ZERO
                 or 0 in snapshot.local_ranks
-                or any(snapshot.leader[SLOTS[metric.name]])
+                or any(snapshot.rank_zero[SLOTS[metric.name]])
             )
             found[metric.name] = (
-                _split(metric, node if metric.scope is Scope.NODE else snapshot.leader)
-                if leads
+                _split(metric, node if metric.scope is Scope.NODE else snapshot.rank_zero)
+                if is_shown
                 else {}
             )
     return found
 
 
-def own_series(snapshot: MetricsSnapshot, state: str, scrape_seconds: float) -> dict[str, Series]:
-    """What an agent shows of itself besides what it was told: its state, who reports to it, how
-    long a scrape takes.
+def exporter_series(
+    snapshot: MetricsSnapshot, state: str, scrape_seconds: float
+) -> dict[str, Series]:
+    """The series of the exporter itself, by the metric's name.
+
+    Args:
+        snapshot: The reported values.
+        state: The agent's state, one of `STATES`.
+        scrape_seconds: Duration of the last scrape.
     """
     return {
         declarations.SCRAPE_DURATION.name: {(): [scrape_seconds]},
-        declarations.JOB_STATE.name: {(word,): [float(word == state)] for word in STATES},
+        declarations.JOB_STATE.name: {(each,): [float(each == state)] for each in STATES},
         declarations.HEARTBEAT.name: {
-            (str(rank),): [heard] for rank, heard in snapshot.heard.items()
+            (str(rank),): [time] for rank, time in snapshot.received_at.items()
         },
         declarations.RECORDS.name: {
-            (word,): [float(count)]
-            for word, count in snapshot.received.items()
-            if count or word == ACCEPTED
+            (outcome,): [float(count)]
+            for outcome, count in snapshot.received.items()
+            if count or outcome == ACCEPTED
         },
     }
 
 
-_COUNTED = frozenset(
+_CUMULATIVE = frozenset(
     metric.name
     for metric in (*RECORDED, declarations.LOST_STEPS, declarations.LOST_PROGRESS)
     if metric.kind is not Kind.GAUGE
 )
 
 
-def known_series(series: Mapping[str, Series]) -> dict[str, Series]:
-    """Of a script's series those that something was told of.
-
-    Where it reports no steps and no saves, nobody knows that there were none.
+def drop_unreported(series: Mapping[str, Series]) -> dict[str, Series]:
+    """Drop a script's metrics that are all zero: a script that reports no steps may still have
+    done some.
     """
     has_loss = bool(series.get("kdist_loss"))
     return {
         name: found
         for name, found in series.items()
-        if name not in _COUNTED
+        if name not in _CUMULATIVE
         or any(map(any, found.values()))
         or (name == "kdist_nonfinite_total" and has_loss)
     }
@@ -159,7 +169,9 @@ def _split(metric: Metric, counters: list[float]) -> Series:
         for i, labels in enumerate(metric.series)
     }
     return (
-        {labels: slots for labels, slots in parts.items() if any(slots)} if metric.quiet else parts
+        {labels: slots for labels, slots in parts.items() if any(slots)}
+        if metric.hide_zero
+        else parts
     )
 
 
@@ -184,10 +196,10 @@ def _family(metric: Metric, series: Series, job: str) -> Family:
 
 
 MAX_HEAD = 8192
-"""Most bytes of a request's line and headers."""
+"""Maximum size of a request's line and headers, in bytes."""
 MAX_CONNECTIONS = 128
 DEADLINE_SECONDS = 5.0
-"""Longest time a client may take to send its request, and again to read the answer."""
+"""Maximum time for a client to send its request, and the same to read the response."""
 
 _BACKLOG = 256
 
@@ -202,15 +214,23 @@ class HttpResponse:
 
 
 Route = Callable[[str], HttpResponse]
-"""Answers a path; the argument is the request's Accept header."""
+"""Handles requests for a path; the argument is the request's Accept header."""
 
 
 class MetricsServer:
-    """Serves `routes` (path to Route) on `host`:`port` (0: a free one). Raises `OSError` if it
-    cannot listen there.
-    """
+    """An HTTP server for a few fixed paths."""
 
     def __init__(self, routes: Mapping[str, Route], *, host: str, port: int) -> None:
+        """Start to serve.
+
+        Args:
+            routes: The handler of each path.
+            host: Address to listen on.
+            port: Port to listen on; 0 picks a free one.
+
+        Raises:
+            OSError: The server cannot listen there.
+        """
         self._routes = routes
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -223,7 +243,7 @@ class MetricsServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening and drop what is still open."""
+        """Stop listening and close all connections."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
@@ -235,7 +255,7 @@ class MetricsServer:
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(
-            self._connected, sock=self._listener, limit=MAX_HEAD, backlog=_BACKLOG
+            self._handle_connection, sock=self._listener, limit=MAX_HEAD, backlog=_BACKLOG
         )
         await self._stop.wait()
         server.close()
@@ -243,24 +263,26 @@ class MetricsServer:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  for the type checker: start_server made one
         if len(self._connections) >= MAX_CONNECTIONS:
-            victim = next(iter(self._waiting), task)
-            self._waiting.pop(victim, None)
-            victim.cancel()
+            oldest = next(iter(self._waiting), task)
+            self._waiting.pop(oldest, None)
+            oldest.cancel()
         self._connections.add(task)
         self._waiting[task] = None
         try:
             with contextlib.suppress(OSError, TimeoutError, asyncio.CancelledError):
-                await self._exchange(task, reader, writer)
+                await self._handle_request(task, reader, writer)
         finally:
             self._waiting.pop(task, None)
             self._connections.discard(task)
             writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
 
-    async def _exchange(
+    async def _handle_request(
         self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         try:
@@ -269,53 +291,68 @@ class MetricsServer:
         except asyncio.IncompleteReadError:
             return
         except asyncio.LimitOverrunError:
-            answer, method = _plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), "GET"
+            response, method = _error_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), "GET"
         else:
             self._waiting.pop(task, None)
-            answer, method = self._answer(head)
+            response, method = self._respond(head)
         async with asyncio.timeout(DEADLINE_SECONDS):
-            # so that drain waits until the client has taken all of it
+            # so that drain waits until the client has read all of it
             writer.transport.set_write_buffer_limits(0)
-            writer.write(_encode(answer, with_body=method != "HEAD"))
+            writer.write(_encode(response, with_body=method != "HEAD"))
             await writer.drain()
 
-    def _answer(self, head: bytes) -> tuple[HttpResponse, str]:
-        """The answer to a request's head, and the request's method."""
+    def _respond(self, head: bytes) -> tuple[HttpResponse, str]:
+        """Handle a request, given its line and headers. Returns the response and the method."""
         line, *headers = head.decode("latin-1").split("\r\n")
         words = line.split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[1].startswith("/"):
-            return _plain(HTTPStatus.BAD_REQUEST), "GET"
+            return _error_response(HTTPStatus.BAD_REQUEST), "GET"
         method, target, _ = words
         route = self._routes.get(target.partition("?")[0])
         if method not in {"GET", "HEAD"}:
-            return _plain(HTTPStatus.METHOD_NOT_ALLOWED), method
+            return _error_response(HTTPStatus.METHOD_NOT_ALLOWED), method
         if route is None:
-            return _plain(HTTPStatus.NOT_FOUND), method
+            return _error_response(HTTPStatus.NOT_FOUND), method
         fields = (header.partition(":") for header in headers)
         accept = next((value.strip() for name, _, value in fields if name.lower() == "accept"), "")
         try:
             return route(accept), method
-        except Exception:  # noqa: BLE001  a fault of ours is one failed answer, not the end of the server
-            return _plain(HTTPStatus.INTERNAL_SERVER_ERROR), method
+        except Exception:  # noqa: BLE001  a bug in a handler fails one request, not the server
+            return _error_response(HTTPStatus.INTERNAL_SERVER_ERROR), method
 
 
-def say(word: str, status: HTTPStatus) -> HttpResponse:
-    """An answer of one line."""
-    return HttpResponse(status, f"{word}\n".encode())
+def bind_address(pod_address: str | None, *, is_local: bool) -> str:
+    """The address that the exporter listens on: loopback for `kdist run`, all interfaces in a pod,
+    since Prometheus scrapes from outside.
+
+    Args:
+        pod_address: The pod's own address, which says whether it is IPv4 or IPv6.
+        is_local: Whether all agents of the run are on this machine.
+    """
+    if is_local:
+        return "127.0.0.1"
+    return "::" if ":" in (pod_address or "") else "0.0.0.0"  # noqa: S104 - see above
 
 
-def _plain(status: HTTPStatus) -> HttpResponse:
-    return say(status.phrase.lower(), status)
+def text_response(line: str, status: HTTPStatus) -> HttpResponse:
+    """A plain-text response of one line."""
+    return HttpResponse(status, f"{line}\n".encode())
 
 
-def _encode(answer: HttpResponse, *, with_body: bool) -> bytes:
+def _error_response(status: HTTPStatus) -> HttpResponse:
+    return text_response(status.phrase.lower(), status)
+
+
+def _encode(response: HttpResponse, *, with_body: bool) -> bytes:
     lines = [
-        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
-        f"Content-Type: {answer.media_type}",
-        f"Content-Length: {len(answer.body)}",
+        f"HTTP/1.1 {response.status.value} {response.status.phrase}",
+        f"Content-Type: {response.media_type}",
+        f"Content-Length: {len(response.body)}",
         "Cache-Control: no-store",
         "X-Content-Type-Options: nosniff",
-        *(["Allow: GET, HEAD"] if answer.status is HTTPStatus.METHOD_NOT_ALLOWED else []),
+        *(["Allow: GET, HEAD"] if response.status is HTTPStatus.METHOD_NOT_ALLOWED else []),
         "Connection: close",
     ]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + (answer.body if with_body else b"")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + (
+        response.body if with_body else b""
+    )

@@ -1,10 +1,10 @@
-"""Keeps an agent's counters in the checkpoint folder, so that the agent that replaces it continues
-them.
+"""Persists an agent's counters in the checkpoint folder, so that the agent that replaces it
+continues them.
 
 A scrape is answered after its numbers were saved, so no counter of the next agent starts below a
 value that Prometheus has already read, which it would treat as a counter reset. Storage that hangs
-or fails costs only that guarantee: writing happens in a thread, and a scrape waits for it a moment
-at most.
+or fails costs only that guarantee: a background thread writes, and a scrape waits for it for
+`_WAIT_SECONDS` at most.
 """
 
 from __future__ import annotations
@@ -27,61 +27,67 @@ from kdist_trainer.metrics.wire import COUNTER_SLOTS, LAYOUT
 
 Labels = tuple[str, ...]
 
-_EVERY_SECONDS = 10.0
+_INTERVAL_SECONDS = 10.0
 _WAIT_SECONDS = 0.2
-_MOST_BYTES = 1_000_000
-_COUNTED = {metric.name: metric for metric in AGENT_METRICS if metric.kind is not Kind.GAUGE}
+_MAX_BYTES = 1_000_000
+_CUMULATIVE = {metric.name: metric for metric in AGENT_METRICS if metric.kind is not Kind.GAUGE}
 
 
 @dataclass(frozen=True)
 class CounterState:
-    """All that only grows: of the local ranks in their order, of rank 0 while it was local, of wall
-    time, and of the agent.
-    """
+    """The counters of an agent and its ranks, to be persisted."""
 
     ranks: tuple[tuple[float, ...], ...] = ()
-    leader: tuple[float, ...] = (0.0,) * COUNTER_SLOTS
+    """Of each local rank, in their order."""
+    rank_zero: tuple[float, ...] = (0.0,) * COUNTER_SLOTS
+    """Those that rank 0 reported while it was local."""
     wall: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(WALL_CATEGORIES, 0.0))
+    """Wall time in seconds by category."""
     agent: Mapping[str, Mapping[Labels, tuple[float, ...]]] = field(default_factory=dict)
-    """Counters and histograms by the metric's name and label values."""
+    """The agent's own counters and histograms by the metric's name and label values."""
 
 
-def sums_of(
+def counter_state(
     snapshot: MetricsSnapshot,
-    told: Mapping[str, Mapping[Labels, Sequence[float]]],
+    agent: Mapping[str, Mapping[Labels, Sequence[float]]],
     wall: Mapping[str, float],
 ) -> CounterState:
-    """What there is to keep of an agent's numbers."""
-    counted = {
-        name: {labels: tuple(numbers) for labels, numbers in told[name].items()}
-        for name in _COUNTED
+    """Select what is to be persisted.
+
+    Args:
+        snapshot: The counters of the ranks.
+        agent: The agent's own metrics, as `AgentMetrics.snapshot` returns them.
+        wall: Wall time in seconds by category.
+    """
+    cumulative = {
+        name: {labels: tuple(numbers) for labels, numbers in agent[name].items()}
+        for name in _CUMULATIVE
     }
-    return CounterState(snapshot.sums, tuple(snapshot.leader), wall, counted)
+    return CounterState(snapshot.in_order, tuple(snapshot.rank_zero), wall, cumulative)
 
 
-def place(checkpoints: Path, *, run_id: str, node: str) -> Path:
-    """Where a node's sums of a run are kept. A pod of an indexed job has another name each time:
-    there its index counts.
+def counters_path(checkpoints: Path, *, run_id: str, node: str) -> Path:
+    """The file with the counters of one node of a run. In a pod of an indexed Job its completion
+    index identifies it, because its replacement has another name.
     """
     index = os.environ.get("JOB_COMPLETION_INDEX", "")
-    whose = hashlib.sha256(f"{run_id}/{index if index.isdecimal() else node}".encode()).hexdigest()[
-        :16
-    ]
-    return checkpoints / "ledger" / "sums" / f"{whose}.json"
+    identity = f"{run_id}/{index if index.isdecimal() else node}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    return checkpoints / "ledger" / "sums" / f"{digest}.json"
 
 
-def read(path: Path, *, run_id: str) -> CounterState:
-    """The sums that an agent of this run left there; nothing where there are none, or none that
-    this version understands.
+def read_counters(path: Path, *, run_id: str) -> CounterState:
+    """Read the counters that an agent of this run wrote; all are zero if there are none, or none
+    that this version can read.
     """
     try:
         with path.open("rb") as file:
-            document = json.loads(file.read(_MOST_BYTES))
+            document = json.loads(file.read(_MAX_BYTES))
         if (document["layout"], document["run_id"]) != (LAYOUT, run_id):
             return CounterState()
         return CounterState(
             ranks=tuple(_numbers(each, COUNTER_SLOTS) for each in document["ranks"]),
-            leader=_numbers(document["leader"], COUNTER_SLOTS),
+            rank_zero=_numbers(document["leader"], COUNTER_SLOTS),
             wall=dict(
                 zip(WALL_CATEGORIES, _numbers(document["wall"], len(WALL_CATEGORIES)), strict=True)
             ),
@@ -90,21 +96,21 @@ def read(path: Path, *, run_id: str) -> CounterState:
     except FileNotFoundError:
         return CounterState()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        log.warn("counters-unreadable", message=f"counters begin anew: {path}: {error}")
+        log.warn("counters-unreadable", message=f"counters start from zero: {path}: {error}")
         return CounterState()
 
 
-def write(path: Path, sums: CounterState, *, run_id: str) -> None:
-    """Replace what is kept. Raises `OSError`."""
+def write_counters(path: Path, state: CounterState, *, run_id: str) -> None:
+    """Replace the file by the counters of this run. Raises `OSError`."""
     document = {
         "layout": LAYOUT,
         "run_id": run_id,
-        "ranks": sums.ranks,
-        "leader": sums.leader,
-        "wall": [sums.wall[category] for category in WALL_CATEGORIES],
+        "ranks": state.ranks,
+        "leader": state.rank_zero,
+        "wall": [state.wall[category] for category in WALL_CATEGORIES],
         "agent": {
             name: [[labels, numbers] for labels, numbers in series.items()]
-            for name, series in sums.agent.items()
+            for name, series in state.agent.items()
         },
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,65 +120,78 @@ def write(path: Path, sums: CounterState, *, run_id: str) -> None:
 
 
 class CounterStore:
-    """Writes what `look` gives: when it is asked to, and every ten seconds."""
+    """Writes counters to a file from a background thread: on request, and every
+    `_INTERVAL_SECONDS`.
+    """
 
-    def __init__(self, path: Path, look: Callable[[], CounterState], *, run_id: str) -> None:
+    def __init__(self, path: Path, snapshot: Callable[[], CounterState], *, run_id: str) -> None:
+        """Start the thread.
+
+        Args:
+            path: The file, see `counters_path`.
+            snapshot: Returns the current counters.
+            run_id: The run; a later run does not continue these counters.
+        """
         self._path = path
-        self._look = look
+        self._snapshot = snapshot
         self._run_id = run_id
-        self._asked = threading.Event()
+        self._wake = threading.Event()
         self._stop = False
-        self._kept = threading.Condition()
-        self._given = 0
-        self._done = 0
-        self._sums: CounterState | None = None
+        self._condition = threading.Condition()
+        self._requests = 0
+        self._completed = 0
+        self._requested: CounterState | None = None
         self._warned = False
-        self._thread = threading.Thread(target=self._run, name="kdist-metrics-keeper", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="kdist-metrics-persistence", daemon=True
+        )
         self._thread.start()
 
-    def keep(self, sums: CounterState) -> None:
-        """Have these written; returns when they are, or after a moment."""
-        with self._kept:
-            self._sums, self._given = sums, self._given + 1
-            wanted = self._given
-            self._asked.set()
-            self._kept.wait_for(lambda: self._done >= wanted, _WAIT_SECONDS)
+    def save(self, state: CounterState) -> None:
+        """Write these counters; returns when they are written, or after `_WAIT_SECONDS`."""
+        with self._condition:
+            self._requested = state
+            self._requests += 1
+            number = self._requests
+            self._wake.set()
+            self._condition.wait_for(lambda: self._completed >= number, _WAIT_SECONDS)
 
     def close(self) -> None:
-        """Write what there is now, and end; storage that hangs is left behind."""
+        """Write the current counters and stop. Gives up if storage does not respond."""
         self._stop = True
-        self.keep(self._look())
+        self.save(self._snapshot())
         self._thread.join(_WAIT_SECONDS)
 
     def _run(self) -> None:
-        while not self._stop or self._asked.is_set():
-            self._asked.wait(_EVERY_SECONDS)
-            self._asked.clear()
-            with self._kept:
-                sums, number, self._sums = self._sums, self._given, None
+        while not self._stop or self._wake.is_set():
+            self._wake.wait(_INTERVAL_SECONDS)
+            self._wake.clear()
+            with self._condition:
+                state, self._requested = self._requested, None
+                number = self._requests
             try:
-                write(self._path, sums or self._look(), run_id=self._run_id)
+                write_counters(self._path, state or self._snapshot(), run_id=self._run_id)
             except OSError as error:
                 if not self._warned:
                     log.warn(
                         "counters-not-persisted",
-                        message=f"counters will not outlive this agent: {self._path}: {error}",
+                        message=f"counters are not persisted: {self._path}: {error}",
                     )
                 self._warned = True
-            with self._kept:
-                self._done = max(self._done, number)
-                self._kept.notify_all()
+            with self._condition:
+                self._completed = max(self._completed, number)
+                self._condition.notify_all()
 
 
 def _numbers(found: Any, count: int) -> tuple[float, ...]:
     numbers = tuple(float(each) for each in found)
     if len(numbers) != count or not all(math.isfinite(each) and each >= 0 for each in numbers):
-        raise ValueError("not the sums of counters")
+        raise ValueError("not the values of counters")
     return numbers
 
 
 def _series(name: str, found: Any) -> dict[Labels, tuple[float, ...]]:
-    metric = _COUNTED[name]
+    metric = _CUMULATIVE[name]
     slots = len(metric.buckets) + 2 if metric.kind is Kind.HISTOGRAM else 1
     series = {
         tuple(str(label) for label in labels): _numbers(numbers, slots) for labels, numbers in found

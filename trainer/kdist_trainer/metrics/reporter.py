@@ -1,9 +1,8 @@
-"""The rank's end of the metrics socket, and what a user's own script imports as
+"""`Reporter` sends the metrics of a rank to its agent; scripts import it as
 `kdist_trainer.Reporter`.
 
-A record is sent without ever waiting: where the agent is slow, stopped or gone the record is
-dropped and counted. The sums in it are cumulative, so the next record that arrives says everything
-the lost ones did.
+Sending never blocks: if the agent is slow, stopped or gone, the record is dropped and counted. The
+counters are cumulative, so the next record that arrives includes everything in the lost ones.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 from kdist_trainer import log
 from kdist_trainer.liveness import Heartbeat, Phase
@@ -27,23 +25,23 @@ from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.metrics.wire import pack
 
 MIN_INTERVAL_SECONDS = 0.2
-"""Closest distance of two records: a faster loop's sums travel in the next one."""
+"""Minimum interval between two records."""
 CLOSE_SECONDS = 1.0
-"""Longest time that `Reporter.close` waits for room for the last record."""
+"""Maximum time that `Reporter.close` waits until the socket accepts the last record."""
 
 _FULL = {errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS}
 # a Unix socket's address holds 108 bytes on Linux and 104 on macOS, the final zero included
-_LONGEST_ADDRESS = 100
+_MAX_ADDRESS_BYTES = 100
 _RECONNECT_SECONDS = 1.0
 _PROGRESS_SECONDS = 1.0
 
 
 @contextlib.contextmanager
-def reachable(path: Path) -> Iterator[str]:
-    """An address of the socket at `path` that is short enough to bind or connect to, valid inside
-    the `with`.
+def short_address(path: Path) -> Iterator[str]:
+    """Yield an address of the socket at `path` that is short enough to bind or connect to, valid
+    within the `with` block.
     """
-    if len(os.fsencode(path)) <= _LONGEST_ADDRESS:
+    if len(os.fsencode(path)) <= _MAX_ADDRESS_BYTES:
         yield str(path)
         return
     # Not tempfile's own choice: in an agent that is a folder below the long path.
@@ -54,12 +52,12 @@ def reachable(path: Path) -> Iterator[str]:
         yield str(link / path.name)
 
 
-_shared: list[tuple[int, StepStats]] = []  # of which process, which sums
+_shared: list[tuple[int, StepStats]] = []  # process id and its metrics
 
 
-def share() -> StepStats:
-    """The sums that every `Reporter()` of this process sends from now on, whoever makes it: an
-    agent knows one record a rank.
+def shared_stats() -> StepStats:
+    """Return the metrics that every `Reporter()` created in this process from now on sends, because
+    an agent keeps one record per rank.
     """
     if not _shared or _shared[0][0] != os.getpid():
         _shared[:] = [(os.getpid(), _make_stats())]
@@ -74,10 +72,10 @@ def _make_stats() -> StepStats:
 
 
 class Reporter:
-    """Sends a rank's `StepStats` to its agent. Outside kdist (no $KDIST_METRICS_SOCKET) it does
+    """Sends a rank's `StepStats` to its agent. Outside of kdist (no $KDIST_METRICS_SOCKET) it does
     nothing.
 
-    In a script of your own:
+    In a script:
 
         with Reporter() as reporter:
             for batch in loader:
@@ -88,13 +86,18 @@ class Reporter:
     def __init__(
         self, stats: StepStats | None = None, *, min_interval_seconds: float = MIN_INTERVAL_SECONDS
     ) -> None:
-        environment = os.environ
-        self.stats = stats or (share() if _shared else _make_stats())
-        path = environment.get("KDIST_METRICS_SOCKET")
+        """Connect on the first send.
+
+        Args:
+            stats: The metrics to send; by default new ones, or those of `shared_stats`.
+            min_interval_seconds: Minimum interval between two records.
+        """
+        self.stats = stats or (shared_stats() if _shared else _make_stats())
+        path = os.environ.get("KDIST_METRICS_SOCKET")
         self._path = Path(path) if path else None
         self._owner = os.getpid()
         self._min_interval = min_interval_seconds
-        self._made_at = time.perf_counter()
+        self._created_at = time.perf_counter()
         self._socket: socket.socket | None = None
         self._next_connect = 0.0
         self._next_send = -math.inf
@@ -103,8 +106,8 @@ class Reporter:
             atexit.register(self.close)
 
     def send(self) -> None:
-        """Send the sums as they are now, unless a record left less than the least interval ago.
-        Never waits, never raises.
+        """Send the current metrics, unless the last record was sent within the minimum interval.
+        Never blocks and never raises.
         """
         if self._path is None:
             return
@@ -115,15 +118,17 @@ class Reporter:
         self._send_record(now)
 
     def flush(self) -> None:
-        """Send them whatever was sent just before: what follows may take long, and no step would
-        bring them.
+        """Send the current metrics regardless of the minimum interval, before something that takes
+        long.
         """
         self._next_send = -math.inf
         self.send()
 
     def close(self) -> None:
-        """Send the last record, waiting at most `CLOSE_SECONDS` for room, and close the socket."""
-        # a fork's records would make its parent's look old
+        """Send a last record and close the socket. Waits at most `CLOSE_SECONDS` until the socket
+        accepts the record.
+        """
+        # the records of a forked child would make those of its parent stale
         if self._path is None or os.getpid() != self._owner:
             return
         self._next_connect = 0.0
@@ -148,21 +153,27 @@ class Reporter:
         step: int | None = None,
         target_steps: int | None = None,
     ) -> None:
-        """Report one finished step of a script: its time is the time since the last call. `step`
-        counts from 1 if not given.
+        """Report one completed step of a script; its duration is the time since the last call.
 
-        It is also the rank's heartbeat: a script that has reported once is held to be stuck when it
-        reports no more. The job shows rank 0's `loss`: reduce it before where the mean over all
-        ranks is wanted. `loss`, `learning_rate` and `grad_norm` are numbers; a tensor is accepted
-        and costs a device synchronisation.
+        This is also the rank's heartbeat: a script that has reported once is considered hung when
+        it stops reporting. Numbers may be tensors, at the cost of a device synchronization.
+
+        Args:
+            loss: Training loss. The job shows that of rank 0; all-reduce it first to show the mean
+                over all ranks.
+            samples: Samples that this rank consumed in the step.
+            learning_rate: Learning rate of the step.
+            grad_norm: Norm of the gradient.
+            step: Number of the step; by default counted from 1.
+            target_steps: Total number of steps.
         """
         if self._path is None:
             return
         if self._script is None:
-            self._script = _Script(self._made_at)
+            self._script = _Script(self._created_at)
         stats = self.stats
         number = step if step is not None else int(stats.last_step or 0) + 1
-        stats.add_step(self._script.lap(), samples, number)
+        stats.add_step(self._script.take_step_seconds(), samples, number)
         for name, value in (("loss", loss), ("grad_norm", grad_norm)):
             if value is not None:
                 setattr(stats, name, float(value))
@@ -172,18 +183,13 @@ class Reporter:
             stats.learning_rate = float(learning_rate)
         if target_steps is not None:
             stats.target_steps = target_steps
-        self._script.tell(stats, number)
+        self._script.report_progress(stats, number)
         self.send()
 
     def __enter__(self) -> Reporter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _send_record(self, now: float) -> bool:
@@ -207,7 +213,7 @@ class Reporter:
         opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             opened.setblocking(False)
-            with reachable(self._path) as address:
+            with short_address(self._path) as address:
                 opened.connect(address)
         except OSError:
             opened.close()
@@ -222,42 +228,41 @@ class Reporter:
 
 
 class _Script:
-    """What `Reporter.step` does for a script besides metrics: the heartbeat, and rank 0's lines of
-    progress.
-    """
+    """The heartbeat of a script, and the progress events of its rank 0."""
 
     def __init__(self, started: float) -> None:
         self._last = started
-        self._told_at = -math.inf
-        self._told_samples = 0.0
+        self._logged_at = -math.inf
+        self._logged_samples = 0.0
         self._heartbeat: Heartbeat | None = None
         folder, local_rank = os.environ.get("KDIST_SCRATCH"), os.environ.get("LOCAL_RANK", "0")
         if folder:
             with contextlib.suppress(OSError, ValueError):
                 self._heartbeat = Heartbeat.attach(Path(folder, f"rank-{local_rank}.heartbeat"))
 
-    def lap(self) -> float:
+    def take_step_seconds(self) -> float:
         """Seconds since the last call."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         return seconds
 
-    def tell(self, stats: StepStats, step: int) -> None:
-        """Beat, and log the progress of rank 0 about once a second."""
+    def report_progress(self, stats: StepStats, step: int) -> None:
+        """Write the heartbeat, and log the progress of rank 0 about once a second."""
         if self._heartbeat is not None:
             self._heartbeat.beat(Phase.STEP, step)
-        seconds = self._last - self._told_at
+        seconds = self._last - self._logged_at
         if stats.rank != 0 or seconds < _PROGRESS_SECONDS:
             return
         first = math.isinf(seconds)
         rate = (
             None
             if first
-            else (stats.samples - self._told_samples)
+            else (stats.samples - self._logged_samples)
             / seconds
             * int(os.environ.get("WORLD_SIZE", "1"))
         )
-        self._told_at, self._told_samples = self._last, stats.samples
+        self._logged_at = self._last
+        self._logged_samples = stats.samples
         if first:
             log.event("first-step", step=step)
         progress = {

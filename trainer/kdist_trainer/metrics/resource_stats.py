@@ -1,4 +1,4 @@
-"""Resource metrics of one rank: memory, FLOPs and prefetched batches. `StepStats` inherits them."""
+"""Resource metrics of one rank: memory, FLOPs and prefetched batches; a base of `StepStats`."""
 
 from __future__ import annotations
 
@@ -9,57 +9,54 @@ from kdist_trainer.metrics.declarations import Scope, counter, gauge
 
 @dataclass(slots=True, eq=False)
 class ResourceStats:
-    """Bytes, FLOPs and counts; a gauge is None while it is unknown."""
+    """Bytes, FLOPs and counts. A gauge is None while it is unknown."""
 
     model_flops: float = counter(
         "kdist_model_flops_total",
         (
-            "Model FLOPs of the steps done: three times the forward pass, whatever is "
-            "computed twice (absent if not counted)"
+            "Model FLOPs of the completed steps: three times those of the forward pass, "
+            "recomputation excluded (absent if not counted)"
         ),
         scope=Scope.RANK,
-        quiet=True,
+        hide_zero=True,
     )
     alloc_retries: float = counter(
         "kdist_device_alloc_retries_total",
-        "Allocations that succeeded after the accelerator's cached memory was freed",
+        "Allocations of accelerator memory that needed a second attempt after the cache was freed",
         scope=Scope.RANK,
-        quiet=True,
+        hide_zero=True,
     )
     memory: float | None = gauge(
         "kdist_rank_memory_bytes",
-        "Resident memory of the rank's process; pages that ranks share count in each",
+        "Resident memory of the rank's process; shared pages are counted in every rank",
         scope=Scope.RANK,
         unit="bytes",
     )
     device_allocated: float | None = gauge(
         "kdist_device_memory_allocated_bytes",
-        "Accelerator memory in tensors",
+        "Accelerator memory allocated to tensors",
         scope=Scope.RANK,
         unit="bytes",
     )
     device_reserved: float | None = gauge(
         "kdist_device_memory_reserved_bytes",
-        "Accelerator memory that the allocator holds",
+        "Accelerator memory reserved by the caching allocator",
         scope=Scope.RANK,
         unit="bytes",
     )
     device_peak: float | None = gauge(
         "kdist_device_memory_peak_bytes",
-        "Most accelerator memory in tensors since the rank's start",
+        "Maximum of the accelerator memory allocated to tensors since the rank started",
         scope=Scope.RANK,
         unit="bytes",
     )
     queue_depth: float | None = gauge(
         "kdist_dataloader_queue_depth",
-        "Samples' chunks that loader processes have ready (absent without loader processes)",
+        "Prefetched batches (absent without loader processes)",
         scope=Scope.RANK,
     )
     peak_flops: float | None = gauge(
         "kdist_device_peak_flops",
-        (
-            "Peak FLOP/s of one rank's accelerator in the job's precision, dense (absent "
-            "where unknown)"
-        ),
+        ("Peak dense FLOP/s of one rank's accelerator in the job's precision (absent if unknown)"),
         scope=Scope.NODE,
     )

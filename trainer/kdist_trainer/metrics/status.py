@@ -1,14 +1,19 @@
-"""The `/status` document: what this agent's part of the job is doing, for `kdist run` and `kdist
-status`.
+"""The `/status` document of an agent, for `kdist run` and `kdist status`. Its fields:
 
-`job`, `run_id`, `node`, `pid`: whose document it is. `state`: the agent's, one of `STATES`.
-`phase`: what its first rank is at, or the state once the work is over. `generation`, `world_size`:
-the group. `step`, `target_steps`, `loss`, `learning_rate`, `last_checkpoint_step`,
-`last_checkpoint_time` (Unix): what the ranks said last; loss, rate and checkpoints only where rank
-0 is. `samples_per_second`: this node's. `restarts`: of this agent's ranks; `restarts_remaining`:
-the job's; `lost_steps`, `wall_seconds` (by category). `nodes`: how many there may be, `min` and
-`max`. `ranks`: see `ranks`. `exit`: the exit record once the work is over. All but the first may be
-null.
+- `job`, `run_id`, `node`, `pid`: identify the agent.
+- `state`: one of `STATES`. `phase`: that of the first local rank; the state once the agent has
+  ended.
+- `generation`, `world_size`: the worker group.
+- `step`, `target_steps`, `loss`, `learning_rate`, `last_checkpoint_step`, `last_checkpoint_time`
+  (Unix time): the latest reports; loss, learning rate and checkpoints only on the agent that runs
+  rank 0.
+- `samples_per_second`: throughput of this node.
+- `restarts`: of this agent's worker group; `restarts_remaining`: of the job; `lost_steps`;
+  `wall_seconds`: by category.
+- `nodes`: the limits `min` and `max`. `ranks`: see `rank_entries`. `exit`: the exit record once the
+  agent has ended.
+
+All but the first group may be null.
 """
 
 from __future__ import annotations
@@ -37,19 +42,19 @@ _BUSY = tuple(
 
 
 class Throughput:
-    """Samples per second over the last ten seconds, from a total that only grows."""
+    """Samples per second over the last `_WINDOW_SECONDS`, from a cumulative total."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[float, float]] = deque()
 
     def add(self, total: float, *, now: float) -> None:
-        """The total stands at `total` at monotonic time `now`."""
+        """Record the total at monotonic time `now`."""
         if not self._points or now - self._points[-1][0] >= _SPACING_SECONDS:
             self._points.append((now, total))
         self._forget(now)
 
     def rate(self, total: float, *, now: float) -> float | None:
-        """Samples per second until now; None while nothing was counted in the window."""
+        """Samples per second until `now`; None if nothing was recorded in the window."""
         self._forget(now)
         if not self._points or now - self._points[0][0] < _SPACING_SECONDS:
             return None
@@ -61,10 +66,8 @@ class Throughput:
             self._points.popleft()
 
 
-def shown_gauges(snapshot: MetricsSnapshot) -> dict[str, Any]:
-    """What the ranks last said of the training: a number, None while unknown, a word where it is
-    not finite.
-    """
+def training_fields(snapshot: MetricsSnapshot) -> dict[str, Any]:
+    """The latest gauges of the training: a number, None while unknown, a string if not finite."""
     fields = {
         "step": "kdist_last_step",
         "target_steps": "kdist_target_steps",
@@ -74,32 +77,36 @@ def shown_gauges(snapshot: MetricsSnapshot) -> dict[str, Any]:
         "last_checkpoint_time": "kdist_checkpoint_last_success_timestamp_seconds",
     }
     values = {field: snapshot.gauges[GAUGES[name]] for field, name in fields.items()}
-    whole = {"step", "target_steps", "last_checkpoint_step"}
+    integers = {"step", "target_steps", "last_checkpoint_step"}
     return {
-        field: int(value) if field in whole and value is not None else log.plain(value)
+        field: int(value) if field in integers and value is not None else log.plain(value)
         for field, value in values.items()
     }
 
 
-def counted(snapshot: MetricsSnapshot, told: AgentMetrics) -> dict[str, Any]:
-    """What the agent knows of its group and of the restarts."""
-    remaining = told.get(declarations.RESTARTS_REMAINING)
+def group_fields(snapshot: MetricsSnapshot, agent: AgentMetrics) -> dict[str, Any]:
+    """The worker group and its restarts."""
+    remaining = agent.get(declarations.RESTARTS_REMAINING)
     return {
         "generation": snapshot.generation,
         "world_size": snapshot.world_size,
-        "restarts": int(told.total(declarations.RESTARTS)),
+        "restarts": int(agent.total(declarations.RESTARTS)),
         "restarts_remaining": None if remaining is None else int(remaining),
-        "lost_steps": int(told.total(declarations.LOST_STEPS)),
+        "lost_steps": int(agent.total(declarations.LOST_STEPS)),
     }
 
 
-def ranks(snapshot: MetricsSnapshot, scratch: Path, *, now: float) -> list[dict[str, Any]]:
-    """One entry per local rank, with what it does by its heartbeat in `scratch`; `now` is a
-    monotonic time.
+def rank_entries(snapshot: MetricsSnapshot, scratch: Path, *, now: float) -> list[dict[str, Any]]:
+    """One entry per local rank.
 
-    `collective` is what it is in, such as `all_reduce(float32[1024]) #17`. `busy_seconds` and
-    `all_reduce_seconds` are means per step of this generation: work without waiting for peers, and
-    time with an all-reduce in flight, if there was one.
+    `phase`, `heartbeat_age` and `collective` (such as `all_reduce(float32[1024]) #17`) come from
+    the rank's heartbeat. `busy_seconds` and `all_reduce_seconds` are means per step of this
+    generation: time without waiting for peers, and time with an all-reduce in flight.
+
+    Args:
+        snapshot: The reported values.
+        scratch: Folder with the heartbeat files.
+        now: Monotonic time in seconds.
     """
     found = []
     for local_rank, rank in enumerate(snapshot.local_ranks):
@@ -132,7 +139,7 @@ def ranks(snapshot: MetricsSnapshot, scratch: Path, *, now: float) -> list[dict[
                 if steps and record.counters[_ALL_REDUCE]
                 else None
             )
-        if beat := read_beat(scratch, local_rank):
+        if beat := read_heartbeat(scratch, local_rank):
             entry["phase"] = str(beat.phase)
             entry["collective"] = beat.collective
             entry["heartbeat_age"] = round(max(0.0, now - beat.time_ns / 1e9), 3)
@@ -140,8 +147,8 @@ def ranks(snapshot: MetricsSnapshot, scratch: Path, *, now: float) -> list[dict[
     return found
 
 
-def read_beat(scratch: Path, local_rank: int) -> RankSnapshot | None:
-    """The latest beat of a local rank; None if it never beat."""
+def read_heartbeat(scratch: Path, local_rank: int) -> RankSnapshot | None:
+    """Read the latest heartbeat of a local rank; None if there is none."""
     try:
         with contextlib.closing(Heartbeat(scratch / f"rank-{local_rank}.heartbeat")) as heartbeat:
             beat = heartbeat.read()

@@ -1,8 +1,8 @@
-"""`StepStats`: every metric that a rank's steps yield, declared once with its name, unit and help.
+"""`StepStats`: the metrics of one rank, each declared once with its name, unit and help.
 
-`StepPhase` divides a step's time and `Wall` a run's wall time. All counters are cumulative over the
-life of the object, so a lost datagram costs resolution and never a count. To add a metric add a
-field: the record, the exposition, docs/metrics.md and the tests follow from it.
+`StepPhase` divides a step's time, `WallCategory` a run's wall time. All counters are cumulative
+over the life of the object, so a lost datagram costs resolution and never a count. To add a metric,
+add a field: the record, the exposition, docs/metrics.md and the tests follow from it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kdist_trainer.metrics.resource_stats import ResourceStats
 
 
 class StepPhase(IntEnum):
-    """Parts of a step, indices of `StepStats.phase`."""
+    """Phases of a step; indices of `StepStats.phase`."""
 
     DATA_WAIT = 0
     FORWARD = 1
@@ -28,8 +28,8 @@ class StepPhase(IntEnum):
     OTHER = 5
 
 
-class Wall(StrEnum):
-    """Categories that a run's wall time is divided into."""
+class WallCategory(StrEnum):
+    """Categories of a run's wall time (goodput)."""
 
     STARTUP = "startup"
     RENDEZVOUS = "rendezvous"
@@ -43,11 +43,11 @@ class Wall(StrEnum):
     RESTART = "restart"
     IDLE = "idle"
     UNOBSERVED = "unobserved"
-    """A script is at work that reports no steps: nobody knows what it does."""
+    """A script runs that reports no steps, so its time cannot be attributed."""
 
 
-WALL_CATEGORIES = tuple(str(category) for category in Wall)
-
+WALL_CATEGORIES = tuple(str(category) for category in WallCategory)
+"""Their names, in the order of `StepStats.wall_seconds`."""
 
 COLLECTIVES = (
     "all_reduce",
@@ -59,11 +59,11 @@ COLLECTIVES = (
     "send",
     "recv",
 )
-"""Collectives by the names that a metric may show."""
+"""Names of collectives that metrics may have as label values."""
 
 
 class Op(IntEnum):
-    """Collectives that are timed, indices of `StepStats.collectives`."""
+    """Collectives that are timed; indices of `StepStats.collectives`."""
 
     ALL_REDUCE = 0
     ALL_GATHER = 1
@@ -89,39 +89,41 @@ _OPS = tuple((op.name.lower(),) for op in Op)
 
 @dataclass(slots=True, eq=False)
 class StepStats(ResourceStats):
-    """The running sums of one rank in one generation. Seconds, bytes and counts, never rates.
+    """The metrics of one rank in one generation: seconds, bytes and counts, never rates.
 
-    The rank's loop adds to it; `Reporter` sends it. Not for several threads at once.
+    The training loop updates it and `Reporter` sends it. Not thread-safe.
     """
 
     rank: int = 0
     generation: int = 0
     sequence: int = 0
-    """Number of the latest packed record."""
+    """Sequence number of the latest packed record."""
     started_ns: int = field(default_factory=time.time_ns)
-    """Unix time of the rank's start: a later one in the same generation supersedes."""
+    """Unix time of the rank's start in nanoseconds. Within a generation, records of a later start
+    supersede those of an earlier one.
+    """
 
     dropped: float = counter(
         "kdist_exporter_records_dropped_total",
-        "Records that a worker could not send",
+        "Records that a rank could not send to its agent",
         scope=Scope.RANK,
-        quiet=True,
+        hide_zero=True,
     )
     steps: float = counter(
         "kdist_steps_total",
-        "Optimizer steps completed, repeats after a restart included",
+        "Optimizer steps completed, including steps repeated after a restart",
         scope=Scope.RANK,
     )
     samples: float = counter("kdist_samples_total", "Samples consumed", scope=Scope.RANK)
     tokens: float = counter(
         "kdist_tokens_total",
-        "Tokens consumed (absent if not a token model)",
+        "Tokens consumed (absent if the workload has none)",
         scope=Scope.RANK,
-        quiet=True,
+        hide_zero=True,
     )
     phase: list[float] = counter(
         "kdist_step_phase_seconds_total",
-        "Step time by phase; the phases sum to the step time",
+        "Step time by phase; the phases add up to the step time",
         scope=Scope.RANK,
         unit="seconds",
         labels=("phase",),
@@ -129,7 +131,7 @@ class StepStats(ResourceStats):
     )
     step_duration: list[float] = histogram(
         "kdist_step_duration_seconds",
-        "Step wall time of every local rank",
+        "Step time of all local ranks",
         scope=Scope.NODE,
         unit="seconds",
         buckets=STEP_BUCKETS,
@@ -137,23 +139,23 @@ class StepStats(ResourceStats):
     collective_seconds: list[float] = counter(
         "kdist_collective_seconds_total",
         (
-            "Time with such a collective in flight, overlaps counted once, from launch to "
+            "Time with at least one collective of this kind in flight, from launch to "
             "completion, waiting for peers included"
         ),
         scope=Scope.RANK,
         unit="seconds",
         labels=("op",),
         series=_OPS,
-        quiet=True,
+        hide_zero=True,
     )
     collective_bytes: list[float] = counter(
         "kdist_collective_bytes_total",
-        "Payload bytes of collectives (the S of nccl-tests)",
+        "Payload of the collectives (S in nccl-tests)",
         scope=Scope.RANK,
         unit="bytes",
         labels=("op",),
         series=_OPS,
-        quiet=True,
+        hide_zero=True,
     )
     collectives: list[float] = counter(
         "kdist_collectives_total",
@@ -161,59 +163,59 @@ class StepStats(ResourceStats):
         scope=Scope.RANK,
         labels=("op",),
         series=_OPS,
-        quiet=True,
+        hide_zero=True,
     )
     all_reduce_duration: list[float] = histogram(
         "kdist_allreduce_duration_seconds",
         (
-            "Time of one all-reduce, launch to end, waiting for peers included (ddp, "
-            "scripts); they overlap, so the sum is no time"
+            "Duration of one all-reduce, from launch to completion, waiting for peers "
+            "included (ddp and scripts); all-reduces overlap, so the sum may exceed elapsed time"
         ),
         scope=Scope.NODE,
         unit="seconds",
         buckets=ALL_REDUCE_BUCKETS,
-        quiet=True,
+        hide_zero=True,
     )
     nonfinite: list[float] = counter(
         "kdist_nonfinite_total",
         "Steps whose loss or gradient was NaN or infinite",
-        scope=Scope.LEADER,
+        scope=Scope.RANK_ZERO,
         labels=("kind",),
         series=(("loss",), ("grad",)),
     )
-    wall: list[float] = counter(
+    wall_seconds: list[float] = counter(
         "kdist_wall_seconds_total",
         (
-            "Partition of the agent's wall time; the categories sum to its life and those of "
-            "the agents before it"
+            "Wall time by category; the categories add up to the lifetime of the agent and of "
+            "its predecessors on this node"
         ),
-        scope=Scope.WITNESS,
+        scope=Scope.LOCAL_RANK_ZERO,
         unit="seconds",
         labels=("category",),
         series=tuple((category,) for category in WALL_CATEGORIES),
     )
     checkpoint_attempts: list[float] = counter(
         "kdist_checkpoint_attempts_total",
-        "Saves and restores begun and ended, failures included",
-        scope=Scope.LEADER,
+        "Checkpoint saves and restores, failures included",
+        scope=Scope.RANK_ZERO,
         labels=("op",),
         series=(("save",), ("restore",)),
     )
     checkpoint_failures: list[float] = counter(
         "kdist_checkpoint_failures_total",
-        "Saves and restores that failed",
-        scope=Scope.LEADER,
+        "Failed checkpoint saves and restores",
+        scope=Scope.RANK_ZERO,
         labels=("op", "cause"),
         series=_FAILURES,
-        quiet=True,
+        hide_zero=True,
     )
     checkpoint_duration: list[float] = histogram(
         "kdist_checkpoint_duration_seconds",
         (
-            "Duration of saves: blocking is the stall that training sees, total lasts until "
-            "the commit is durable"
+            "Duration of checkpoint saves: mode blocking is the time that training was "
+            "paused, mode total lasts until the commit is durable"
         ),
-        scope=Scope.LEADER,
+        scope=Scope.RANK_ZERO,
         unit="seconds",
         labels=("op", "mode"),
         series=(("save", "blocking"), ("save", "total")),
@@ -221,75 +223,85 @@ class StepStats(ResourceStats):
     )
     checkpoint_fallbacks: list[float] = counter(
         "kdist_checkpoint_fallbacks_total",
-        "Checkpoints that a resume passed over because they were bad",
-        scope=Scope.LEADER,
+        "Checkpoints skipped on resume because they could not be read",
+        scope=Scope.RANK_ZERO,
         labels=("cause",),
         series=_FALLBACKS,
-        quiet=True,
+        hide_zero=True,
     )
     loss: float | None = gauge(
         "kdist_loss",
-        "Last training loss: the mean over all ranks, of a script what its rank 0 reports",
-        scope=Scope.LEADER,
+        "Last training loss: the mean over all ranks; for scripts the value that rank 0 reported",
+        scope=Scope.RANK_ZERO,
     )
     grad_norm: float | None = gauge(
-        "kdist_grad_norm", "Last global gradient norm", scope=Scope.LEADER
+        "kdist_grad_norm", "Last global gradient norm", scope=Scope.RANK_ZERO
     )
     learning_rate: float | None = gauge(
-        "kdist_learning_rate", "Learning rate of parameter group 0", scope=Scope.LEADER
+        "kdist_learning_rate", "Learning rate of parameter group 0", scope=Scope.RANK_ZERO
     )
-    last_step: float | None = gauge("kdist_last_step", "Highest step completed", scope=Scope.NODE)
+    last_step: float | None = gauge(
+        "kdist_last_step", "Last completed optimizer step", scope=Scope.NODE
+    )
     target_steps: float | None = gauge(
-        "kdist_target_steps", "Steps the run will do (absent if unknown)", scope=Scope.NODE
+        "kdist_target_steps", "Total optimizer steps (absent if unknown)", scope=Scope.NODE
     )
     last_step_time: float | None = gauge(
         "kdist_last_step_timestamp_seconds",
-        "Unix time of the last completed step",
+        "Unix time at which the last step was completed",
         scope=Scope.NODE,
         unit="seconds",
     )
     step_ewma: float | None = gauge(
         "kdist_step_duration_ewma_seconds",
-        "Smoothed step time of the slowest local rank",
+        "Exponential moving average of the step time; maximum of the local ranks",
         scope=Scope.NODE,
         unit="seconds",
     )
     checkpoint_bytes: float | None = gauge(
         "kdist_checkpoint_size_bytes",
-        "Size of the last good checkpoint",
-        scope=Scope.LEADER,
+        "Size of the last committed checkpoint",
+        scope=Scope.RANK_ZERO,
         unit="bytes",
     )
     checkpoint_time: float | None = gauge(
         "kdist_checkpoint_last_success_timestamp_seconds",
-        "Unix time of the last durable save",
-        scope=Scope.LEADER,
+        "Unix time of the last committed checkpoint",
+        scope=Scope.RANK_ZERO,
         unit="seconds",
     )
     checkpoint_step: float | None = gauge(
-        "kdist_checkpoint_last_success_step", "Step of the last good save", scope=Scope.LEADER
+        "kdist_checkpoint_last_success_step",
+        "Step of the last committed checkpoint",
+        scope=Scope.RANK_ZERO,
     )
     checkpoint_interval: float | None = gauge(
         "kdist_checkpoint_interval_seconds",
         (
-            "Time between two saves: the configured one, or that of the configured steps at "
-            "the present pace"
+            "Time between two checkpoints: the configured time, or that of the configured "
+            "number of steps at the current step time"
         ),
-        scope=Scope.LEADER,
+        scope=Scope.RANK_ZERO,
         unit="seconds",
     )
     probe_bandwidth: float | None = gauge(
         "kdist_allreduce_probe_bus_bandwidth_bytes_per_second",
         (
-            "Bus bandwidth of the last probe, all ranks together and nothing else going on: "
+            "Bus bandwidth of the last all-reduce probe over all ranks, without other load: "
             "S/t * 2(n-1)/n"
         ),
-        scope=Scope.LEADER,
+        scope=Scope.RANK_ZERO,
         unit="bytes_per_second",
     )
 
     def add_step(self, seconds: float, samples: int, step: int) -> None:
-        """Count one optimizer step of this rank: its wall time, its own samples, its number."""
+        """Count one optimizer step of this rank.
+
+        Args:
+            seconds: Wall time of the step.
+            samples: Samples that this rank consumed in it.
+            step: Number of the step, from 1.
+        """
         self.steps += 1
         self.samples += samples
         self.last_step = step
@@ -305,8 +317,13 @@ class StepStats(ResourceStats):
     def add_all_reduces(
         self, *, busy: float, exposed: float, nbytes: int, durations: Sequence[float]
     ) -> None:
-        """Count a step's all-reduces: seconds with one in flight, the tail nothing hid (added to
-        its phase), each one's time.
+        """Count the all-reduces of a step.
+
+        Args:
+            busy: Seconds with at least one in flight.
+            exposed: Seconds of these that no computation overlapped; added to COMM_EXPOSED.
+            nbytes: Payload in bytes.
+            durations: Seconds of each all-reduce.
         """
         self.add_collectives(Op.ALL_REDUCE, busy=busy, nbytes=nbytes, count=len(durations))
         self.phase[StepPhase.COMM_EXPOSED] += exposed
@@ -314,25 +331,32 @@ class StepStats(ResourceStats):
             self.observe_all_reduce(seconds)
 
     def observe_all_reduce(self, seconds: float) -> None:
-        """Count one all-reduce's time, from its launch to its end, in the histogram."""
+        """Observe the duration of one all-reduce, from launch to completion, in seconds."""
         self.all_reduce_duration[bisect_left(ALL_REDUCE_BUCKETS, seconds)] += 1
         self.all_reduce_duration[-1] += seconds
 
     def add_collectives(self, op: Op, *, busy: float, nbytes: float, count: int) -> None:
-        """Count a step's collectives of one kind: seconds with one in flight, payload, how many."""
+        """Count the collectives of one kind in a step.
+
+        Args:
+            op: The kind.
+            busy: Seconds with at least one in flight.
+            nbytes: Payload in bytes.
+            count: Number of collectives.
+        """
         self.collective_seconds[op] += busy
         self.collective_bytes[op] += nbytes
         self.collectives[op] += count
 
     def add_nonfinite(self, kind: str) -> None:
-        """Count a step whose `loss` or `grad` was not finite."""
+        """Count a step with a NaN or infinity; `kind` is `loss` or `grad`."""
         self.nonfinite[0 if kind == "loss" else 1] += 1
 
     def add_wall(self, category: str, seconds: float) -> None:
-        """Say what the rank spent time on besides its steps, which need no saying. Raises
-        `ValueError` if it is no `Wall`.
+        """Add seconds that the rank spent outside of its steps. Raises `ValueError` if `category`
+        is not a `WallCategory`.
         """
-        self.wall[WALL_CATEGORIES.index(category)] += seconds
+        self.wall_seconds[WALL_CATEGORIES.index(category)] += seconds
 
     def add_checkpoint(
         self,
@@ -344,8 +368,15 @@ class StepStats(ResourceStats):
         nbytes: int = 0,
         step: int | None = None,
     ) -> None:
-        """Count a `save` or `restore`; `cause` is None if it succeeded. Seconds that training saw,
-        and in all; bytes.
+        """Count a save or a restore of a checkpoint.
+
+        Args:
+            op: `save` or `restore`.
+            cause: Cause of the failure; None if it succeeded.
+            visible: Seconds that training was paused.
+            total: Seconds until the commit was durable.
+            nbytes: Size of the checkpoint in bytes.
+            step: Step of the checkpoint.
         """
         self.checkpoint_attempts[0 if op == "save" else 1] += 1
         if cause is not None:
@@ -355,13 +386,11 @@ class StepStats(ResourceStats):
             for start, seconds in ((0, visible), (_SAVE_SERIES, total)):
                 self.checkpoint_duration[start + bisect_left(SAVE_BUCKETS, seconds)] += 1
                 self.checkpoint_duration[start + _SAVE_SERIES - 1] += seconds
-            self.checkpoint_bytes, self.checkpoint_time, self.checkpoint_step = (
-                nbytes,
-                time.time(),
-                step,
-            )
+            self.checkpoint_bytes = nbytes
+            self.checkpoint_time = time.time()
+            self.checkpoint_step = step
 
     def add_fallback(self, cause: str = "corrupt") -> None:
-        """Count a checkpoint that a resume had to pass over."""
+        """Count a checkpoint that was skipped on resume."""
         known = (cause,) if (cause,) in _FALLBACKS else ("other",)
         self.checkpoint_fallbacks[_FALLBACKS.index(known)] += 1

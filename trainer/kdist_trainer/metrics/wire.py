@@ -1,8 +1,8 @@
-"""The datagram: a rank's `StepStats` as one packed record of at most 1 KiB, and back.
+"""Packs a rank's `StepStats` into one datagram of at most `MAX_RECORD` bytes, and unpacks it.
 
-Header, then every number as a float64: the cumulative ones first, then the gauges, in the order of
-`StepStats`. The header holds a digest of that layout, so a record of another version is malformed,
-never misread.
+A header is followed by every number as a float64: first the counters and histograms, then the
+gauges, in the order of `StepStats`. The header contains a digest of that layout, so a record of
+another version is rejected, never misread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kdist_trainer.metrics.declarations import Kind, Metric
 from kdist_trainer.metrics.step_stats import StepStats
 
 MAX_RECORD = 1024
-"""Most bytes of a datagram."""
+"""Maximum size of a datagram in bytes."""
 
 _METRICS: dict[str, Metric] = {
     declared.name: declared.metadata["metric"]
@@ -31,41 +31,41 @@ RECORDED: tuple[Metric, ...] = tuple(_METRICS.values())
 _COUNTERS = [name for name, metric in _METRICS.items() if metric.kind is not Kind.GAUGE]
 _GAUGES = [name for name, metric in _METRICS.items() if metric.kind is Kind.GAUGE]
 _SINGLE = [name for name in _COUNTERS if _METRICS[name].slots == 1]
-_SEVERAL = [name for name in _COUNTERS if _METRICS[name].slots > 1]
+_MULTIPLE = [name for name in _COUNTERS if _METRICS[name].slots > 1]
 _get_single = attrgetter(*_SINGLE)
-_get_several = attrgetter(*_SEVERAL)
+_get_multiple = attrgetter(*_MULTIPLE)
 _get_gauges = attrgetter(*_GAUGES)
 
 COUNTER_SLOTS = sum(_METRICS[name].slots for name in _COUNTERS)
 _SLOTS = COUNTER_SLOTS + len(_GAUGES)
 _MAGIC = b"kdst"
-LAYOUT = zlib.crc32(repr([_METRICS[name] for name in (*_SINGLE, *_SEVERAL, *_GAUGES)]).encode())
-"""Digest of the numbers' order: what was written under another one means something else."""
+LAYOUT = zlib.crc32(repr([_METRICS[name] for name in (*_SINGLE, *_MULTIPLE, *_GAUGES)]).encode())
+"""Digest of the layout: numbers written under another one have another meaning."""
 _PACKED = struct.Struct(f"<4sIIIQQQ{_SLOTS}d")
 assert _PACKED.size <= MAX_RECORD, f"a record would take {_PACKED.size} bytes"  # noqa: S101  found at the first import
 
 
 def _slices() -> dict[str, slice]:
     found, start = {}, 0
-    for name in (*_SINGLE, *_SEVERAL):
+    for name in (*_SINGLE, *_MULTIPLE):
         found[_METRICS[name].name] = slice(start, start + _METRICS[name].slots)
         start += _METRICS[name].slots
     return found
 
 
 SLOTS: dict[str, slice] = _slices()
-"""Where a counter's or histogram's numbers stand in `Record.counters`, by the metric's name."""
+"""Position of a counter's or histogram's numbers in `Record.counters`, by the metric's name."""
 GAUGES: dict[str, int] = {_METRICS[name].name: index for index, name in enumerate(_GAUGES)}
-"""Where a gauge stands in `Record.gauges`, by the metric's name."""
+"""Position of a gauge in `Record.gauges`, by the metric's name."""
 
 
 class MalformedRecordError(ValueError):
-    """A datagram that no rank of this version sent."""
+    """The datagram is not a record of this version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One datagram, unpacked."""
+    """An unpacked datagram. `started_ns` is the Unix time of the rank's start in nanoseconds."""
 
     rank: int
     generation: int
@@ -76,12 +76,12 @@ class Record:
 
 
 def pack(stats: StepStats) -> bytes:
-    """The next record of `stats`: its sequence number goes up by one."""
+    """Pack the next record of `stats` and increment its sequence number."""
     stats.sequence += 1
     gauges = _get_gauges(stats)
     numbers = list(_get_single(stats))
-    for several in _get_several(stats):
-        numbers += several
+    for values in _get_multiple(stats):
+        numbers += values
     present = 0
     for index, value in enumerate(gauges):
         if value is None:
@@ -102,7 +102,7 @@ def pack(stats: StepStats) -> bytes:
 
 
 def unpack(datagram: bytes) -> Record:
-    """The record in a datagram. Raises `MalformedRecordError`."""
+    """Unpack a datagram. Raises `MalformedRecordError`."""
     if len(datagram) != _PACKED.size:
         raise MalformedRecordError(f"{len(datagram)} bytes, not {_PACKED.size}")
     magic, layout, rank, present, generation, sequence, started_ns, *numbers = _PACKED.unpack(

@@ -1,4 +1,4 @@
-"""How a model is spread over the ranks: one file per strategy, named as the user writes it."""
+"""Strategies of parallel training: one module per strategy, named as in job.yaml."""
 
 from __future__ import annotations
 
@@ -15,8 +15,15 @@ __all__ = ["Strategy", "build"]
 
 
 def build(train: Training, workload: Workload, world: World) -> Strategy:
-    """The strategy named in job.yaml. Raises `ConfigError` where this group of ranks cannot have
-    it.
+    """Build the strategy that job.yaml names.
+
+    Args:
+        train: Settings of the training.
+        workload: The workload, which provides the plan of strategy `tensor`.
+        world: The process group.
+
+    Raises:
+        ConfigError: If these ranks cannot use the strategy.
     """
     match train.strategy:
         case "ddp":

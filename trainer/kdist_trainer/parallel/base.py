@@ -1,4 +1,4 @@
-"""What a strategy of parallel training must offer the loop."""
+"""The interface between a strategy of parallel training and the training loop."""
 
 from __future__ import annotations
 
@@ -12,53 +12,59 @@ from torch.optim import Optimizer
 
 
 class Strategy(Protocol):
-    """Spreads one model over the ranks. After `wrap`, the loop only calls the wrapped model."""
+    """Distributes one model over the ranks. After `wrap`, the loop only calls the wrapped model."""
 
     sharded: bool
     """Whether each rank holds (and saves) a part of the state; False: all ranks hold the same.
 
-    A sharded model's forward pass is collective, so all ranks must make equally many.
+    A sharded model's forward pass is collective, so all ranks must run equally many.
     """
 
-    counts: bool
-    """Whether this rank's losses and samples are counted: of the ranks that share a copy of the
-    model, one has its say.
-    """
+    is_counted: bool
+    """Whether this rank's losses and samples are counted: one rank of each model replica is."""
 
-    copies: dist.ProcessGroup | None
-    """After `wrap`: the ranks that hold the same buffers, the first copy's rank first; None for a
-    process alone.
+    replica_group: dist.ProcessGroup | None
+    """After `wrap`: the ranks that hold the same buffers, the first replica's rank first; None for
+    a single process.
     """
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
-        """The model as the loop calls it: a backward pass leaves the gradients' mean over the
-        ranks. Collective.
+        """Distribute the model. Collective.
 
-        `blocks` are the parts of it that are gathered, computed and let go one after the other.
+        Args:
+            model: The model as the workload built it, with the same weights on every rank.
+            blocks: Parts of it that are gathered, computed and resharded one after the other.
+
+        Returns:
+            The model as the loop calls it: a backward pass leaves the gradients' mean over the
+            replicas.
+
+        Raises:
+            ConfigError: If the strategy cannot distribute this model on these ranks.
         """
         ...
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """A block in which backward passes only add up gradients on this rank."""
+        """Within the `with` block, backward passes only add up gradients on this rank."""
         ...
 
-    def let_go(self) -> None:
-        """Free what a forward pass without a backward pass has gathered."""
+    def reshard(self) -> None:
+        """Free the weights that a forward pass without a backward pass has gathered."""
         ...
 
-    def tensors(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The state that a checkpoint holds: {"model": …, "optimizer": …}, tensors by full name.
+    def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The state for a checkpoint: {"model": ..., "optimizer": ...}, tensors by full name.
         Collective if sharded.
         """
         ...
 
-    def put(self, tensors: dict[str, Any], optimizer: Optimizer) -> None:
-        """Take over what a checkpoint brought into the values of `tensors`. Collective if
-        sharded.
+    def load_state_dict(self, state: dict[str, Any], optimizer: Optimizer) -> None:
+        """Load the values of `state`, which `state_dict` returned and a checkpoint has filled.
+        Collective if sharded.
         """
         ...
 
-    def weights(self) -> dict[str, Any]:
+    def full_state_dict(self) -> dict[str, Any]:
         """The whole model's state by full names, every tensor whole and on the CPU.
 
         Collective if sharded, and then empty on all ranks but rank 0.

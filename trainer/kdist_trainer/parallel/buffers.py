@@ -1,9 +1,9 @@
-"""A model's buffers: state such as running means, which no optimizer moves and each rank computes
-from its own samples.
+"""Synchronizes a model's buffers: state such as running means, which no optimizer updates and each
+rank computes from its own samples.
 
-After every step they are those of the first copy of the model on all ranks, so that a checkpoint,
-an evaluation and the digest of a run see one model. Buffers that training leaves alone, such as
-masks, are not sent.
+After every step all ranks take over the buffers of the first model replica, so that a checkpoint,
+an evaluation and the hash of the weights see one model. Buffers that training does not change, such
+as masks, are not sent.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm, _NormBase
+from torch.nn import SyncBatchNorm
 
 from kdist_trainer import log
+from kdist_trainer.torch_internals import BatchNorm, RunningNorm, own_buffers, version_of
 from kdist_trainer.world import to_local
 
 
@@ -27,31 +28,27 @@ class _Slot(NamedTuple):
     owner: nn.Module
     key: str
     name: str
-    """By which the whole model knows it."""
+    """Full name in the model."""
 
     @property
     def tensor(self) -> Tensor | None:
-        return self.owner._buffers[self.key]
+        return own_buffers(self.owner)[self.key]
 
 
-class _Together(NamedTuple):
-    """Buffers of all types on one device, with their bytes side by side."""
+class _FlatBuffers(NamedTuple):
+    """Buffers of all types on one device, and a copy of their bytes in one tensor."""
 
     slots: list[_Slot]
     tensors: list[Tensor]
-    """What was in these slots: the tensor may be replaced, and belongs there again when the bytes
-    do.
-    """
+    """The tensors that were in these slots when the bytes were copied."""
     flat: Tensor
+    """The bytes: uint8, shape (sum of the tensors' bytes,)."""
 
     @torch.no_grad()
-    def put_back(self) -> None:
-        """Have the tensors be what the bytes say."""
-        for tensor, part in zip(
-            self.tensors,
-            torch.split(self.flat, [to_local(one).nbytes for one in self.tensors]),
-            strict=True,
-        ):
+    def restore(self) -> None:
+        """Copy the bytes back into the tensors."""
+        sizes = [to_local(tensor).nbytes for tensor in self.tensors]
+        for tensor, part in zip(self.tensors, torch.split(self.flat, sizes), strict=True):
             own = to_local(tensor)
             own.copy_(part.view(own.dtype).view(own.shape))
 
@@ -60,205 +57,212 @@ class Buffers:
     """The buffers of one rank's module, and the ranks that hold the same ones."""
 
     def __init__(
-        self, module: nn.Module, group: dist.ProcessGroup | None, *, keep: bool = False
+        self,
+        module: nn.Module,
+        group: dist.ProcessGroup | None,
+        *,
+        keep_previous: bool = False,
     ) -> None:
-        """`group`: the ranks of the same place in each copy of the model, the first copy first;
-        None for a rank alone.
+        """Synchronize nothing yet.
 
-        `keep`: a step may be left out, so that those of the step before are wanted again.
+        Args:
+            module: The model as the workload built it.
+            group: The ranks that hold the same part of each model replica, the first replica's
+                first; None for a single process.
+            keep_previous: Whether a step may be skipped, so that the buffers of the step before
+                must be kept.
         """
         self._module = module
         self._group = group if group is not None and group.size() > 1 else None
-        self._source = (
-            dist.get_global_rank(group, 0) if self._group is not None and group is not None else 0
-        )
-        self._known: set[str] = set()
-        """Names of those that training was seen to change."""
-        self._sent: list[_Slot] = []
-        self._keep = keep
-        self._before: list[_Together] = []
-        """What was agreed on last."""
-        self._kept: list[tuple[_Slot, int, int]] = []
-        """The others, each with its tensor's identity and version: constants, as far as is
-        known.
-        """
+        self._source = dist.get_global_rank(self._group, 0) if self._group is not None else 0
+        self._changing: set[str] = set()
+        """Names of the buffers that training was seen to change."""
+        self._synchronized: list[_Slot] = []
+        self._keep_previous = keep_previous
+        self._previous: list[_FlatBuffers] = []
+        """The values of the last synchronization."""
+        self._constants: list[tuple[_Slot, int, int]] = []
+        """All other buffers, each with its tensor's identity and version."""
         self._modes: list[tuple[nn.Module, bool]] = []
-        """Those of the norms, while they are at rest."""
+        """Modes of the batch norms from before `use_running_stats`."""
         self._norms = [
             one
             for one in module.modules()
-            if isinstance(one, _BatchNorm) and not isinstance(one, SyncBatchNorm)
+            if isinstance(one, BatchNorm) and not isinstance(one, SyncBatchNorm)
         ]
 
     @contextmanager
-    def observed(self) -> Iterator[None]:
-        """A block that trains on nothing that counts: it shows which buffers change. Collective.
+    def detect_changes(self) -> Iterator[None]:
+        """Observe which buffers change in training passes within the `with` block. Collective.
 
-        They are left as they were before, on all ranks as on the first copy's.
+        Afterwards they have their values from before, on all ranks those of the first replica.
         """
         before = [(slot, slot.tensor, _copy(slot.tensor)) for slot in self._slots()]
         yield
         changed = {
-            slot.name for slot, tensor, copy in before if not _same(slot.tensor, tensor, copy)
+            slot.name for slot, tensor, copy in before if not _is_same(slot.tensor, tensor, copy)
         }
         with torch.no_grad():
             for slot, tensor, copy in before:
-                slot.owner._buffers[slot.key] = tensor
+                own_buffers(slot.owner)[slot.key] = tensor
                 if tensor is not None and copy is not None:
                     tensor.copy_(copy)
-        self._agree_on(self._slots())
-        self._choose(self._together(changed))
+        self._broadcast(self._slots())
+        self._select(self._union_over_ranks(changed))
 
-    def begin(self) -> None:
-        """Take what the constants are now for what they stay: the model was restored."""
-        self._choose(set())
+    def track_constants(self) -> None:
+        """Take the present values of all other buffers as constants: the model was restored."""
+        self._select(set())
 
-    def agree(self) -> bool:
-        """Give every rank the first copy's; whether anything was sent. Collective: all ranks of the
-        group or none.
+    def synchronize(self) -> bool:
+        """Give every rank the first replica's buffers; returns whether anything was sent.
+        Collective: all ranks of the group or none.
         """
-        if not self._sent or (self._group is None and not self._keep):
+        if not self._synchronized or (self._group is None and not self._keep_previous):
             return False
-        self._before = self._agree_on(self._sent)
+        self._previous = self._broadcast(self._synchronized)
         return self._group is not None
 
-    def put_back(self) -> None:
-        """Have what all ranks agreed on after the step before: this one is left out, and a NaN in
-        it would stay in a mean.
+    def restore(self) -> None:
+        """Restore the values of the last synchronization: this step is skipped, and a NaN of its
+        samples would stay in a running mean.
         """
-        for together in self._before:
-            for slot, tensor in zip(together.slots, together.tensors, strict=True):
-                slot.owner._buffers[slot.key] = tensor
-            together.put_back()
+        for buffers in self._previous:
+            for slot, tensor in zip(buffers.slots, buffers.tensors, strict=True):
+                own_buffers(slot.owner)[slot.key] = tensor
+            buffers.restore()
 
-    def agree_on_late(self) -> None:
-        """Before the model is saved or measured: agree on buffers that seemed constant until now.
-        Collective.
+    def synchronize_late(self) -> None:
+        """Synchronize buffers that seemed constant until now, before the model is saved or
+        evaluated. Collective.
         """
         if self._group is None:
             return
         late = {
             slot.name
-            for slot, identity, version in self._kept
-            if _trace(slot.tensor) != (identity, version)
+            for slot, identity, version in self._constants
+            if _identity(slot.tensor) != (identity, version)
         }
-        if found := self._together(late):
+        if found := self._union_over_ranks(late):
             log.warn(
                 "buffers-late",
                 message=f"{len(found)} buffers of the model ({min(found)}) changed for the first "
                 "time after the warm-up: ranks "
-                "agree on them from now on, before that each had its own",
+                "synchronize them from now on, before that each had its own",
             )
-            self._choose(found)
-            self.agree()
+            self._select(found)
+            self.synchronize()
 
     @contextmanager
-    def at_rest(self) -> Iterator[None]:
-        """A block in which batch norms go by their running statistics: one sample has no variance,
-        and none has no mean.
+    def running_stats(self) -> Iterator[None]:
+        """Within the `with` block, batch norms use their running statistics: one sample has no
+        variance, and none has no mean.
         """
-        self.rest(True)
+        self.use_running_stats(True)
         try:
             yield
         finally:
-            self.rest(False)
+            self.use_running_stats(False)
 
-    def rest(self, on: bool) -> None:
-        """Begin or end such a block."""
+    def use_running_stats(self, on: bool) -> None:
+        """Set whether batch norms use their running statistics."""
         if on and not self._modes:
             self._modes = [(norm, norm.training) for norm in self._norms]
             for norm in self._norms:
                 norm.training = False
         elif not on:
-            for one, mode in self._modes:
-                one.training = mode
+            for module, mode in self._modes:
+                module.training = mode
             self._modes = []
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold besides the buffers: which ones change, also if the next
-        warm-up does not show it.
+        """The state for a checkpoint: which buffers change, even if the next warm-up does not show
+        it. Their values belong to the model.
         """
-        return {"known": sorted(self._known)}
+        return {"known": sorted(self._changing)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave, on every rank the same."""
-        self._choose(set(state["known"]))
+        """Restore the state of `state_dict`, the same on every rank."""
+        self._select(set(state["known"]))
 
     def _slots(self) -> list[_Slot]:
-        seen: dict[int, _Slot] = {}
+        slots: dict[int, _Slot] = {}
         for path, owner in self._module.named_modules():
-            for key, tensor in owner._buffers.items():
-                seen.setdefault(
+            for key, tensor in own_buffers(owner).items():
+                slots.setdefault(
                     id(owner if tensor is None else tensor),
                     _Slot(owner, key, f"{path}.{key}".lstrip(".")),
                 )
-        return list(seen.values())
+        return list(slots.values())
 
-    def _choose(self, changed: set[str]) -> None:
-        """Send those that change, and the running statistics of norms, which a user may freeze and
-        let go later.
+    def _select(self, changing: set[str]) -> None:
+        """Synchronize these buffers too, and the running statistics of norms, which a user may
+        freeze and unfreeze later.
         """
-        self._known |= changed
-        sent = [
+        self._changing |= changing
+        self._synchronized = [
             slot
             for slot in self._slots()
-            if slot.name in self._known or isinstance(slot.owner, _NormBase)
+            if slot.name in self._changing or isinstance(slot.owner, RunningNorm)
         ]
-        names = {slot.name for slot in sent}
-        self._sent, self._before = sent, _lay_together(sent) if self._keep else []
-        self._kept = [
-            (slot, *_trace(slot.tensor)) for slot in self._slots() if slot.name not in names
+        self._previous = _flatten(self._synchronized) if self._keep_previous else []
+        names = {slot.name for slot in self._synchronized}
+        self._constants = [
+            (slot, *_identity(slot.tensor)) for slot in self._slots() if slot.name not in names
         ]
 
-    def _together(self, names: set[str]) -> set[str]:
-        """The names of all ranks, also of those that hold other parts of the model: one of them
-        writes them down for all.
+    def _union_over_ranks(self, names: set[str]) -> set[str]:
+        """The names of all ranks, including those that hold other parts of the model, since one
+        rank saves them for all.
         """
         if self._group is None:
             return names
-        parts: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, names)
-        return set().union(*parts)
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, names)
+        return set().union(*every)
 
-    def _agree_on(self, slots: Sequence[_Slot]) -> list[_Together]:
-        """Send them, with one broadcast for those on a device; what they are then, where that is
-        kept.
-        """
-        if self._group is None and not self._keep:
+    def _broadcast(self, slots: Sequence[_Slot]) -> list[_FlatBuffers]:
+        """Send the buffers in one broadcast per device; returns their values, if they are kept."""
+        if self._group is None and not self._keep_previous:
             return []
-        parts = _lay_together(slots)
+        parts = _flatten(slots)
         for part in parts if self._group is not None else ():
             dist.broadcast(part.flat, src=self._source, group=self._group)
             if dist.get_rank() != self._source:
-                part.put_back()
-        return parts if self._keep else []
+                part.restore()
+        return parts if self._keep_previous else []
 
 
-def _lay_together(slots: Sequence[_Slot]) -> list[_Together]:
-    """One for each device; the widest types first, so that each part of the bytes is aligned."""
+def _flatten(slots: Sequence[_Slot]) -> list[_FlatBuffers]:
+    """Copy the bytes of buffers into one tensor per device, the widest types first, so that every
+    part is aligned.
+    """
     devices: dict[torch.device, list[tuple[_Slot, Tensor]]] = {}
     for slot in slots:
         tensor = slot.tensor
         if tensor is not None and to_local(tensor).numel():
             devices.setdefault(tensor.device, []).append((slot, tensor))
-    together = []
-    for same in devices.values():
-        same.sort(key=lambda one: -one[1].element_size())
-        flat = torch.cat([to_local(tensor).reshape(-1).view(torch.uint8) for _, tensor in same])
-        together.append(_Together([slot for slot, _ in same], [tensor for _, tensor in same], flat))
-    return together
+    buffers = []
+    for pairs in devices.values():
+        pairs.sort(key=lambda pair: -pair[1].element_size())
+        flat = torch.cat([to_local(tensor).reshape(-1).view(torch.uint8) for _, tensor in pairs])
+        buffers.append(
+            _FlatBuffers([slot for slot, _ in pairs], [tensor for _, tensor in pairs], flat)
+        )
+    return buffers
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().clone()
 
 
-def _same(now: Tensor | None, before: Tensor | None, copy: Tensor | None) -> bool:
-    """Whether a buffer still is the tensor that it was, with what was in it."""
+def _is_same(now: Tensor | None, before: Tensor | None, copy: Tensor | None) -> bool:
+    """Whether a buffer still is the tensor that it was, with the values of `copy`."""
     if now is None or before is None or copy is None:
         return now is before
     return now is before and torch.equal(to_local(now), to_local(copy))
 
 
-def _trace(tensor: Tensor | None) -> tuple[int, int]:
-    return (id(tensor), 0 if tensor is None else tensor._version)
+def _identity(tensor: Tensor | None) -> tuple[int, int]:
+    """Which tensor it is, and a number that every in-place operation increments."""
+    return (id(tensor), 0 if tensor is None else version_of(tensor))

@@ -26,36 +26,35 @@ from kdist_trainer.world import World
 
 
 class Replicated:
-    """What `ddp` and `data_parallel` have in common. The module is the one that the workload made,
-    not its wrapper.
-    """
+    """Base of the strategies in which each rank holds its tensors whole."""
 
     sharded = False
-    counts = True
+    is_counted = True
     module: nn.Module
-    copies: dist.ProcessGroup | None
+    """The model as the workload built it, without a wrapper."""
+    replica_group: dist.ProcessGroup | None
 
-    def let_go(self) -> None:
-        """Nothing was gathered."""
+    def reshard(self) -> None:
+        """Do nothing: weights are not gathered."""
 
-    def tensors(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Model and optimizer by full names; an optimizer that never stepped is made to take a step
-        that moves nothing.
+    def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Model and optimizer by full names. An optimizer without a state takes a step that changes
+        no weight, which creates it.
         """
         if not optimizer.state:
             get_optimizer_state_dict(self.module, optimizer)
         return {"model": self.module.state_dict(), "optimizer": named_state(self.module, optimizer)}
 
-    def put(self, tensors: dict[str, Any], optimizer: Optimizer) -> None:
-        """Load the values back into module and optimizer."""
+    def load_state_dict(self, state: dict[str, Any], optimizer: Optimizer) -> None:
+        """Load the values into module and optimizer."""
         set_state_dict(
             self.module,
             optimizer,
-            model_state_dict=tensors["model"],
-            optim_state_dict=tensors["optimizer"],
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
         )
 
-    def weights(self) -> dict[str, Any]:
+    def full_state_dict(self) -> dict[str, Any]:
         """The module's own state, on the CPU."""
         state = self.module.state_dict()
         return {
@@ -65,21 +64,19 @@ class Replicated:
 
 
 def named_state(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer's state with parameters by name: what torch's `get_optimizer_state_dict` gives,
-    a hundred times faster.
-
-    The training stands still for it at every save, and here every rank has every tensor whole.
+    """The optimizer's state with parameters by name: what torch's `get_optimizer_state_dict`
+    returns, but a hundred times faster, since training waits for it at every save.
     """
     names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     groups = [
         {
             **{key: value for key, value in group.items() if key != "params"},
-            "params": [names[one] for one in group["params"]],
+            "params": [names[each] for each in group["params"]],
         }
         for group in optimizer.param_groups
     ]
     return {
-        "state": {names[one]: dict(state) for one, state in optimizer.state.items()},
+        "state": {names[each]: dict(state) for each, state in optimizer.state.items()},
         "param_groups": groups,
     }
 
@@ -94,12 +91,13 @@ class Ddp(Replicated):
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:  # noqa: ARG002 - DDP buckets by size
         """Wrap the model; rank 0's weights are sent to all."""
-        self.module, self.copies = model, dist.group.WORLD
+        self.module = model
+        self.replica_group = dist.group.WORLD
         devices = [self._world.device] if self._world.device.type == "cuda" else None
-        # The loop sends buffers after a step; DDP would before the next one, and not at all after
-        # the last.
+        # The loop synchronizes buffers after each step; DDP would do it before the next step, and
+        # not at all after the last.
         with warnings.catch_warnings():
-            # the word that torch 2.13 has for it is unknown to 2.10
+            # its successor, forward_sync_buffers, would still broadcast the buffers once here
             warnings.simplefilter("ignore", FutureWarning)
             self._wrapped = DistributedDataParallel(
                 model, device_ids=devices, bucket_cap_mb=self._bucket_mib, broadcast_buffers=False
@@ -107,7 +105,7 @@ class Ddp(Replicated):
         return self._wrapped
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Backward passes in this block stay on the rank."""
+        """Within the `with` block, backward passes only add up gradients on this rank."""
         return self._wrapped.no_sync()
 
 
@@ -115,11 +113,13 @@ class DataParallel(Replicated):
     """torch's DataParallel over all GPUs of the one process."""
 
     # the first GPU's replica works on the module's own buffers
-    copies: dist.ProcessGroup | None = None
+    replica_group: dist.ProcessGroup | None = None
 
     def __init__(self, world: World) -> None:
-        """Raises `ConfigError` in a group of several ranks, whose gradients nobody would
-        average.
+        """Find the GPUs.
+
+        Raises:
+            ConfigError: If there are several ranks, whose gradients would not be averaged.
         """
         if world.size > 1:
             raise ConfigError(
@@ -129,8 +129,10 @@ class DataParallel(Replicated):
             )
         self._devices = torch.cuda.device_count()
 
-    def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:  # noqa: ARG002 - every GPU gets a whole copy
-        """The model on all GPUs, or as it is where there are fewer than two; says which."""
+    def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:  # noqa: ARG002 - every GPU gets the whole model
+        """Copy the model to all GPUs, or return it unchanged if there are fewer than two; logs
+        which.
+        """
         self.module = model
         several = self._devices > 1
         log.warn(
@@ -149,5 +151,5 @@ class DataParallel(Replicated):
         return nn.DataParallel(model) if several else model
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """There is nobody to wait for."""
+        """A `with` block that changes nothing: there are no other ranks."""
         return nullcontext()

@@ -29,12 +29,12 @@ from kdist_trainer.world import World
 
 
 class Sharded:
-    """What strategies have in common that spread weights, most of them by torch's `fully_shard`."""
+    """Base of the strategies that distribute weights as DTensors."""
 
     sharded = True
-    counts = True
+    is_counted = True
     module: nn.Module
-    copies: dist.ProcessGroup | None
+    replica_group: dist.ProcessGroup | None
 
     def shard(
         self,
@@ -44,8 +44,13 @@ class Sharded:
         *,
         offload: OffloadPolicy | None = None,
     ) -> nn.Module:
-        """Shard each block, then the rest of the model, in place; `offload` says where the shards
-        are kept.
+        """Shard each block, then the rest of the model, in place.
+
+        Args:
+            model: The model.
+            blocks: Parts of it that are gathered one after the other.
+            mesh: One dimension to shard over, or (replicate, shard).
+            offload: Where the shards are kept; by default on the device.
         """
         policy = offload or OffloadPolicy()
         for block in blocks:
@@ -56,7 +61,7 @@ class Sharded:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in this block keep whole gradients on the rank, and reduce nothing."""
+        """Within the `with` block, backward passes keep whole gradients on this rank."""
         module = self.module if isinstance(self.module, FSDPModule) else None
         if module is not None:
             module.set_requires_gradient_sync(False)
@@ -66,29 +71,29 @@ class Sharded:
             if module is not None:
                 module.set_requires_gradient_sync(True)
 
-    def let_go(self) -> None:
-        """Keep this rank's parts only."""
+    def reshard(self) -> None:
+        """Free all weights but this rank's shards."""
         for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def tensors(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Model and optimizer by full names, each tensor as this rank's part of it."""
+    def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Model and optimizer by full names, each tensor as this rank's shard of it."""
         return {
             "model": get_model_state_dict(self.module),
             "optimizer": get_optimizer_state_dict(self.module, optimizer),
         }
 
-    def put(self, tensors: dict[str, Any], optimizer: Optimizer) -> None:
-        """Load the values back into module and optimizer."""
+    def load_state_dict(self, state: dict[str, Any], optimizer: Optimizer) -> None:
+        """Load the values into module and optimizer."""
         set_state_dict(
             self.module,
             optimizer,
-            model_state_dict=tensors["model"],
-            optim_state_dict=tensors["optimizer"],
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
         )
 
-    def weights(self) -> dict[str, Any]:
+    def full_state_dict(self) -> dict[str, Any]:
         """The whole model on rank 0, nothing on the others: only one of them should need memory for
         it.
         """
@@ -100,13 +105,20 @@ class Fsdp(Sharded):
     """`fully_shard` over all ranks, or with `hybrid` over those of each node."""
 
     def __init__(self, world: World, *, hybrid: bool, offload: bool = False) -> None:
-        """`offload`: keep shards in the memory of the CPU. Raises `ConfigError` where `hybrid` has
-        nodes of different sizes.
+        """Choose where shards are kept.
+
+        Args:
+            world: The process group.
+            hybrid: Whether to shard within each node and replicate across nodes.
+            offload: Whether to keep shards in CPU memory.
+
+        Raises:
+            ConfigError: If `hybrid` is set and nodes have different numbers of ranks.
         """
         self._world = world
         self._hybrid = hybrid
-        # Pages that are not swapped are what a GPU copies from fast; without one they are only
-        # taken from everybody else.
+        # A GPU copies faster from pinned memory; without a GPU, pinning only takes memory from
+        # other processes.
         self._offload = (
             CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if offload else None
         )
@@ -118,7 +130,7 @@ class Fsdp(Sharded):
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         """Shard each block, then the rest of the model, in place."""
-        self.copies = dist.group.WORLD  # buffers are not sharded
+        self.replica_group = dist.group.WORLD  # buffers are not sharded
         return self.shard(model, blocks, self._mesh(), offload=self._offload)
 
     def _mesh(self) -> DeviceMesh:

@@ -1,7 +1,7 @@
-"""`pipeline`: cuts the model into stages, one per rank of a copy of the model.
+"""`pipeline`: splits the model into stages, one per rank of a model replica.
 
-A batch is split into microbatches, which pass through the stages forward and backward in the order
-of torch's pipeline schedules. Gradients are averaged over the copies of the model as with `ddp`.
+A batch is split into micro-batches, which pass through the stages forward and backward in the order
+of torch's pipeline schedules. Gradients are averaged over the replicas as with `ddp`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from torch.optim import Optimizer
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.parallel.ddp import Replicated
 from kdist_trainer.parallel.pipeline_schedule import (
-    Microbatch,
     StageHooks,
+    StageMicroBatch,
     StageRunner,
     Tensors,
     shapes,
 )
 from kdist_trainer.precision import Precision
+from kdist_trainer.torch_internals import own_buffers, own_parameters
 from kdist_trainer.world import World
 
 
 class Stage(nn.Module):
-    """Neighbouring parts of a chain, computed one after the other."""
+    """Consecutive modules of a chain, computed one after the other."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -47,17 +48,22 @@ class Stage(nn.Module):
 
 
 def split_stages(model: nn.Module, chain: Sequence[nn.Module], stages: int) -> list[Stage]:
-    """The chain in `stages` pieces of about equal numbers of weights, each with a weight of its
-    own.
+    """Split the chain into stages of about equal numbers of weights.
 
-    Raises `ConfigError` where the chain is too short, leaves weights out, or uses one weight in two
-    stages.
+    Args:
+        model: The whole model.
+        chain: Modules that make it up when each is called with the output of the one before.
+        stages: Number of stages; each gets at least one module with weights.
+
+    Raises:
+        ConfigError: If the chain is too short, lacks weights of the model, or uses one weight in
+            two stages.
     """
-    loads = [sum(weight.numel() for weight in part.parameters()) for part in chain]
-    able = sum(load > 0 for load in loads)
-    if able < stages:
+    sizes = [sum(weight.numel() for weight in part.parameters()) for part in chain]
+    with_weights = sum(size > 0 for size in sizes)
+    if with_weights < stages:
         raise ConfigError(
-            f"train.strategy: the model's chain has {able} parts with weights, which "
+            f"train.strategy: the model's chain has {with_weights} parts with weights, which "
             f"cannot make {stages} stages: "
             "set a smaller modelParallel, or let Workload.chain name smaller parts"
             if chain
@@ -66,66 +72,81 @@ def split_stages(model: nn.Module, chain: Sequence[nn.Module], stages: int) -> l
                 "workload whose `chain` names its parts"
             )
         )
-    pieces = [Stage(chain[first:last]) for first, last in pairwise(balance_stages(loads, stages))]
-    check(model, pieces)
-    return pieces
+    cuts = balance_stages(sizes, stages)
+    split = [Stage(chain[first:last]) for first, last in pairwise(cuts)]
+    check_stages(model, split)
+    return split
 
 
-def balance_stages(loads: Sequence[int], stages: int) -> list[int]:
-    """Where to cut so that the heaviest stage is as light as can be and no stage weighs nothing:
-    [0, …, len(loads)].
+def balance_stages(sizes: Sequence[int], stages: int) -> list[int]:
+    """Where to cut a chain so that the largest stage is as small as possible and none is empty.
+
+    Dynamic programming over the number of stages (the linear partition problem).
+
+    Args:
+        sizes: Number of weights of each module.
+        stages: Number of stages.
+
+    Returns:
+        The first module of each stage, and the number of modules: [0, ..., len(sizes)].
     """
     sums = [0]
-    for load in loads:
-        sums.append(sums[-1] + load)
-    nowhere = (math.inf, list[int]())
-    # the cuts that suit the parts up to each one, with so many stages
-    best = [(0.0, [0]), *[nowhere] * len(loads)]
+    for size in sizes:
+        sums.append(sums[-1] + size)
+    impossible = (math.inf, list[int]())
+    # best[end]: the largest stage and the cuts of the first `end` modules
+    best = [(0.0, [0]), *[impossible] * len(sizes)]
     for _ in range(stages):
         best = [
             min(
                 (
-                    (max(heaviest, sums[end] - sums[start]), [*cuts, end])
-                    for start, (heaviest, cuts) in enumerate(best[:end])
+                    (max(largest, sums[end] - sums[start]), [*cuts, end])
+                    for start, (largest, cuts) in enumerate(best[:end])
                     if cuts and sums[end] > sums[start]
                 ),
-                default=nowhere,
+                default=impossible,
             )
             for end in range(len(sums))
         ]
     return best[-1][1]
 
 
-def check(model: nn.Module, pieces: Sequence[Stage]) -> None:
-    """Each weight of the model belongs to one stage. Raises `ConfigError`."""
-    homes: dict[int, set[int]] = {}
-    for number, piece in enumerate(pieces):
-        for weight in piece.parameters():
-            homes.setdefault(id(weight), set()).add(number)
+def check_stages(model: nn.Module, stages: Sequence[Stage]) -> None:
+    """Check that each weight of the model belongs to one stage.
+
+    Raises:
+        ConfigError: If a weight belongs to none or to two.
+    """
+    owners: dict[int, set[int]] = {}
+    for number, stage in enumerate(stages):
+        for weight in stage.parameters():
+            owners.setdefault(id(weight), set()).add(number)
     for name, weight in model.named_parameters():
-        stages = homes.get(id(weight), set())
-        if not stages:
+        found = owners.get(id(weight), set())
+        if not found:
             raise ConfigError(f"train.strategy: {name} is in no part that Workload.chain names")
-        if len(stages) > 1:
+        if len(found) > 1:
             raise ConfigError(
                 f"train.strategy: {name} is used by two stages of the pipeline, which "
                 "cannot share it"
             )
 
 
-def keep(model: nn.Module, own: Stage, others: Sequence[Stage]) -> None:
-    """Leave only a stage's tensors in the model, so that what is left is named as in the whole."""
-    mine = {id(tensor) for tensor in tensors(own)}
-    theirs = {id(tensor) for stage in others for tensor in tensors(stage)} - mine
+def keep_stage(model: nn.Module, own: Stage, stages: Sequence[Stage]) -> None:
+    """Remove all other stages' tensors from the model, so that the remaining ones keep their
+    names.
+    """
+    kept = {id(tensor) for tensor in tensors(own)}
+    removed = {id(tensor) for stage in stages for tensor in tensors(stage)} - kept
     for module in model.modules():
-        for slots in (module._parameters, module._buffers):
+        for slots in (own_parameters(module), own_buffers(module)):
             for name, tensor in slots.items():
-                if id(tensor) in theirs:
+                if id(tensor) in removed:
                     slots[name] = None
 
 
 def tensors(stage: nn.Module) -> Iterator[Tensor]:
-    """Weights and buffers."""
+    """Weights and buffers of a stage."""
     yield from stage.parameters()
     yield from stage.buffers()
 
@@ -134,187 +155,206 @@ BUCKET_BYTES: Final = 25 * 2**20
 
 
 class MicroBatchTask(NamedTuple):
-    """One microbatch as the loop sees it."""
+    """One micro-batch as the loop sees it."""
 
     loss: Callable[[nn.Module], Tensor]
-    """Calls the model on its samples; its share of the step's loss."""
+    """Calls the model on its samples; returns its part of the step's loss (a scalar)."""
     prepare: Callable[[int], object]
-    """Sets the random generators as they are for a stage, given by its number."""
+    """Seeds the random generators for a stage, given by its number."""
 
 
 class Pipeline(Replicated):
-    """The stages of one copy are the neighbouring ranks of `world.mesh()["model"]`."""
+    """A pipeline for each model replica, over the neighboring ranks of `world.mesh()["model"]`."""
 
     sharded = True
 
     def __init__(self, world: World, *, schedule: str) -> None:
         self._world = world
         self._schedule = schedule
-        self.counts = world.model_rank == world.model_parallel - 1
-        """The last stage knows the loss."""
-        self._answer: Callable[..., Any] = self._look
+        self.is_counted = world.model_rank == world.model_parallel - 1
+        """The last stage computes the loss."""
+        self._forward: Callable[..., Any] = self._forward_only
+        """What calling the model does at the moment."""
         self._groups: list[list[str]] | None = None
+        """Names of the weights in each of the optimizer's groups, over all stages."""
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
-        """Keep this rank's stage of the model only, in place; `blocks` is the chain of its parts,
-        all of them.
+        """Keep only this rank's stage of the model, in place. Calling the model is then collective
+        over the stages.
 
-        A call of the model is then collective over the stages. Raises `ConfigError` where the chain
-        cannot be cut.
+        Args:
+            model: The model, on the CPU.
+            blocks: The chain of modules that makes up the whole model.
+
+        Raises:
+            ConfigError: If the chain cannot be split.
         """
         mesh, world = self._world.mesh(), self._world
-        pieces = split_stages(model, blocks, world.model_parallel)
-        own = pieces[world.model_rank]
+        stages = split_stages(model, blocks, world.model_parallel)
+        own = stages[world.model_rank]
         self._names = [name for name, _ in model.named_parameters()]
-        keep(model, own, pieces)
-        self.module, self.stage = model.to(world.device), own.to(world.device)
-        self.copies = mesh["data"].get_group()
+        keep_stage(model, own, stages)
+        self.module = model.to(world.device)
+        self.stage = own.to(world.device)
+        self.replica_group = mesh["data"].get_group()
         self.stages = mesh["model"].get_group()
-        self._line = StageRunner(own, self.stages, world.device)
+        self._runner = StageRunner(own, self.stages, world.device)
         self._weights = [weight for weight in own.parameters() if weight.requires_grad]
-        model.forward = lambda *inputs: self._answer(*inputs)
+        model.forward = lambda *inputs: self._forward(*inputs)
         return model
 
-    def _look(self, *inputs: Any) -> Any:
+    def _forward_only(self, *inputs: Any) -> Any:
         """A forward pass without gradients, the same output on every stage: what an evaluation
         calls.
         """
-        return self._line.look(inputs)
+        return self._runner.forward_only(inputs)
 
-    def learn(
-        self, tasks: Sequence[MicroBatchTask], precision: Precision, watch: StageHooks
+    def forward_backward(
+        self, tasks: Sequence[MicroBatchTask], precision: Precision, hooks: StageHooks
     ) -> Tensor:
-        """Forward and backward over all microbatches; the gradients' mean over the copies is left,
-        and the loss returned.
+        """Run all micro-batches forward and backward; leaves the gradients' mean over the replicas.
+        Collective.
 
-        The loss is this copy's share of the step's on the last stage, 0 on the others. Collective.
-        Raises `ConfigError` for a loss that does not call the model once, and what the user's code
-        raises.
+        Args:
+            tasks: The micro-batches.
+            precision: Precision of the passes.
+            hooks: Called after each part of the work.
+
+        Returns:
+            This replica's part of the step's loss (a scalar) on the last stage, 0 on the others.
+
+        Raises:
+            ConfigError: If the loss does not call the model once.
         """
-        shares: list[Tensor] = []
-        for group in self._alike([self._microbatch(task, precision, shares) for task in tasks]):
-            self._line.train(self._schedule, group, precision.autocast, watch)
-        self._average()
-        watch.waited()
-        nothing = torch.zeros((), device=self._world.device)
-        precision.scaled(nothing)  # so that stages without a loss have a scale too
-        return torch.stack(shares).sum() if shares else nothing
+        losses: list[Tensor] = []
+        micro_batches = [self._micro_batch(task, precision, losses) for task in tasks]
+        for group in self._group_by_shape(micro_batches):
+            self._runner.train(self._schedule, group, precision.autocast, hooks)
+        self._average_gradients()
+        hooks.waited()
+        zero = torch.zeros((), device=self._world.device)
+        precision.scale(zero)  # creates the loss scale on stages without a loss too
+        return torch.stack(losses).sum() if losses else zero
 
-    def _microbatch(
-        self, task: MicroBatchTask, precision: Precision, shares: list[Tensor]
-    ) -> Microbatch:
+    def _micro_batch(
+        self, task: MicroBatchTask, precision: Precision, losses: list[Tensor]
+    ) -> StageMicroBatch:
         task.prepare(0)
         with precision.autocast():
-            inputs = self._inputs(task)
+            inputs = self._model_inputs(task)
 
         def loss(output: Any) -> Tensor:
-            with self._answering(lambda *_: output), precision.autocast():
-                share = task.loss(self.module)
-            shares.append(share.detach())
-            return precision.scaled(share)
+            with self._replace_forward(lambda *_: output), precision.autocast():
+                partial_loss = task.loss(self.module)
+            losses.append(partial_loss.detach())
+            return precision.scale(partial_loss)
 
-        return Microbatch(inputs, loss, lambda: task.prepare(self._line.index))
+        return StageMicroBatch(inputs, loss, lambda: task.prepare(self._runner.index))
 
-    def _inputs(self, task: MicroBatchTask) -> Tensors:
-        """What the loss calls the model with."""
+    def _model_inputs(self, task: MicroBatchTask) -> Tensors:
+        """The tensors that the loss calls the model with."""
 
         def interrupt(*inputs: Any) -> Any:
-            raise _Called(inputs)
+            raise _ModelCalled(inputs)
 
-        with self._answering(interrupt):
+        with self._replace_forward(interrupt):
             try:
                 task.loss(self.module)
-            except _Called as call:
-                if call.inputs and all(isinstance(one, Tensor) and one.ndim for one in call.inputs):
+            except _ModelCalled as call:
+                if call.inputs and all(
+                    isinstance(value, Tensor) and value.ndim for value in call.inputs
+                ):
                     return call.inputs
                 raise ConfigError(
                     "train.strategy: a pipeline needs a loss that calls the model with "
-                    "tensors, the samples side by side in each"
+                    "tensors whose first dimension is the batch"
                 ) from None
         raise ConfigError("train.strategy: a pipeline needs a loss that calls the model")
 
     @contextmanager
-    def _answering(self, answer: Callable[..., Any]) -> Iterator[None]:
-        """A block in which calls of the model are answered so."""
-        before, self._answer = self._answer, answer
+    def _replace_forward(self, forward: Callable[..., Any]) -> Iterator[None]:
+        """Within the `with` block, calls of the model call `forward`."""
+        before = self._forward
+        self._forward = forward
         try:
             yield
         finally:
-            self._answer = before
+            self._forward = before
 
     @staticmethod
-    def _alike(microbatches: Sequence[Microbatch]) -> list[list[Microbatch]]:
-        """Those whose inputs have the same shape together: a pipeline's stages know what comes
-        before it does.
+    def _group_by_shape(micro_batches: Sequence[StageMicroBatch]) -> list[list[StageMicroBatch]]:
+        """Group micro-batches by the shapes of their inputs, which a schedule must know
+        beforehand.
         """
-        groups: dict[Any, list[Microbatch]] = {}
-        for one in microbatches:
-            groups.setdefault(shapes(one.inputs), []).append(one)
+        groups: dict[Any, list[StageMicroBatch]] = {}
+        for micro_batch in micro_batches:
+            groups.setdefault(shapes(micro_batch.inputs), []).append(micro_batch)
         return list(groups.values())
 
-    def _average(self) -> None:
-        """The mean of the gradients over the copies of this stage, in buckets."""
+    def _average_gradients(self) -> None:
+        """Average the gradients over the replicas of this stage, in buckets."""
         if self._world.data_size == 1:
             return
         share = 1 / self._world.data_size
         for weight in self._weights:
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
         for bucket in buckets([weight.grad for weight in self._weights if weight.grad is not None]):
-            flat = torch.cat([one.reshape(-1) for one in bucket]).mul_(share)
-            dist.all_reduce(flat, group=self.copies)
-            for one, mean in zip(
-                bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True
-            ):
-                one.copy_(mean.view_as(one))
+            flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).mul_(share)
+            dist.all_reduce(flat, group=self.replica_group)
+            means = torch.split(flat, [gradient.numel() for gradient in bucket])
+            for gradient, mean in zip(bucket, means, strict=True):
+                gradient.copy_(mean.view_as(gradient))
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """`learn` adds up by itself."""
+        """A `with` block that changes nothing: `forward_backward` adds up gradients itself."""
         return nullcontext()
 
-    def tensors(self, optimizer: Optimizer) -> dict[str, Any]:
+    def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """This stage's part of model and optimizer by full names; the optimizer's groups name the
         weights of all stages.
         """
-        own = super().tensors(optimizer)
+        own = super().state_dict(optimizer)
         groups = own["optimizer"]["param_groups"]
         if self._groups is None:
-            self._groups = self._whole_groups([group["params"] for group in groups])
+            self._groups = self._merge_groups([group["params"] for group in groups])
         own["optimizer"]["param_groups"] = [
             {**group, "params": names} for group, names in zip(groups, self._groups, strict=True)
         ]
         return own
 
-    def _whole_groups(self, own: list[list[str]]) -> list[list[str]]:
+    def _merge_groups(self, own: list[list[str]]) -> list[list[str]]:
         """The names in each of the optimizer's groups, over all stages, in the model's order."""
-        parts: list[Any] = [None] * self.stages.size()
-        dist.all_gather_object(parts, own, group=self.stages)
-        place = {name: number for number, name in enumerate(self._names)}
+        every: list[Any] = [None] * self.stages.size()
+        dist.all_gather_object(every, own, group=self.stages)
+        position = {name: number for number, name in enumerate(self._names)}
         return [
-            sorted({name for part in same for name in part}, key=place.__getitem__)
-            for same in zip(*parts, strict=True)
+            sorted({name for names in group for name in names}, key=position.__getitem__)
+            for group in zip(*every, strict=True)
         ]
 
-    def put(self, tensors: dict[str, Any], optimizer: Optimizer) -> None:
-        """Load this stage's values back into module and optimizer."""
+    def load_state_dict(self, state: dict[str, Any], optimizer: Optimizer) -> None:
+        """Load this stage's values into module and optimizer."""
         own = {name for name, _ in self.module.named_parameters()}
-        whole = tensors["optimizer"]
+        whole = state["optimizer"]
         groups = [
-            {**group, "params": [one for one in group["params"] if one in own]}
+            {**group, "params": [name for name in group["params"] if name in own]}
             for group in whole["param_groups"]
         ]
-        state = {"state": whole["state"], "param_groups": groups}
         set_state_dict(
-            self.module, optimizer, model_state_dict=tensors["model"], optim_state_dict=state
+            self.module,
+            optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict={"state": whole["state"], "param_groups": groups},
         )
 
-    def weights(self) -> dict[str, Any]:
+    def full_state_dict(self) -> dict[str, Any]:
         """The whole model on rank 0, nothing on the others."""
         parts: list[Any] = [None] * self.stages.size()
         first = dist.get_global_rank(self.stages, 0)
         if self._world.data_rank:
             return {}
         dist.gather_object(
-            super().weights(),
+            super().full_state_dict(),
             parts if self._world.rank == first else None,
             dst=first,
             group=self.stages,
@@ -322,7 +362,7 @@ class Pipeline(Replicated):
         return {name: value for part in parts if part for name, value in part.items()}
 
 
-class _Called(BaseException):
+class _ModelCalled(BaseException):
     """The loss has called the model. No `Exception`, which the user's code might handle."""
 
     def __init__(self, inputs: tuple[Any, ...]) -> None:
@@ -331,15 +371,15 @@ class _Called(BaseException):
 
 
 def buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours of one type, about `BUCKET_BYTES` together."""
+    """Group consecutive gradients of one type into buckets of at most `BUCKET_BYTES`."""
     bucket: list[Tensor] = []
-    for one in gradients:
+    for gradient in gradients:
         if bucket and (
-            one.dtype != bucket[0].dtype
-            or sum(other.nbytes for other in bucket) + one.nbytes > BUCKET_BYTES
+            gradient.dtype != bucket[0].dtype
+            or sum(other.nbytes for other in bucket) + gradient.nbytes > BUCKET_BYTES
         ):
             yield bucket
             bucket = []
-        bucket.append(one)
+        bucket.append(gradient)
     if bucket:
         yield bucket

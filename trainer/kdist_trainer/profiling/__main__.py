@@ -1,7 +1,7 @@
-"""`python -m kdist_trainer.profiling`: ask the ranks of this agent for a profile, and fetch it;
-JSON, or a trace, on stdout.
+"""`python -m kdist_trainer.profiling`: requests a profile from the ranks of this agent and returns
+it; JSON, or a trace, on stdout.
 
-Exit codes: 0 answered, 2 usage, 74 the disk did not answer.
+Exit codes: 0 answered, 2 usage, 74 the disk failed.
 """
 
 from __future__ import annotations
@@ -19,19 +19,26 @@ _DISK = 74
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what is asked; returns the exit code."""
+    """Answer one command.
+
+    Args:
+        arguments: of the command line; by default those of this process.
+
+    Returns:
+        The exit code.
+    """
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer.profiling", description=__doc__)
     parser.add_argument(
         "what",
         choices=["ask", "look", "send"],
-        help="ask for a profile, look what came of it, send a trace",
+        help="request a profile, show its state, or write a trace to stdout",
     )
     parser.add_argument("--scratch", type=Path, required=True, help="the agent's folder")
     parser.add_argument("--root", type=Path, help="folder of the run's checkpoints, if it has one")
-    parser.add_argument("--steps", type=int, default=5, help="ask: how many steps")
-    parser.add_argument("--ranks", default="", help="ask: these only, such as 0,3")
-    parser.add_argument("--name", default="", help="look, send: which request")
-    parser.add_argument("--rank", type=int, default=0, help="send: whose trace")
+    parser.add_argument("--steps", type=int, default=5, help="ask: number of steps")
+    parser.add_argument("--ranks", default="", help="ask: only these ranks, such as 0,3")
+    parser.add_argument("--name", default="", help="look, send: name of the request")
+    parser.add_argument("--rank", type=int, default=0, help="send: rank whose trace to write")
     given = parser.parse_args(arguments)
     root = given.root if given.root is not None and given.root.is_dir() else given.scratch
     try:
@@ -42,9 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if given.what == "ask":
             ranks = tuple(int(rank) for rank in given.ranks.split(",") if rank)
-            document = {"name": requests.ask(given.scratch, steps=given.steps, ranks=ranks).name}
+            document = {
+                "name": requests.write_request(given.scratch, steps=given.steps, ranks=ranks).name
+            }
         else:
-            document = requests.look(root, given.name)
+            document = requests.read_progress(root, given.name)
     except OSError as error:
         sys.stderr.write(f"{error.filename or root}: {error.strerror or error}\n")
         return _DISK

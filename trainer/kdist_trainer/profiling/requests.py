@@ -1,9 +1,8 @@
-"""The files by which a profile is asked for and answered. Free of torch: whoever asks need not
-import it.
+"""The files by which a profile is requested and answered. Free of torch, which is slow to import.
 
-A request is one file in the folder of an agent; a rank there finds it, and it is gone. The answer
-is a folder of the run, with `plan.json` (who records which steps) from rank 0, and of each rank a
-trace and, written last, its summary.
+A request is a file in the folder of an agent, which a rank reads and removes. The answer is a
+folder of the run with `plan.json` (which ranks record which steps), written by rank 0, and for each
+rank a trace and, written last, its summary.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-MOST_STEPS = 1000
+MAX_STEPS = 1000
 _INBOX = "profile-request.json"
 _ANSWERS = "profiles"
 _PLAN = "plan.json"
@@ -25,33 +24,42 @@ _KEPT = 5
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """Record `steps` steps on `ranks` (empty: on all); `name` is the answer's folder."""
+    """A request for a profile."""
 
     name: str
+    """Of the answer's folder."""
     steps: int
     ranks: tuple[int, ...] = ()
+    """The ranks that record; empty for all."""
 
     def includes(self, rank: int) -> bool:
-        """Whether this rank is to record."""
+        """Whether `rank` records."""
         return not self.ranks or rank in self.ranks
 
 
-def ask(scratch: Path, *, steps: int, ranks: tuple[int, ...] = ()) -> ProfileRequest:
-    """Leave a request with the agent whose folder is `scratch`. Raises `OSError`."""
-    request = ProfileRequest(secrets.token_hex(6), min(MOST_STEPS, max(1, steps)), ranks)
+def write_request(scratch: Path, *, steps: int, ranks: tuple[int, ...] = ()) -> ProfileRequest:
+    """Write a request for the agent whose folder is `scratch`.
+
+    Args:
+        scratch: the agent's folder.
+        steps: number of steps, at most `MAX_STEPS`.
+        ranks: the ranks that record; empty for all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    request = ProfileRequest(secrets.token_hex(6), min(MAX_STEPS, max(1, steps)), ranks)
     _write(scratch / _INBOX, asdict(request))
     return request
 
 
 def inbox(scratch: Path) -> Path:
-    """Where the ranks of that agent look for a request."""
+    """File in which the agent's ranks find a request."""
     return scratch / _INBOX
 
 
 def take(path: Path) -> ProfileRequest | None:
-    """The request in that inbox, which is empty afterwards; None where there is none, or none that
-    can be read.
-    """
+    """Read and remove the request in an inbox; None if there is none that can be read."""
     document = read(path)
     with suppress(OSError):
         path.unlink()
@@ -60,20 +68,31 @@ def take(path: Path) -> ProfileRequest | None:
         name = str(document["name"])
     except (KeyError, TypeError, ValueError):
         return None
-    return ProfileRequest(name, min(MOST_STEPS, max(1, steps)), ranks) if name.isalnum() else None
+    return ProfileRequest(name, min(MAX_STEPS, max(1, steps)), ranks) if name.isalnum() else None
 
 
 def folder_of(root: Path, name: str) -> Path:
-    """Where the traces of a request lie. `root` is the folder of checkpoints, or the agent's own
-    where there is none.
+    """Folder of the traces of a request; `root` is the checkpoint folder or, without one, the
+    agent's.
     """
     return root / _ANSWERS / name
 
 
-def announce(
+def write_plan(
     root: Path, request: ProfileRequest, *, ranks: list[int], first: int, last: int
 ) -> None:
-    """Say who records which steps, and let go of the oldest answers. Raises `OSError`."""
+    """Write the plan of a profile, and remove the oldest profiles.
+
+    Args:
+        root: folder with the answers.
+        request: what was requested.
+        ranks: the ranks that record.
+        first: the first recorded step.
+        last: the last recorded step.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     folder = folder_of(root, request.name)
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / _PLAN, {"ranks": ranks, "first": first, "last": last})
@@ -90,14 +109,14 @@ def trace_name(rank: int) -> str:
     return f"rank-{rank}.trace.json.gz"
 
 
-def finish(folder: Path, rank: int, summary: dict[str, Any]) -> None:
-    """Say that a rank's trace is whole, and what is in it. Raises `OSError`."""
+def write_summary(folder: Path, rank: int, summary: dict[str, Any]) -> None:
+    """Write the summary of a rank's complete trace. Raises `OSError`."""
     _write(folder / f"rank-{rank}.json", summary)
 
 
-def look(root: Path, name: str) -> dict[str, Any]:
-    """What has come of a request: the plan (empty while no rank has begun) and the summaries so
-    far, by rank.
+def read_progress(root: Path, name: str) -> dict[str, Any]:
+    """The state of a request: its plan (empty until the ranks start) and the summaries that are
+    complete, by rank.
     """
     folder = folder_of(root, name)
     found = {
@@ -111,7 +130,7 @@ def look(root: Path, name: str) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A small document; empty where there is none that can be read."""
+    """Read a small JSON document; empty if there is none that can be read."""
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -120,6 +139,6 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.write_text(json.dumps(document))
-    fresh.replace(path)
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_text(json.dumps(document))
+    temporary.replace(path)

@@ -1,3 +1,11 @@
-"""How nodes find each other: torch's dynamic rendezvous over a store that no agent's loss takes
-away, one file per store.
+"""How the agents of a job find each other: torch's dynamic rendezvous with kdist's timings, and the
+stores that hold its state.
+
+There is one file per store: `file_store` is a shared folder (`kdist run`), `kubernetes_store` is a
+ConfigMap, and `tcp_store` is torch's TCPStore in one of the agents. `handler` is the rendezvous
+over any of them. `torch_internals` contains all private names of torch elastic, those that the
+agent uses too. Not here: the documents that agents share after the rendezvous
+(`kdist_trainer.agent.coordination`).
+
+Read `endpoint` first, then `handler`.
 """

@@ -1,9 +1,10 @@
-"""One ConfigMap over plain HTTP: read it, and replace it if nobody else has since. Free of torch.
+"""A client for one ConfigMap over plain HTTP: read it, and replace it if it has not changed since
+(optimistic concurrency by `resourceVersion`).
 
-Everything that an API server does when it is busy, restarted or away is ridden out for as long as
-the caller has patience: refused and cut connections, time-outs, 429, 5xx. A refusal (401, 403, 404)
-is believed only after a while, since roles take a moment to be known everywhere, and never once a
-request has succeeded: then somebody is at work on the cluster, and waiting is right.
+Requests are retried for `retry_seconds` after all that an API server does when it is busy,
+restarted or unreachable: refused and reset connections, time-outs, 429, 5xx. A rejection (401, 403,
+404) is permanent only after a while, since a new role takes a moment to apply everywhere, and never
+once a request has succeeded: then somebody is changing the cluster, and a retry may succeed.
 """
 
 from __future__ import annotations
@@ -24,36 +25,35 @@ from kdist_trainer.errors import ConfigError
 from kdist_trainer.rendezvous.handler import JITTER
 
 ACCOUNT = Path("/var/run/secrets/kdist")
-"""Where the pod finds its token (which is replaced from time to time) and the authority that
-vouches for the API server.
-"""
+"""The mounted service account: a token, which is rotated, and the API server's CA certificate."""
 REQUEST_SECONDS = 5.0
-REFUSAL_SECONDS = 20.0
-"""How long a refusal may last at first."""
-_REFUSALS = {
-    401: "does not know the pod's token",
-    403: "does not let the pod use it",
-    404: "does not have it",
+REJECTION_SECONDS = 20.0
+"""How long rejections are retried before the first successful request."""
+_REJECTIONS = {
+    401: "does not accept the pod's token for",
+    403: "does not permit the pod to use",
+    404: "does not have",
 }
-_AWAY = {408, 429, 500, 502, 503, 504}
-_SHORTEST, _LONGEST = 0.05, 2.0  # seconds between two tries
+_RETRYABLE = {408, 429, 500, 502, 503, 504}
+_MIN_PAUSE_SECONDS = 0.05
+_MAX_PAUSE_SECONDS = 2.0
 
 
 class ConflictError(Exception):
-    """Somebody else has replaced the ConfigMap since it was read."""
+    """The ConfigMap was changed since it was read."""
 
 
 class ApiUnavailableError(OSError):
-    """The API server has not served the request for as long as the caller had patience."""
+    """The API server is unreachable or overloaded, and all retries are exhausted."""
 
 
 class ApiRejectedError(RuntimeError):
-    """The API server will never serve the request as it is."""
+    """The API server rejects the request, and a retry would not help."""
 
 
 @dataclass(frozen=True)
 class ApiEndpoint:
-    """An API server, `http` or `https`, and the folder of the account."""
+    """An API server, by `http` or `https`, and the folder of the service account."""
 
     host: str
     port: int
@@ -62,7 +62,7 @@ class ApiEndpoint:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> ApiEndpoint:
-        """The one that the kubelet names. Raises `ConfigError` outside a pod."""
+        """The API server of this pod's cluster. Raises `ConfigError` outside a pod."""
         try:
             host, port = environ["KUBERNETES_SERVICE_HOST"], int(environ["KUBERNETES_SERVICE_PORT"])
         except (KeyError, ValueError):
@@ -72,14 +72,14 @@ class ApiEndpoint:
         return cls(host, port, account=Path(environ.get("KDIST_ACCOUNT", ACCOUNT)))
 
     def connect(self, seconds: float) -> http.client.HTTPConnection:
-        """A connection, not yet opened. Raises `OSError` without the authority's certificate."""
+        """A connection that is not open yet. Raises `OSError` without the CA certificate."""
         if self.scheme == "http":
             return http.client.HTTPConnection(self.host, self.port, timeout=seconds)
         context = ssl.create_default_context(cafile=str(self.account / "ca.crt"))
         return http.client.HTTPSConnection(self.host, self.port, timeout=seconds, context=context)
 
     def headers(self) -> dict[str, str]:
-        """What every request says. Raises `OSError` without a token."""
+        """The headers of every request. Raises `OSError` without a token."""
         token = (self.account / "token").read_text().strip()
         return {
             "Authorization": f"Bearer {token}",
@@ -90,94 +90,110 @@ class ApiEndpoint:
 
 @dataclass(frozen=True)
 class Copy:
-    """The ConfigMap as it was at one moment: its binary values, and all the rest of it."""
+    """The ConfigMap as read by one request: its binary values, and the rest of the document."""
 
     values: Mapping[str, bytes]
     document: Mapping[str, Any]
     time: float
-    """Monotonic, when it was asked for."""
+    """The monotonic time of the request."""
 
 
 class ConfigMap:
-    """The ConfigMap `namespace`/`name`. `patience` says for how many seconds a request may be tried
-    again.
+    """The ConfigMap `namespace`/`name`.
+
+    Args:
+        server: The API server.
+        namespace: The namespace of the ConfigMap.
+        name: Its name.
+        retry_seconds: Returns for how many seconds requests are retried, which may change.
     """
 
     def __init__(
-        self, server: ApiEndpoint, namespace: str, name: str, *, patience: Callable[[], float]
+        self, server: ApiEndpoint, namespace: str, name: str, *, retry_seconds: Callable[[], float]
     ) -> None:
         self.server = server
         self.name = f"{namespace}/{name}"
         self.requests = 0
-        self._patience = patience
+        self._retry_seconds = retry_seconds
         self._path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
         self._connection: http.client.HTTPConnection | None = None
         self._lock = threading.Lock()
         self._served = False
-        self._born = time.monotonic()
+        self._created_at = time.monotonic()
 
     def read(self) -> Copy:
-        """What it holds now. Raises `ApiUnavailableError`, `ConfigError` or `ApiRejectedError`."""
-        began = time.monotonic()
-        return _parse(self._request("GET"), began)
+        """Read the ConfigMap.
+
+        Raises:
+            ApiUnavailableError: If all retries are exhausted.
+            ConfigError: If the API server has rejected the requests from the start.
+            ApiRejectedError: If the request is invalid.
+        """
+        requested_at = time.monotonic()
+        return _parse(self._request("GET"), requested_at)
 
     def replace(self, copy: Copy, values: Mapping[str, bytes]) -> Copy:
-        """Let it hold `values` instead of what `copy` holds. Raises `ConflictError`, and what
-        `read` raises.
+        """Replace the values by `values`, if the ConfigMap is still what `copy` is; raises what
+        `read` raises, too.
 
-        After a cut connection a `ConflictError` may be one with this very request.
+        Raises:
+            ConflictError: If the ConfigMap was changed; after a lost response maybe by this very
+                request.
         """
-        began = time.monotonic()
+        requested_at = time.monotonic()
         encoded = {key: b64encode(value).decode() for key, value in values.items()}
         return _parse(
             self._request("PUT", json.dumps({**copy.document, "binaryData": encoded}).encode()),
-            began,
+            requested_at,
         )
 
     def close(self) -> None:
-        """Close the connection; another request opens one again."""
+        """Close the connection; the next request opens a new one."""
         with self._lock:
             self._drop()
 
     def _request(self, method: str, body: bytes | None = None) -> bytes:
-        deadline, pause, why = time.monotonic() + self._patience(), _SHORTEST, ""
+        deadline = time.monotonic() + self._retry_seconds()
+        pause = _MIN_PAUSE_SECONDS
         while True:
             try:
-                status, answer, wait = self._exchange(method, body)
+                status, response, wait = self._send(method, body)
             except (OSError, http.client.HTTPException) as error:
-                status, wait, why = 0, 0.0, f"{type(error).__name__}: {error}"
+                status, wait, reason = 0, 0.0, f"{type(error).__name__}: {error}"
             else:
-                why = f"status {status}: {answer[:200].decode(errors='replace')}"
+                reason = f"status {status}: {response[:200].decode(errors='replace')}"
             if status in (200, 201):
                 self._served = True
-                return answer
+                return response
             if status == 409:
                 raise ConflictError(self.name)
-            self._give_up(status, why)
-            # The patience may have changed meanwhile: somebody asked the agent to stop.
-            deadline = min(deadline, time.monotonic() + self._patience())
-            pause = min(_LONGEST, pause * 2)
-            rest = JITTER.uniform(pause / 2, pause) + min(wait, REQUEST_SECONDS)
-            if time.monotonic() + rest > deadline:
+            self._raise_if_permanent(status, reason)
+            # A request to stop the agent shortens the time for retries.
+            deadline = min(deadline, time.monotonic() + self._retry_seconds())
+            pause = min(_MAX_PAUSE_SECONDS, pause * 2)
+            pause_now = JITTER.uniform(pause / 2, pause) + min(wait, REQUEST_SECONDS)
+            if time.monotonic() + pause_now > deadline:
                 raise ApiUnavailableError(
-                    f"the API server does not serve ConfigMap {self.name}: {why}"
+                    f"the API server is unavailable for ConfigMap {self.name}: {reason}"
                 )
-            time.sleep(rest)
+            time.sleep(pause_now)
 
-    def _give_up(self, status: int, why: str) -> None:
-        """Raise if trying again cannot help."""
-        if status in _REFUSALS:
-            if not self._served and time.monotonic() > self._born + REFUSAL_SECONDS:
+    def _raise_if_permanent(self, status: int, reason: str) -> None:
+        """Raise if a retry cannot help."""
+        if status in _REJECTIONS:
+            if not self._served and time.monotonic() > self._created_at + REJECTION_SECONDS:
                 message = (
-                    f"the API server {_REFUSALS[status]}: ConfigMap {self.name}, which this "
-                    f"job's agents meet by ({why})"
+                    f"the API server {_REJECTIONS[status]} ConfigMap {self.name}, through which "
+                    f"this job's agents rendezvous ({reason})"
                 )
                 raise ConfigError(message)
-        elif status and status not in _AWAY:
-            raise ApiRejectedError(f"the API server refuses ConfigMap {self.name}: {why}")
+        elif status and status not in _RETRYABLE:
+            raise ApiRejectedError(f"the API server rejects ConfigMap {self.name}: {reason}")
 
-    def _exchange(self, method: str, body: bytes | None) -> tuple[int, bytes, float]:
-        """One request: status, answer, and the seconds to wait that the server asks for."""
+    def _send(self, method: str, body: bytes | None) -> tuple[int, bytes, float]:
+        """Send one request; returns the status, the body, and the value of `Retry-After` in
+        seconds.
+        """
         with self._lock:
             self.requests += 1
             try:
@@ -187,13 +203,13 @@ class ConfigMap:
                     method, f"{self._path}?fieldManager=kdist-trainer", body, self.server.headers()
                 )
                 with self._connection.getresponse() as response:
-                    answer, status = response.read(), response.status
+                    content, status = response.read(), response.status
                     wait = response.headers.get("Retry-After", "")
             except BaseException:
-                # also an exception of a signal handler: half an answer is no state to go on from
+                # also after an exception of a signal handler: the response may be half read
                 self._drop()
                 raise
-        return status, answer, float(wait) if wait.isascii() and wait.isdigit() else 0.0
+        return status, content, float(wait) if wait.isascii() and wait.isdigit() else 0.0
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -201,10 +217,10 @@ class ConfigMap:
             self._connection = None
 
 
-def _parse(answer: bytes, began: float) -> Copy:
+def _parse(response: bytes, requested_at: float) -> Copy:
     """Read a ConfigMap. Raises `ApiRejectedError` for anything else."""
     try:
-        document = json.loads(answer)
+        document = json.loads(response)
         metadata = {
             name: value for name, value in document["metadata"].items() if name != "managedFields"
         }
@@ -212,5 +228,5 @@ def _parse(answer: bytes, began: float) -> Copy:
             key: b64decode(value) for key, value in (document.pop("binaryData", None) or {}).items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ApiRejectedError(f"the API server sent no ConfigMap: {answer[:200]!r}") from error
-    return Copy(values, {**document, "metadata": metadata}, began)
+        raise ApiRejectedError(f"the API server sent no ConfigMap: {response[:200]!r}") from error
+    return Copy(values, {**document, "metadata": metadata}, requested_at)

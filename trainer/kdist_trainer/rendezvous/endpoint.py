@@ -1,4 +1,6 @@
-"""Where the agents of a job meet, as the command line names it. Free of torch."""
+"""The rendezvous endpoint: the store through which the agents of a job rendezvous, as the command
+line names it. Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +9,24 @@ from dataclasses import dataclass
 from kdist_trainer.errors import ConfigError
 
 FILE, KUBERNETES, C10D = "file", "kubernetes", "c10d"
-PLACES = (
+ENDPOINTS = (
     "file:/path/of/a/shared/folder, kubernetes:NAMESPACE/NAME of a ConfigMap, or "
-    "c10d:HOST:PORT of the agent that keeps it"
+    "c10d:HOST:PORT of the agent that hosts it"
 )
 
 
 @dataclass(frozen=True)
 class RendezvousEndpoint:
-    """One place: `scheme` and, as the scheme has it, a folder, a namespace and a name, or a host
-    and a port.
+    """A scheme, and by scheme the location of the store: `(folder, "")`, `(namespace, name)` or
+    `(host, port)`.
     """
 
     scheme: str
-    where: tuple[str, str]
+    location: tuple[str, str]
 
 
 def parse(text: str) -> RendezvousEndpoint:
-    """Read `scheme:where`. Raises `ConfigError`."""
+    """Parse `SCHEME:LOCATION`. Raises `ConfigError`."""
     scheme, _, rest = text.partition(":")
     if scheme == FILE and rest:
         return RendezvousEndpoint(scheme, (rest, ""))
@@ -36,4 +38,4 @@ def parse(text: str) -> RendezvousEndpoint:
         host, _, port = rest.rpartition(":")
         if host and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
             return RendezvousEndpoint(scheme, (host.removeprefix("[").removesuffix("]"), port))
-    raise ConfigError(f"{text!r} is no rendezvous: {PLACES}")
+    raise ConfigError(f"{text!r} is no rendezvous endpoint: {ENDPOINTS}")

@@ -1,10 +1,10 @@
 """The store of `kdist run`: a folder with one small file per key, on a disk that all agents of the
 job share.
 
-torch's own FileStore keeps a log that every write appends to in several pieces: an agent killed
-between two of them leaves a log that nobody can read, and keep-alives grow it for ever. Here a
-value is replaced by renaming a whole new file, so any process may die at any instruction; writers
-take turns by a lock which the kernel lets go when its holder dies.
+torch's own FileStore appends each write to a log in several pieces: an agent killed between two of
+them leaves a log that cannot be read, and keep-alives grow it without limit. This store replaces a
+value by renaming a new file, so any process may die at any instruction. Writers take turns by a
+lock, which the kernel releases when its holder dies.
 """
 
 from __future__ import annotations
@@ -20,53 +20,53 @@ from pathlib import Path
 from urllib.parse import quote
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch.distributed.distributed_c10d import Store
 
 POLL_SECONDS = 0.01
 _LOCK = "lock"
 
 
 class FileStore(Store):
-    """`torch.distributed.Store` in `folder`, which is made if missing. Keys and values are str or
-    bytes, `get` gives bytes.
+    """A `torch.distributed.Store` in `folder`, which is created if missing. Keys are str, values
+    str or bytes; `get` returns bytes.
 
-    `get` and `wait` raise `DistStoreError` when the key does not come within `timeout_seconds`,
-    writers when they do not get their turn within it, or the disk refuses.
+    `get` and `wait` raise `DistStoreError` if a key is not written within `timeout_seconds`.
+    Writers raise it if they do not get the lock in that time, or if the disk fails.
     """
 
     def __init__(self, folder: Path, *, timeout_seconds: float = 30.0) -> None:
         super().__init__()
         self.folder = folder
         self.while_waiting: Callable[[], None] | None = None
-        """Called again and again while a key is waited for; what it raises ends the wait."""
+        """Called at each poll while a key is waited for; an exception ends the wait."""
         self._timeout_seconds = timeout_seconds
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Let `key` hold `value`."""
-        with self._turn():
+        """Set `key` to `value`."""
+        with self._locked():
             self._write(key, _bytes(value))
 
     def get(self, key: str) -> bytes:
         """The value of `key`; waits until there is one."""
         value = self._read(key)
         if value is None:
-            self._await([key], self._timeout_seconds)
+            self._wait_for([key], self._timeout_seconds)
             value = self._read(key)
         return value or b""
 
     def add(self, key: str, amount: int) -> int:
         """Add `amount` to the number at `key`, 0 if missing; returns the sum."""
-        with self._turn():
+        with self._locked():
             total = int(self._read(key) or b"0") + amount
             self._write(key, str(total).encode())
         return total
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Let `key` hold `desired` if it holds `expected`, or is missing and `expected` is empty;
-        returns what it holds then.
+        """Set `key` to `desired` if its value is `expected`, or if it is missing and `expected` is
+        empty; returns the value afterwards.
         """
-        with self._turn():
+        with self._locked():
             value = self._read(key)
             if (value or b"") != _bytes(expected):
                 return _bytes(expected) if value is None else value
@@ -74,20 +74,20 @@ class FileStore(Store):
         return _bytes(desired)
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Add `value` to the end of what `key` holds."""
-        with self._turn():
+        """Append `value` to the value of `key`."""
+        with self._locked():
             self._write(key, (self._read(key) or b"") + _bytes(value))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
+        """Whether all keys exist."""
         return all(self._path(key).exists() for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are there."""
-        self._await(keys, self._timeout_seconds if timeout is None else timeout.total_seconds())
+        """Wait until all keys exist."""
+        self._wait_for(keys, self._timeout_seconds if timeout is None else timeout.total_seconds())
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of all keys; waits until there are all."""
+        """The values of all keys; waits until all exist."""
         return [self.get(key) for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
@@ -96,7 +96,7 @@ class FileStore(Store):
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """Queues and the like are not offered."""
+        """False: the store has none of torch's optional operations, such as queues."""
         return False
 
     def _path(self, key: str) -> Path:
@@ -114,10 +114,10 @@ class FileStore(Store):
             fresh.write_bytes(value)
             fresh.replace(self._path(key))
         except OSError as error:
-            # torch's callers bear with a store that fails, not with a disk that does
+            # torch handles errors of a store, not those of a disk
             raise dist.DistStoreError(f"{key} cannot be written: {error}") from error
 
-    def _await(self, keys: Sequence[str], seconds: float) -> None:
+    def _wait_for(self, keys: Sequence[str], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not self.check(keys):
             if time.monotonic() > deadline:
@@ -130,8 +130,8 @@ class FileStore(Store):
             time.sleep(POLL_SECONDS)
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Hold the lock: one writer at a time, among threads too, as each opens the file anew."""
+    def _locked(self) -> Iterator[None]:
+        """Hold the writers' lock, which excludes other threads too, as each opens the file."""
         handle = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._lock(handle)
@@ -140,10 +140,9 @@ class FileStore(Store):
             os.close(handle)
 
     def _lock(self, handle: int) -> None:
-        """Take the lock. A holder that is stopped keeps it: raises `DistStoreError` when the
-        time-out is over.
-        """
-        deadline, pause = time.monotonic() + self._timeout_seconds, 0.0
+        """Take the lock. Raises `DistStoreError` if its holder keeps it beyond the time-out."""
+        deadline = time.monotonic() + self._timeout_seconds
+        pause = 0.0
         while True:
             try:
                 return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

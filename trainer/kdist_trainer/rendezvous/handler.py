@@ -1,8 +1,8 @@
 """torch's dynamic (c10d) rendezvous with kdist's timings, and a way to leave it.
 
 torch polls once a second, notices a dead node after fifteen, and holds each round open for half a
-minute, which suits a thousand nodes and is slow for four. The protocol is unchanged. The names with
-an underscore are torch's own; a test checks that they still exist.
+minute, which suits a thousand nodes and is slow for four. The protocol is unchanged. What torch
+keeps private of it is in `torch_internals`.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
-from torch._C._distributed_c10d import Store
 from torch.distributed import DistStoreError
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousInfo
-from torch.distributed.elastic.rendezvous import api as torch_api
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torch_dynamic
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
-    DynamicRendezvousHandler,
     RendezvousSettings,
     RendezvousTimeout,
-    _BackendRendezvousStateHolder,
-    _NodeDesc,
 )
 
 from kdist_trainer.rendezvous.file_store import FileStore
 from kdist_trainer.rendezvous.ports import pick_port
+from kdist_trainer.rendezvous.torch_internals import (
+    OWN_STORE_VARIABLE,
+    Node,
+    RendezvousBase,
+    StateHolder,
+    replace_polling,
+    replace_port_picker,
+)
 
 JITTER = random.SystemRandom()
 """Spreads the agents' requests. It is not the module's generator, which user code may have
@@ -47,37 +49,37 @@ class RendezvousTimings:
     """
 
     poll: float
-    """Between two looks at the state while a group forms."""
+    """The poll interval of the state while a round is open."""
     watch: float
-    """The same while it is at work."""
+    """The poll interval of the state while workers run."""
     keep_alive: float
-    """Between two signs of life; a node without `keep_alive_attempts` of them in a row is taken for
-    dead.
+    """The interval of keep-alives; a node that misses `keep_alive_attempts` of them in a row counts
+    as dead.
     """
     keep_alive_attempts: int
     spread: float
-    """Over how long nodes spread at most that want to change the state at the same time."""
+    """The longest random pause of nodes that want to change the state at the same time."""
     last_call: float
-    """How long a round with enough nodes waits for more when nobody is known to be on the way."""
-    patience: float
-    """How long it waits at most for those that are, and in the first round for all: nodes are
-    seldom ready together.
+    """How long a round with enough nodes waits for more when no node is known to be joining."""
+    max_wait: float
+    """How long a round waits at most for nodes that are known to be joining, and in the first round
+    for all nodes: they are seldom ready together.
     """
 
     @classmethod
     def for_nodes(cls, nodes: int, *, remote: bool = False) -> RendezvousTimings:
-        """What suits a job of at most `nodes` nodes; if `remote`, each look and each sign of life
-        asks an API server.
+        """The timings for a job of at most `nodes` nodes; if `remote`, each poll and each
+        keep-alive is a request to an API server.
         """
-        call = {"last_call": 0.3 + nodes / 64, "patience": 5.0 + nodes / 32}
-        if remote:  # at work about five changes and a dozen looks a second, from however many nodes
+        waits = {"last_call": 0.3 + nodes / 64, "max_wait": 5.0 + nodes / 32}
+        if remote:  # while workers run: about five writes and a dozen reads a second in total
             return cls(
                 poll=min(1.0, max(0.1, nodes / 64)),
                 watch=max(1.0, nodes / 12),
                 keep_alive=max(1.0, nodes / 5),
                 keep_alive_attempts=4 if nodes <= 8 else 3,
                 spread=min(2.0, max(0.1, nodes * 0.03)),
-                **call,
+                **waits,
             )
         return cls(
             poll=min(1.0, max(0.05, nodes / 80)),
@@ -85,107 +87,112 @@ class RendezvousTimings:
             keep_alive=max(1.0, nodes / 32),
             keep_alive_attempts=3,
             spread=min(0.5, max(0.02, nodes * 0.002)),
-            **call,
+            **waits,
         )
 
 
-_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+_NEVER = timedelta(days=3650)
+_CONFLICT_SECONDS = 0.01
+_REMOVAL_ATTEMPTS = 10
+NodeCounts = tuple[int, int]
+"""The minimum and the maximum number of nodes."""
 
 
-_AGES = timedelta(days=3650)
-_RACE_SECONDS = 0.01
-Bounds = tuple[int, int]
-
-
-class _State(_BackendRendezvousStateHolder):
-    """torch's view of the shared state, with other rules for closing a round and for declaring a
+class RendezvousState(StateHolder):
+    """torch's copy of the shared state, with other rules for closing a round and for declaring a
     node dead.
 
-    A round is closed as soon as everybody who is known to be there has joined it. Nodes that want
-    in, or have left the round before, stand in the wait list: an elastic group that forms without
-    one of them would have to form again at once.
+    A round is closed as soon as all nodes that are known to be there have joined it. Nodes that
+    want to join, or have left the round before, are in the wait list: an elastic group that starts
+    without one of them would have to restart at once.
 
-    A node is dead when its sign of life has stood still for so long as this node could see; torch
-    compares the clocks of two nodes, and takes all for dead once the store comes back that was
-    away. A group at work loses nobody for that alone: a silent node of it is evicted by a member
-    that has left the group, or by anybody once all of them are silent.
+    A node is dead when its keep-alive has not changed for a number of intervals, as seen by this
+    node. torch compares the clocks of two nodes instead, and declares all nodes dead when a store
+    returns after an outage. A complete round does not lose a node for that alone: a silent member
+    is removed by a member that has left the round, or by any node once all members are silent.
     """
 
     def __init__(
-        self, backend: C10dRendezvousBackend, settings: RendezvousSettings, pace: RendezvousTimings
+        self,
+        backend: C10dRendezvousBackend,
+        settings: RendezvousSettings,
+        timings: RendezvousTimings,
     ) -> None:
-        # By these settings torch itself takes for dead only who is marked so.
+        # With this interval torch itself declares only those nodes dead that are marked so.
         super().__init__(
             backend,
-            replace(settings, keep_alive_interval=_AGES),
-            cache_duration=pace.poll,  # type: ignore[arg-type]  # torch only adds and compares it
+            replace(settings, keep_alive_interval=_NEVER),
+            cache_seconds=timings.poll,
         )
-        self.pace = pace
-        self.silent: set[Any] = set()
-        """Nodes that should give a sign of life and do not."""
-        self.refresh: Callable[[], object] = _change_nothing
-        """Called at every look: bounds may have changed."""
-        self.node: Any = None
-        """Whose view this is."""
+        self.timings = timings
+        self.silent: set[Node] = set()
+        """Nodes whose keep-alives are missing."""
+        self.before_sync: Callable[[], object] = _do_nothing
+        """Called before each poll: the limits on the number of nodes may have changed."""
+        self.node: Node | None = None
+        """The node that this is the copy of."""
         self._member_of: int | None = None
-        self._pulses: dict[Any, tuple[datetime, float]] = {}
-        self._looked = time.monotonic()
-        self._lost_races = 0
+        self._keep_alives: dict[Node, tuple[datetime, float]] = {}
+        self._read_at = time.monotonic()
+        self._conflicts = 0
 
     def sync(self) -> bool | None:
         """See base class."""
-        self.refresh()
-        done = super().sync()
-        state, pace = self.state, self.pace
-        if done is not None:
-            self._lost_races = 0 if done else self._lost_races + 1
-            # torch tries again at once: many nodes would do nothing but get into each other's way.
+        self.before_sync()
+        written = super().sync()
+        state, timings = self.state, self.timings
+        if written is False:
+            self._conflicts += 1
+            # torch tries again at once: with many nodes, most of the writes would conflict.
             time.sleep(
-                JITTER.uniform(0, min(pace.spread, _RACE_SECONDS * 2**self._lost_races))
-                if not done
-                else 0
+                JITTER.uniform(0, min(timings.spread, _CONFLICT_SECONDS * 2**self._conflicts))
             )
+        elif written:
+            self._conflicts = 0
         if (
             state.deadline is not None
             and not state.complete
             and state.round > 0
             and not state.wait_list
         ):
-            opened = state.deadline - timedelta(seconds=pace.patience)
-            if datetime.now(UTC) > opened + timedelta(seconds=pace.last_call):
-                state.deadline = opened  # seen here only, unless this node closes the round now
-        return done
+            opened_at = state.deadline - timedelta(seconds=timings.max_wait)
+            if datetime.now(UTC) > opened_at + timedelta(seconds=timings.last_call):
+                # changed in this copy only, unless this node closes the round now
+                state.deadline = opened_at
+        return written
 
-    def _sanitize(self) -> None:
-        """See base class; called whenever the state was read."""
-        state, pace, now = self.state, self.pace, time.monotonic()
-        passed, self._looked = min(now - self._looked, pace.keep_alive), now
-        pulses = {}
-        for node, beat in state.last_heartbeats.items():
-            before, still = self._pulses.get(node, (beat, -passed))
-            pulses[node] = (beat, still + passed if beat == before else 0.0)
-        self._pulses = pulses
+    def adjust_state(self) -> None:
+        """Mark the nodes as dead whose keep-alives are missing, where the rules allow it."""
+        state, timings, now = self.state, self.timings, time.monotonic()
+        elapsed = min(now - self._read_at, timings.keep_alive)
+        self._read_at = now
+        keep_alives = {}
+        for node, latest in state.last_heartbeats.items():
+            previous, unchanged = self._keep_alives.get(node, (latest, -elapsed))
+            keep_alives[node] = (latest, unchanged + elapsed if latest == previous else 0.0)
+        self._keep_alives = keep_alives
         self.silent = {
             node
-            for node, (_, still) in pulses.items()
-            if still > pace.keep_alive * pace.keep_alive_attempts
+            for node, (_, unchanged) in keep_alives.items()
+            if unchanged > timings.keep_alive * timings.keep_alive_attempts
         }
         if self.node in state.participants:
             self._member_of = state.round
         has_left = self.node not in state.participants and self._member_of == state.round
-        over = not state.complete or has_left or state.participants.keys() <= self.silent
-        for node in self.silent if over else self.silent - state.participants.keys():
+        removable = not state.complete or has_left or state.participants.keys() <= self.silent
+        for node in self.silent if removable else self.silent - state.participants.keys():
             state.last_heartbeats[node] = datetime.min.replace(tzinfo=UTC)
-        super()._sanitize()
 
 
 @dataclass(frozen=True)
 class RendezvousStatus:
-    """What the rendezvous says to an agent whose ranks are at work.
+    """The state of the rendezvous, as an agent sees it whose workers run.
 
-    `waiting` nodes want to join; `left` nodes of the group have left it or were evicted, and it
-    never gets them back; `silent` ones give no sign of life; there will be no more rounds if it is
-    `closed`.
+    Attributes:
+        waiting: Nodes that want to join.
+        left: Members of the round that have left it or were removed; they do not return to it.
+        silent: Members of the round whose keep-alives are missing.
+        closed: Whether the run is over, so that there are no more rounds.
     """
 
     waiting: int
@@ -194,62 +201,53 @@ class RendezvousStatus:
     closed: bool
 
 
-class Rendezvous(DynamicRendezvousHandler):
-    """A `RendezvousHandler` for `LocalElasticAgent`; make it with `open_rendezvous`."""
+class Rendezvous(RendezvousBase):
+    """A `RendezvousHandler` for the elastic agent; `open_rendezvous` creates it."""
 
-    _state_holder: _State
+    _state_holder: RendezvousState
 
     def __init__(
         self,
         store: Store,
         settings: RendezvousSettings,
+        state: RendezvousState,
         *,
         address: str | None,
         index: int,
-        state: _State,
-        bounds: Callable[[], Bounds],
+        node_counts: Callable[[], NodeCounts],
     ) -> None:
-        # torch ranks the nodes in the order of these fields and has the process id second: agents
-        # on one host would get their ranks in the order in which they were started.
-        node = _NodeDesc(address or socket.getfqdn(), index, os.getpid())
-        super().__init__(node, settings, "c10d", store, state)
-        self.pace = state.pace
-        self._bounds = bounds
-        state.refresh = self._refresh
-        state.node = node
-        self._group: set[Any] = set()
-
-    def _refresh(self) -> None:
-        least, most = self._bounds()
-        if (least, most) != (self._settings.min_nodes, self._settings.max_nodes):
-            self._settings = replace(self._settings, min_nodes=least, max_nodes=most)
-            executor, state = vars(self._op_executor), vars(self._state_holder)
-            executor["_settings"] = self._settings
-            state["_settings"] = replace(state["_settings"], min_nodes=least, max_nodes=most)
+        super().__init__(store, settings, state, address=address or socket.getfqdn(), index=index)
+        self.timings = state.timings
+        self._members: set[Node] = set()
+        state.before_sync = lambda: self.limit_nodes(*node_counts())
+        state.node = self.node
 
     @property
     def use_agent_store(self) -> bool:
-        """Ranks make a store of their own in each round: a shared one keeps the addresses of dead
-        ranks.
+        """Whether ranks share the agent's store. They create a new one in each round, since a
+        shared one keeps the addresses of dead ranks.
         """
         return False
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Join the next round; blocks until it is complete. Raises `RendezvousTimeoutError`,
-        `RendezvousClosedError`.
+        """Join the next round; blocks until it is complete.
+
+        Raises:
+            RendezvousTimeoutError: If too few nodes joined in time.
+            RendezvousClosedError: If the run is over.
         """
-        self._group = set()
-        with _environment(_OWN_STORE, "1"):
-            found = super().next_rendezvous()
-        self._group = set(self._state_holder.state.participants)
-        return found
+        self._members = set()
+        with _environment(OWN_STORE_VARIABLE, "1"):
+            info = super().next_rendezvous()
+        self._members = set(self._state_holder.state.participants)
+        return info
 
     @contextmanager
     def watching_departures(self) -> Iterator[None]:
         """In a shared folder, stop waiting for the keys of a node that has left this round or was
-        evicted.
+        removed from it.
         """
-        store = self._store
+        store = self.store
         if isinstance(store, FileStore):
             store.while_waiting = self._check_departures
         try:
@@ -260,59 +258,58 @@ class Rendezvous(DynamicRendezvousHandler):
 
     def _check_departures(self) -> None:
         with suppress(RendezvousError):
-            if left := self.news().left:
+            if left := self.status().left:
                 raise DistStoreError(
-                    f"{left} other nodes have left the group before it was complete"
+                    f"{left} other nodes have left the rendezvous round before it was complete"
                 )
 
-    def news(self) -> RendezvousStatus:
-        """What the state says now; it is read from the store at most once per
-        `RendezvousTimings.poll`.
+    def status(self) -> RendezvousStatus:
+        """The current state; it is read from the store at most once per `RendezvousTimings.poll`.
+
+        Raises:
+            RendezvousError: If the store cannot be read.
         """
-        with self._heartbeat_lock:
+        with self.lock:
             self._state_holder.sync()
             state = self._state_holder.state
-            silent = self._state_holder.silent & self._group & state.participants.keys()
-            # who cannot get a sign of life through cannot judge who does not give one
-            if self._this_node in silent:
+            silent = self._state_holder.silent & self._members & state.participants.keys()
+            # a node whose own keep-alives do not arrive cannot tell which others' are missing
+            if self.node in silent:
                 silent = set()
             return RendezvousStatus(
-                waiting=len(state.wait_list - self._group),
-                left=len(self._group - state.participants.keys()),
+                waiting=len(state.wait_list - self._members),
+                left=len(self._members - state.participants.keys()),
                 silent=len(silent),
                 closed=state.closed,
             )
 
-    def members(self) -> int:
-        """How many nodes the current round still has."""
-        with self._heartbeat_lock:
+    def count_members(self) -> int:
+        """The number of nodes that are still in the current round."""
+        with self.lock:
             self._state_holder.sync()
             return len(self._state_holder.state.participants)
 
     def leave(self) -> None:
-        """Give up this node's place, so that the others need not wait until its keep-alives are
+        """Leave the round, so that the others need not wait until this node's keep-alives are
         missed.
         """
-        self._stop_heartbeats()
-        self._op_executor.run(
-            torch_dynamic._RendezvousExitOp(), time.monotonic() + self.pace.keep_alive
-        )
+        self.exit_round(timeout_seconds=self.timings.keep_alive)
 
-    def evict(self, pids: Collection[int]) -> None:
-        """Take dead processes of this host out of the state at once: an agent's predecessors."""
-        for _ in range(10):
+    def remove_predecessors(self, pids: Collection[int]) -> None:
+        """Remove this host's dead processes from the state: earlier agents of this node."""
+        for _ in range(_REMOVAL_ATTEMPTS):
             self._state_holder.sync()
-            beats = self._state_holder.state.last_heartbeats
+            keep_alives = self._state_holder.state.last_heartbeats
             dead = [
                 node
-                for node in beats
-                if node.addr == self._this_node.addr and node.local_id in pids
+                for node in keep_alives
+                if node.addr == self.node.addr and node.local_id in pids
             ]
             if not dead:
                 return
             for node in dead:
-                # reading the state back drops nodes without a pulse
-                beats[node] = datetime.min.replace(tzinfo=UTC)
+                # nodes with so old a keep-alive are dropped when the state is read again
+                keep_alives[node] = datetime.min.replace(tzinfo=UTC)
             self._state_holder.mark_dirty()
             self._state_holder.sync()
 
@@ -328,50 +325,59 @@ def open_rendezvous(
     timeout_seconds: float,
     state_store: Store | None = None,
     remote: bool = False,
-    bounds: Callable[[], Bounds] | None = None,
+    node_counts: Callable[[], NodeCounts] | None = None,
 ) -> Rendezvous:
-    """A rendezvous of run `run_id` whose state lives in `store`. `address` is where this node's
-    ranks listen, None: its name. Nodes of one address have their ranks in the order of `index`.
+    """Open the rendezvous of a run.
 
-    The state is read and written through `state_store`, another view of the same store. `remote` as
-    for `RendezvousTimings`. `bounds` says at any time how many nodes there may be, `min_nodes` and
-    `max_nodes` if nothing else. Raises `RendezvousConnectionError` when the store cannot be
-    reached.
+    Args:
+        store: Holds the rendezvous state and what ranks exchange to connect.
+        run_id: The id of the run; it separates the agents of this run from those of others.
+        min_nodes: The fewest nodes of a round.
+        max_nodes: The most nodes of a round.
+        address: The address at which this node's ranks listen; None means the host's name.
+        index: Orders the group ranks of the nodes that have the same address.
+        timeout_seconds: How long a node waits for a round to complete.
+        state_store: Another client of `store`, for the rendezvous state.
+        remote: Whether each request goes to an API server; see `RendezvousTimings.for_nodes`.
+        node_counts: Returns the current minimum and maximum, if they may change during the run.
+
+    Raises:
+        RendezvousConnectionError: If the store cannot be reached.
     """
-    pace = RendezvousTimings.for_nodes(max_nodes, remote=remote)
-    _shorten_torch_poll(pace.poll)
-    vars(torch_api).update(get_free_port=pick_port)
+    timings = RendezvousTimings.for_nodes(max_nodes, remote=remote)
+    replace_polling(timings.poll)
+    replace_port_picker(pick_port)
     settings = RendezvousSettings(
         run_id,
         min_nodes,
         max_nodes,
         RendezvousTimeout(
             join=timedelta(seconds=timeout_seconds),
-            last_call=timedelta(seconds=pace.patience),
-            heartbeat=timedelta(seconds=max(5.0, 2 * pace.keep_alive)),
+            last_call=timedelta(seconds=timings.max_wait),
+            heartbeat=timedelta(seconds=max(5.0, 2 * timings.keep_alive)),
         ),
-        keep_alive_interval=timedelta(seconds=pace.keep_alive),
-        keep_alive_max_attempt=pace.keep_alive_attempts,
+        keep_alive_interval=timedelta(seconds=timings.keep_alive),
+        keep_alive_max_attempt=timings.keep_alive_attempts,
     )
-    state = _State(C10dRendezvousBackend(state_store or store, run_id), settings, pace)
+    backend = C10dRendezvousBackend(state_store or store, run_id)
     return Rendezvous(
         store,
         settings,
+        RendezvousState(backend, settings, timings),
         address=address,
         index=index,
-        state=state,
-        bounds=bounds or (lambda: (min_nodes, max_nodes)),
+        node_counts=node_counts or (lambda: (min_nodes, max_nodes)),
     )
 
 
-def _change_nothing() -> None:
-    """The bounds stay."""
+def _do_nothing() -> None:
+    """The default of `RendezvousState.before_sync`."""
 
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Set a variable for a while: torch reads this one in the agent, and the ranks shall not
-    inherit it.
+    """Set an environment variable within the `with` block: torch reads it in the agent, and workers
+    must not inherit it.
     """
     before = os.environ.get(name)
     os.environ[name] = value
@@ -382,15 +388,3 @@ def _environment(name: str, value: str) -> Iterator[None]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = before
-
-
-def _shorten_torch_poll(seconds: float) -> None:
-    """Let torch's executor, in all of this process, wait so long between two looks at the state,
-    instead of a whole second.
-
-    And let it not find out its own methods' names from the stack for events that nobody reads: that
-    takes longer than all else.
-    """
-    vars(torch_dynamic).update(
-        _delay=lambda **_: time.sleep(seconds), get_method_name=lambda **_: ""
-    )

@@ -1,10 +1,10 @@
-"""The store of a job in a cluster: one ConfigMap, which no agent's loss takes away and nobody of
-ours has to serve.
+"""The store of a job in a cluster: one ConfigMap, which survives the loss of any agent and needs no
+server of its own.
 
-Every change reads the whole and replaces it if nobody else has since (compare-and-swap on its
-resourceVersion), so any number of agents may write at once and any may die at any instruction. One
-read answers for all keys that anybody here waits for. What old rounds left is dropped with the next
-change: an object in Kubernetes holds a mebibyte.
+Every change reads the ConfigMap and replaces it if it has not changed since (compare-and-swap on
+its resourceVersion), so any number of agents may write at once, and any may die at any instruction.
+One read serves all keys that this process waits for. Keys of old rounds are dropped with the next
+change, since an object in Kubernetes holds at most a mebibyte.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch.distributed.distributed_c10d import Store
 
 from kdist_trainer.rendezvous.configmap_client import (
     ApiRejectedError,
@@ -30,11 +30,9 @@ from kdist_trainer.rendezvous.handler import JITTER
 
 MOST_BYTES = 1_000_000
 _FRESH_SECONDS = 0.03
-"""A copy that was read so short a time ago serves the next reader too: torch asks for each key on
-its own.
-"""
+"""How long a copy serves further reads: torch reads each key by itself."""
 _STALE_SECONDS = 0.5
-_WRITERS = "__writers"  # no key of ours is encoded like this
+_WRITERS = "__writers"  # encode_key never returns this
 _WRITER_BYTES, _MOST_WRITERS = 6, 128
 _NUMBERED = re.compile(r"(torch\.rendezvous\..*\.|kdist/.*/generation/)(\d+)(?:/.*)?", re.DOTALL)
 _KEPT_ROUNDS = 2
@@ -44,12 +42,18 @@ Values = dict[str, bytes]
 
 
 class KubernetesStore(Store):
-    """`torch.distributed.Store` in `config_map`. Keys and values are str or bytes, `get` gives
+    """A `torch.distributed.Store` in `config_map`. Keys are str, values str or bytes; `get` returns
     bytes.
 
-    `get` and `wait` raise `DistStoreError` when the key does not come within `timeout_seconds`, all
-    when the API server is away for longer than the ConfigMap's patience, or when the store is full.
-    `ConfigError` when it is refused from the start.
+    `get` and `wait` raise `DistStoreError` if a key is not written within `timeout_seconds`. All
+    operations raise it if the API server is unavailable or the store is full, and `ConfigError` if
+    the API server has rejected the requests from the start.
+
+    Args:
+        config_map: The client.
+        run_id: The run whose keys are kept if space runs short.
+        timeout_seconds: How long `get` and `wait` wait for a key.
+        poll_seconds: The interval of reads while they wait.
     """
 
     def __init__(
@@ -68,12 +72,12 @@ class KubernetesStore(Store):
         self._copy: Copy | None = None
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Let `key` hold `value`."""
+        """Set `key` to `value`."""
         self._change(lambda values: values.__setitem__(key, _bytes(value)))
 
     def get(self, key: str) -> bytes:
         """The value of `key`; waits until there is one."""
-        return self._await([key], self._timeout_seconds)[key]
+        return self._wait_for([key], self._timeout_seconds)[key]
 
     def add(self, key: str, amount: int) -> int:
         """Add `amount` to the number at `key`, 0 if missing; returns the sum."""
@@ -86,8 +90,8 @@ class KubernetesStore(Store):
         return self._change(edit)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Let `key` hold `desired` if it holds `expected`, or is missing and `expected` is empty;
-        returns what it holds then.
+        """Set `key` to `desired` if its value is `expected`, or if it is missing and `expected` is
+        empty; returns the value afterwards.
         """
 
         def edit(values: Values) -> bytes:
@@ -99,74 +103,78 @@ class KubernetesStore(Store):
         return self._change(edit)
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Add `value` to the end of what `key` holds."""
+        """Append `value` to the value of `key`."""
         self._change(lambda values: values.__setitem__(key, values.get(key, b"") + _bytes(value)))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
+        """Whether all keys exist."""
         return self._read().keys() >= set(keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are there."""
-        self._await(keys, self._timeout_seconds if timeout is None else timeout.total_seconds())
+        """Wait until all keys exist."""
+        self._wait_for(keys, self._timeout_seconds if timeout is None else timeout.total_seconds())
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of all keys at one moment; waits until there are all."""
-        found = self._await(keys, self._timeout_seconds)
+        """The values of all keys, from one read; waits until all exist."""
+        found = self._wait_for(keys, self._timeout_seconds)
         return [found[key] for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Set all keys to their values at one moment."""
+        """Set all keys to their values in one write."""
         fresh = {key: _bytes(value) for key, value in zip(keys, values, strict=True)}
         self._change(lambda held: held.update(fresh))
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; whether it was there."""
+        """Remove `key`; returns whether it existed."""
         return self._change(lambda values: values.pop(key, None) is not None)
 
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return len(self._read())
 
     def has_extended_api(self) -> bool:
-        """Queues and the like are not offered."""
+        """False: the store has none of torch's optional operations, such as queues."""
         return False
 
     def _read(self, *, fresh_seconds: float = _FRESH_SECONDS) -> Values:
         copy = self._copy
         if copy is None or time.monotonic() - copy.time > fresh_seconds:
-            copy = self._copy = _surely(self.config_map.read)
+            copy = self._copy = _as_store_error(self.config_map.read)
         return _decode(copy.values)
 
     def _change(self, edit: Callable[[Values], T]) -> T:
         """Let `edit` change the values in place, atomically; returns what it returned."""
-        copy, known, tries = self._copy, False, 0
+        copy = self._copy
+        is_current = False
+        conflicts = 0
         if copy is not None and time.monotonic() - copy.time > _STALE_SECONDS:
-            copy = None  # somebody will have changed it: to read it costs less than to try in vain
-        mine: dict[bytes, T] = {}
+            copy = None  # probably changed meanwhile: a read costs less than a conflict
+        attempts: dict[bytes, T] = {}
         while True:
             if copy is None:
-                copy, known = _surely(self.config_map.read), True
+                copy = _as_store_error(self.config_map.read)
+                is_current = True
                 self._copy = copy
                 for writer in _writers(copy.values):
-                    if writer in mine:  # a write of ours whose answer was lost on the way
-                        return mine[writer]
+                    if writer in attempts:  # an earlier write succeeded, and its response was lost
+                        return attempts[writer]
             before = _decode(copy.values)
             values = dict(before)
             result = edit(values)
             if values == before:
-                if known:
+                if is_current:
                     return result
-                copy = None  # to change nothing, one has to know what there is
+                copy = None  # only the current values show that nothing is to be changed
                 continue
             writer = secrets.token_bytes(_WRITER_BYTES)
-            mine[writer] = result
+            attempts[writer] = result
             try:
                 self._copy = self._replace(copy, values, writer)
                 return result
             except ConflictError:
-                tries, copy = tries + 1, None
-                time.sleep(JITTER.uniform(0, min(0.01 * 2**tries, self._poll_seconds)))
+                conflicts += 1
+                copy = None
+                time.sleep(JITTER.uniform(0, min(0.01 * 2**conflicts, self._poll_seconds)))
 
     def _replace(self, copy: Copy, values: Values, writer: bytes) -> Copy:
         kept = prune(values, run_id=self._run_id)
@@ -180,9 +188,9 @@ class KubernetesStore(Store):
                 f"ConfigMap {self.config_map.name} would hold {size} bytes, at most "
                 f"{MOST_BYTES} fit"
             )
-        return _surely(lambda: self.config_map.replace(copy, encoded))
+        return _as_store_error(lambda: self.config_map.replace(copy, encoded))
 
-    def _await(self, keys: Sequence[str], seconds: float) -> Values:
+    def _wait_for(self, keys: Sequence[str], seconds: float) -> Values:
         deadline = time.monotonic() + seconds
         values = self._read()
         while missing := [key for key in keys if key not in values]:
@@ -196,29 +204,30 @@ class KubernetesStore(Store):
 
 
 def encode_key(key: str) -> str:
-    """The key as a ConfigMap can hold it: whatever is no letter, digit, dot or dash as `_` and two
-    hexadecimal digits a byte.
+    """Encode a key for a ConfigMap: each byte that is no letter, digit, dot or dash becomes `_` and
+    two hexadecimal digits.
 
-    Raises `ValueError` for one that is too long or empty.
+    Raises:
+        ValueError: If the key is too long or empty.
     """
     encoded = re.sub(
         rb"[^A-Za-z0-9.-]", lambda match: b"_%02x" % ord(match[0]), key.encode()
     ).decode()
     if not 0 < len(encoded) <= 253 or encoded.startswith(".."):
-        raise ValueError(f"a ConfigMap holds no key {key!r}")
+        raise ValueError(f"a ConfigMap cannot hold the key {key!r}")
     return encoded
 
 
 def decode_key(encoded: str) -> str:
-    """The key that was encoded like this."""
+    """Decode what `encode_key` returned."""
     return re.sub(
         rb"_([0-9a-f]{2})", lambda match: bytes([int(match[1], 16)]), encoded.encode()
     ).decode(errors="replace")
 
 
 def prune(values: Values, *, run_id: str) -> Values:
-    """The values without those of rounds and generations long over, and of other runs when it gets
-    tight.
+    """The values without those of old rounds and generations, and without those of other runs if
+    space runs short.
     """
     numbered = {
         key: (match[1], int(match[2])) for key in values if (match := _NUMBERED.fullmatch(key))
@@ -245,8 +254,8 @@ def _writers(values: Mapping[str, bytes]) -> list[bytes]:
     return [ring[start : start + _WRITER_BYTES] for start in range(0, len(ring), _WRITER_BYTES)]
 
 
-def _surely(request: Callable[[], Copy]) -> Copy:
-    """Make the request; what goes wrong becomes the error that torch's callers bear with."""
+def _as_store_error(request: Callable[[], Copy]) -> Copy:
+    """Make the request; its errors are raised as `DistStoreError`, which torch handles."""
     try:
         return request()
     except (ApiUnavailableError, ApiRejectedError) as error:

@@ -1,8 +1,7 @@
-"""The port at which a group's first rank will listen: one that no connection takes meanwhile by
-accident.
+"""Picks the port at which rank 0 of a process group listens, outside the kernel's ephemeral range.
 
-torch takes a port that the kernel gives away. Until the rank listens there, seconds later, the
-kernel may give it to any connection of this host; of ports below that range it gives none.
+torch takes an ephemeral port. Until rank 0 listens there, seconds later, the kernel may assign it
+to any connection of this host; it assigns no ports below that range.
 """
 
 from __future__ import annotations
@@ -15,33 +14,31 @@ from pathlib import Path
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 _FIRST, _LAST = 10_000, 32_767
-_FEW = 1000
+_MIN_CHOICE = 1000
 _ATTEMPTS = 50
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _random = random.SystemRandom()
 
 
 def pick_port() -> int:
-    """A free port of this host, outside of what the kernel gives away wherever that leaves enough
-    of them.
-    """
-    last = min(_LAST, _first_given_away() - 1)
-    for _ in range(_ATTEMPTS if last - _FIRST >= _FEW else 0):
+    """A free port of this host, below the kernel's ephemeral range if that leaves enough ports."""
+    last = min(_LAST, _first_ephemeral() - 1)
+    for _ in range(_ATTEMPTS if last - _FIRST >= _MIN_CHOICE else 0):
         port = _random.randint(_FIRST, last)
         if _is_free(port):
             return port
     return int(get_free_port())  # type: ignore[no-untyped-call]
 
 
-def _first_given_away() -> int:
+def _first_ephemeral() -> int:
     try:
         return int(_RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):
-        return _LAST + 1  # where the system does not say, as on macOS, it begins above
+        return _LAST + 1  # on other systems, such as macOS, the range begins above
 
 
 def _is_free(port: int) -> bool:
-    """Whether a server could listen there, on any address of this host."""
+    """Whether a server can listen at the port on all addresses of this host."""
     for family in (socket.AF_INET6, socket.AF_INET):
         try:
             with socket.socket(family, socket.SOCK_STREAM) as server:
@@ -50,7 +47,7 @@ def _is_free(port: int) -> bool:
                 server.listen()
                 return True
         except OSError as error:
-            # else the host does not speak IPv6
+            # otherwise the host has no IPv6
             if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                 return False
     return False

@@ -1,5 +1,9 @@
-"""Event files that TensorBoard shows: `TensorBoardWriter` writes them beside the checkpoints,
-`python -m` it shows them.
+"""TensorBoard: `writer` writes event files next to the checkpoints, and `python -m
+kdist_trainer.tensorboard` serves them to `kdist tensorboard`.
+
+`TensorBoardWriter` only converts what it is given; `kdist_trainer.training` decides what to write.
+Metrics for Prometheus are in `kdist_trainer.metrics`. Nothing here imports torch. Read `writer`
+first.
 """
 
 from kdist_trainer.tensorboard.writer import FOLDER, TensorBoardWriter

@@ -1,10 +1,10 @@
-"""`python -m kdist_trainer.tensorboard FOLDER`: TensorBoard on this machine's loopback, as long as
-standard input is open.
+"""`python -m kdist_trainer.tensorboard FOLDER`: serves TensorBoard on the loopback interface until
+standard input is closed.
 
-It says on stdout, as JSON, at which port, or what is wrong; then an empty line now and then, which
-keeps the line to whoever looks from falling asleep. When they leave, it ends: nothing is left
-running. `--wait` is what a pod made only for looking does: it ends when nobody has looked for a
-minute.
+It prints one JSON line with the port or the problem, then an empty line every `PULSE_SECONDS` so
+that the connection to the client does not time out. It exits when the client disconnects. With
+`--wait` it is the main process of a pod that only serves TensorBoard, and exits after
+`IDLE_SECONDS` without a client.
 """
 
 from __future__ import annotations
@@ -21,63 +21,71 @@ from collections.abc import Sequence
 from pathlib import Path
 
 NEEDED_BYTES = 192 * 2**20
-"""Memory that must be free in the container: TensorBoard must never be what a training is killed
-for.
+"""Memory in bytes that must be free in the container, so that TensorBoard never gets a training
+OOM-killed.
 """
 PULSE_SECONDS = 30.0
-UNWATCHED_SECONDS = 60.0
+IDLE_SECONDS = 60.0
 
-_GROUP = Path("/sys/fs/cgroup")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line asks for; 0, or 1 after a line that says what is wrong."""
+    """Run the command line. Returns 0, or 1 after printing the problem."""
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer.tensorboard")
     parser.add_argument("folder", type=Path, help="folder of event files")
     parser.add_argument(
         "--port", type=int, default=0, help="port of 127.0.0.1; a free one if it is 0"
     )
     parser.add_argument(
-        "--wait", action="store_true", help="only wait, as long as others look from this pod"
+        "--wait", action="store_true", help="only wait, as long as another process runs in this pod"
     )
-    asked = parser.parse_args(arguments)
-    if asked.wait:
-        wait_for_company()
+    options = parser.parse_args(arguments)
+    if options.wait:
+        wait_until_idle()
         return 0
     try:
-        port = serve(asked.folder, asked.port)
+        port = serve(options.folder, options.port)
     except (OSError, MemoryError, ImportError) as error:
         cause = {FileNotFoundError: "empty", MemoryError: "memory"}.get(type(error), "other")
-        tell({"problem": str(error), "cause": cause})
+        print_line({"problem": str(error), "cause": cause})
         return 1
-    tell({"port": port})
-    stay()
+    print_line({"port": port})
+    wait_for_disconnect()
     return 0
 
 
 def serve(folder: Path, port: int) -> int:
-    """Start TensorBoard and return its port. Raises `OSError`, `MemoryError` or `ImportError`
-    saying why it cannot be.
+    """Start TensorBoard and return its port.
+
+    Args:
+        folder: Folder of event files.
+        port: Port to listen on; 0 picks a free one.
+
+    Raises:
+        OSError: There are no event files, or TensorBoard cannot start.
+        MemoryError: The container has less than `NEEDED_BYTES` left.
+        ImportError: TensorBoard is not installed.
     """
     if not folder.is_dir():
         raise FileNotFoundError(
             f"there are no event files in {folder}: train.tensorboard is off, or no step "
-            "has been done yet"
+            "has been completed yet"
         )
     free = free_bytes()
     if free is not None and free < NEEDED_BYTES:
         raise MemoryError(
-            f"TensorBoard needs {NEEDED_BYTES >> 20} MiB, and {max(0, free) >> 20} MiB of "
-            "memory are free here"
+            f"TensorBoard needs {NEEDED_BYTES >> 20} MiB of memory, but only "
+            f"{max(0, free) >> 20} MiB are free"
         )
     try:
         from tensorboard import program
     except ImportError as error:
-        raise ImportError(f"TensorBoard is not installed here: {error}") from error
-    os.nice(19)  # the training goes first
+        raise ImportError(f"TensorBoard is not installed: {error}") from error
+    os.nice(19)  # the training has priority
     board = program.TensorBoard()
-    # Its fast loader would be a process more, with files of its own to write.
-    words = [
+    # The fast loader would be another process, which writes files of its own.
+    arguments = [
         "--logdir",
         str(folder),
         "--host",
@@ -87,7 +95,7 @@ def serve(folder: Path, port: int) -> int:
         "--load_fast=false",
         "--reload_interval=5",
     ]
-    board.configure(argv=["tensorboard", *words])
+    board.configure(argv=["tensorboard", *arguments])
     try:
         url: str = board.launch()
     except program.TensorBoardServerException as error:
@@ -95,26 +103,26 @@ def serve(folder: Path, port: int) -> int:
     return int(url.rstrip("/").rpartition(":")[2])
 
 
-def free_bytes(group: Path = _GROUP) -> int | None:
-    """Memory that this container may still take, its cached files counted as free; None where there
-    is no limit to read.
+def free_bytes(cgroup: Path = _CGROUP) -> int | None:
+    """Memory in bytes that this container can still allocate, where cached files count as free;
+    None if it has no limit.
     """
     try:
-        most = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # "max" is no number
+        limit = int((cgroup / "memory.max").read_text())
+        used = int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no limit is the word "max"
         return None
-    return most - used + int(stat.get("inactive_file", 0))
+    return limit - used + int(stat.get("inactive_file", 0))
 
 
-def tell(document: dict[str, object]) -> None:
-    """One line on stdout."""
+def print_line(document: dict[str, object]) -> None:
+    """Write a document to stdout as one line of JSON."""
     os.write(1, json.dumps(document).encode() + b"\n")
 
 
-def stay() -> None:
-    """Return when standard input ends, or nobody reads what is said."""
+def wait_for_disconnect() -> None:
+    """Return when standard input ends or stdout is closed."""
     with contextlib.suppress(OSError):
         while True:
             ready, _, _ = select.select([0], [], [], PULSE_SECONDS)
@@ -124,21 +132,21 @@ def stay() -> None:
                 return
 
 
-def wait_for_company() -> None:
-    """Return once this container has had no other process for `UNWATCHED_SECONDS`."""
-    # a container's first process has no default of its own
+def wait_until_idle() -> None:
+    """Return once this container has had no other process for `IDLE_SECONDS`."""
+    # the first process of a container has no default handler
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    seen = time.monotonic()
-    while time.monotonic() - seen < UNWATCHED_SECONDS:
+    last_seen = time.monotonic()
+    while time.monotonic() - last_seen < IDLE_SECONDS:
         others = [
             each
             for each in Path("/proc").iterdir()
             if each.name.isdecimal() and each.name != str(os.getpid())
         ]
         if others:
-            seen = time.monotonic()
+            last_seen = time.monotonic()
         time.sleep(1.0)
 
 
 if __name__ == "__main__":
-    os._exit(main())  # its threads are in no hurry
+    os._exit(main())  # without waiting for TensorBoard's threads

@@ -29,24 +29,28 @@ _PREFIX = "events.out.tfevents."
 
 
 def write(folder: Path, step: int, points: Points) -> None:
-    """Write points until None comes; `step` is the first one that they may have. Warns of what
-    fails, raises nothing.
+    """Write points to an event file until None arrives. Failures are logged and never raised.
+
+    Args:
+        folder: Folder of event files.
+        step: The first step that the points may have.
+        points: Queue of points.
     """
-    begun = warned = False
+    has_start = warned = False
     while True:
         try:
             with open_file(folder) as file:
-                _begin(file, None if begun else step)
-                begun = True
-                _draw(file, points)
+                _write_header(file, None if has_start else step)
+                has_start = True
+                _write_points(file, points)
             return
         except ImportError as error:
             log.warn(
                 "tensorboard-missing",
-                message=f"no event files are written: TensorBoard is not installed here ({error})",
+                message=f"no event files are written: TensorBoard is not installed ({error})",
             )
             return
-        except Exception as error:  # noqa: BLE001  a curve that cannot be drawn must never end a training
+        except Exception as error:  # noqa: BLE001  a failed write must never end a training
             if not warned:
                 log.warn(
                     "tensorboard-not-written",
@@ -54,16 +58,16 @@ def write(folder: Path, step: int, points: Points) -> None:
                     message=f"event files cannot be written: {error}",
                 )
             warned = True
-        if _pause(points):
+        if _wait_before_retry(points):
             return
 
 
 def open_file(folder: Path) -> FileIO:
-    """A new event file that TensorBoard reads after all that are there, whatever clocks said.
+    """Create an event file that TensorBoard reads after all existing ones, even if clocks differ.
     Raises `OSError`.
 
-    It has no buffer: what a rank that is killed has drawn is of steps that may be in a checkpoint,
-    and will not be done again.
+    The file is unbuffered: the points of a killed rank may be of steps that are in a checkpoint and
+    will not be repeated.
     """
     folder.mkdir(parents=True, exist_ok=True)
     times = [
@@ -76,8 +80,8 @@ def open_file(folder: Path) -> FileIO:
     )
 
 
-def _begin(file: FileIO, step: int | None) -> None:
-    """Say what the file is, and at which step the run goes on where that is new."""
+def _write_header(file: FileIO, step: int | None) -> None:
+    """Write the file version and, if given, the step at which the run continues."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -88,7 +92,7 @@ def _begin(file: FileIO, step: int | None) -> None:
         writer.write(Event(wall_time=now, step=step, session_log=start).SerializeToString())
 
 
-def _draw(file: FileIO, points: Points) -> None:
+def _write_points(file: FileIO, points: Points) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -102,10 +106,8 @@ def _draw(file: FileIO, points: Points) -> None:
         writer.write(Event(wall_time=seconds, step=step, summary=summary).SerializeToString())
 
 
-def _pause(points: Points) -> bool:
-    """Wait a while before the next attempt, and leave out what comes meanwhile; whether that was
-    the end.
-    """
+def _wait_before_retry(points: Points) -> bool:
+    """Wait `_RETRY_SECONDS`, discarding points. Returns whether the end arrived meanwhile."""
     end = time.monotonic() + _RETRY_SECONDS
     while (left := end - time.monotonic()) > 0:
         with contextlib.suppress(queue.Empty):
@@ -115,39 +117,46 @@ def _pause(points: Points) -> bool:
 
 
 FOLDER = "tensorboard"
-"""Name of the folder of event files beside the checkpoints."""
+"""Name of the folder of event files in the checkpoint folder."""
 MIN_INTERVAL_SECONDS = 0.1
-"""Least time of training between two points: faster steps than that are thinned out."""
+"""Minimum training time between two points; faster steps are downsampled."""
 RESOLUTION = 0.001
-"""The same as a share of the group's life: a month's curve takes no more than some ten thousand
-points, a few MB.
+"""Minimum training time between two points as a fraction of the worker group's lifetime, so that a
+curve of a month has about ten thousand points, a few MB.
 """
 
 _CLOSE_SECONDS = 2.0
-_MOST_WAITING = 4096
+_MAX_QUEUED = 4096
 
 
 class TensorBoardWriter:
-    """A run's scalars; without a folder of checkpoints they go nowhere. One thread calls it."""
+    """Writes the scalars of a run; does nothing without a checkpoint folder. Not thread-safe."""
 
     def __init__(self, checkpoints: Path | None, stats: StepStats) -> None:
+        """Create a writer; `begin` opens a file.
+
+        Args:
+            checkpoints: The checkpoint folder.
+            stats: Metrics of this rank, read for each point.
+        """
         self._folder = None if checkpoints is None else checkpoints / FOLDER
         self._stats = stats
-        self._points: Points = queue.Queue(_MOST_WAITING)
+        self._points: Points = queue.Queue(_MAX_QUEUED)
         self._thread: threading.Thread | None = None
-        self._lived = 0.0
-        self._start_anew()
+        self._lifetime = 0.0
+        self._reset()
 
     def begin(self, step: int) -> None:
-        """The run goes on after `step`: what is drawn beyond it, by a group that was lost, is done
-        again.
+        """Open a new file for a run that continues after `step`. TensorBoard discards the points of
+        earlier files after this step.
         """
         if self._folder is None:
             return
         self.close()
-        self._start_anew()
-        self._lived, self._seconds = 0.0, MIN_INTERVAL_SECONDS  # the first step is drawn
-        self._points = queue.Queue(_MOST_WAITING)
+        self._reset()
+        self._lifetime = 0.0
+        self._seconds = MIN_INTERVAL_SECONDS  # so that the first step becomes a point
+        self._points = queue.Queue(_MAX_QUEUED)
         arguments = (self._folder, step + 1, self._points)
         self._thread = threading.Thread(
             target=write, args=arguments, name="kdist-tensorboard", daemon=True
@@ -155,31 +164,35 @@ class TensorBoardWriter:
         self._thread.start()
 
     def add_step(self, step: int, *, samples: int, seconds: float, loss: float) -> None:
-        """One step: its number, its samples over all ranks, this rank's seconds, the global mean
-        loss.
+        """Add a step; it becomes a point unless the last one is too recent.
+
+        Args:
+            step: Number of the step.
+            samples: Its samples over all ranks.
+            seconds: Time that it took on this rank.
+            loss: Its mean loss over all ranks.
         """
         if self._thread is None:
             return
-        self._steps += 1
         self._samples += samples
         self._seconds += seconds
-        self._lived += seconds
-        if self._seconds >= max(MIN_INTERVAL_SECONDS, RESOLUTION * self._lived):
-            self._add(step, {"train/loss": loss, **self._learning(), **self._pace()})
-            self._start_anew()
+        self._lifetime += seconds
+        if self._seconds >= max(MIN_INTERVAL_SECONDS, RESOLUTION * self._lifetime):
+            self._add(step, {"train/loss": loss, **self._learning(), **self._throughput()})
+            self._reset()
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """What an evaluation after `step` measured."""
+        """Add the metrics of an evaluation after `step`."""
         if self._thread is not None and metrics:
             self._add(step, {f"evaluation/{name}": value for name, value in metrics.items()})
 
     def close(self) -> None:
-        """Write what waits, for at most `_CLOSE_SECONDS`; nothing more is drawn until the next
+        """Write the queued points, for at most `_CLOSE_SECONDS`. Points are dropped until the next
         `begin`.
         """
         if self._thread is None:
             return
-        # whoever should have emptied it hangs: a daemon, which holds nobody up
+        # if the queue is full, the storage hangs; the thread is a daemon and blocks no exit
         with contextlib.suppress(queue.Full):
             self._points.put_nowait(None)
             self._thread.join(_CLOSE_SECONDS)
@@ -189,9 +202,10 @@ class TensorBoardWriter:
         with contextlib.suppress(queue.Full):
             self._points.put_nowait((step, time.time(), values))
 
-    def _start_anew(self) -> None:
-        """Nothing was done since the last point."""
-        self._steps, self._samples, self._seconds = 0, 0, 0.0
+    def _reset(self) -> None:
+        """Start to accumulate the next point."""
+        self._samples = 0
+        self._seconds = 0.0
         self._phases: Sequence[float] = list(self._stats.phase)
         self._phase_steps = self._stats.steps
 
@@ -202,16 +216,16 @@ class TensorBoardWriter:
         }
         return {name: value for name, value in values.items() if value is not None}
 
-    def _pace(self) -> dict[str, float]:
-        """Throughput, and where the time of a step went, since the last point."""
-        paces = {"throughput/samples_per_second": self._samples / self._seconds}
+    def _throughput(self) -> dict[str, float]:
+        """Throughput, and mean seconds per step by phase, since the last point."""
+        values = {"throughput/samples_per_second": self._samples / self._seconds}
         steps = self._stats.steps - self._phase_steps
         if steps:
-            spent = [
+            seconds = [
                 now - before for now, before in zip(self._stats.phase, self._phases, strict=True)
             ]
-            paces |= {
-                f"step_seconds/{phase.name.lower()}": spent[phase] / steps for phase in StepPhase
+            values |= {
+                f"step_seconds/{phase.name.lower()}": seconds[phase] / steps for phase in StepPhase
             }
-            paces["step_seconds/total"] = sum(spent) / steps
-        return paces
+            values["step_seconds/total"] = sum(seconds) / steps
+        return values

@@ -1,15 +1,14 @@
 """Builds everything that one rank needs to train, from train.json and the rank's environment.
 
-`build` prepares the model: mixed precision, activation checkpointing, compilation, and the parallel
-strategy that wraps it. `assemble` adds optimizer, data, checkpoints and metrics and returns the
-`TrainContext` of the training loop.
+`assemble` builds model, optimizer, data, checkpoints and metrics, and returns the `TrainContext` of
+the training loop.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,33 +17,30 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.checkpoint import checkpoint
 
-from kdist_trainer import parallel, precision
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
-from kdist_trainer.config import Change, TrainConfig, Training, compare, refuse
+from kdist_trainer.config import Change, TrainConfig, Training, compare, explain_refusal
 from kdist_trainer.data import step_plan
-from kdist_trainer.data.loader import Batch, Loader
+from kdist_trainer.data.loader import Loader
 from kdist_trainer.data.step_plan import DataPlan
-from kdist_trainer.errors import CheckpointMismatchError, ConfigError
+from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.instrumentation.collective_timer import CudaCollectiveTimer, GlooCollectiveTimer
 from kdist_trainer.instrumentation.device_stats import DeviceStats
 from kdist_trainer.instrumentation.step_timer import (
     BandwidthProbe,
+    CollectiveTimer,
     CudaAllReduceTimer,
     GlooAllReduceTimer,
     NullTimer,
     StepTimer,
-    Timer,
 )
-from kdist_trainer.liveness import Heartbeat, Phase
+from kdist_trainer.liveness import Heartbeat, NullHeartbeat
+from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
-from kdist_trainer.parallel import Strategy
-from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.parallel.pipeline import Pipeline
-from kdist_trainer.precision import Precision
-from kdist_trainer.rng import WEIGHTS, Setter, derive, generators
+from kdist_trainer.rng import WEIGHTS, Generators, derive
 from kdist_trainer.tensorboard import TensorBoardWriter
+from kdist_trainer.training import loss_scale, lr_scheduler
 from kdist_trainer.training.checkpointing import (
     Stateful,
     TrainerCheckpointing,
@@ -52,76 +48,20 @@ from kdist_trainer.training.checkpointing import (
     TrainState,
 )
 from kdist_trainer.training.context import TrainContext
-from kdist_trainer.training.early_stopping import EarlyStopping
-from kdist_trainer.training.ema import Ema
-from kdist_trainer.training.forward_backward import accumulate_microbatches, run_pipeline
-from kdist_trainer.training.gradient_guard import GradientGuard
-from kdist_trainer.training.interval_sync import should_apply
-from kdist_trainer.training.pretrained import Pretrained
+from kdist_trainer.training.early_stopping import EarlyStopping, NullEarlyStopping
+from kdist_trainer.training.forward_backward import (
+    ForwardBackward,
+    GradientAccumulation,
+    PipelinePasses,
+)
+from kdist_trainer.training.gradient_guard import GradientGuard, NullGradientGuard
+from kdist_trainer.training.model import Model, build_model
+from kdist_trainer.training.pretrained import NullPretrained, Pretrained
+from kdist_trainer.training.profiler import Profiler
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StopFlag, SyncExchange
-from kdist_trainer.workload import LrSchedule, Workload
+from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
-
-
-@dataclass(frozen=True)
-class Model:
-    """The model of a job: `module` as the workload made it, which is evaluated and saved; `wrapped`
-    by the strategy, which is trained.
-    """
-
-    module: nn.Module
-    wrapped: nn.Module
-    strategy: Strategy
-    precision: Precision
-    averages: Ema | None
-    buffers: Buffers
-
-
-def build(train: Training, workload: Workload, world: World) -> Model:
-    """Build the model of the job, with the same weights on every rank. Collective. Raises
-    `ConfigError`.
-    """
-    arithmetic = precision.build(train.precision, world.device, clip=train.clip_grad_norm)
-    module = arithmetic.cast(workload.model())
-    blocks = workload.blocks(module)
-    if train.activation_checkpointing == "blocks":
-        compute_twice(blocks, workload)
-    strategy = parallel.build(train, workload, world)
-    if isinstance(strategy, Pipeline):
-        # before it goes to a device, which need not hold it whole
-        wrapped = strategy.wrap(module, workload.chain(module))
-        arithmetic.stages = strategy.stages
-        compile_(strategy.stage, train)
-    else:
-        compile_(module.to(world.device), train)
-        wrapped = strategy.wrap(module, blocks)
-    averages = None if train.ema_decay is None else Ema(module, train.ema_decay)
-    buffers = Buffers(module, strategy.copies, keep=train.leaves_out)
-    return Model(module, wrapped, strategy, arithmetic, averages, buffers)
-
-
-def compile_(module: nn.Module, train: Training) -> None:
-    """Compile the module when it first runs, if the job asks for it."""
-    if train.compile != "off":
-        module.compile(backend=train.compile)
-
-
-def compute_twice(blocks: Sequence[nn.Module], workload: Workload) -> None:
-    """Apply activation checkpointing: keep only the input of each block and recompute it in the
-    backward pass.
-
-    Raises `ConfigError` for a workload that names no blocks.
-    """
-    if not blocks:
-        raise ConfigError(
-            f"train.activationCheckpointing: {type(workload).__name__}.blocks names no "
-            "parts of the model"
-        )
-    for block in blocks:
-        # On the instance, so that names in the state stay what they are; random numbers are drawn
-        # again as they were.
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,228 +69,299 @@ class RankRuntime:
     """The environment of a rank: its process group, its agent, and its folders."""
 
     world: World
-    flag: StopFlag
+    stop_flag: StopFlag
     stats: StepStats
-    report: Callable[[], None]
-    """Sends `stats` to the agent, not more often than is of use."""
-    flush: Callable[[], None]
-    """Sends them in any case."""
-    heartbeat: Heartbeat | None
-    checkpoints: Path | None
+    reporter: Reporter
+    """Sends `stats` to the agent."""
+    heartbeat: Heartbeat | NullHeartbeat = field(default_factory=NullHeartbeat)
+    checkpoints: Path | None = None
+    """Checkpoint folder; None to save nothing."""
+    scratch: Path | None = None
+    """Folder of the agent, where profile requests arrive."""
 
 
 def assemble(
-    config: TrainConfig, train: Training, workload: Workload, around: RankRuntime
+    config: TrainConfig, train: Training, workload: Workload, runtime: RankRuntime
 ) -> TrainContext:
     """Build the training context of one rank, before anything is restored. Collective.
 
-    Raises `ConfigError` or `DataError` for what cannot be trained, and whatever the workload's own
-    code raises.
+    Args:
+        config: train.json.
+        train: Its `train` section.
+        workload: The workload that it names.
+        runtime: The environment of the rank.
+
+    Raises:
+        ConfigError: If the job cannot be trained on these ranks.
+        DataError: If there are no samples.
     """
-    world, stats = around.world, around.stats
-    set_generators = seed_generators(train, world)
-    built = build(train, workload, world)
-    planned = step_plan.plan(config, train, workload, world, even=built.strategy.sharded)
-    steps = planned.steps
-    guard, patience = build_guards(train)
-    parts = _make_training_state(train, workload, world, built, planned, guard, patience)
-    laps = StepTimer(stats)
-    loader = Loader(steps, workload, planned.samples, settings=train.loader, seed=train.seed)
-    run = TrainContext(
+    world, stats = runtime.world, runtime.stats
+    generators = Generators.all(world.device)
+    generators.seed(derive(train.seed, WEIGHTS))
+    model = build_model(train, workload, world)
+    data = step_plan.plan(config, train, workload, world, even=model.strategy.sharded)
+    guard = GradientGuard(train) if train.guards_gradients else NullGradientGuard()
+    early_stopping = EarlyStopping(train.early_stop) if train.early_stop else NullEarlyStopping()
+    extras = select_extras(model, guard, early_stopping)
+    training = make_training_state(train, workload, world, model, data, extras)
+    state, step_timer, step_log = training.state, StepTimer(stats), make_step_log(runtime)
+    loader = Loader(data.steps, workload, data.samples, settings=train.loader, seed=train.seed)
+    shard_size = max(1, train.global_batch // data.steps.assignment.shards)
+    return TrainContext(
         settings=train,
         world=world,
         workload=workload,
-        module=built.module,
-        model=built.wrapped,
-        strategy=built.strategy,
-        buffers=built.buffers,
-        optimizer=parts.optimizer,
-        move_rate=parts.scheduler.step if parts.scheduler is not None else _stay,
-        curve=parts.scheduler if isinstance(parts.scheduler, LrSchedule) else None,
-        precision=built.precision,
-        set_generators=set_generators,
-        learn=run_pipeline if train.strategy == "pipeline" else accumulate_microbatches,
-        weigh=build_loss_scale(workload, world, laps),
-        loader=loader,
-        evaluation_batch=train.micro_batch or max(1, train.global_batch // steps.deal.shards),
-        state=parts.state,
-        target=steps.count(),
-        saves=make_saves(config, train, around, parts, stream=planned.is_stream),
-        pretrained=make_pretrained(train, workload, parts),
+        module=model.module,
+        model=model.wrapped,
+        strategy=model.strategy,
+        buffers=model.buffers,
+        precision=model.precision,
+        forward_backward=make_forward_backward(workload, model, generators, state, step_timer),
+        loss_scale=loss_scale.build(workload, world, step_timer),
+        optimizer=training.optimizer,
+        lr_scheduler=lr_scheduler.wrap(training.scheduler),
+        ema=model.ema,
         guard=guard,
-        averages=built.averages,
-        patience=patience,
-        flag=around.flag,
-        exchange=_make_exchange(train, world, built.strategy),
+        early_stopping=early_stopping,
+        loader=loader,
+        evaluation_batch=train.micro_batch or shard_size,
+        state=state,
+        target=data.steps.count(),
+        checkpointing=make_checkpointing(config, train, runtime, training, data, step_log),
+        pretrained=make_pretrained(train, workload, training),
+        step_log=step_log,
+        stop_flag=runtime.stop_flag,
+        sync_exchange=make_sync_exchange(train, world, model),
         stats=stats,
-        resources=DeviceStats(stats, world.device, train, waiting=loader.waiting),
-        curves=_make_curves(train, around),
-        laps=laps,
-        timer=make_timer(train, around, laps),
-        probe=make_probe(train, around),
-        report=around.report,
-        flush=around.flush,
-        beat=around.heartbeat.beat if around.heartbeat is not None else _no_beat,
+        device_stats=DeviceStats(stats, world.device, train, waiting=loader.prefetched),
+        step_timer=step_timer,
+        collective_timer=make_collective_timer(train, runtime, step_timer),
+        bandwidth_probe=make_bandwidth_probe(train, runtime),
+        reporter=runtime.reporter,
+        heartbeat=runtime.heartbeat,
+        tensorboard=make_tensorboard(train, runtime),
+        profiler=make_profiler(runtime, state, step_timer),
     )
-    run.admit = partial(should_apply, run) if guard is not None else None
-    return run
 
 
-def _make_training_state(
+def make_training_state(
     train: Training,
     workload: Workload,
     world: World,
-    built: Model,
-    planned: DataPlan,
-    guard: GradientGuard | None,
-    patience: EarlyStopping | None,
+    model: Model,
+    data: DataPlan,
+    extras: dict[str, Stateful],
 ) -> TrainingState:
-    """Make the optimizer and the scheduler; returns all that a checkpoint holds."""
-    optimizer = make_optimizer(train, workload, built)
-    scheduler = workload.scheduler(optimizer, train.schedule, steps=planned.steps.count())
-    small = drop_none(
-        precision=built.precision, guard=guard, early_stop=patience, buffers=built.buffers
-    )
+    """Make the optimizer and the scheduler, and collect all that a checkpoint holds.
+
+    Args:
+        train: Settings of the training.
+        workload: Makes optimizer and scheduler.
+        world: The process group.
+        model: The model.
+        data: The data of the run.
+        extras: Small states by name.
+    """
+    optimizer = make_optimizer(train, workload, model.module)
     environment = environment_fingerprint(train, world)
-    state = TrainState(train.seed, planned.fingerprint, world.size, environment)
     return TrainingState(
-        world, built.strategy, built.module, optimizer, scheduler, built.averages, small, state
+        world=world,
+        strategy=model.strategy,
+        module=model.module,
+        optimizer=optimizer,
+        scheduler=workload.scheduler(optimizer, train.schedule, steps=data.steps.count()),
+        ema=model.ema,
+        extras=extras,
+        state=TrainState(train.seed, data.fingerprint, world.size, environment),
     )
 
 
-def _make_exchange(train: Training, world: World, strategy: Strategy) -> SyncExchange:
-    return SyncExchange(world, most_steps=train.sync_every_steps, counts=strategy.counts)
-
-
-def _make_curves(train: Training, around: RankRuntime) -> TensorBoardWriter:
-    """The writer of event files, which writes on the leader only, and only if the job asks."""
-    writes = train.tensorboard == "scalars" and around.world.is_leader
-    return TensorBoardWriter(around.checkpoints if writes else None, around.stats)
-
-
-def seed_generators(train: Training, world: World) -> Setter:
-    """Seed every generator for the initial weights; returns the function that seeds them again."""
-    set_generators = generators(world.device)
-    set_generators(derive(train.seed, WEIGHTS))
-    return set_generators
-
-
-def make_optimizer(train: Training, workload: Workload, built: Model) -> Optimizer:
+def make_optimizer(train: Training, workload: Workload, module: nn.Module) -> Optimizer:
     """The workload's optimizer. Its parameter groups record their initial learning rate, since a
     schedule may be added or changed later.
     """
-    optimizer = workload.optimizer(built.module, train.optimizer)
+    optimizer = workload.optimizer(module, train.optimizer)
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
     return optimizer
 
 
-def build_guards(train: Training) -> tuple[GradientGuard | None, EarlyStopping | None]:
-    """The gradient guard and early stopping, where the job asks for them."""
-    guard = GradientGuard(train) if train.leaves_out else None
-    return guard, EarlyStopping(train.early_stop) if train.early_stop is not None else None
+def select_extras(
+    model: Model,
+    guard: GradientGuard | NullGradientGuard,
+    early_stopping: EarlyStopping | NullEarlyStopping,
+) -> dict[str, Stateful]:
+    """The small states that this run's checkpoints hold, by name."""
+    extras: dict[str, Stateful] = {"precision": model.precision}
+    if isinstance(guard, GradientGuard):
+        extras["guard"] = guard
+    if isinstance(early_stopping, EarlyStopping):
+        extras["early_stop"] = early_stopping
+    return extras | {"buffers": model.buffers}
 
 
-def make_saves(
-    config: TrainConfig, train: Training, around: RankRuntime, parts: TrainingState, *, stream: bool
-) -> TrainerCheckpointing:
-    """The checkpointing of the run: the checkpoint folder, locked for this run, and the ledger in
-    it. Collective.
+def make_forward_backward(
+    workload: Workload,
+    model: Model,
+    generators: Generators,
+    state: TrainState,
+    step_timer: StepTimer,
+) -> ForwardBackward:
+    """The forward and backward passes of the strategy.
+
+    Args:
+        workload: Computes the loss.
+        model: What is trained, and how.
+        generators: Seeded before each micro-batch.
+        state: The position of the training.
+        step_timer: Attributes the time of the passes to phases of the step.
     """
-    root, store, world = around.checkpoints, None, around.world
-    if root is not None:
-        store = CheckpointManager(
-            root,
+    common: dict[str, Any] = {
+        "workload": workload,
+        "model": model.wrapped,
+        "precision": model.precision,
+        "buffers": model.buffers,
+        "generators": generators,
+        "state": state,
+        "step_timer": step_timer,
+    }
+    if isinstance(model.strategy, Pipeline):
+        return PipelinePasses(**common, strategy=model.strategy)
+    return GradientAccumulation(**common, strategy=model.strategy)
+
+
+def make_checkpointing(
+    config: TrainConfig,
+    train: Training,
+    runtime: RankRuntime,
+    training: TrainingState,
+    data: DataPlan,
+    step_log: StepLog,
+) -> TrainerCheckpointing:
+    """The checkpointing of the run: locks the checkpoint folder for it. Collective.
+
+    Args:
+        config: train.json.
+        train: Its `train` section.
+        runtime: The environment of the rank.
+        training: What is saved and restored.
+        data: The data of the run; a stream allows fewer edits of the job.
+        step_log: Flushed before each save.
+    """
+    manager, world = None, runtime.world
+    if runtime.checkpoints is not None:
+        manager = CheckpointManager(
+            runtime.checkpoints,
             world=world,
             run_id=os.environ.get("KDIST_RUN_ID", "none"),
             config=train.checkpoint,
             job=config.to_job(),
-            sharded=parts.strategy.sharded,
+            sharded=training.strategy.sharded,
             holders=(world.data_rank, world.data_size) if train.strategy == "pipeline" else None,
             take_over="KDIST_TAKE_OVER" in os.environ,
         )
-    diary = StepLog(root, around.world, waited=lambda: around.stats.phase[StepPhase.COMM_EXPOSED])
-    judge = partial(judge_edits, train.model_dump(mode="json", by_alias=True), stream=stream)
+    settings = train.model_dump(mode="json", by_alias=True)
     return TrainerCheckpointing(
-        store, parts, every=train.checkpoint.every, diary=diary, stats=around.stats, judge=judge
+        manager,
+        training,
+        every=train.checkpoint.every,
+        step_log=step_log,
+        stats=runtime.stats,
+        find_edits=partial(find_edits, settings, is_stream=data.is_stream),
     )
 
 
-def judge_edits(now: dict[str, Any], job: Mapping[str, Any], *, stream: bool) -> list[Change]:
-    """The fields that were edited since a checkpoint of `job` was written. Raises
-    `CheckpointMismatchError` if `now` cannot continue from it.
+def find_edits(
+    settings: dict[str, Any], job: Mapping[str, Any], *, is_stream: bool
+) -> list[Change]:
+    """The fields that were edited since a checkpoint was written.
+
+    Args:
+        settings: The present `spec.train`.
+        job: The job that wrote the checkpoint.
+        is_stream: Whether the data set is a stream.
+
+    Raises:
+        CheckpointMismatchError: If a run with `settings` cannot continue from the checkpoint.
     """
-    changes = compare(job["train"], now, stream=stream) if "train" in job else []
-    problem = refuse(changes)
+    changes = compare(job["train"], settings, stream=is_stream) if "train" in job else []
+    problem = explain_refusal(changes)
     if problem is not None:
         raise CheckpointMismatchError(problem)
     return changes
 
 
-def make_pretrained(train: Training, workload: Workload, parts: TrainingState) -> Pretrained | None:
-    """The pretrained weights, if the job names some."""
+def make_step_log(runtime: RankRuntime) -> StepLog:
+    """The step log, which also records the time that this rank has waited in collectives."""
+    phase = runtime.stats.phase
+    return StepLog(runtime.checkpoints, runtime.world, waited=lambda: phase[StepPhase.COMM_EXPOSED])
+
+
+def make_sync_exchange(train: Training, world: World, model: Model) -> SyncExchange:
+    """The exchange of losses and flags between the ranks."""
+    is_counted = model.strategy.is_counted
+    return SyncExchange(world, max_steps=train.sync_every_steps, is_counted=is_counted)
+
+
+def make_pretrained(
+    train: Training, workload: Workload, training: TrainingState
+) -> Pretrained | NullPretrained:
+    """The pretrained weights that the job names."""
     if train.init is None:
-        return None
+        return NullPretrained()
     return Pretrained(
-        train.init, workload.context.data, train.checkpoint.load == "broadcast", parts
+        train.init, workload.context.data, train.checkpoint.load == "broadcast", training
     )
 
 
-def drop_none(**parts: Stateful | None) -> dict[str, Stateful]:
-    """The parts that this run has, by name."""
-    return {name: part for name, part in parts.items() if part is not None}
-
-
-def make_timer(train: Training, around: RankRuntime, laps: StepTimer) -> Timer:
+def make_collective_timer(
+    train: Training, runtime: RankRuntime, step_timer: StepTimer
+) -> CollectiveTimer:
     """The timer of collectives for this job, strategy and device."""
-    if train.collective_timing == "off" or around.world.size == 1:
+    if train.collective_timing == "off" or runtime.world.size == 1:
         return NullTimer()
-    on_device = around.world.device.type == "cuda"
+    stats = runtime.stats
+    on_device = runtime.world.device.type == "cuda"
     if train.strategy != "ddp":
-        return (
-            CudaCollectiveTimer(around.stats)
-            if on_device
-            else GlooCollectiveTimer(around.stats, laps)
-        )
-    kind = CudaAllReduceTimer if on_device else GlooAllReduceTimer
-    return kind(around.stats, around.heartbeat)
+        return CudaCollectiveTimer(stats) if on_device else GlooCollectiveTimer(stats, step_timer)
+    heartbeat = runtime.heartbeat if isinstance(runtime.heartbeat, Heartbeat) else None
+    return (CudaAllReduceTimer if on_device else GlooAllReduceTimer)(stats, heartbeat)
 
 
-def make_probe(train: Training, around: RankRuntime) -> BandwidthProbe:
+def make_bandwidth_probe(train: Training, runtime: RankRuntime) -> BandwidthProbe:
     """The probe of the bandwidth between the ranks; disabled if the job turns timing off."""
     group = dist.group.WORLD
     assert group is not None  # noqa: S101 - the world is open
     return BandwidthProbe(
-        around.stats, group, around.world.device, enabled=train.collective_timing == "on"
+        runtime.stats, group, runtime.world.device, enabled=train.collective_timing == "on"
     )
 
 
-def build_loss_scale(workload: Workload, world: World, laps: StepTimer) -> Callable[[Batch], float]:
-    """The function that weights a step's losses. A strategy averages over copies, but the losses
-    have to be summed.
-    """
-    units, copies = workload.units_per_sample, world.data_size
-    if units is not None:
-        return lambda batch: copies / (units * batch.samples)
+def make_tensorboard(train: Training, runtime: RankRuntime) -> TensorBoardWriter:
+    """The writer of event files, which writes on rank 0 only, and only if the job asks for it."""
+    writes = train.tensorboard == "scalars" and runtime.world.is_leader
+    return TensorBoardWriter(runtime.checkpoints if writes else None, runtime.stats)
 
-    def count_together(batch: Batch) -> float:
-        own = sum(workload.count(piece.batch) for piece in batch.pieces if piece.samples)
-        total = torch.tensor(own, dtype=torch.int64, device=world.device)
-        laps.lap(StepPhase.FORWARD)
-        dist.all_reduce(total)  # in which every rank of a copy counts the same samples
-        laps.lap(StepPhase.COMM_EXPOSED)  # for all ranks wait here for the slowest
-        return world.size / max(1, int(total))
 
-    return count_together
+def make_profiler(runtime: RankRuntime, state: TrainState, step_timer: StepTimer) -> Profiler:
+    """The profiler, which accepts requests if there is an agent."""
+    return Profiler(
+        runtime.world,
+        state,
+        runtime.stats,
+        step_timer,
+        scratch=runtime.scratch,
+        checkpoints=runtime.checkpoints,
+    )
 
 
 def environment_fingerprint(train: Training, world: World) -> str:
-    """What must be equal besides the world size for bitwise equal results; `ddp` is the default and
-    not named.
+    """What must be the same, besides the world size, for bitwise identical results; `ddp` is the
+    default and not named.
     """
-    copies = f" with {world.data_size} copies" if world.model_parallel > 1 else ""
-    spread = "" if train.strategy == "ddp" else f"{train.strategy}{copies}, "
-    return f"{spread}{describe_machine(world)}"
+    replicas = f" with {world.data_size} copies" if world.model_parallel > 1 else ""
+    strategy = "" if train.strategy == "ddp" else f"{train.strategy}{replicas}, "
+    return f"{strategy}{describe_machine(world)}"
 
 
 def describe_machine(world: World) -> str:
@@ -361,11 +372,3 @@ def describe_machine(world: World) -> str:
         else torch.backends.cpu.get_cpu_capability()
     )
     return f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}"
-
-
-def _stay() -> None:
-    """Leave the learning rate as it is."""
-
-
-def _no_beat(phase: Phase, step: int) -> None:
-    """Do nothing: this rank has no heartbeat."""

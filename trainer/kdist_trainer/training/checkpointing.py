@@ -20,9 +20,9 @@ from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
 from kdist_trainer.config import Change, Every
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.parallel.base import Strategy
-from kdist_trainer.training.ema import Ema
+from kdist_trainer.training.ema import Ema, NullEma
 from kdist_trainer.training.step_log import StepLog
-from kdist_trainer.workload import take_over
+from kdist_trainer.workload import apply_edits
 from kdist_trainer.world import World, to_local
 
 
@@ -35,11 +35,13 @@ class TrainState:
     """Identity of the data set."""
     world_size: int
     environment: str
-    """What besides the world size must be the same for equal bits: versions, threads, device."""
+    """What must be the same, besides the world size, for bitwise identical results: versions,
+    threads, device.
+    """
     step: int = 0
     samples_seen: int = 0
     evaluated: int = 0
-    """The step after which the model was measured last, on the way."""
+    """The step of the last evaluation during training."""
     extras: dict[str, Any] = field(default_factory=dict)
     """States of scheduler and loss scaler; JSON-able."""
 
@@ -67,25 +69,25 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The whole state of a training."""
+    """The whole state of a training, as checkpoints hold it."""
 
     world: World
     strategy: Strategy
     module: nn.Module
     optimizer: Optimizer
     scheduler: LRScheduler | None
-    averages: Ema | None
+    ema: Ema | NullEma
     extras: Mapping[str, Stateful]
-    """What is small and kept as JSON: loss scaler and the like, by name."""
+    """Small states that are stored as JSON, such as the loss scaler's, by name."""
     state: TrainState
 
     def tensors(self) -> dict[str, Any]:
         """All tensors by their full names, and the scheduler's state."""
-        tensors = self.strategy.tensors(self.optimizer)
-        if self.averages is not None:
-            tensors["average"] = self.averages.tensors
-        moved = None if self.scheduler is None else self.scheduler.state_dict()
-        tensors["scheduler"] = (moved,)  # a tuple is kept whole: its keys need not be texts
+        tensors = self.strategy.state_dict(self.optimizer)
+        if self.ema.tensors:
+            tensors["average"] = self.ema.tensors
+        scheduler = None if self.scheduler is None else self.scheduler.state_dict()
+        tensors["scheduler"] = (scheduler,)  # a tuple is stored whole: its keys need not be strings
         return tensors
 
 
@@ -96,176 +98,199 @@ class TrainerCheckpointing:
 
     def __init__(
         self,
-        store: CheckpointManager | None,
-        parts: TrainingState,
+        manager: CheckpointManager | None,
+        training: TrainingState,
         *,
         every: Every,
-        diary: StepLog,
+        step_log: StepLog,
         stats: StepStats,
-        judge: Callable[[Mapping[str, Any]], list[Change]] = lambda _: [],
+        find_edits: Callable[[Mapping[str, Any]], list[Change]] = lambda _: [],
     ) -> None:
-        """Without a store (the job has no checkpoint folder) nothing is saved.
+        """Make the checkpointing of a run.
 
-        `judge` returns what was edited since a checkpoint of a job was written, or raises
-        `CheckpointMismatchError`.
+        Args:
+            manager: Writes and reads checkpoints; None, to save nothing, for a job without a
+                checkpoint folder.
+            training: What is saved and restored.
+            every: Interval of saves.
+            step_log: Flushed before each save, and synced to disk before each commit.
+            stats: Counts saves and restores.
+            find_edits: Returns what was edited since a checkpoint of the given job was written, or
+                raises `CheckpointMismatchError`.
         """
-        self.store = store
-        self.parts = parts
-        self.diary = diary
-        self.kept_step = -1
-        """Step of the newest checkpoint that is committed."""
+        self.manager = manager
+        self.training = training
+        self.committed_step = -1
+        """Step of the newest committed checkpoint; -1 if there is none."""
         self.changes: list[Change] = []
         """What was edited in the job since the checkpoint that was restored last."""
+        self._step_log = step_log
         self._counted_fallbacks = 0
-        self._ask = judge
-        self._asked = (
-            [dict(group) for group in parts.optimizer.param_groups] if store is not None else []
+        self._find_edits = find_edits
+        self._job_groups = (
+            [dict(group) for group in training.optimizer.param_groups]
+            if manager is not None
+            else []
         )
+        """The optimizer's groups as the job's settings make them, before anything is restored."""
         self._every = every
         self._stats = stats
-        self._begun_step = -1
-        self._begun_at = time.monotonic()
-        if store is not None:
-            store.on_result = self._count
+        self._started_step = -1
+        """Step of the newest save that was started."""
+        self._started_at = time.monotonic()
+        if manager is not None:
+            manager.on_result = self._count
 
     def restore(self) -> TrainState | None:
-        """Restore the newest checkpoint that verifies and return its state; None, with nothing
-        changed, if there is none.
+        """Restore the newest checkpoint that passes verification. Collective.
+
+        Returns:
+            Its state; None, with nothing changed, if there is none.
+
+        Raises:
+            CheckpointMismatchError: If the job was edited so that it cannot continue from it.
         """
-        if self.store is None:
+        if self.manager is None:
             return None
-        parts = self.parts
-        fresh = not parts.optimizer.state
-        tensors = parts.tensors()
-        found = self.store.load(tensors, fingerprint=parts.state.fingerprint, judge=self._judge)
-        for one in self.store.fallbacks[self._counted_fallbacks :]:
-            self._stats.add_fallback(one.cause)
-        self._counted_fallbacks = len(self.store.fallbacks)
-        if found is None:
-            if fresh:
-                # making `tensors` took a step there, if one that moves nothing
-                parts.optimizer.state.clear()
-            return None
-        parts.strategy.put(tensors, parts.optimizer)
-        if parts.scheduler is not None and tensors["scheduler"][0] is not None:
-            parts.scheduler.load_state_dict(tensors["scheduler"][0])
-        saved = TrainState.from_json(found)
-        state = parts.state
-        state.step, state.samples_seen, state.evaluated = (
-            saved.step,
-            saved.samples_seen,
-            saved.evaluated,
+        training, state = self.training, self.training.state
+        no_state = not training.optimizer.state
+        tensors = training.tensors()
+        found = self.manager.load(
+            tensors, fingerprint=state.fingerprint, check_job=self._record_edits
         )
+        for fallback in self.manager.fallbacks[self._counted_fallbacks :]:
+            self._stats.add_fallback(fallback.cause)
+        self._counted_fallbacks = len(self.manager.fallbacks)
+        if found is None:
+            if no_state:
+                # `tensors` took a step, which changed no weight, to create the optimizer's state
+                training.optimizer.state.clear()
+            return None
+        training.strategy.load_state_dict(tensors, training.optimizer)
+        if training.scheduler is not None and tensors["scheduler"][0] is not None:
+            training.scheduler.load_state_dict(tensors["scheduler"][0])
+        saved = TrainState.from_json(found)
+        state.step = saved.step
+        state.samples_seen = saved.samples_seen
+        state.evaluated = saved.evaluated
         edited = {change.field for change in self.changes}
-        for name, part in parts.extras.items():
-            # What the job asks for since then begins anew, and so do evaluations of another kind.
+        for name, part in training.extras.items():
+            # What the job asks for only now starts without a state, and so does early stopping
+            # whose settings were edited.
             if name in saved.extras and not (
                 name == "early_stop" and any(field.startswith("earlyStop") for field in edited)
             ):
                 part.load_state_dict(saved.extras[name])
-        take_over(parts.optimizer, self._asked, edited, parts.scheduler)
-        self._begun_step = self.kept_step = saved.step
+        apply_edits(training.optimizer, self._job_groups, edited, training.scheduler)
+        self._started_step = saved.step
+        self.committed_step = saved.step
         self._stats.add_checkpoint("restore")
         return saved
 
-    def _judge(self, job: Mapping[str, Any]) -> None:
-        self.changes = self._ask(job)
+    def _record_edits(self, job: Mapping[str, Any]) -> None:
+        self.changes = self._find_edits(job)
 
     def reopen(self) -> None:
         """Mark the run as continuing, even if it was completed before."""
-        if self.store is not None:
-            self.store.reopen()
+        if self.manager is not None:
+            self.manager.reopen()
 
     @property
     def resumed_from(self) -> str | None:
         """Name of the checkpoint that was resumed from."""
-        resumed = self.store.resumed if self.store is not None else None
+        resumed = self.manager.resumed if self.manager is not None else None
         return resumed.name if resumed is not None else None
 
-    def due_after(self, step: int) -> int | None:
+    def next_due(self, step: int) -> int | None:
         """The next step after `step` that the save interval in steps selects."""
         every = self._every.steps
-        return None if self.store is None or every is None else (step // every + 1) * every
+        return None if self.manager is None or every is None else (step // every + 1) * every
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether the save interval in steps selects `step`."""
-        return self.due_after(step - 1) == step
+        return self.next_due(step - 1) == step
 
-    def due_by_clock(self) -> bool:
+    def is_due_by_clock(self) -> bool:
         """Whether the save interval in seconds has passed on this rank's clock; rank 0's clock
         decides.
         """
         seconds = self._every.seconds
         return (
-            self.store is not None
+            self.manager is not None
             and seconds is not None
-            and time.monotonic() - self._begun_at >= seconds
+            and time.monotonic() - self._started_at >= seconds
         )
 
     def save(self, *, required: bool = False, done: Mapping[str, Any] | None = None) -> None:
-        """Save the current state; a failure is counted and training continues.
+        """Save the current state; a failure is counted and training continues. Collective.
 
-        `required`: the state is committed on return. `done`: this is the final state of the run,
-        and the document that records it. Raises `StorageError` if one of them is given and a second
-        attempt failed too.
+        Args:
+            required: Whether the state must be committed on return.
+            done: The document that records the end of the run, if this is its final state.
+
+        Raises:
+            StorageError: If `required` or `done` is given and a second attempt failed too.
         """
-        if self.store is None:
+        if self.manager is None:
             return
-        parts, state = self.parts, self.parts.state
-        if required and self._begun_step == state.step:
-            self.store.wait()
-            if self.kept_step == state.step:
+        training, state = self.training, self.training.state
+        if required and self._started_step == state.step:
+            self.manager.wait()
+            if self.committed_step == state.step:
                 return
-        self._begun_step, self._begun_at = state.step, time.monotonic()
-        state.extras = {name: part.state_dict() for name, part in parts.extras.items()}
-        self.diary.flush()
-        self.store.save(
-            parts.tensors(),
+        self._started_step = state.step
+        self._started_at = time.monotonic()
+        state.extras = {name: part.state_dict() for name, part in training.extras.items()}
+        self._step_log.flush()
+        self.manager.save(
+            training.tensors(),
             state.to_json(),
             step=state.step,
-            before_commit=self.diary.sync,
+            before_commit=self._step_log.sync,
             required=required,
             final=None if done is None else dict(done),
         )
 
-    def settle(self) -> None:
-        """Wait for the save in progress; afterwards the saved checkpoints are the same on every
-        rank.
-        """
-        if self.store is not None:
-            self.store.wait()
+    def wait_for_pending(self) -> None:
+        """Wait for the save in progress; afterwards every rank knows the same checkpoints."""
+        if self.manager is not None:
+            self.manager.wait()
 
     def poll(self) -> None:
-        """Count a save that has completed meanwhile, and update the metric of the save interval."""
-        if self.store is not None:
-            self.store.poll()
+        """Count a save that has completed, and update the metric of the save interval."""
+        if self.manager is not None:
+            self.manager.poll()
             self._stats.checkpoint_interval = self.interval_seconds()
 
     def interval_seconds(self) -> float | None:
         """Time between two saves; None while the duration of a step is unknown."""
-        seconds, steps, pace = self._every.seconds, self._every.steps, self._stats.step_ewma
-        by_steps = None if steps is None or pace is None else steps * pace
+        seconds, steps = self._every.seconds, self._every.steps
+        step_seconds = self._stats.step_ewma
+        by_steps = None if steps is None or step_seconds is None else steps * step_seconds
         return min((each for each in (seconds, by_steps) if each is not None), default=None)
 
     def close(self) -> None:
-        """Close the store; nothing more is saved."""
-        if self.store is not None:
-            self.store.close()
+        """Stop saving, and release the checkpoint folder."""
+        if self.manager is not None:
+            self.manager.close()
 
     def weights_are_finite(self) -> bool:
-        """Whether no weight is NaN or infinite, so that the state is worth saving."""
+        """Whether no weight is NaN or infinite, so that the state is worth saving. Collective if
+        sharded.
+        """
         weights = [
             to_local(weight)
-            for weight in self.parts.module.parameters()
+            for weight in self.training.module.parameters()
             if weight.is_floating_point()
         ]
         filled = [weight for weight in weights if weight.numel()]
-        # NaN wins over all
-        largest = (
-            [norm.float() for norm in torch._foreach_norm(filled, torch.inf)] if filled else []
+        # the largest absolute value of all; NaN if there is one
+        own = bool(torch.isfinite(nn.utils.get_total_norm(filled, torch.inf)))
+        return (
+            all(self.training.world.all_gather_object(own))
+            if self.training.strategy.sharded
+            else own
         )
-        own = not largest or bool(torch.isfinite(torch.stack(largest)).all())
-        return all(self.parts.world.all_gather_object(own)) if self.parts.strategy.sharded else own
 
     def _count(self, result: SaveResult) -> None:
         self._stats.add_checkpoint(
@@ -277,4 +302,4 @@ class TrainerCheckpointing:
             step=result.step,
         )
         if result.ok:
-            self.kept_step = result.step
+            self.committed_step = result.step

@@ -18,12 +18,13 @@ class EarlyStopping:
     def __init__(self, settings: EarlyStop) -> None:
         self._settings = settings
         self._best: float | None = None
-        self._waited = 0
+        self._without_improvement = 0
 
     def observe(self, metrics: Mapping[str, float]) -> bool:
-        """Record an evaluation; True if the training should stop.
+        """Record the metrics of an evaluation; returns whether the training should stop.
 
-        Raises `ConfigError` if the workload does not report the metric.
+        Raises:
+            ConfigError: If the workload does not report the metric.
         """
         name = self._settings.metric
         if name not in metrics:
@@ -35,15 +36,25 @@ class EarlyStopping:
         if math.isfinite(value) and (
             self._best is None or value < self._best - self._settings.min_delta
         ):
-            self._best, self._waited = value, 0
+            self._best = value
+            self._without_improvement = 0
         else:
-            self._waited += 1
-        return self._waited >= self._settings.patience
+            self._without_improvement += 1
+        return self._without_improvement >= self._settings.patience
 
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint."""
-        return {"best": self._best, "waited": self._waited}
+        return {"best": self._best, "waited": self._without_improvement}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of `state_dict`."""
-        self._best, self._waited = state["best"], state["waited"]
+        self._best = state["best"]
+        self._without_improvement = state["waited"]
+
+
+class NullEarlyStopping:
+    """Never stops the training early."""
+
+    def observe(self, metrics: Mapping[str, float]) -> bool:  # noqa: ARG002
+        """Record nothing."""
+        return False

@@ -3,113 +3,124 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from kdist_trainer import log
 from kdist_trainer.data.loader import fetcher
-from kdist_trainer.data.step_plan import share_of
+from kdist_trainer.data.step_plan import split_range
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.liveness import Phase
-from kdist_trainer.metrics.step_stats import Wall
-from kdist_trainer.rng import EVALUATE, derive, generators
+from kdist_trainer.metrics.step_stats import WallCategory
+from kdist_trainer.rng import EVALUATE, Generators, derive
 from kdist_trainer.stream import Stream
 from kdist_trainer.training.context import TrainContext
 
 
-def measure(run: TrainContext) -> dict[str, float]:
-    """Evaluate, with the moving average of the weights if there is one, and log the metrics.
-    Collective.
+def measure(ctx: TrainContext) -> dict[str, float]:
+    """Evaluate the moving average of the weights, or the weights if there is none; log and return
+    the metrics. Collective.
     """
-    run.beat(Phase.EVALUATE, run.state.step)
-    run.flush()
-    run.buffers.agree_on_late()
-    with run.averages.in_place() if run.averages is not None else nullcontext():
-        metrics = evaluate(run)
-    run.stats.add_wall(Wall.EVALUATION, run.laps.skip())
-    if run.world.is_leader:
-        log.event("evaluated", step=run.state.step, metrics=metrics)
-    run.curves.add_metrics(run.state.step, metrics)
-    run.saves.diary.add_event("evaluated", step=run.state.step, metrics=metrics)
+    ctx.heartbeat.beat(Phase.EVALUATE, ctx.state.step)
+    ctx.reporter.flush()
+    ctx.buffers.synchronize_late()
+    with ctx.ema.swapped_in():
+        metrics = evaluate(ctx)
+    ctx.stats.add_wall(WallCategory.EVALUATION, ctx.step_timer.exclude())
+    if ctx.world.is_leader:
+        log.event("evaluated", step=ctx.state.step, metrics=metrics)
+    ctx.tensorboard.add_metrics(ctx.state.step, metrics)
+    ctx.step_log.add_event("evaluated", step=ctx.state.step, metrics=metrics)
     return metrics
 
 
-def gets_no_better(run: TrainContext) -> bool:
-    """Evaluate during training; returns whether to stop early. Collective. Raises `ConfigError`."""
-    run.state.evaluated = run.state.step
-    metrics = measure(run)
-    if run.patience is None or not run.patience.observe(metrics):
+def should_stop_early(ctx: TrainContext) -> bool:
+    """Evaluate during training; returns whether to stop early. Collective.
+
+    Raises:
+        ConfigError: If the test split is a stream, or the workload does not report the metric that
+            early stopping watches.
+    """
+    ctx.state.evaluated = ctx.state.step
+    metrics = measure(ctx)
+    if not ctx.early_stopping.observe(metrics):
         return False
-    if run.world.is_leader:
-        log.event("early-stop", step=run.state.step, metrics=metrics)
-    run.saves.diary.add_event("early_stop", step=run.state.step)
+    if ctx.world.is_leader:
+        log.event("early-stop", step=ctx.state.step, metrics=metrics)
+    ctx.step_log.add_event("early_stop", step=ctx.state.step)
     return True
 
 
-def evaluate(run: TrainContext) -> dict[str, float]:
-    """Metrics of the test split, the same on every rank; empty if the workload has none.
-    Collective.
+def evaluate(ctx: TrainContext) -> dict[str, float]:
+    """Compute the metrics of the test split. Collective.
+
+    Returns:
+        Metrics by name, the same on every rank; empty if the workload has no test split.
+
+    Raises:
+        ConfigError: If the test split is a stream.
     """
-    samples = run.workload.dataset("test")
+    samples = ctx.workload.dataset("test")
     if isinstance(samples, Stream):
         raise ConfigError(
-            f"{type(run.workload).__name__}.dataset('test') is a stream; what is "
+            f"{type(ctx.workload).__name__}.dataset('test') is a stream; what is "
             "evaluated must have a length"
         )
     if samples is None or len(samples) == 0:
         return {}
-    world = run.world
-    own = share_of(len(samples), world.data_size, world.data_rank)
-    rounds = len(share_of(len(samples), world.data_size, 0))  # the first share is the longest
-    fetch = fetcher(run.workload, samples)
+    world = ctx.world
+    own = split_range(len(samples), world.data_size, world.data_rank)
+    longest = len(split_range(len(samples), world.data_size, 0))
+    fetch = fetcher(ctx.workload, samples)
     sums: dict[str, tuple[float, int]] = {}
-    set_generators = generators(world.device)
-    with in_eval_mode(run.module), torch.no_grad():
-        for offset in range(0, rounds if run.strategy.sharded else len(own), run.evaluation_batch):
-            run.beat(Phase.EVALUATE, run.state.step)
-            # A rank whose share is used up still joins the forward passes of a sharded model, with
-            # a sample that counts nothing.
+    generators = Generators.all(world.device)
+    with in_eval_mode(ctx.module), torch.no_grad():
+        for offset in range(0, longest if ctx.strategy.sharded else len(own), ctx.evaluation_batch):
+            ctx.heartbeat.beat(Phase.EVALUATE, ctx.state.step)
+            # A rank whose samples are used up still joins the forward passes of a sharded model,
+            # with a sample that is not counted.
             start = own.start + offset
+            counted = start < own.stop
             indices = (
-                torch.arange(start, min(start + run.evaluation_batch, own.stop))
-                if start < own.stop
+                torch.arange(start, min(start + ctx.evaluation_batch, own.stop))
+                if counted
                 else torch.tensor([0])
             )
-            seed = derive(run.state.seed, EVALUATE, start)
-            batch = run.workload.to_device(fetch(indices, seed))
-            set_generators(seed)
-            with run.precision.autocast():
-                measured = run.workload.evaluate(run.module, batch)
-            for name, (total, count) in measured.items() if start < own.stop else ():
+            seed = derive(ctx.state.seed, EVALUATE, start)
+            batch = ctx.workload.to_device(fetch(indices, seed))
+            generators.seed(seed)
+            with ctx.precision.autocast():
+                measured = ctx.workload.evaluate(ctx.module, batch)
+            for name, (total, count) in measured.items() if counted else ():
                 before = sums.get(name, (0.0, 0))
                 sums[name] = (before[0] + float(total), before[1] + count)
-    run.strategy.let_go()
-    return run.workload.summarize(
-        _means(world.all_gather_object(sums if run.strategy.counts else {}))
+    ctx.strategy.reshard()
+    return ctx.workload.summarize(
+        _means(world.all_gather_object(sums if ctx.strategy.is_counted else {}))
     )
 
 
 @contextmanager
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """Evaluate within the `with` block; afterwards each submodule is in its former mode, since
-    users may have frozen some.
+    """Within the `with` block, the module is in eval mode; afterwards each submodule is in its
+    former mode, since users may have frozen some.
     """
-    modes = [(part, part.training) for part in module.modules()]
+    modes = [(submodule, submodule.training) for submodule in module.modules()]
     module.eval()
     try:
         yield
     finally:
-        for part, mode in modes:
-            part.training = mode
+        for submodule, mode in modes:
+            submodule.training = mode
 
 
-def _means(parts: list[dict[str, tuple[float, int]]]) -> dict[str, float]:
+def _means(every: list[dict[str, tuple[float, int]]]) -> dict[str, float]:
     """Sums and counts of all ranks, added in rank order, as means."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    totals = {name: [part[name] for part in parts if name in part] for name in names}
+    names = dict.fromkeys(name for sums in every for name in sums)
+    found = {name: [sums[name] for sums in every if name in sums] for name in names}
     return {
-        name: sum(s for s, _ in found) / max(1, sum(n for _, n in found))
-        for name, found in totals.items()
+        name: sum(total for total, _ in pairs) / max(1, sum(count for _, count in pairs))
+        for name, pairs in found.items()
     }

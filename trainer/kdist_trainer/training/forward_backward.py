@@ -1,103 +1,174 @@
-"""A step's forward and backward passes: one after the other, or side by side through the stages of
-a pipeline.
+"""The forward and backward passes of a step: micro-batch after micro-batch with gradient
+accumulation, or through the stages of a pipeline.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from torch import Tensor, nn
 
 from kdist_trainer.data.loader import MicroBatch
+from kdist_trainer.instrumentation.step_timer import StepTimer
 from kdist_trainer.metrics.step_stats import StepPhase
+from kdist_trainer.parallel.base import Strategy
+from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.parallel.pipeline import MicroBatchTask, Pipeline
 from kdist_trainer.parallel.pipeline_schedule import StageHooks
-from kdist_trainer.rng import STEP, derive
-from kdist_trainer.training.context import TrainContext
+from kdist_trainer.precision import Precision
+from kdist_trainer.rng import STEP, Generators, derive
+from kdist_trainer.training.checkpointing import TrainState
 from kdist_trainer.training.loss_check import check_loss, split
+from kdist_trainer.workload import Workload
 
-UNWATCHED: Final = StageHooks(*[lambda: None] * 3)
-
-
-def accumulate_microbatches(
-    run: TrainContext, pieces: Sequence[MicroBatch], scale: float
-) -> Tensor:
-    """Run the microbatches one after another; leaves the gradients' mean over the ranks, returns
-    this rank's share of the step's loss.
-    """
-    *early, last = pieces
-    loss: Tensor | None = None
-    for piece in early:
-        with run.strategy.no_sync():  # gradients add up on this rank until the last backward pass
-            share = accumulate(run, piece, scale)
-        loss = share if loss is None else loss + share
-    share = accumulate(run, last, scale)
-    return share if loss is None else loss + share
+NO_HOOKS: Final = StageHooks(*[lambda: None] * 3)
 
 
-def accumulate(run: TrainContext, piece: MicroBatch, scale: float) -> Tensor:
-    """Forward and backward over one chunk of a shard; returns its share of the step's loss,
-    detached.
-    """
-    run.set_generators(derive(run.state.seed, STEP, run.state.step, piece.shard, piece.chunk))
-    # the backward pass may compute parts of it again
-    with run.buffers.at_rest() if piece.scant else nullcontext():
-        with run.precision.autocast():
-            loss, _ = run.workload.loss(run.model, piece.batch)
-            share = loss * (scale * piece.weight)
-        run.laps.lap(StepPhase.FORWARD)
-        run.precision.backward(share)
-        run.laps.lap(StepPhase.BACKWARD)
-    return share.detach()
+@dataclass(kw_only=True)
+class ForwardBackward(ABC):
+    """Runs the forward and backward passes of a step."""
+
+    workload: Workload
+    model: nn.Module
+    """The model as the strategy wrapped it."""
+    precision: Precision
+    buffers: Buffers
+    generators: Generators
+    """Seeded before each micro-batch."""
+    state: TrainState
+    step_timer: StepTimer
+
+    @abstractmethod
+    def run(self, micro_batches: Sequence[MicroBatch], scale: float) -> Tensor:
+        """Leave in each parameter the gradient's mean over the model replicas. Collective.
+
+        Args:
+            micro_batches: This rank's micro-batches of the step, at least one.
+            scale: Factor of every micro-batch's sum of losses (see `LossScale`).
+
+        Returns:
+            This rank's part of the step's mean loss (a scalar, detached).
+        """
+
+    @abstractmethod
+    def warm_up(
+        self, micro_batch: MicroBatch, counting: AbstractContextManager[None] | None = None
+    ) -> None:
+        """Run one forward and backward pass whose gradients are to be discarded. Collective.
+
+        Args:
+            micro_batch: The samples.
+            counting: Context of the forward pass, which counts its floating-point operations.
+
+        Raises:
+            ConfigError: If the workload returns a loss that the loop cannot use.
+        """
+
+    def seed_of(self, micro_batch: MicroBatch) -> int:
+        """Seed of everything that the current step draws at random for this micro-batch."""
+        return derive(self.state.seed, STEP, self.state.step, micro_batch.shard, micro_batch.chunk)
 
 
-def run_pipeline(run: TrainContext, pieces: Sequence[MicroBatch], scale: float) -> Tensor:
-    """Run the microbatches through the pipeline; the time that a stage waits for its neighbours
-    counts as exposed communication.
-    """
-    lap = run.laps.lap
-    watch = StageHooks(
-        waited=partial(lap, StepPhase.COMM_EXPOSED),
-        forward=partial(lap, StepPhase.FORWARD),
-        backward=partial(lap, StepPhase.BACKWARD),
-    )
-    return run_stages(run, pieces, scale, watch)
+@dataclass(kw_only=True)
+class GradientAccumulation(ForwardBackward):
+    """Runs the micro-batches one after another."""
+
+    strategy: Strategy
+
+    def run(self, micro_batches: Sequence[MicroBatch], scale: float) -> Tensor:
+        """Add up gradients on this rank, and reduce them in the last backward pass."""
+        *first, last = micro_batches
+        loss: Tensor | None = None
+        for micro_batch in first:
+            with self.strategy.no_sync():
+                partial_loss = self._accumulate(micro_batch, scale)
+            loss = partial_loss if loss is None else loss + partial_loss
+        partial_loss = self._accumulate(last, scale)
+        return partial_loss if loss is None else loss + partial_loss
+
+    def warm_up(
+        self, micro_batch: MicroBatch, counting: AbstractContextManager[None] | None = None
+    ) -> None:
+        """Run one pass as in training, but without loss scaling."""
+        with self.precision.autocast(), counting or nullcontext():
+            returned = self.workload.loss(self.model, micro_batch.batch)
+            loss, count = split(self.workload, returned)
+        check_loss(self.workload, loss, count, micro_batch.samples)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _accumulate(self, micro_batch: MicroBatch, scale: float) -> Tensor:
+        """Run one micro-batch forward and backward; returns its part of the step's mean loss."""
+        self.generators.seed(self.seed_of(micro_batch))
+        # around the backward pass too: with activation checkpointing it computes blocks again
+        with self.buffers.running_stats() if micro_batch.too_small else nullcontext():
+            with self.precision.autocast():
+                loss, _ = self.workload.loss(self.model, micro_batch.batch)
+                partial_loss = loss * (scale * micro_batch.weight)
+            self.step_timer.record_phase(StepPhase.FORWARD)
+            self.precision.backward(partial_loss)
+            self.step_timer.record_phase(StepPhase.BACKWARD)
+        return partial_loss.detach()
 
 
-def run_stages(
-    run: TrainContext, pieces: Sequence[MicroBatch], scale: float, watch: StageHooks
-) -> Tensor:
-    """Forward and backward over the microbatches, with the hooks in `watch`."""
-    assert isinstance(run.strategy, Pipeline)  # noqa: S101 - nothing else has stages
-    tasks = [
-        MicroBatchTask(_loss_of(run, piece, scale), _generators_of(run, piece)) for piece in pieces
-    ]
-    try:
-        return run.strategy.learn(tasks, run.precision, watch)
-    finally:
-        run.buffers.rest(False)
+@dataclass(kw_only=True)
+class PipelinePasses(ForwardBackward):
+    """Runs the micro-batches through the stages of a pipeline."""
 
+    strategy: Pipeline
 
-def _loss_of(run: TrainContext, piece: MicroBatch, scale: float) -> Callable[[nn.Module], Tensor]:
-    def loss(model: nn.Module) -> Tensor:
-        value, count = split(run.workload, run.workload.loss(model, piece.batch))
-        check_loss(run.workload, value, count, piece.samples)
-        return value * (scale * piece.weight)
+    def run(self, micro_batches: Sequence[MicroBatch], scale: float) -> Tensor:
+        """Run the schedule; the time that this stage waits for its neighbors counts as exposed
+        communication.
+        """
+        record_phase = self.step_timer.record_phase
+        hooks = StageHooks(
+            waited=partial(record_phase, StepPhase.COMM_EXPOSED),
+            forward=partial(record_phase, StepPhase.FORWARD),
+            backward=partial(record_phase, StepPhase.BACKWARD),
+        )
+        return self._run_stages(micro_batches, scale, hooks)
 
-    return loss
+    def warm_up(
+        self,
+        micro_batch: MicroBatch,
+        counting: AbstractContextManager[None] | None = None,  # noqa: ARG002 - a stage is not the model
+    ) -> None:
+        """Run one micro-batch through all stages."""
+        self._run_stages([micro_batch], 1.0, NO_HOOKS)
 
+    def _run_stages(
+        self, micro_batches: Sequence[MicroBatch], scale: float, hooks: StageHooks
+    ) -> Tensor:
+        tasks = [
+            MicroBatchTask(self._loss_function(each, scale), partial(self._prepare, each))
+            for each in micro_batches
+        ]
+        try:
+            return self.strategy.forward_backward(tasks, self.precision, hooks)
+        finally:
+            self.buffers.use_running_stats(False)
 
-def _generators_of(run: TrainContext, piece: MicroBatch) -> Callable[[int], object]:
-    """Sets the generators: on the first stage as for a single rank, on every other stage to another
-    seed. Also sets whether buffers are updated.
-    """
-    seed = derive(run.state.seed, STEP, run.state.step, piece.shard, piece.chunk)
+    def _loss_function(
+        self, micro_batch: MicroBatch, scale: float
+    ) -> Callable[[nn.Module], Tensor]:
+        """The function from the model to the micro-batch's part of the step's mean loss."""
 
-    def prepare(stage: int) -> None:
-        run.buffers.rest(piece.scant)
-        run.set_generators(derive(seed, STEP, stage) if stage else seed)
+        def compute(model: nn.Module) -> Tensor:
+            loss, count = split(self.workload, self.workload.loss(model, micro_batch.batch))
+            check_loss(self.workload, loss, count, micro_batch.samples)
+            return loss * (scale * micro_batch.weight)
 
-    return prepare
+        return compute
+
+    def _prepare(self, micro_batch: MicroBatch, stage: int) -> None:
+        """Seed the generators for one stage, the first as a rank without a pipeline, and set
+        whether batch norms use their running statistics.
+        """
+        seed = self.seed_of(micro_batch)
+        self.buffers.use_running_stats(micro_batch.too_small)
+        self.generators.seed(derive(seed, STEP, stage) if stage else seed)

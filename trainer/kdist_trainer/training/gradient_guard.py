@@ -1,7 +1,7 @@
-"""What a step must pass before its update counts: a gradient that is finite and, where asked, no
-larger than usual.
+"""The check that a gradient must pass before its update is applied: it is finite and, if the job
+asks for it, no larger than usual.
 
-The norm is that of the gradient after the ranks were averaged, so all ranks see the same number and
+The norm is that of the gradient averaged over the ranks, so all ranks see the same number and
 decide the same.
 """
 
@@ -11,62 +11,97 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from torch import Tensor
+
 from kdist_trainer.config import Training
 
-USUAL_AFTER: Final = 10
-"""Steps before a gradient can be called larger than usual."""
-_MEMORY = 0.95
-"""Share of the mean that stays from one step to the next: about the last twenty steps count."""
-MOST_ROLLBACKS: Final = 5
-"""How often a training goes back to one checkpoint before it gives up."""
+WARMUP_STEPS: Final = 10
+"""Applied updates before a gradient can be called larger than usual."""
+_DECAY = 0.95
+"""Decay of the moving mean per step: about the last twenty steps count."""
+MAX_ROLLBACKS: Final = 5
+"""Rollbacks to one checkpoint before the training fails."""
 
 
 class GradientGuard:
     """Decides by the norm of the gradient whether an update is applied."""
 
+    needs_norm = True
+
     def __init__(self, settings: Training) -> None:
-        self.rolls_back = settings.on_nonfinite == "rollback"
-        self._factor = settings.grad_spike_factor
+        self._rollback = settings.on_nonfinite == "rollback"
+        self._spike_factor = settings.grad_spike_factor
         self._mean = 0.0
-        self._admitted = 0
-        self._banned: set[int] = set()
+        self._applied = 0
+        self._skipped_steps: set[int] = set()
         self._rollbacks: dict[int, int] = {}
 
-    def judge(self, step: int, norm: float) -> str:
-        """Why the update of `step` must be skipped; empty if it is applied."""
-        if step in self._banned:
-            return "the training went back because of it"
+    def skip_reason(self, step: int, norm: Tensor | float) -> str:
+        """Why the update of `step` must be skipped; empty if it is applied.
+
+        Args:
+            step: Number of the step, from 1.
+            norm: Norm of its gradient (a scalar); waits for its device.
+        """
+        norm = float(norm)
+        if step in self._skipped_steps:
+            return "the training was rolled back because of it"
         if not math.isfinite(norm):
             return f"its gradient's norm is {norm}"
         if (
-            self._factor is not None
-            and self._admitted >= USUAL_AFTER
-            and norm > self._factor * self._mean
+            self._spike_factor is not None
+            and self._applied >= WARMUP_STEPS
+            and norm > self._spike_factor * self._mean
         ):
             return (
-                f"its gradient's norm {norm:.3g} is more than {self._factor:g} times the "
+                f"its gradient's norm {norm:.3g} is more than {self._spike_factor:g} times the "
                 f"usual {self._mean:.3g}"
             )
-        self._mean = norm if not self._admitted else _MEMORY * self._mean + (1 - _MEMORY) * norm
-        self._admitted += 1
+        self._mean = norm if not self._applied else _DECAY * self._mean + (1 - _DECAY) * norm
+        self._applied += 1
         return ""
 
-    def ban(self, step: int, *, since: int) -> bool:
-        """Skip `step` from now on, after a rollback to step `since`; False if that happened too
-        often.
-        """
-        self._banned.add(step)
-        self._rollbacks[since] = self._rollbacks.get(since, 0) + 1
-        return self._rollbacks[since] <= MOST_ROLLBACKS
+    def rolls_back(self, step: int) -> bool:
+        """Whether a refused update of `step` asks for a rollback: only once for each step."""
+        return self._rollback and step not in self._skipped_steps
 
-    def is_banned(self, step: int) -> bool:
-        """Whether `step` caused a rollback."""
-        return step in self._banned
+    def skip_step(self, step: int, *, checkpoint_step: int) -> bool:
+        """Skip `step` when the training comes to it again after a rollback.
+
+        Args:
+            step: The refused step.
+            checkpoint_step: Step of the checkpoint that the training was rolled back to.
+
+        Returns:
+            False if there were more than `MAX_ROLLBACKS` rollbacks to that checkpoint.
+        """
+        self._skipped_steps.add(step)
+        self._rollbacks[checkpoint_step] = self._rollbacks.get(checkpoint_step, 0) + 1
+        return self._rollbacks[checkpoint_step] <= MAX_ROLLBACKS
 
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint."""
-        return {"mean": self._mean, "admitted": self._admitted}
+        return {"mean": self._mean, "admitted": self._applied}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of `state_dict`; banned steps stay banned."""
-        self._mean, self._admitted = state["mean"], state["admitted"]
+        """Restore the state of `state_dict`; skipped steps stay skipped."""
+        self._mean = state["mean"]
+        self._applied = state["admitted"]
+
+
+class NullGradientGuard:
+    """Lets every update pass."""
+
+    needs_norm = False
+
+    def skip_reason(self, step: int, norm: Tensor) -> str:  # noqa: ARG002
+        """Never a reason."""
+        return ""
+
+    def rolls_back(self, step: int) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
+    def skip_step(self, step: int, *, checkpoint_step: int) -> bool:  # noqa: ARG002
+        """Skip nothing."""
+        return True

@@ -11,133 +11,156 @@ import math
 import time
 from typing import NoReturn
 
-from torch import Tensor
-
 from kdist_trainer import log
 from kdist_trainer.errors import NonFiniteError
 from kdist_trainer.training.context import TrainContext
-from kdist_trainer.training.profiler import asked
-from kdist_trainer.training.sync import Interval, SyncPayload, interval_of
+from kdist_trainer.training.sync import IntervalResult, SyncPayload, choose_sync_interval
 
 PROGRESS_SECONDS = 1.0
-"""Least time between two log lines of progress."""
+"""Least time between two `progress` events."""
 
 
-def sync_ranks(run: TrainContext) -> Interval:
+def sync_ranks(ctx: TrainContext) -> IntervalResult:
     """Post this interval's losses and flags, and collect those of all ranks for the previous
-    interval.
+    interval. Collective.
+
+    Raises:
+        NonFiniteError: If a loss is not finite and the job asks to stop then.
     """
-    if run.state.step == run.first_step:
-        log_first_step(run)
-    said = record_interval(run, run.exchange.collect()) if run.exchange.pending else Interval()
-    flags = (run.flag.requested, run.saves.due_by_clock(), asked(run))
-    run.exchange.post(SyncPayload(tuple(run.records), tuple(run.losses), run.norm, *flags))
-    run.records.clear()
-    run.losses.clear()
-    run.saves.poll()
+    if ctx.state.step == ctx.first_step:
+        log_first_step(ctx)
+    result = IntervalResult()
+    if ctx.sync_exchange.pending:
+        result = ctx.sync_exchange.collect()
+        record_interval(ctx, result)
+    ctx.sync_exchange.post(
+        SyncPayload(
+            records=tuple(ctx.step_records),
+            losses=tuple(ctx.losses),
+            grad_norm=ctx.grad_norm,
+            stop=ctx.stop_flag.requested,
+            save=ctx.checkpointing.is_due_by_clock(),
+            profile=ctx.profiler.is_requested(),
+        )
+    )
+    ctx.step_records.clear()
+    ctx.losses.clear()
+    ctx.checkpointing.poll()
     steps = [
-        run.state.step + run.interval,
-        run.target,
-        run.saves.due_after(run.state.step),
-        run.evaluates_after(run.state.step),
+        ctx.state.step + ctx.sync_interval,
+        ctx.target,
+        ctx.checkpointing.next_due(ctx.state.step),
+        ctx.next_evaluation_step(ctx.state.step),
     ]
-    run.boundary = min(step for step in steps if step is not None)
-    return said
+    ctx.next_sync_step = min(step for step in steps if step is not None)
+    return result
 
 
-def log_first_step(run: TrainContext) -> None:
-    """Log the first step of this generation, which ends the recovery time."""
-    if run.world.is_leader:
-        log.event("first-step", step=run.state.step)
-        run.saves.diary.add_event("first_step", step=run.state.step)
+def log_first_step(ctx: TrainContext) -> None:
+    """Log the first step of this worker group, which ends the recovery time."""
+    if ctx.world.is_leader:
+        log.event("first-step", step=ctx.state.step)
+        ctx.step_log.add_event("first_step", step=ctx.state.step)
 
 
-def record_interval(run: TrainContext, said: Interval) -> Interval:
-    """Record an interval's losses in ledger, metrics and log. Raises `NonFiniteError`."""
-    run.saves.diary.add_steps(said.records, said.losses)
-    run.interval = interval_of(said.step_seconds, run.settings.sync_every_steps)
-    run.stats.loss, run.stats.grad_norm = said.losses[-1], said.norm
-    run.stats.learning_rate = run.optimizer.param_groups[0]["lr"]
-    run.resources.look()
-    run.stats.tokens = run.stats.samples * run.workload.tokens_per_sample
-    for record, loss in zip(said.records, said.losses, strict=True):
-        run.curves.add_step(
+def record_interval(ctx: TrainContext, result: IntervalResult) -> None:
+    """Record an interval's losses in ledger, metrics and log.
+
+    Raises:
+        NonFiniteError: If a loss is not finite and the job asks to stop then.
+    """
+    ctx.step_log.add_steps(result.records, result.losses)
+    ctx.sync_interval = choose_sync_interval(result.step_seconds, ctx.settings.sync_every_steps)
+    ctx.stats.loss = result.losses[-1]
+    ctx.stats.grad_norm = result.grad_norm
+    ctx.stats.learning_rate = ctx.optimizer.param_groups[0]["lr"]
+    ctx.device_stats.sample()
+    ctx.stats.tokens = ctx.stats.samples * ctx.workload.tokens_per_sample
+    for record, loss in zip(result.records, result.losses, strict=True):
+        ctx.tensorboard.add_step(
             record.step, samples=record.last - record.first + 1, seconds=record.seconds, loss=loss
         )
         if not math.isfinite(loss):
-            run.stats.add_nonfinite("loss")
-            on_nonfinite(run, f"the loss of step {record.step} is {loss}")
-    if run.world.is_leader and time.monotonic() - run.spoken_at >= PROGRESS_SECONDS:
-        log_progress(run, said)
-    return said
+            ctx.stats.add_nonfinite("loss")
+            on_nonfinite(ctx, f"the loss of step {record.step} is {loss}")
+    if ctx.world.is_leader and time.monotonic() - ctx.progress_logged_at >= PROGRESS_SECONDS:
+        log_progress(ctx, result)
 
 
-def log_progress(run: TrainContext, said: Interval) -> None:
+def log_progress(ctx: TrainContext, result: IntervalResult) -> None:
     """Log the progress of the training."""
-    run.spoken_at = time.monotonic()
-    seconds = sum(record.seconds for record in said.records)
-    samples = said.records[-1].last - said.records[0].first + 1
+    ctx.progress_logged_at = time.monotonic()
+    seconds = sum(record.seconds for record in result.records)
+    samples = result.records[-1].last - result.records[0].first + 1
     log.event(
         "progress",
-        step=said.records[-1].step,
-        target=run.target,
-        loss=said.losses[-1],
-        learning_rate=run.stats.learning_rate,
+        step=result.records[-1].step,
+        target=ctx.target,
+        loss=result.losses[-1],
+        learning_rate=ctx.stats.learning_rate,
         samples_per_second=round(samples / seconds, 1) if seconds else None,
     )
 
 
-def on_nonfinite(run: TrainContext, why: str) -> None:
-    """End the training at a number that is not finite, if the job asks for it."""
-    if run.settings.on_nonfinite == "stop":
-        raise_nonfinite(run, why)
+def on_nonfinite(ctx: TrainContext, why: str) -> None:
+    """End the training at a number that is not finite, if the job asks for it.
 
-
-def raise_nonfinite(run: TrainContext, why: str) -> NoReturn:
-    """End the training. Raises `NonFiniteError`."""
-    raise NonFiniteError(f"{why}; the newest checkpoint is of step {max(0, run.saves.kept_step)}")
-
-
-def should_apply(run: TrainContext, norm: Tensor) -> bool:
-    """Whether the current update is applied; if not, log and record why, and set whether the
-    training must roll back.
+    Raises:
+        NonFiniteError: If `onNonfinite` is `stop`.
     """
-    assert run.guard is not None  # noqa: S101 - only then is anybody asked
-    step = run.state.step + 1
-    why = run.guard.judge(step, float(norm))
-    if not why:
+    if ctx.settings.on_nonfinite == "stop":
+        raise_nonfinite(ctx, why)
+
+
+def raise_nonfinite(ctx: TrainContext, why: str) -> NoReturn:
+    """End the training.
+
+    Raises:
+        NonFiniteError: Always.
+    """
+    newest = max(0, ctx.checkpointing.committed_step)
+    raise NonFiniteError(f"{why}; the newest checkpoint is of step {newest}")
+
+
+def record_refused_update(ctx: TrainContext, why: str) -> bool:
+    """Record that the guard refused the update of the current step; returns whether the training
+    must be rolled back. Collective.
+    """
+    step = ctx.state.step + 1
+    ctx.stats.add_nonfinite("grad")
+    ctx.checkpointing.wait_for_pending()  # so that all ranks see the same newest checkpoint
+    if ctx.guard.rolls_back(step) and ctx.checkpointing.committed_step >= 0:
         return True
-    run.stats.add_nonfinite("grad")
-    run.saves.settle()  # what is kept is then the same on every rank
-    run.must_go_back = (
-        run.guard.rolls_back and run.saves.kept_step >= 0 and not run.guard.is_banned(step)
-    )
-    first, last = (
-        run.state.samples_seen,
-        run.state.samples_seen + run.loader.size(run.state.samples_seen) - 1,
-    )
-    if run.world.is_leader and not run.must_go_back:
+    first = ctx.state.samples_seen
+    last = first + ctx.loader.step_size(first) - 1
+    if ctx.world.is_leader:
         message = (
-            f"the update of step {step} (samples {first} to {last} of the stream) is left "
-            f"out: {why}"
+            f"the update of step {step} (samples {first} to {last} of the stream) is skipped: {why}"
         )
         log.warn("step-skipped", step=step, first=first, last=last, message=message)
-    if not run.must_go_back:
-        run.saves.diary.add_event("skipped", step=step, first=first, last=last, why=why)
+    ctx.step_log.add_event("skipped", step=step, first=first, last=last, why=why)
     return False
 
 
-def flush_pending_losses(run: TrainContext) -> None:
-    """Collect every loss up to this step, and check that the state is consistent and finite. Raises
-    `NonFiniteError`.
+def flush_pending_losses(ctx: TrainContext, *, check_weights: bool = True) -> None:
+    """Collect every loss up to this step, and check that the state is consistent. Collective.
+
+    Args:
+        ctx: The training.
+        check_weights: Whether to check that all weights are finite.
+
+    Raises:
+        NonFiniteError: If a loss or a weight is not finite and the job asks to stop then.
     """
-    if run.records:
-        run.exchange.post(SyncPayload(tuple(run.records), tuple(run.losses), run.norm))
-        run.records.clear()
-        run.losses.clear()
-    while run.exchange.pending:
-        record_interval(run, run.exchange.collect())
-    run.flush()
-    run.buffers.agree_on_late()
-    if not run.must_go_back and not run.saves.weights_are_finite():
-        on_nonfinite(run, f"a weight is NaN or infinite after step {run.state.step}")
+    if ctx.step_records:
+        ctx.sync_exchange.post(
+            SyncPayload(tuple(ctx.step_records), tuple(ctx.losses), ctx.grad_norm)
+        )
+        ctx.step_records.clear()
+        ctx.losses.clear()
+    while ctx.sync_exchange.pending:
+        record_interval(ctx, ctx.sync_exchange.collect())
+    ctx.reporter.flush()
+    ctx.buffers.synchronize_late()
+    if check_weights and not ctx.checkpointing.weights_are_finite():
+        on_nonfinite(ctx, f"a weight is NaN or infinite after step {ctx.state.step}")

@@ -1,4 +1,4 @@
-"""Checks, when a run begins, what `Workload.loss` returns: a mean instead of a sum would train
+"""Checks, when a run starts, what `Workload.loss` returns: a mean instead of a sum would train
 wrongly without any error.
 """
 
@@ -17,15 +17,17 @@ from kdist_trainer.workload import Workload
 
 _SAMPLES = 4
 _TOLERANCE = 1e-4
-_WAY = (
+_FIX = (
     "return the loss summed over the batch and how many terms it sums, "
     'such as `cross_entropy(…, reduction="sum"), len(labels)`'
 )
 
 
 def split(workload: Workload, returned: Any) -> tuple[Tensor, int]:
-    """Loss and count from the return value of `loss`. Raises `ConfigError` if it is
-    something else.
+    """Split the return value of `loss` into the loss (a scalar tensor) and the count.
+
+    Raises:
+        ConfigError: If it is something else.
     """
     if isinstance(returned, Sequence) and len(returned) == 2 and isinstance(returned[0], Tensor):
         loss, count = returned
@@ -37,19 +39,27 @@ def split(workload: Workload, returned: Any) -> tuple[Tensor, int]:
     if isinstance(returned, Sequence):
         what = f"({', '.join(type(one).__name__ for one in returned)})"
     raise ConfigError(
-        f"{type(workload).__name__}.loss must return (Tensor, int), and returned {what}: {_WAY}"
+        f"{type(workload).__name__}.loss must return (Tensor, int), and returned {what}: {_FIX}"
     )
 
 
 def check_loss(workload: Workload, loss: Tensor, count: int, samples: int) -> None:
-    """Check the loss and its count. Raises `ConfigError` if the loop would weight
-    the loss wrongly.
+    """Check that the loop will scale the loss correctly.
+
+    Args:
+        workload: The workload that returned them.
+        loss: Must be a scalar.
+        count: Terms of the loss.
+        samples: Samples in the batch; 0 for a stand-in, whose count is not checked.
+
+    Raises:
+        ConfigError: If the loss is not a scalar, or `count` contradicts `units_per_sample`.
     """
     name, units = type(workload).__name__, workload.units_per_sample
     if loss.ndim != 0:
         raise ConfigError(
             f"{name}.loss must return the sum over the batch, a scalar; its shape is "
-            f"{tuple(loss.shape)}: {_WAY}"
+            f"{tuple(loss.shape)}: {_FIX}"
         )
     if units is not None and samples and count != units * samples:
         raise ConfigError(
@@ -60,68 +70,76 @@ def check_loss(workload: Workload, loss: Tensor, count: int, samples: int) -> No
 
 
 @torch.no_grad()
-def refuse_mean(
+def reject_mean(
     workload: Workload,
     module: nn.Module,
     batch: Any,
     samples: int,
     *,
-    everywhere: Callable[[bool], bool] = lambda own: own,
+    on_all_ranks: Callable[[bool], bool] = lambda own: own,
 ) -> None:
     """Compare the loss of a few samples with that of the same samples twice: a sum doubles, a mean
-    does not. Raises `ConfigError` for a mean.
+    does not.
 
-    Nothing is checked where this cannot be decided: batches that cannot be doubled, a loss of 0, a
-    model that is random in eval mode, code that only works in train mode.
+    Nothing is checked where this cannot be decided: batches whose samples cannot be selected, a
+    loss of 0, a model that is random in eval mode, code that only works in train mode.
 
-    `everywhere`: whether a condition holds on all ranks. If the model is spread over several ranks
-    its forward pass is collective, so all ranks skip the check if the batch of one cannot be
-    doubled.
+    Args:
+        workload: The workload to check.
+        module: Its model.
+        batch: A batch of `samples` samples.
+        samples: Number of samples in it.
+        on_all_ranks: Returns whether a condition holds on all ranks. If the model is sharded, its
+            forward pass is collective, so all ranks skip the check if one must.
+
+    Raises:
+        ConfigError: If the loss is a mean.
     """
     few = min(samples, _SAMPLES)
     pair: tuple[Any, Any] | None = None
-    with suppress(_Indivisible):
-        pair = _taken(batch, samples, list(range(few))), _taken(batch, samples, [*range(few)] * 2)
-    if not everywhere(samples > 0 and pair is not None) or pair is None:
+    with suppress(_NotIndexableError):
+        pair = _select(batch, samples, list(range(few))), _select(batch, samples, [*range(few)] * 2)
+    if not on_all_ranks(samples > 0 and pair is not None) or pair is None:
         return
-    with _evaluating(module):
+    with _eval_mode(module):
         try:
             single, double = (split(workload, workload.loss(module, one)) for one in pair)
-        except Exception:  # noqa: BLE001 - a loss that cannot be computed so is not judged: training is what it is for
+        except Exception:  # noqa: BLE001 - a loss that only works in training is not checked
             return
-    (one, count), (two, doubled) = (float(single[0]), single[1]), (float(double[0]), double[1])
-    if not math.isfinite(one) or one == 0 or count == 0 or doubled != 2 * count:
+    once, count = float(single[0]), single[1]
+    twice, double_count = float(double[0]), double[1]
+    if not math.isfinite(once) or once == 0 or count == 0 or double_count != 2 * count:
         return
-    if abs(two - one) <= _TOLERANCE * abs(one):
+    if abs(twice - once) <= _TOLERANCE * abs(once):
         raise ConfigError(
-            f"{type(workload).__name__}.loss returns a mean, it seems: {one:.6g} for "
-            f"{count} terms, and {two:.6g} for the same "
-            f"ones twice. The loop divides by the terms of the whole step itself; {_WAY}"
+            f"{type(workload).__name__}.loss seems to return a mean: {once:.6g} for {count} terms, "
+            f"and {twice:.6g} for the same terms twice. The loop itself divides by the number of "
+            f"terms in the whole step; {_FIX}"
         )
 
 
-class _Indivisible(Exception):  # noqa: N818 - a state of a batch
+class _NotIndexableError(Exception):
     """Not every part of the batch has one entry for each sample."""
 
 
-def _taken(batch: Any, samples: int, indices: list[int]) -> Any:
-    """These samples of a batch whose tensors have one row per sample. Raises `_Indivisible` for
-    other batches.
+def _select(batch: Any, samples: int, indices: list[int]) -> Any:
+    """Select samples of a batch whose tensors have one row per sample. Raises
+    `_NotIndexableError` for other batches.
     """
     if isinstance(batch, Tensor):
         if batch.ndim == 0 or len(batch) != samples:
-            raise _Indivisible
+            raise _NotIndexableError
         return batch[torch.tensor(indices, device=batch.device)]
     if isinstance(batch, dict):
-        return {key: _taken(value, samples, indices) for key, value in batch.items()}
+        return {key: _select(value, samples, indices) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        taken = [_taken(value, samples, indices) for value in batch]
-        return type(batch)(*taken) if hasattr(batch, "_fields") else type(batch)(taken)
-    raise _Indivisible
+        selected = [_select(value, samples, indices) for value in batch]
+        return type(batch)(*selected) if hasattr(batch, "_fields") else type(batch)(selected)
+    raise _NotIndexableError
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def _eval_mode(module: nn.Module) -> Iterator[None]:
     """Run in eval mode without gradients; afterwards every submodule is in its former mode."""
     modes = {part: part.training for part in module.modules()}
     module.eval()

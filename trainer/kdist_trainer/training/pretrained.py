@@ -1,5 +1,5 @@
-"""Weights to begin with: from a safetensors file or another run's checkpoint, read by every rank or
-by rank 0 for all.
+"""Pretrained weights (`train.init`): from a safetensors file or another run's checkpoint, read by
+every rank or by rank 0 for all.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import export
+from kdist_trainer.checkpoint.group import CheckpointGroup, Fetch, fill, send
 from kdist_trainer.checkpoint.layout import DamagedCheckpointError, parse_name
-from kdist_trainer.checkpoint.peers import CheckpointGroup, Fetch, fill, send
 from kdist_trainer.config import Init
 from kdist_trainer.errors import CheckpointMismatchError, DataError
 from kdist_trainer.training.checkpointing import TrainingState
 
-_TOLD = 3
+_MAX_PROBLEMS = 3
 _WHOLE, _INDEX = "model.safetensors", ".index.json"  # Hugging Face's names
 
 
@@ -71,36 +71,38 @@ class SafetensorsShards:
         damaged.
         """
         return {
-            name: size for file in self._found().values() for name, size in file.shapes().items()
+            name: size
+            for file in self._open_files().values()
+            for name, size in file.shapes().items()
         }
 
     def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
         """Weights of the files, memory-mapped until they are copied."""
-        places, found = self._places(), dict[str, Tensor]()
-        for file in sorted({places[name] for name in names}):
-            found |= self._found()[file].fetch([name for name in names if places[name] == file])
+        files, found = self._weight_map(), dict[str, Tensor]()
+        for file in sorted({files[name] for name in names}):
+            found |= self._open_files()[file].fetch([name for name in names if files[name] == file])
         return found
 
-    def _places(self) -> dict[str, str]:
+    def _weight_map(self) -> dict[str, str]:
         try:
-            places = json.loads(self._index.read_bytes())["weight_map"]
+            files = json.loads(self._index.read_bytes())["weight_map"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"train.init: {self._index}: no index of safetensors files: {error}"
             ) from error
-        if not isinstance(places, dict) or not all(
-            isinstance(file, str) and Path(file).name == file for file in places.values()
+        if not isinstance(files, dict) or not all(
+            isinstance(file, str) and Path(file).name == file for file in files.values()
         ):
             raise DataError(
-                f"train.init: {self._index}: weight_map must name files beside the index"
+                f"train.init: {self._index}: weight_map must name files next to the index"
             )
-        return places
+        return files
 
-    def _found(self) -> dict[str, SafetensorsFile]:
+    def _open_files(self) -> dict[str, SafetensorsFile]:
         if not self._files:
             self._files = {
                 file: SafetensorsFile(self._index.parent / file)
-                for file in sorted(set(self._places().values()))
+                for file in sorted(set(self._weight_map().values()))
             }
         return self._files
 
@@ -116,14 +118,14 @@ class CheckpointFolder:
 
     def shapes(self) -> Mapping[str, torch.Size]:
         """Every weight of the checkpoint. Raises `DataError` if it is missing or damaged."""
-        found = self._found()
+        found = self._open()
         return {name: found.entries[source].size for name, source in found.sources.items()}
 
     def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
         """Weights of the checkpoint."""
-        return self._found().fetch(names)
+        return self._open().fetch(names)
 
-    def _found(self) -> export.Export:
+    def _open(self) -> export.Export:
         if self._export is None:
             one = parse_name(self._path.name)
             try:
@@ -135,74 +137,89 @@ class CheckpointFolder:
         return self._export
 
 
+class NullPretrained:
+    """No pretrained weights: the model keeps its initial values."""
+
+    def load(self) -> None:
+        """Do nothing."""
+
+
 @dataclass(frozen=True)
 class Pretrained:
-    """Loads the weights that `train.init` names, on one rank."""
+    """Loads the weights that `train.init` names into one rank's model."""
 
     settings: Init
     mounts: Mapping[str, Path]
-    by_leader: bool
-    """Rank 0 reads and sends; else every rank reads for itself."""
-    parts: TrainingState
+    broadcast: bool
+    """Whether rank 0 reads and sends; otherwise every rank reads for itself."""
+    training: TrainingState
 
     def load(self) -> None:
         """Load the weights into the model. Collective.
 
-        Raises `DataError` if they cannot be read, `CheckpointMismatchError` if they do not match
-        the model.
+        Raises:
+            DataError: If they cannot be read.
+            CheckpointMismatchError: If they do not match the model.
         """
-        parts, peers = self.parts, CheckpointGroup(self.parts.world)
+        training, peers = self.training, CheckpointGroup(self.training.world)
         source = open_source(self.settings.path, self.mounts)
-        fresh = not parts.optimizer.state
-        tensors = parts.strategy.tensors(parts.optimizer)
+        no_state = not training.optimizer.state
+        tensors = training.strategy.state_dict(training.optimizer)
         own = {name: value for name, value in tensors["model"].items() if isinstance(value, Tensor)}
-        there = peers.on_leader(lambda: dict(source.shapes()))
-        wanted = self._fitting(own, there)
-        if self.by_leader:
+        available = peers.on_rank_zero(lambda: dict(source.shapes()))
+        wanted = self._select(own, available)
+        if self.broadcast:
             send(wanted, source.fetch, peers)
         else:
-            peers.everywhere(partial(_read, wanted, source.fetch))
-        parts.strategy.put(tensors, parts.optimizer)
-        if fresh:
-            # making `tensors` took a step there, if one that moves nothing
-            parts.optimizer.state.clear()
-        if parts.averages is not None:
-            parts.averages.begin_anew()
-        if parts.world.is_leader:
+            peers.on_all_ranks(partial(_read, wanted, source.fetch))
+        training.strategy.load_state_dict(tensors, training.optimizer)
+        if no_state:
+            # `state_dict` took a step, which changed no weight, to create the optimizer's state
+            training.optimizer.state.clear()
+        training.ema.reset()
+        if training.world.is_leader:
             log.event("pretrained-loaded", path=self.settings.path, weights=len(wanted))
 
-    def _fitting(
-        self, own: Mapping[str, Tensor], there: Mapping[str, torch.Size]
+    def _select(
+        self, own: Mapping[str, Tensor], available: Mapping[str, torch.Size]
     ) -> dict[str, Tensor]:
-        """Those of the model's weights that are there. Raises `CheckpointMismatchError` for others,
-        unless the job says to keep them.
+        """The model's weights that the source has.
+
+        Raises:
+            CheckpointMismatchError: If it lacks some, or has them in another shape, and the job
+                does not allow it.
         """
-        same = tied_names(self.parts.module)
-        held = {same.get(name, name) for name in there}
+        first_names = tied_names(self.training.module)
+        held = {first_names.get(name, name) for name in available}
         problems = [
-            f"{name} is not there"
+            f"{name} is missing"
             for name in own
-            if name not in there and same.get(name, name) not in held
+            if name not in available and first_names.get(name, name) not in held
         ]
         problems += [
-            f"{name} is {tuple(there[name])} there and {tuple(value.shape)} in the model"
+            f"{name} has shape {tuple(available[name])} in the source and {tuple(value.shape)} "
+            "in the model"
             for name, value in own.items()
-            if name in there and there[name] != value.shape
+            if name in available and available[name] != value.shape
         ]
         if problems and (self.settings.strict == "on" or len(problems) == len(own)):
-            more = f" and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
+            more = (
+                f" and {len(problems) - _MAX_PROBLEMS} more"
+                if len(problems) > _MAX_PROBLEMS
+                else ""
+            )
             raise CheckpointMismatchError(
                 f"train.init: {self.settings.path} is of another model: "
-                f"{'; '.join(problems[:_TOLD])}{more}"
+                f"{'; '.join(problems[:_MAX_PROBLEMS])}{more}"
             )
-        if problems and self.parts.world.is_leader:
+        if problems and self.training.world.is_leader:
             log.warn(
                 "pretrained-mismatch",
                 path=self.settings.path,
                 kept=problems[:100],
                 message=f"{len(problems)} weights keep their initial values",
             )
-        return {name: value for name, value in own.items() if there.get(name) == value.shape}
+        return {name: value for name, value in own.items() if available.get(name) == value.shape}
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:

@@ -1,14 +1,10 @@
-"""A rank's part of a profile: torch's profiler around the next steps, then a trace and a summary of
-it.
-
-Nothing of it is in the loop's step: a rank that records has another `report`, which is called at
-the end of every step anyway.
+"""A rank's part of a profile on request: torch's profiler around the next steps, then a trace and a
+summary of it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,109 +12,145 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from kdist_trainer import log
-from kdist_trainer.metrics.step_stats import Wall
-from kdist_trainer.profiling import requests as requests
+from kdist_trainer.instrumentation.intervals import union_length
+from kdist_trainer.instrumentation.step_timer import StepTimer
+from kdist_trainer.metrics.step_stats import StepStats, WallCategory
+from kdist_trainer.profiling import requests
 from kdist_trainer.profiling.requests import ProfileRequest
-from kdist_trainer.training.context import TrainContext
+from kdist_trainer.training.checkpointing import TrainState
+from kdist_trainer.world import World
 
-_TOP = 30
+_MAX_OPERATIONS = 30
 _COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel")
 
 
-def attach(run: TrainContext, *, scratch: Path | None, checkpoints: Path | None) -> None:
-    """Accept profile requests in the agent's folder; traces are stored in the checkpoint folder, or
-    in the agent's if there is none.
-    """
-    run.inbox = requests.inbox(scratch) if scratch is not None else None
-    run.traces = checkpoints or scratch
+class Profiler:
+    """Records the steps that profile requests to this rank's agent ask for."""
 
+    def __init__(
+        self,
+        world: World,
+        state: TrainState,
+        stats: StepStats,
+        step_timer: StepTimer,
+        *,
+        scratch: Path | None,
+        checkpoints: Path | None,
+    ) -> None:
+        """Make a profiler that records nothing yet.
 
-def asked(run: TrainContext) -> bool:
-    """Whether this rank's agent has received a profile request since the last profile. Costs one
-    file system check.
-    """
-    return run.inbox is not None and run.state.step >= run.profiled_until and run.inbox.exists()
+        Args:
+            world: The process group.
+            state: The position of the training.
+            stats: Receives the time that writing a trace takes.
+            step_timer: That time is excluded from the steps.
+            scratch: Folder of the agent, where requests arrive; None to accept none.
+            checkpoints: Checkpoint folder, where traces are stored; None for `scratch`.
+        """
+        self._world = world
+        self._state = state
+        self._stats = stats
+        self._step_timer = step_timer
+        self._inbox = requests.inbox(scratch) if scratch is not None else None
+        self._root = checkpoints or scratch
+        self._last_step = 0
+        """The last step of the newest profile."""
+        self._recording: _Recording | None = None
 
+    def is_requested(self) -> bool:
+        """Whether this rank's agent has received a request since the last profile. Costs one file
+        system check.
+        """
+        return (
+            self._inbox is not None and self._state.step >= self._last_step and self._inbox.exists()
+        )
 
-def start_profile(run: TrainContext) -> None:
-    """Read the request and record from the next step on. Collective: called on all ranks at the
-    same step.
-    """
-    own = requests.take(run.inbox) if run.inbox is not None and asked(run) else None
-    found = next((one for one in run.world.all_gather_object(own) if one is not None), None)
-    if found is None:
-        return
-    run.profiled_until = run.state.step + found.steps
-    root = run.traces
-    if root is None:
-        return
-    ranks = [rank for rank in range(run.world.size) if found.includes(rank)]
-    try:
-        if run.world.is_leader:
-            log.event(
-                "profile", name=found.name, step=run.state.step + 1, steps=found.steps, ranks=ranks
-            )
-            last = min(run.target, run.profiled_until)
-            requests.announce(root, found, ranks=ranks, first=run.state.step + 1, last=last)
-        if run.world.rank in ranks:
-            ProfileRecording(run, found, requests.folder_of(root, found.name)).start()
-    except OSError as error:
-        log.warn("profile-failed", error=str(error))
-
-
-class ProfileRecording:
-    """Records until the requested steps, or the run, are done."""
-
-    def __init__(self, run: TrainContext, request: ProfileRequest, folder: Path) -> None:
-        self._run = run
-        self._request = request
-        self._folder = folder
-        self._report: Callable[[], None] = run.report
-        self._left = min(request.steps, run.target - run.state.step)
-        devices = [ProfilerActivity.CUDA] if run.world.device.type == "cuda" else []
-        self._profiler = profile(activities=[ProfilerActivity.CPU, *devices], acc_events=True)
-        self._began = 0.0
-        self._first = run.state.step + 1
-
-    def start(self) -> None:
-        """Start recording."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._run.report = self._after_step
-        self._profiler.start()
-        self._began = time.perf_counter()
-
-    def _after_step(self) -> None:
-        self._report()
-        self._left -= 1
-        if self._left > 0:
-            self._profiler.step()
+    def start(self, target: int) -> None:
+        """Read the request, and record from the next step to at most step `target`. Collective:
+        called on all ranks at the same step.
+        """
+        own = (
+            requests.take(self._inbox) if self._inbox is not None and self.is_requested() else None
+        )
+        every = self._world.all_gather_object(own)
+        request: ProfileRequest | None = next((one for one in every if one is not None), None)
+        if request is None:
             return
-        self._run.report = self._report
-        if self._run.world.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - self._began
-        self._profiler.stop()
+        first = self._state.step + 1
+        self._last_step = self._state.step + request.steps
+        if self._root is None:
+            return
+        last = min(target, self._last_step)
+        ranks = [rank for rank in range(self._world.size) if request.includes(rank)]
         try:
-            self._keep(seconds)
+            if self._world.is_leader:
+                log.event(
+                    "profile", name=request.name, step=first, steps=request.steps, ranks=ranks
+                )
+                requests.write_plan(self._root, request, ranks=ranks, first=first, last=last)
+            if self._world.rank in ranks:
+                folder = requests.folder_of(self._root, request.name)
+                self._recording = _Recording(self._world, folder, first, last)
         except OSError as error:
             log.warn("profile-failed", error=str(error))
-        self._run.stats.add_wall(Wall.IDLE, self._run.laps.skip())
 
-    def _keep(self, seconds: float) -> None:
-        rank, last = self._run.world.rank, self._first + self._request.steps - 1
+    def after_step(self) -> None:
+        """Advance the recording, if there is one; after its last step, write the trace."""
+        if self._recording is not None and not self._recording.advance():
+            self._recording = None
+            self._stats.add_wall(WallCategory.IDLE, self._step_timer.exclude())
+
+
+class _Recording:
+    """A profile in progress, of the steps `first` to `last`."""
+
+    def __init__(self, world: World, folder: Path, first: int, last: int) -> None:
+        """Start recording. Raises `OSError` if the folder cannot be created."""
+        self._world = world
+        self._folder = folder
+        self._first = first
+        self._last = last
+        self._remaining = last - first + 1
+        folder.mkdir(parents=True, exist_ok=True)
+        devices = [ProfilerActivity.CUDA] if world.device.type == "cuda" else []
+        self._profiler = profile(activities=[ProfilerActivity.CPU, *devices], acc_events=True)
+        self._profiler.start()
+        self._started = time.perf_counter()
+
+    def advance(self) -> bool:
+        """Record that a step has ended; returns whether there is another one to record."""
+        self._remaining -= 1
+        if self._remaining > 0:
+            self._profiler.step()
+            return True
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - self._started
+        self._profiler.stop()
+        try:
+            self._write(seconds)
+        except OSError as error:
+            log.warn("profile-failed", error=str(error))
+        return False
+
+    def _write(self, seconds: float) -> None:
+        rank = self._world.rank
         self._profiler.export_chrome_trace(str(self._folder / requests.trace_name(rank)))
         summary = {
             "rank": rank,
             "first": self._first,
-            "last": min(last, self._run.target),
+            "last": self._last,
             "seconds": round(seconds, 6),
         }
-        requests.finish(self._folder, rank, summary | summarize(self._profiler))
+        requests.write_summary(self._folder, rank, summary | summarize(self._profiler))
 
 
 def summarize(profiler: profile) -> dict[str, Any]:
-    """Summary of a profile: seconds with a collective in flight, and the operations with the
-    largest self time.
+    """Summarize a profile.
+
+    Returns:
+        `communicationSeconds`, the time with a collective in flight, and `operations`, those with
+        the largest self time.
     """
     events = profiler.events() or []  # type: ignore[no-untyped-call]
     spans = [
@@ -139,15 +171,6 @@ def summarize(profiler: profile) -> dict[str, Any]:
             "cpuSeconds": round(each.self_cpu_time_total / 1e6, 6),
             "deviceSeconds": round(each.self_device_time_total / 1e6, 6),
         }
-        for each in averages[:_TOP]
+        for each in averages[:_MAX_OPERATIONS]
     ]
-    return {"communicationSeconds": round(union(spans) / 1e6, 6), "operations": operations}
-
-
-def union(spans: Iterable[tuple[float, float]]) -> float:
-    """Total length covered by the intervals."""
-    covered, reached = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        covered += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return covered
+    return {"communicationSeconds": round(union_length(spans) / 1e6, 6), "operations": operations}

@@ -24,13 +24,19 @@ class StepLog:
     def __init__(
         self, root: Path | None, world: World, *, waited: Callable[[], float] = lambda: 0.0
     ) -> None:
-        """`waited` returns the seconds that this rank has waited in all-reduces so far."""
+        """Open the log; nothing is written before the first line.
+
+        Args:
+            root: Checkpoint folder; None to write nothing.
+            world: The process group.
+            waited: Returns the seconds that this rank has waited in collectives so far.
+        """
         self._root = root if world.is_leader else None
-        self._fixed = {"generation": world.generation, "world_size": world.size}
-        self._waited = waited
-        self._told = 0.0
+        self._common = {"generation": world.generation, "world_size": world.size}
+        self._waited_seconds = waited
+        self._waited_before = 0.0
         self._steps: StepLedger | None = None
-        self._waiting: list[dict[str, Any]] = []
+        self._pending: list[dict[str, Any]] = []
 
     def add_steps(self, records: Iterable[StepRecord], losses: Iterable[float]) -> None:
         """Write one line per step; the time waited for peers since the last call is divided among
@@ -39,19 +45,20 @@ class StepLog:
         records = list(records)
         if self._root is None or not records:
             return
-        waited = self._waited()
-        wait, self._told = max(0.0, waited - self._told) / len(records), waited
+        waited = self._waited_seconds()
+        wait = max(0.0, waited - self._waited_before) / len(records)
+        self._waited_before = waited
         for (step, first, last, seconds), loss in zip(records, losses, strict=True):
             line = {
                 "step": step,
-                **self._fixed,
+                **self._common,
                 "first": first,
                 "last": last,
                 "loss": loss.hex(),
                 "seconds": round(seconds, 6),
+                "wait_seconds": round(wait, 6),
             }
-            line |= {"wait_seconds": round(wait, 6)}
-            self._waiting.append(line)
+            self._pending.append(line)
         self.flush()
 
     def add_event(self, name: str, **fields: Any) -> None:
@@ -59,29 +66,33 @@ class StepLog:
         root = self._root
         if root is not None:
             self._attempt(
-                lambda: RunLedger(root).append(name, generation=self._fixed["generation"], **fields)
+                lambda: RunLedger(root).append(
+                    name, generation=self._common["generation"], **fields
+                )
             )
 
     def flush(self) -> None:
         """Write the pending lines, if the disk accepts them."""
-        if self._waiting and not self._attempt(self._write):
-            self._steps = None  # opened anew it first ends the line that the failure may have torn
+        if self._pending and not self._attempt(self._write):
+            self._steps = None  # opened again, it first ends a line that the failure may have cut
 
     def sync(self) -> None:
-        """Sync every line to disk. Called before each commit, in the writer's thread. Raises
-        `OSError`.
+        """Sync every line to disk. Called before each commit, in the writer's thread.
+
+        Raises:
+            OSError: If lines are still pending, or the disk fails.
         """
-        if self._waiting:
-            raise OSError(f"{len(self._waiting)} lines of the step ledger could not be written")
+        if self._pending:
+            raise OSError(f"{len(self._pending)} lines of the step ledger could not be written")
         if self._steps is not None:
             self._steps.sync()
 
     def _write(self) -> None:
-        assert self._root is not None  # noqa: S101 - lines only wait where there is a folder
+        assert self._root is not None  # noqa: S101 - lines are only pending where there is a folder
         if self._steps is None:
             self._steps = StepLedger(self._root)
-        self._steps.append(self._waiting)
-        self._waiting = []
+        self._steps.append(self._pending)
+        self._pending = []
 
     def _attempt(self, write: Callable[[], None]) -> bool:
         try:

@@ -1,6 +1,6 @@
 """Periodic synchronization of the ranks: an asynchronous all-reduce of losses, times and flags.
 
-Every few steps each rank posts one small row, which is collected one interval later, when the
+Every few steps each rank posts one small payload, which is collected one interval later, when the
 all-reduce has long completed. All ranks collect the same values, so they decide the same at the
 same step, and no step waits for the exchange. This is also how SIGTERM on any rank (`StopFlag`)
 stops all of them at the same step.
@@ -22,10 +22,10 @@ from torch import Tensor
 
 from kdist_trainer.world import World
 
-AGREE_WITHIN_SECONDS: Final = 2.0
+REACT_WITHIN_SECONDS: Final = 2.0
 """How soon after a request all ranks should act on it."""
 
-_STOP, _SAVE, _PROFILE, _SECONDS, _NORM, _FLAGS = 0, 1, 2, 3, 4, 5
+_STOP, _SAVE, _PROFILE, _SECONDS, _NORM, _LOSSES = range(6)
 
 
 class StopFlag:
@@ -43,11 +43,11 @@ class StopFlag:
     def _terminate(self, number: int, _: FrameType | None) -> None:
         if self._terminated:
             os._exit(128 + number)
-        self.requested = self._terminated = True
+        self.requested = True
+        self._terminated = True
 
     def _interrupt(self, _number: int, _: FrameType | None) -> None:
-        # Ctrl-C reaches every process of a terminal; what a second one means is the launcher's to
-        # say
+        # Ctrl-C reaches every process of a terminal; the launcher decides what a second one means
         self.requested = True
 
 
@@ -65,89 +65,101 @@ class SyncPayload(NamedTuple):
 
     records: Sequence[StepRecord] = ()
     losses: Sequence[Tensor] = ()
-    """This rank's share of each step's loss; the shares of those that count, divided by their
-    number, are the mean loss.
+    """This rank's part of each step's loss (scalars): the mean over the model replicas of the parts
+    that are counted is the mean loss.
     """
-    norm: Tensor | None = None
-    """Norm of the last step's gradient, the same on every rank."""
+    grad_norm: Tensor | None = None
+    """Norm of the last step's gradient (a scalar), the same on every rank."""
     stop: bool = False
     save: bool = False
     profile: bool = False
 
 
-class Interval(NamedTuple):
-    """The collected results of all ranks for an interval; the same on every rank but for `records`'
-    seconds.
+class IntervalResult(NamedTuple):
+    """The collected results of all ranks for an interval; the same on every rank but for the
+    seconds in `records`.
     """
 
     records: Sequence[StepRecord] = ()
     losses: Sequence[float] = ()
-    norm: float | None = None
+    """Mean loss of each step."""
+    grad_norm: float | None = None
     stop: bool = False
+    """Whether any rank was asked to stop."""
     save: bool = False
+    """Whether a save is due by rank 0's clock."""
     profile: bool = False
+    """Whether any rank has a profile request."""
     step_seconds: float = 0.0
-    """Mean step time of the slowest rank; 0 where nothing was said yet."""
+    """Mean step time of the slowest rank; 0 if nothing was collected yet."""
 
 
 class _Posted(NamedTuple):
-    row: SyncPayload
-    rows: Callable[[], list[list[float]]]
-    """Waits for the rows of all ranks, in their order."""
+    payload: SyncPayload
+    wait: Callable[[], list[list[float]]]
+    """Waits for the rows of all ranks; returns them in rank order."""
 
 
 class SyncExchange:
-    """Exchanges rows of all ranks, posted at the end of each interval and collected later.
-    Collective: every rank makes the same calls.
+    """Exchanges the payloads of all ranks: posted at the end of each interval, collected at the end
+    of the next. Collective: every rank makes the same calls.
 
-    Each rank has a slot of its own in the table that is all-reduced, and every rank adds the slots
+    Each rank has a row of its own in the table that is all-reduced, and every rank adds up the rows
     in the same order: a sum made by the all-reduce itself would depend on its algorithm.
     """
 
-    def __init__(self, world: World, *, most_steps: int, counts: bool = True) -> None:
-        """`counts`: whether this rank's losses are included; one rank of each copy of the model
-        posts them for the copy.
+    def __init__(self, world: World, *, max_steps: int, is_counted: bool = True) -> None:
+        """Make an exchange.
+
+        Args:
+            world: The process group.
+            max_steps: Most steps in an interval.
+            is_counted: Whether this rank's losses are included; one rank of each model replica
+                posts them for the replica.
         """
         self._world = world
-        self._counts = counts
-        self._shape = (world.size, _FLAGS + most_steps)
+        self._is_counted = is_counted
+        self._shape = (world.size, _LOSSES + max_steps)
         self._posted: deque[_Posted] = deque()
         self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def post(self, row: SyncPayload) -> None:
-        """Post this rank's row. Does not wait."""
-        seconds = sum([record.seconds for record in row.records]) / max(1, len(row.records))
-        flags = [float(row.stop), float(row.save), float(row.profile), seconds]
+    def post(self, payload: SyncPayload) -> None:
+        """Post this rank's payload. Does not wait."""
+        records = payload.records
+        seconds = sum([record.seconds for record in records]) / max(1, len(records))
+        flags = [float(payload.stop), float(payload.save), float(payload.profile), seconds]
         post = self._post_from_cpu if self._stream is None else self._post_from_device
-        self._posted.append(post(row, flags))
+        self._posted.append(post(payload, flags))
 
-    def _post_from_cpu(self, row: SyncPayload, flags: list[float]) -> _Posted:
-        losses = [loss.item() if self._counts else 0.0 for loss in row.losses]
-        numbers = [*flags, math.nan if row.norm is None else row.norm.item(), *losses]
+    def _post_from_cpu(self, payload: SyncPayload, flags: list[float]) -> _Posted:
+        losses = [loss.item() if self._is_counted else 0.0 for loss in payload.losses]
+        norm = math.nan if payload.grad_norm is None else payload.grad_norm.item()
+        row = [*flags, norm, *losses]
         if self._world.size == 1:
-            return _Posted(row, lambda: [numbers])  # a group of one has said it all
+            return _Posted(payload, lambda: [row])
         table = torch.zeros(self._shape, dtype=torch.float64)
-        table[self._world.rank, : len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
+        table[self._world.rank, : len(row)] = torch.tensor(row, dtype=torch.float64)
         work = dist.all_reduce(table, async_op=True)
 
-        def rows() -> list[list[float]]:
+        def wait() -> list[list[float]]:
             work.wait()
             return table.tolist()
 
-        return _Posted(row, rows)
+        return _Posted(payload, wait)
 
-    def _post_from_device(self, row: SyncPayload, flags: list[float]) -> _Posted:
-        """Losses stay on the device for the all-reduce and are copied to the CPU on a separate
-        stream: nothing waits for them.
+    def _post_from_device(self, payload: SyncPayload, flags: list[float]) -> _Posted:
+        """Post without waiting for the device: losses stay there for the all-reduce and are copied
+        to the CPU on a separate stream.
         """
         device, own = self._world.device, self._world.rank
         table = torch.zeros(self._shape, dtype=torch.float64, device=device)
         table[own, : len(flags)] = (
             torch.tensor(flags, dtype=torch.float64).pin_memory().to(device, non_blocking=True)
         )
-        table[own, _NORM] = math.nan if row.norm is None else row.norm
-        if self._counts:
-            table[own, _FLAGS : _FLAGS + len(row.losses)] = torch.stack(list(row.losses))
+        table[own, _NORM] = math.nan if payload.grad_norm is None else payload.grad_norm
+        if self._is_counted:
+            losses = torch.stack(list(payload.losses))
+            table[own, _LOSSES : _LOSSES + len(payload.losses)] = losses
         work = dist.all_reduce(table, async_op=True)
         copy = torch.empty(self._shape, dtype=torch.float64, pin_memory=True)
         with torch.cuda.stream(self._stream):
@@ -155,47 +167,48 @@ class SyncExchange:
             copy.copy_(table, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
-        table.record_stream(self._stream)  # type: ignore[arg-type]  # its memory is not given to others before the copy
+        # keeps the table's memory from being reused before it is copied
+        table.record_stream(self._stream)  # type: ignore[arg-type]
 
-        def rows() -> list[list[float]]:
+        def wait() -> list[list[float]]:
             copied.synchronize()
             return copy.tolist()
 
-        return _Posted(row, rows)
+        return _Posted(payload, wait)
 
     @property
     def pending(self) -> int:
         """Number of posts that were not collected yet."""
         return len(self._posted)
 
-    def collect(self) -> Interval:
+    def collect(self) -> IntervalResult:
         """Collect the oldest post of all ranks; waits if it is still in flight."""
-        row, rows = self._posted.popleft()
-        said = rows()
+        payload, wait = self._posted.popleft()
+        rows = wait()
         share = 1 / self._world.data_size
-        return Interval(
-            records=row.records,
-            losses=[
-                sum(slots) * share
-                for slots in zip(
-                    *[rank[_FLAGS : _FLAGS + len(row.losses)] for rank in said], strict=True
-                )
-            ],
-            norm=None if row.norm is None else said[0][_NORM],
-            stop=any(rank[_STOP] for rank in said),
-            save=bool(said[0][_SAVE]),
-            profile=any(rank[_PROFILE] for rank in said),
-            step_seconds=max(rank[_SECONDS] for rank in said),
+        losses = [row[_LOSSES : _LOSSES + len(payload.losses)] for row in rows]
+        return IntervalResult(
+            records=payload.records,
+            losses=[sum(parts) * share for parts in zip(*losses, strict=True)],
+            grad_norm=None if payload.grad_norm is None else rows[0][_NORM],
+            stop=any(row[_STOP] for row in rows),
+            save=bool(rows[0][_SAVE]),
+            profile=any(row[_PROFILE] for row in rows),
+            step_seconds=max(row[_SECONDS] for row in rows),
         )
 
 
-def interval_of(step_seconds: float, most: int) -> int:
-    """Steps in an interval: `most`, or fewer if steps are slow.
+def choose_sync_interval(step_seconds: float, max_steps: int) -> int:
+    """Steps in a sync interval: `max_steps`, or fewer if steps are slow.
 
     A request is posted at the end of one interval and collected at the end of the next: together
-    they should last no longer than `AGREE_WITHIN_SECONDS`, if single steps are short enough for
+    they should last no longer than `REACT_WITHIN_SECONDS`, if single steps are short enough for
     that.
+
+    Args:
+        step_seconds: Mean step time of the slowest rank; 0 if it is unknown.
+        max_steps: `train.syncEverySteps`.
     """
     if step_seconds <= 0:
         return 1
-    return max(1, min(most, int(AGREE_WITHIN_SECONDS / 2 / step_seconds)))
+    return max(1, min(max_steps, int(REACT_WITHIN_SECONDS / 2 / step_seconds)))

@@ -1,15 +1,10 @@
-"""The training loop: `train` runs a training from its first step to its last, and `step` is one
-optimizer step.
-
-`warm_up` runs two backward passes before the first step and discards their gradients, so that DDP's
-gradient buckets no longer change afterwards.
+"""The training loop: `train` runs a training from its first step to its last, and `train_step` is
+one optimizer step.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,156 +12,160 @@ import torch
 from torch import Tensor
 
 from kdist_trainer import log
-from kdist_trainer.config import Fate
+from kdist_trainer.config import EditEffect
 from kdist_trainer.instrumentation.device_stats import was_counting
 from kdist_trainer.liveness import Phase
-from kdist_trainer.metrics.step_stats import StepPhase, Wall
-from kdist_trainer.rng import WEIGHTS, derive, generators_of
+from kdist_trainer.metrics.step_stats import StepPhase, WallCategory
+from kdist_trainer.rng import WEIGHTS, Generators, derive
 from kdist_trainer.training.checkpointing import TrainState
 from kdist_trainer.training.context import TrainContext
-from kdist_trainer.training.evaluation import gets_no_better, measure
-from kdist_trainer.training.forward_backward import UNWATCHED, run_stages
+from kdist_trainer.training.evaluation import measure, should_stop_early
 from kdist_trainer.training.interval_sync import (
     flush_pending_losses,
     raise_nonfinite,
+    record_refused_update,
     sync_ranks,
 )
-from kdist_trainer.training.loss_check import check_loss, refuse_mean, split
-from kdist_trainer.training.profiler import start_profile as begin_profile
+from kdist_trainer.training.loss_check import reject_mean
 from kdist_trainer.training.sync import StepRecord
 
 
-def warm_up(run: TrainContext) -> None:
-    """Run two backward passes and discard their gradients, so that DDP's buckets no longer change.
+def train(ctx: TrainContext) -> str:
+    """Train to the last step, or until a rank is asked to stop. Collective.
 
-    DDP reorders its buckets after the first backward pass. With three or more ranks another order
-    of sums changes the result in the last bits: a resumed training would differ from an
-    uninterrupted one in its first step. So every generation begins with this.
+    Returns:
+        "done" or "stopped".
+
+    Raises:
+        NonFiniteError: If the loss is not finite and the job asks to stop then.
+        StorageError: If a required save fails.
     """
-    run.beat(Phase.INIT, run.state.step)
-    piece = run.loader.sample()
-    run.set_generators(derive(run.state.seed, WEIGHTS))
-
-    def backward(counting: AbstractContextManager[None] | None = None) -> None:
-        if run.settings.strategy == "pipeline":
-            run_stages(run, [piece], 1.0, UNWATCHED)
-            return
-        with run.precision.autocast(), counting or nullcontext():
-            loss, count = split(run.workload, run.workload.loss(run.model, piece.batch))
-        check_loss(run.workload, loss, count, piece.samples)
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    with run.buffers.observed():
-        try:
-            backward(run.resources.counting(piece.samples))
-        except Exception as error:
-            if not was_counting(error):
-                raise
-            backward()
-        drawing = generators_of(backward, run.world.device)
-        if run.world.generation == 1:
-            everywhere: Callable[[bool], bool] = (
-                partial(holds_everywhere, run) if run.strategy.sharded else bool
-            )
-            refuse_mean(run.workload, run.module, piece.batch, piece.samples, everywhere=everywhere)
-            run.strategy.let_go()
-    if ":" not in run.settings.workload:  # of a user's loss nobody knows what it draws from later
-        run.set_generators = drawing
-    run.optimizer.zero_grad()
-
-
-def holds_everywhere(run: TrainContext, own: bool) -> bool:
-    """Whether `own` is true on all ranks. Collective."""
-    return all(run.world.all_gather_object(own))
-
-
-def train(run: TrainContext) -> str:
-    """Train to the last step, or until a rank is asked to stop; returns "done" or "stopped".
-    Collective.
-
-    Raises `NonFiniteError` if the loss is not finite and the job asks to stop then, `StorageError`
-    if a required save fails, and whatever the user's code raises.
-    """
-    setup(run)
-    while run.state.step < run.target:
-        if not step(run):
-            rollback(run)
-        if run.state.step < run.boundary:
+    setup(ctx)
+    while ctx.state.step < ctx.target:
+        if not train_step(ctx):
+            rollback(ctx)
+        if ctx.state.step < ctx.next_sync_step:
             continue
-        said = sync_ranks(run)
-        if said.stop:
+        interval = sync_ranks(ctx)
+        if interval.stop:
             break
-        if said.profile:
-            begin_profile(run)
-        if run.probe.is_due(said.step_seconds * len(said.records)):
-            probe(run, Wall.IDLE)
-        if run.evaluates_at(run.state.step) and gets_no_better(run):
-            run.target = run.state.step
-        elif said.save or run.saves.due(run.state.step):
-            save(run)
-    outcome = finish(run) if run.state.step >= run.target else stop(run)
-    run.timer.close()
-    run.curves.close()
-    run.saves.close()
+        if interval.profile:
+            ctx.profiler.start(ctx.target)
+        if ctx.bandwidth_probe.is_due(interval.step_seconds * len(interval.records)):
+            probe_bandwidth(ctx, WallCategory.IDLE)
+        if ctx.evaluates_at(ctx.state.step) and should_stop_early(ctx):
+            ctx.target = ctx.state.step
+        elif interval.save or ctx.checkpointing.is_due(ctx.state.step):
+            save(ctx)
+    outcome = finish(ctx) if ctx.state.step >= ctx.target else stop(ctx)
+    ctx.collective_timer.close()
+    ctx.tensorboard.close()
+    ctx.checkpointing.close()
     return outcome
 
 
-def setup(run: TrainContext) -> None:
+def train_step(ctx: TrainContext) -> bool:
+    """Run one optimizer step over the next `globalBatch` samples. Collective.
+
+    Returns:
+        False if the update was refused and the training must be rolled back.
+    """
+    state, step_timer = ctx.state, ctx.step_timer
+    ctx.heartbeat.beat(Phase.STEP, state.step + 1)
+    step_timer.record_phase(StepPhase.OTHER)
+    batch = next(ctx.batches)
+    step_timer.record_phase(StepPhase.DATA_WAIT)
+
+    scale = ctx.loss_scale.compute(batch)
+    ctx.optimizer.zero_grad()
+    ctx.collective_timer.start()
+    ctx.losses.append(ctx.forward_backward.run(batch.micro_batches, scale))
+    ctx.collective_timer.finish_step()
+
+    update = ctx.precision.update(ctx.optimizer, ctx.guard, state.step + 1)
+    ctx.grad_norm = update.grad_norm
+    if update.skip_reason and record_refused_update(ctx, update.skip_reason):
+        return False
+    ctx.ema.update()
+    ctx.lr_scheduler.step()
+    step_timer.record_phase(StepPhase.OPTIMIZER)
+    if update.skipped:
+        ctx.buffers.restore()  # on all ranks: the gradient's norm is the same there
+    elif ctx.buffers.synchronize():
+        step_timer.record_phase(StepPhase.COMM_EXPOSED)
+
+    seconds = step_timer.finish_step()
+    first = state.samples_seen
+    state.step += 1
+    state.samples_seen += batch.samples
+    ctx.step_records.append(StepRecord(state.step, first, state.samples_seen - 1, seconds))
+    ctx.stats.add_step(seconds, batch.own_samples * ctx.strategy.is_counted, state.step)
+    ctx.reporter.send()
+    ctx.profiler.after_step()
+    return True
+
+
+def setup(ctx: TrainContext) -> None:
     """Warm up, restore the newest checkpoint or load the pretrained weights, and open the batches
-    at that position.
+    at that position. Collective.
     """
-    warm_up(run)
-    run.stats.add_wall(Wall.INIT, run.laps.skip())
-    run.beat(Phase.RESTORE, run.state.step)
-    saved = run.saves.restore()
-    if saved is None and run.pretrained is not None:
-        run.pretrained.load()
-    run.stats.add_wall(Wall.CHECKPOINT_RESTORE, run.laps.skip())
-    if run.world.is_leader:
-        log_resume(run, saved)
-    probe(run, Wall.INIT)
-    seek_data(run)
-    catch_up(run)
-    if run.state.step < run.target:
-        run.saves.reopen()
+    warm_up(ctx)
+    ctx.stats.add_wall(WallCategory.INIT, ctx.step_timer.exclude())
+    ctx.heartbeat.beat(Phase.RESTORE, ctx.state.step)
+    saved = ctx.checkpointing.restore()
+    if saved is None:
+        ctx.pretrained.load()
+    ctx.stats.add_wall(WallCategory.CHECKPOINT_RESTORE, ctx.step_timer.exclude())
+    if ctx.world.is_leader:
+        log_resume(ctx, saved)
+    probe_bandwidth(ctx, WallCategory.INIT)
+    seek_data(ctx)
+    run_missed_evaluation(ctx)
+    if ctx.state.step < ctx.target:
+        ctx.checkpointing.reopen()
 
 
-def catch_up(run: TrainContext) -> None:
-    """Run the evaluation that was skipped when the run was stopped at this step, since the grace
-    period is for saving.
+def warm_up(ctx: TrainContext) -> None:
+    """Run two backward passes and discard their gradients, so that DDP's buckets no longer change.
+    Collective.
+
+    DDP reorders its buckets after the first backward pass. With three or more ranks another order
+    of sums changes the result in the last bits: a resumed training would differ from an
+    uninterrupted one in its first step. So every worker group starts with this.
     """
-    if (
-        run.evaluates_at(run.state.step)
-        and run.state.evaluated != run.state.step
-        and gets_no_better(run)
-    ):
-        run.target = run.state.step
+    ctx.heartbeat.beat(Phase.INIT, ctx.state.step)
+    passes = ctx.forward_backward
+    micro_batch = ctx.loader.first_micro_batch()
+    passes.generators.seed(derive(ctx.state.seed, WEIGHTS))
+    with ctx.buffers.detect_changes():
+        try:
+            passes.warm_up(micro_batch, ctx.device_stats.counting(micro_batch.samples))
+        except Exception as error:
+            if not was_counting(error):
+                raise
+            passes.warm_up(micro_batch)
+        used = Generators.used_by(partial(passes.warm_up, micro_batch), ctx.world.device)
+        if ctx.world.generation == 1:
+            reject_mean(
+                ctx.workload,
+                ctx.module,
+                micro_batch.batch,
+                micro_batch.samples,
+                on_all_ranks=partial(is_true_on_all_ranks, ctx) if ctx.strategy.sharded else bool,
+            )
+            ctx.strategy.reshard()
+    if ":" not in ctx.settings.workload:  # a user's loss may draw from other generators later
+        passes.generators = used
+    ctx.optimizer.zero_grad()
 
 
-def probe(run: TrainContext, category: Wall) -> None:
-    """Measure the bandwidth between the ranks; the time is not part of a step."""
-    run.probe.measure()
-    run.stats.add_wall(category, run.laps.skip())
+def is_true_on_all_ranks(ctx: TrainContext, own: bool) -> bool:
+    """Whether `own` is true on all ranks. Collective."""
+    return all(ctx.world.all_gather_object(own))
 
 
-def seek_data(run: TrainContext) -> None:
-    """Open the batches at the current position, and set the learning rate and the last step of the
-    run.
-    """
-    state = run.state
-    run.target = run.stats.target_steps = run.loader.go_on(
-        step=state.step, position=state.samples_seen
-    )
-    if run.curve is not None:
-        run.curve.place(state.step, steps=run.target)
-    run.buffers.begin()
-    run.first_step = run.boundary = run.state.step + 1
-    run.curves.begin(run.state.step)
-    run.batches = run.loader.batches(step=run.state.step, position=run.state.samples_seen)
-
-
-def log_resume(run: TrainContext, saved: TrainState | None) -> None:
-    """Log where the run continues, and whether its results will be bitwise those of an
+def log_resume(ctx: TrainContext, saved: TrainState | None) -> None:
+    """Log where the run continues, and whether its results will be bitwise identical to those of an
     uninterrupted run.
     """
     if saved is None:
@@ -176,157 +175,162 @@ def log_resume(run: TrainContext, saved: TrainState | None) -> None:
         "resumed",
         step=saved.step,
         samples_seen=saved.samples_seen,
-        checkpoint=run.saves.resumed_from,
+        checkpoint=ctx.checkpointing.resumed_from,
     )
-    edits = [change for change in run.saves.changes if change.fate is not Fate.FREE]
+    edits = [change for change in ctx.checkpointing.changes if change.effect is not EditEffect.FREE]
     if edits:
         log.warn(
             "job-edited",
             fields=[change.field for change in edits],
             message="; ".join(map(str, edits)),
         )
-    if asked := run.loader.past_end(step=saved.step, position=saved.samples_seen):
-        done = (
-            f"the checkpoint is of step {saved.step}, after {saved.samples_seen} samples, and "
-            f"the job asks for {asked}"
-        )
-        way = "the run ends at this step; a larger value goes on from it, and --fresh begins anew"
+    if asked := ctx.loader.past_end(step=saved.step, position=saved.samples_seen):
         log.warn(
             "past-end",
             step=saved.step,
             samples_seen=saved.samples_seen,
             asked=asked,
-            message=f"{done}: {way}",
+            message=f"the checkpoint is of step {saved.step}, after {saved.samples_seen} samples, "
+            f"and the job asks for {asked}: the run ends at this step; set a larger value to "
+            "continue it, or start again with --fresh",
         )
-    before, now = saved.describe_writer(), run.state.describe_writer()
+    before, now = saved.describe_writer(), ctx.state.describe_writer()
     if before != now:
         why = f"saved by {before}; resumed by {now}"
         log.event(
             "not-reproducible",
             why=why,
-            message=f"the training goes on correctly, but not equal to the bit: {why}",
+            message=f"the training continues correctly, but is not bitwise identical: {why}",
         )
 
 
-def step(run: TrainContext) -> bool:
-    """One optimizer step over the next `globalBatch` samples of the stream; False if the training
-    must roll back.
+def probe_bandwidth(ctx: TrainContext, category: WallCategory) -> None:
+    """Measure the bandwidth between the ranks; the time is not part of a step. Collective."""
+    ctx.bandwidth_probe.measure()
+    ctx.stats.add_wall(category, ctx.step_timer.exclude())
+
+
+def seek_data(ctx: TrainContext) -> None:
+    """Open the batches at the current position, and set the learning rate and the last step of the
+    run.
     """
-    run.beat(Phase.STEP, run.state.step + 1)
-    lap = run.laps.lap
-    lap(StepPhase.OTHER)
-    batch = next(run.batches)
-    lap(StepPhase.DATA_WAIT)
-
-    # Every forward pass adds its share of the step's mean loss: a sum over samples, divided by the
-    # count of the whole step.
-    scale = run.weigh(batch)
-    run.optimizer.zero_grad()
-    run.timer.start()
-    run.losses.append(run.learn(run, batch.pieces, scale))
-    run.timer.settle()
-
-    run.norm = run.precision.update(run.optimizer, run.admit)
-    if run.must_go_back:
-        return False
-    run.after_update()
-    run.move_rate()
-    lap(StepPhase.OPTIMIZER)
-    if run.precision.left_out:
-        run.buffers.put_back()  # on all ranks: the gradient's norm is the same there
-    elif run.buffers.agree():
-        lap(StepPhase.COMM_EXPOSED)
-
-    state, seconds = run.state, run.laps.end()
-    state.step += 1
-    run.records.append(
-        StepRecord(state.step, state.samples_seen, state.samples_seen + batch.samples - 1, seconds)
-    )
-    state.samples_seen += batch.samples
-    run.stats.add_step(seconds, batch.own_samples * run.strategy.counts, state.step)
-    run.report()
-    return True
+    state = ctx.state
+    ctx.target = ctx.loader.resume_at(step=state.step, position=state.samples_seen)
+    ctx.stats.target_steps = ctx.target
+    ctx.lr_scheduler.seek(state.step, steps=ctx.target)
+    ctx.buffers.track_constants()
+    ctx.first_step = state.step + 1
+    ctx.next_sync_step = state.step + 1
+    ctx.tensorboard.begin(state.step)
+    ctx.batches = ctx.loader.batches(step=state.step, position=state.samples_seen)
 
 
-def rollback(run: TrainContext) -> None:
-    """Restore the newest checkpoint, and skip the refused update when its step comes again. Raises
-    `NonFiniteError`.
+def run_missed_evaluation(ctx: TrainContext) -> None:
+    """Run the evaluation that was skipped when the run was stopped at this step, since the grace
+    period is for saving. Collective.
     """
-    assert run.guard is not None  # noqa: S101 - only a guard refuses
-    refused = run.state.step + 1
-    run.losses.pop()
-    flush_pending_losses(run)
-    run.must_go_back = False
-    run.saves.restore()
-    run.stats.add_wall(Wall.CHECKPOINT_RESTORE, run.laps.skip())
-    if not run.guard.ban(refused, since=run.state.step):
+    if (
+        ctx.evaluates_at(ctx.state.step)
+        and ctx.state.evaluated != ctx.state.step
+        and should_stop_early(ctx)
+    ):
+        ctx.target = ctx.state.step
+
+
+def rollback(ctx: TrainContext) -> None:
+    """Restore the newest checkpoint, and skip the refused update when its step comes again.
+    Collective.
+
+    Raises:
+        NonFiniteError: If the training was rolled back to the same checkpoint too often.
+    """
+    refused = ctx.state.step + 1
+    ctx.losses.pop()
+    flush_pending_losses(ctx, check_weights=False)
+    ctx.checkpointing.restore()
+    ctx.stats.add_wall(WallCategory.CHECKPOINT_RESTORE, ctx.step_timer.exclude())
+    if not ctx.guard.skip_step(refused, checkpoint_step=ctx.state.step):
         raise_nonfinite(
-            run, f"step {refused} is refused like the ones before that the training went back for"
+            ctx,
+            f"the update of step {refused} is refused, as were those that caused the rollbacks "
+            "before",
         )
-    if run.world.is_leader:
+    if ctx.world.is_leader:
         log.warn(
             "rolled-back",
-            step=run.state.step,
+            step=ctx.state.step,
             refused=refused,
-            message=f"back to step {run.state.step}: {refused} is refused",
+            message=f"rolled back to step {ctx.state.step}: the update of step {refused} is "
+            "refused",
         )
-    run.saves.diary.add_event("rolled_back", step=run.state.step, refused=refused)
-    seek_data(run)
-    catch_up(run)
+    ctx.step_log.add_event("rolled_back", step=ctx.state.step, refused=refused)
+    seek_data(ctx)
+    run_missed_evaluation(ctx)
 
 
-def save(run: TrainContext, *, required: bool = False, done: dict[str, Any] | None = None) -> None:
-    """Save the state of this step."""
-    flush_pending_losses(run)
-    run.beat(Phase.SAVE, run.state.step)
-    run.saves.save(required=required, done=done)
-    run.stats.add_wall(Wall.CHECKPOINT_SAVE, run.laps.skip())
+def save(ctx: TrainContext, *, required: bool = False, done: dict[str, Any] | None = None) -> None:
+    """Save the state of this step. Collective.
+
+    Args:
+        ctx: The training.
+        required: Whether the checkpoint must be committed on return.
+        done: The document that records the end of the run, if this is its final state.
+    """
+    flush_pending_losses(ctx)
+    ctx.heartbeat.beat(Phase.SAVE, ctx.state.step)
+    ctx.checkpointing.save(required=required, done=done)
+    ctx.stats.add_wall(WallCategory.CHECKPOINT_SAVE, ctx.step_timer.exclude())
 
 
-def stop(run: TrainContext) -> str:
-    """Save the state of this step after a request to stop."""
-    save(run, required=True)
-    if run.world.is_leader:
-        log.event("stopped", step=run.state.step)
-    run.saves.diary.add_event("stopped", step=run.state.step)
+def stop(ctx: TrainContext) -> str:
+    """Save the state of this step after a request to stop; returns "stopped". Collective."""
+    save(ctx, required=True)
+    if ctx.world.is_leader:
+        log.event("stopped", step=ctx.state.step)
+    ctx.step_log.add_event("stopped", step=ctx.state.step)
     return "stopped"
 
 
-def finish(run: TrainContext) -> str:
-    """Evaluate the model, and save the final state of the run."""
-    flush_pending_losses(run)
-    metrics = measure(run) if run.settings.evaluate == "end" else {}
+def finish(ctx: TrainContext) -> str:
+    """Evaluate the model, and save the final state of the run; returns "done". Collective."""
+    flush_pending_losses(ctx)
+    metrics = measure(ctx) if ctx.settings.evaluate == "end" else {}
     done = {
-        "step": run.state.step,
-        "samples_seen": run.state.samples_seen,
+        "step": ctx.state.step,
+        "samples_seen": ctx.state.samples_seen,
         "outcome": "done",
         "metrics": metrics,
-        "weights": digest(run),
+        "weights": hash_weights(ctx),
     }
-    save(run, done=done)
-    run.saves.diary.add_event("done", **done)
-    if run.world.is_leader:
+    save(ctx, done=done)
+    ctx.step_log.add_event("done", **done)
+    if ctx.world.is_leader:
         log.event("done", **done)
     return "done"
 
 
-def digest(run: TrainContext, most_bytes: int = 2**28) -> str | None:
-    """SHA-256 of all parameters and buffers in the order of their names; None for a model too large
-    to hash quickly.
+def hash_weights(ctx: TrainContext, max_bytes: int = 2**28) -> str | None:
+    """SHA-256 of all parameters and buffers in the order of their names, in hexadecimal.
 
     Collective if the model is sharded.
+
+    Args:
+        ctx: The training.
+        max_bytes: Size of a model above which nothing is hashed, since it would take too long.
+
+    Returns:
+        The hash; None for a model of more than `max_bytes`.
     """
     held = sum(
-        value.nbytes for value in run.module.state_dict().values() if isinstance(value, Tensor)
+        value.nbytes for value in ctx.module.state_dict().values() if isinstance(value, Tensor)
     )
-    if (max(run.world.all_gather_object(held)) if run.strategy.sharded else held) > most_bytes:
+    if (max(ctx.world.all_gather_object(held)) if ctx.strategy.sharded else held) > max_bytes:
         return None
-    state = {
-        name: value for name, value in run.strategy.weights().items() if isinstance(value, Tensor)
-    }
+    weights = ctx.strategy.full_state_dict()
+    state = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
     sha = hashlib.sha256()
     for name in sorted(state):
         sha.update(name.encode())
         sha.update(state[name].contiguous().flatten().view(torch.uint8).numpy().data)
     own = sha.hexdigest()
-    return str(run.world.broadcast_object(own)) if run.strategy.sharded else own
+    return str(ctx.world.broadcast_object(own)) if ctx.strategy.sharded else own

@@ -1,5 +1,5 @@
-"""The shipped workloads, one file each, named as the user writes it; and how a user's own class is
-found.
+"""The shipped workloads, one module each, named as in job.yaml; and the import of a user's own
+class.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ def shipped() -> list[str]:
 
 
 def load(name: str) -> type[Workload]:
-    """The class that `train.workload` names: a shipped one, or `module:Class` from the image or
-    from `code`.
+    """Load the class that `train.workload` names: a shipped one, or `module:Class` from the image
+    or from `code`.
 
-    Raises `ConfigError` when there is none such; what the user's module raises while it is imported
-    passes through.
+    Raises:
+        ConfigError: If there is no such class, or it is not a complete workload. What the user's
+            module raises while it is imported is raised unchanged.
     """
     if ":" not in name:
         if name not in shipped():
@@ -55,7 +56,7 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            raise  # the module is there, and lacks one that it imports itself
+            raise  # the module exists, and imports one that does not
         raise ConfigError(
             f"train.workload: there is no module {error.name!r}: put it into `code`, or "
             "install it in the image"

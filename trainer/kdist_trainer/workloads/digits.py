@@ -20,7 +20,7 @@ from kdist_trainer.errors import DataError
 from kdist_trainer.workload import Split, Sums, Workload, WorkloadContext
 
 PRELOAD = ("sklearn.datasets",)
-"""What ranks import besides this module: the forkserver does it for them, once."""
+"""Modules that the forkserver imports once for all ranks, in addition to this one."""
 TEST_SAMPLES = 360
 
 
@@ -37,14 +37,14 @@ class DigitsOptions(ConfigModel):
 
 
 class Digits(Workload):
-    """Ten classes; about 98 % of the test scans are recognised after twenty epochs."""
+    """Ten classes; about 98 % of the test scans are recognized after twenty epochs."""
 
     def __init__(self, context: WorkloadContext) -> None:
         super().__init__(context)
         self.options = context.parse(DigitsOptions)
 
     def model(self) -> nn.Module:
-        """Two convolutions, one pooling, one hidden layer; input [n, 1, 8, 8], output [n, 10]."""
+        """Two convolutions, one pooling, one hidden layer; (batch, 1, 8, 8) to (batch, 10)."""
         width = self.options.width
         return nn.Sequential(
             nn.Conv2d(1, width, kernel_size=3, padding=1),
@@ -74,20 +74,24 @@ class Digits(Workload):
         return functional.cross_entropy(model(images), labels, reduction="sum"), len(labels)
 
     def evaluate(self, model: nn.Module, batch: Any) -> Sums:
-        """Share of recognised scans, and the loss."""
+        """Accuracy and loss."""
         images, labels = batch
         scores = model(images)
-        right = (scores.argmax(dim=1) == labels).sum()
+        correct = (scores.argmax(dim=1) == labels).sum()
         loss = functional.cross_entropy(scores, labels, reduction="sum")
-        return {"accuracy": (right, len(labels)), "loss": (loss, len(labels))}
+        return {"accuracy": (correct, len(labels)), "loss": (loss, len(labels))}
 
 
 def read_scans() -> tuple[Tensor, Tensor]:
-    """All scans as scikit-learn bundles them: pixels in 0 … 1, float32 [1797, 1, 8, 8], and labels,
-    int64 [1797].
+    """Read all scans that scikit-learn bundles.
 
-    The file is read without importing scikit-learn, which takes seconds, and those of every
-    restart. Raises `DataError`.
+    The file is read without importing scikit-learn, which takes seconds at every restart.
+
+    Returns:
+        Pixels from 0 to 1, float32, shape (1797, 1, 8, 8), and labels, int64, shape (1797,).
+
+    Raises:
+        DataError: If scikit-learn is not installed or its file cannot be read.
     """
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:

@@ -1,7 +1,7 @@
 """gpt: a byte-level language model that reads the Python source of the installed torch package.
 
-The text is real, a few megabytes large, and there wherever torch is: a laptop and an image see the
-same bytes.
+The text is real, a few megabytes large, and available wherever torch is: a laptop and an image see
+the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BYTES = 256
 TEST_SHARE = 20
-"""One in so many bytes, the last ones, is kept for the test split."""
+"""The last 1/20 of the bytes is the test split."""
 
 
 class GptOptions(ConfigModel):
@@ -55,30 +55,30 @@ class GptOptions(ConfigModel):
 
 
 class Attention(nn.Module):
-    """Causal self-attention over [samples, bytes, width]."""
+    """Causal self-attention over (batch, seq, width)."""
 
     def __init__(self, options: GptOptions) -> None:
         super().__init__()
         self.heads = options.heads
         self.dropout = options.dropout
-        # head by head, so that ranks can have some of the heads
+        # grouped by head, so that each rank can compute some of the heads
         self.qkv = nn.Linear(options.width, 3 * options.width)
         self.out = nn.Linear(options.width, options.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        n, length, width = x.shape
+        batch, seq, width = x.shape
         query, key, value = (
-            self.qkv(x).view(n, length, -1, 3, width // self.heads).permute(3, 0, 2, 1, 4)
+            self.qkv(x).view(batch, seq, -1, 3, width // self.heads).permute(3, 0, 2, 1, 4)
         )
         dropout = self.dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=True
         )
-        return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.out(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each around a residual."""
+    """Attention and feed-forward, each with a residual connection."""
 
     def __init__(self, options: GptOptions) -> None:
         super().__init__()
@@ -96,8 +96,8 @@ class Layer(nn.Module):
         return x + self.drop(self.forward_part(self.norm2(x)))  # type: ignore[no-any-return]
 
 
-class Entrance(nn.Module):
-    """Bytes [samples, length] to vectors that know byte and place [samples, length, width]."""
+class InputEmbedding(nn.Module):
+    """Embeds bytes and their positions: (batch, seq) to (batch, seq, width)."""
 
     def __init__(self, bytes_: nn.Embedding, places: nn.Embedding) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Entrance(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Bytes [samples, length] to scores of the next byte [samples, length, 256]."""
+    """Maps bytes (batch, seq) to the scores of the next byte (batch, seq, 256)."""
 
     def __init__(self, options: GptOptions) -> None:
         super().__init__()
@@ -128,8 +128,8 @@ class Transformer(nn.Module):
 
 
 class Windows:
-    """Neighbouring pieces of a text: sample i holds bytes [i * block, (i + 1) * block], one more
-    than the model sees.
+    """Consecutive windows of a text: sample i has bytes i * block to (i + 1) * block, both
+    included, since the last one is only predicted.
     """
 
     def __init__(self, text: Tensor, block: int) -> None:
@@ -143,7 +143,7 @@ class Windows:
         return self.fetch(torch.tensor([index]))[0]
 
     def fetch(self, indices: Tensor) -> Tensor:
-        """Samples of a whole batch: int64, shape [indices, block + 1]."""
+        """A whole batch: int64, shape (indices, block + 1)."""
         return self.text[(indices * self.block)[:, None] + torch.arange(self.block + 1)].long()
 
 
@@ -156,7 +156,7 @@ class Gpt(Workload):
         self.units_per_sample = self.tokens_per_sample = self.options.block
 
     def model(self) -> nn.Module:
-        """A transformer with pre-normalisation."""
+        """A transformer with pre-normalization."""
         return Transformer(self.options)
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
@@ -165,24 +165,24 @@ class Gpt(Workload):
         return list(model.layers)
 
     def chain(self, model: nn.Module) -> list[nn.Module]:
-        """The embeddings, each layer, and what makes scores of the last one's output."""
+        """The embeddings, each layer, and the output head with its norm."""
         assert isinstance(model, Transformer)  # noqa: S101 - it comes from `model`
         return [
-            Entrance(model.bytes, model.places),
+            InputEmbedding(model.bytes, model.places),
             *model.layers,
             nn.Sequential(model.norm, model.head),
         ]
 
     def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, ParallelStyle]:  # noqa: ARG002 - all layers are alike
-        """Each rank has some of the heads and of the feed-forward's middle; one all-reduce after
-        each of the two.
+        """Megatron-style (M. Shoeybi et al., 2019): each rank computes some of the heads and of the
+        feed-forward's hidden units, with one all-reduce after each of the two.
         """
         from torch.distributed.tensor import Replicate
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
         if self.options.heads % ranks:
             raise ConfigError(
-                f"train.options.heads: {self.options.heads} heads cannot be dealt to "
+                f"train.options.heads: {self.options.heads} heads cannot be split over "
                 f"{ranks} ranks (modelParallel)"
             )
         return {
@@ -196,8 +196,8 @@ class Gpt(Workload):
     def dataset(self, split: Split) -> Windows:
         """Windows of the first or of the last part of the text."""
         text = read_corpus(Path(torch.__file__).parent, self.options.corpus_bytes)
-        border = len(text) - len(text) // TEST_SHARE
-        return Windows(text[:border] if split == "train" else text[border:], self.options.block)
+        boundary = len(text) - len(text) // TEST_SHARE
+        return Windows(text[:boundary] if split == "train" else text[boundary:], self.options.block)
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         """Cross-entropy of every next byte."""
@@ -208,11 +208,11 @@ class Gpt(Workload):
         return loss, batch.shape[0] * self.options.block
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
-        """Bits instead of nats, beside them."""
+        """Add the loss in bits."""
         return {**means, "bits_per_byte": means["loss"] / math.log(2)}
 
     def fingerprint(self, samples: Samples) -> str:
-        """Digest of the text and of how it is cut."""
+        """Hash of the text and of the window length."""
         assert isinstance(samples, Windows)  # noqa: S101 - it comes from `dataset`
         return hashlib.sha256(
             samples.text.numpy().tobytes() + str(samples.block).encode()
@@ -220,10 +220,17 @@ class Gpt(Workload):
 
 
 def read_corpus(folder: Path, budget: int) -> Tensor:
-    """The first `budget` bytes of all Python files below `folder`, in the order of their paths:
-    uint8.
+    """Read the Python files below a folder, in the order of their paths.
 
-    Raises `DataError` when there is hardly any text.
+    Args:
+        folder: The folder.
+        budget: Most bytes to read.
+
+    Returns:
+        The bytes: uint8, shape (bytes,).
+
+    Raises:
+        DataError: If there are less than 1024 bytes.
     """
     text = bytearray()
     for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):

@@ -16,7 +16,7 @@ from kdist_trainer.instrumentation.step_timer import (
     BandwidthProbe,
     GlooAllReduceTimer,
     StepTimer,
-    add_spans,
+    add_all_reduces,
 )
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
@@ -31,14 +31,14 @@ def test_laps_sum_to_the_time_they_cover_and_skips_belong_to_no_step(
     now = iter([0.0, 1.0, 3.0, 7.0, 57.0, 61.0])
     monkeypatch.setattr(step_timer, "perf_counter", lambda: next(now))
     stats = StepStats()
-    laps = StepTimer(stats)
-    assert laps.skip() == 1.0
-    laps.lap(StepPhase.DATA_WAIT)
-    laps.lap(StepPhase.FORWARD)
-    assert laps.end() == 6.0
-    assert laps.skip() == 50.0
-    laps.lap(StepPhase.FORWARD)
-    assert laps.end() == 4.0
+    stopwatch = StepTimer(stats)
+    assert stopwatch.exclude() == 1.0
+    stopwatch.record_phase(StepPhase.DATA_WAIT)
+    stopwatch.record_phase(StepPhase.FORWARD)
+    assert stopwatch.finish_step() == 6.0
+    assert stopwatch.exclude() == 50.0
+    stopwatch.record_phase(StepPhase.FORWARD)
+    assert stopwatch.finish_step() == 4.0
     assert stats.phase[StepPhase.DATA_WAIT] == 2.0
     assert stats.phase[StepPhase.FORWARD] == 8.0
     assert sum(stats.phase) == 10.0
@@ -47,7 +47,7 @@ def test_laps_sum_to_the_time_they_cover_and_skips_belong_to_no_step(
 def test_overlapping_all_reduces_are_counted_once_and_only_the_tail_is_exposed() -> None:
     stats = StepStats()
     stats.phase[StepPhase.BACKWARD] = 10.0
-    add_spans(stats, [(1.0, 4.0), (2.0, 3.0), (6.0, 7.0), (6.5, 9.0)], nbytes=100)
+    add_all_reduces(stats, [(1.0, 4.0), (2.0, 3.0), (6.0, 7.0), (6.5, 9.0)], nbytes=100)
     assert stats.collective_seconds[0] == pytest.approx(3 + 3)
     assert stats.phase[StepPhase.COMM_EXPOSED] == pytest.approx(2.5)
     assert sum(stats.phase) == pytest.approx(10.0)
@@ -57,7 +57,7 @@ def test_overlapping_all_reduces_are_counted_once_and_only_the_tail_is_exposed()
 
 def test_a_step_without_all_reduces_adds_nothing() -> None:
     stats = StepStats()
-    add_spans(stats, [], nbytes=0)
+    add_all_reduces(stats, [], nbytes=0)
     assert sum(stats.phase) == stats.collectives[0] == 0
 
 
@@ -89,7 +89,7 @@ def test_an_all_reduce_whose_word_is_late_ended_at_the_latest_with_the_backward_
         follow(cast("Any", handle))
     handles[0].future.set_result([])
     assert heartbeat.read().inside, "the other is still under way"
-    timer.settle()
+    timer.finish_step()
     assert not heartbeat.read().inside
     assert (stats.collectives[0], stats.collective_bytes[0]) == (2, 32)
     assert 0 < stats.phase[StepPhase.COMM_EXPOSED] <= stats.collective_seconds[0]
@@ -100,7 +100,7 @@ def test_an_all_reduce_whose_word_is_late_ended_at_the_latest_with_the_backward_
     )
     timer.close()
     timer.start()
-    timer.settle()
+    timer.finish_step()
     assert stats.collectives[0] == 2
 
 

@@ -1,12 +1,11 @@
-"""The one place where checkpoints touch the disk: create, write, fsync, rename, remove.
+"""All operations of checkpoints on the disk: create, write, fsync, rename, remove.
 
-Every operation that decides what survives a crash goes through here, those of torch's writer
-included, and is shown to an observer just before it is done. So a test can record a save, stop it
-at each operation and lose what was not yet synced.
+Every operation that decides what survives a crash goes through here, also those of DCP's writer,
+and is reported to observers just before it is done. So a test can record a save, stop it at each
+operation and drop what was not yet synced.
 
 Folders are made 0700 and files 0600. A file whose fsync failed is never synced again: the kernel
-may already have thrown its pages away and would report success. Whoever wants another try writes a
-new file.
+may already have dropped its pages and would report success. Another attempt writes a new file.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ BUFFER_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Operation:
-    """One step towards the disk; `target` is a rename's new name, `data` a write's bytes."""
+    """An operation on the disk; `target` is the new name of a rename, `data` what is written."""
 
     # create, write, fsync, make_folder, rename, replace, fsync_folder, remove, remove_tree
     name: str
@@ -40,7 +39,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Digest:
-    """What was written to a file: its size in bytes and the SHA-256 in hexadecimal."""
+    """A file's size in bytes and its SHA-256 in hexadecimal."""
 
     size: int
     sha256: str
@@ -51,7 +50,7 @@ _observers: list[Callable[[Operation], None]] = []
 
 @contextmanager
 def observed(observer: Callable[[Operation], None]) -> Iterator[None]:
-    """Show every operation to `observer`, before it is done, as long as the context lasts."""
+    """Within the `with` block, call `observer` before every operation."""
     _observers.append(observer)
     try:
         yield
@@ -59,7 +58,7 @@ def observed(observer: Callable[[Operation], None]) -> Iterator[None]:
         _observers.remove(observer)
 
 
-def _show(
+def _report(
     name: str, path: Path, target: Path | None = None, data: bytes | bytearray | memoryview = b""
 ) -> None:
     for observer in tuple(_observers):
@@ -69,8 +68,8 @@ def _show(
 class DurableFile:
     """A new file that is written once, from start to end, and is on the disk when `close` returns.
 
-    It has what torch's writer and `pickle` ask of a stream. The digest is taken of the bytes as
-    they are handed in, so it also covers what happens to them on their way through the page cache.
+    It has the methods that DCP's writer and `pickle` call on a stream. The digest is of the bytes
+    that are passed in, so it also covers their way through the page cache.
     """
 
     def __init__(self, path: Path, *, exclusive: bool = False) -> None:
@@ -81,7 +80,7 @@ class DurableFile:
             | os.O_NOFOLLOW
             | (os.O_EXCL if exclusive else os.O_TRUNC)
         )
-        _show("create", path)
+        _report("create", path)
         self.path = path
         self._file = os.fdopen(os.open(path, flags, FILE_MODE), "wb", buffering=BUFFER_BYTES)
         self._hash = hashlib.sha256()
@@ -90,7 +89,7 @@ class DurableFile:
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Append bytes. Returns how many. Raises `OSError`."""
         view = memoryview(data).cast("B")
-        _show("write", self.path, data=view)
+        _report("write", self.path, data=view)
         self._file.write(view)
         self._hash.update(view)
         self._size += view.nbytes
@@ -109,7 +108,7 @@ class DurableFile:
         return self._file.fileno()
 
     def close(self) -> Digest:
-        """Flush, fsync and close; again is no harm. Returns the digest of all that was written.
+        """Flush, fsync and close; may be called again. Returns the digest of all that was written.
 
         Raises `OSError`; the file is closed either way.
         """
@@ -117,7 +116,7 @@ class DurableFile:
             return self.digest
         try:
             self._file.flush()
-            _show("fsync", self.path)
+            _report("fsync", self.path)
             os.fsync(self._file.fileno())
         except OSError:
             self.abandon()
@@ -126,13 +125,13 @@ class DurableFile:
         return self.digest
 
     def abandon(self) -> None:
-        """Close without a promise; what is still buffered may be lost."""
+        """Close without syncing; buffered bytes may be lost."""
         with suppress(OSError):
             self._file.close()
 
     @property
     def digest(self) -> Digest:
-        """Size and SHA-256 of what was written so far."""
+        """Digest of the bytes written so far."""
         return Digest(self._size, self._hash.hexdigest())
 
     def __enter__(self) -> DurableFile:
@@ -151,8 +150,16 @@ class DurableFile:
 
 
 def write_new(path: Path, data: bytes, *, exclusive: bool = False) -> Digest:
-    """Write a file that nobody reads yet and fsync it. Raises `OSError` (`FileExistsError` when
-    exclusive).
+    """Write a new file and fsync it.
+
+    Args:
+        path: the file.
+        data: its content.
+        exclusive: whether the file must not exist.
+
+    Raises:
+        FileExistsError: the file exists and `exclusive` is set.
+        OSError: the disk failed.
     """
     file = DurableFile(path, exclusive=exclusive)
     with file:
@@ -161,13 +168,13 @@ def write_new(path: Path, data: bytes, *, exclusive: bool = False) -> Digest:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Give a file new content so that every reader, and every crash, finds the old or the new.
+    """Replace a file's content atomically: readers, also after a crash, find the old or the new.
     Raises `OSError`.
     """
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{threading.get_ident()}")
     try:
         write_new(temporary, data)
-        _show("replace", temporary, path)
+        _report("replace", temporary, path)
         temporary.replace(path)
     except OSError:
         with suppress(OSError):
@@ -177,14 +184,14 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path, *, durable: bool = False) -> None:
-    """Make a folder, mode 0700; it may be there already. `durable`: with its parents, and its name
-    synced. Raises `OSError`.
+    """Make a folder, mode 0700, if it does not exist. `durable`: also its parents, and sync its
+    name. Raises `OSError`.
     """
     if path.is_dir() and not path.is_symlink():
         return
     if durable and not path.parent.is_dir():
         make_folder(path.parent, durable=True)
-    _show("make_folder", path)
+    _report("make_folder", path)
     path.mkdir(mode=FOLDER_MODE, exist_ok=True)
     if durable:
         sync_folder(path.parent)
@@ -194,18 +201,18 @@ def rename(path: Path, target: Path) -> None:
     """Rename a file or folder. The new name is durable once the parent is synced. Raises
     `OSError`.
     """
-    _show("rename", path, target)
+    _report("rename", path, target)
     path.rename(target)
 
 
 def sync_folder(path: Path) -> None:
     """Make the names in a folder durable. Raises `OSError`."""
-    _show("fsync_folder", path)
+    _report("fsync_folder", path)
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     except OSError as error:
-        # file systems that keep no folders to sync say so
+        # some file systems cannot sync folders
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -214,11 +221,11 @@ def sync_folder(path: Path) -> None:
 
 def remove(path: Path) -> None:
     """Remove a file. Raises `OSError`."""
-    _show("remove", path)
+    _report("remove", path)
     path.unlink()
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and all in it as far as that works; later calls retry what is left."""
-    _show("remove_tree", path)
+    """Remove a folder as far as possible, without raising; a later call retries the rest."""
+    _report("remove_tree", path)
     shutil.rmtree(path, ignore_errors=True)

@@ -74,8 +74,8 @@ def test_each_kind_is_timed_with_its_overlaps_once_and_waits_leave_the_phase_the
     clock: Clock,
 ) -> None:
     stats = StepStats()
-    laps = StepTimer(stats)
-    timer = GlooCollectiveTimer(stats, laps)
+    stopwatch = StepTimer(stats)
+    timer = GlooCollectiveTimer(stats, stopwatch)
     assert launch(timer, "all_reduce") is None, "no step is under way"
     timer.start()
     first = launch(timer, "all_gather_single")
@@ -87,13 +87,13 @@ def test_each_kind_is_timed_with_its_overlaps_once_and_waits_leave_the_phase_the
     timer.wait(lambda: clock.pass_by(4), cast("Any", second))
     second.future.set_result([])
     clock.pass_by(8)
-    laps.lap(StepPhase.FORWARD)
+    stopwatch.record_phase(StepPhase.FORWARD)
     lazy = launch(timer, "reduce_scatter_single", lazy=True)
     clock.pass_by(16)
     timer.wait(lambda: clock.pass_by(32), cast("Any", lazy))
     clock.pass_by(64)
-    timer.settle()
-    laps.lap(StepPhase.BACKWARD)
+    timer.finish_step()
+    stopwatch.record_phase(StepPhase.BACKWARD)
     reducing.future.set_result([])
     assert stats.collective_seconds == [126, 7, 48], "what has not ended did so with the passes"
     assert stats.collective_bytes == [16, 64, 32]
@@ -102,11 +102,11 @@ def test_each_kind_is_timed_with_its_overlaps_once_and_waits_leave_the_phase_the
         stats.phase[one] for one in (StepPhase.COMM_EXPOSED, StepPhase.FORWARD, StepPhase.BACKWARD)
     )
     assert (exposed, forward, backward) == (36, 11, 80)
-    assert laps.end() == 127
+    assert stopwatch.finish_step() == 127
     timer.close()
 
 
-def test_what_goes_on_beside_the_training_or_among_one_rank_is_not_counted(clock: Clock) -> None:
+def test_what_goes_on_next_to_the_training_or_among_one_rank_is_not_counted(clock: Clock) -> None:
     stats = StepStats()
     timer = GlooCollectiveTimer(stats, StepTimer(stats))
     timer.start()
@@ -116,14 +116,14 @@ def test_what_goes_on_beside_the_training_or_among_one_rank_is_not_counted(clock
         launch(timer, "barrier"),
     ]
 
-    def beside() -> None:
+    def concurrent() -> None:
         found.append(launch(timer, "all_reduce"))
         timer.wait(lambda: clock.pass_by(5), cast("Any", None))
 
-    thread = threading.Thread(target=beside)
+    thread = threading.Thread(target=concurrent)
     thread.start()
     thread.join()
-    timer.settle()
+    timer.finish_step()
     timer.wait(lambda: clock.pass_by(5), cast("Any", None))
     timer.close()
     assert found == [None] * 4
@@ -173,7 +173,7 @@ def test_on_a_device_events_of_steps_that_are_over_are_read_steps_later(
         for handle in handles:
             handle.future.set_result([])
             clock.pass_by(2)
-        timer.settle()
+        timer.finish_step()
         counted = max(0, step - 1)
         assert stats.collectives == [0, 2 * counted, 0]
         assert stats.collective_bytes == [0, 2 * 32 * counted, 0]

@@ -8,13 +8,12 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 LOOK_SECONDS = 0.05
 
 
-class Standstill:
+class Stall:
     """Watches the step ledger at `path` in the background while the `with` block lasts.
 
     `longest` is the longest time in seconds between two writes to it, the first one and the last
@@ -31,12 +30,7 @@ class Standstill:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
 

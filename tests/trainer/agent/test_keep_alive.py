@@ -1,5 +1,5 @@
-"""Agents in a StatefulSet, which would start anew whatever ends: those whose work is over stay, and
-say how it ended.
+"""Agents in a StatefulSet, which would restart whatever exits: those that have finished stay alive,
+and report how the training ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.processes
 
 def parking(folder: Path, **job: Any) -> Lab:
     lab = Lab(folder, **job)
-    lab.arguments = ["--on-end", "park", "--termination-message", str(folder / "message")]
+    lab.arguments = ["--on-finish", "keep-alive", "--termination-message", str(folder / "message")]
     return lab
 
 
@@ -34,8 +34,8 @@ def ask(lab: Lab, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def see_parked(lab: Lab) -> dict[str, Any]:
-    """Wait until node-0 has parked; returns its status."""
+def wait_until_kept_alive(lab: Lab) -> dict[str, Any]:
+    """Wait until node-0 is kept alive; returns its status."""
     lab.wait(lambda: lab.events("node-0", "kept-alive"), "the parking of node-0")
     assert ask(lab, "/readyz")[0] == 503
     assert ask(lab, "/healthz")[0] == 200, "the kubelet shall leave it alone"
@@ -49,7 +49,7 @@ def test_an_agent_that_is_done_stays_until_it_is_told_to_go(tmp_path: Path) -> N
         lab.start("node-0")
         lab.stepping(1, world=1)
         lab.tell("finish")
-        document = see_parked(lab)
+        document = wait_until_kept_alive(lab)
         assert document["state"] == "succeeded"
         assert document["phase"] == "succeeded"
         assert document["exit"]["outcome"] == "done"
@@ -64,7 +64,7 @@ def test_a_failure_for_good_is_shown_until_somebody_has_seen_it_and_the_code_is_
         lab.start("node-0")
         lab.stepping(1, world=1)
         lab.tell("raise-0")
-        document = see_parked(lab)
+        document = wait_until_kept_alive(lab)
         assert (document["state"], document["exit"]["cause"]) == ("failed", "user_code")
         assert document["exit"]["traceback"][-1] == "ValueError: bad sample on rank 0"
         lab.agents["node-0"].terminate()
@@ -79,7 +79,8 @@ def test_an_agent_that_comes_after_the_end_parks_at_once_and_one_that_is_stopped
             {"run_id": "run-1", "step": 7, "outcome": "done"}
         )
         lab.start("node-0")
-        assert see_parked(lab)["exit"]["step"] == 7
+        assert wait_until_kept_alive(lab)["exit"]["step"] == 7
+        assert not lab.events("node-0", "rendezvous-started")
         lab.agents["node-0"].terminate()
         assert lab.end("node-0") == 0
     with parking(tmp_path / "stopped") as lab:
@@ -92,11 +93,13 @@ def test_an_agent_that_comes_after_the_end_parks_at_once_and_one_that_is_stopped
 
 def test_a_wrong_train_json_parks_too_so_that_nobody_tries_for_ever(tmp_path: Path) -> None:
     with parking(tmp_path) as lab:
-        (tmp_path / "train.json").write_text('{"name": "lab"}')
+        train = json.loads((tmp_path / "train.json").read_text())
+        (tmp_path / "train.json").write_text(json.dumps({**train, "maxRestarts": -1}))
         lab.start("node-0")
-        document = see_parked(lab)
+        document = wait_until_kept_alive(lab)
         assert document["state"] == "failed"
         assert document["exit"]["code"] == 64
         assert document["exit"]["cause"] == "config"
+        assert "maxRestarts" in document["exit"]["message"]
         lab.agents["node-0"].terminate()
         assert lab.end("node-0") == 64

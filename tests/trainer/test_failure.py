@@ -1,0 +1,69 @@
+"""Failures as ranks record them and agents read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kdist_trainer import failure
+from kdist_trainer.config import Cause, Exit
+from kdist_trainer.errors import StorageError
+from kdist_trainer.failure import TRACEBACK_LINES, Failure
+from kdist_trainer.liveness import Call, Phase, RankSnapshot
+
+
+def test_what_a_rank_records_its_agent_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("KDIST_NODE", "node-1")
+    try:
+        raise StorageError("the disk is full")
+    except StorageError as error:
+        failure.record(error, scratch=tmp_path, local_rank=1, step=7)
+    recorded = failure.read(tmp_path, 1)
+    assert recorded is not None
+    assert recorded.cause == Cause.STORAGE
+    assert recorded.code == Exit.STORAGE
+    assert recorded.rank == 5
+    assert recorded.node == "node-1"
+    assert recorded.step == 7
+    assert recorded.traceback[-1] == "kdist_trainer.errors.StorageError: the disk is full"
+    failure.record(ValueError("a later one"), scratch=tmp_path, local_rank=1)
+    assert failure.read(tmp_path, 1) == recorded, "the first failure of a rank stands"
+    assert failure.read(tmp_path, 0) is None
+
+
+def test_a_failure_survives_its_json_and_anything_else_is_refused() -> None:
+    whole = Failure(Cause.HANG, Exit.HANG, True, "é\n", 1, "n", 2, 3, 4.5, ("a", "b"), "all_reduce")
+    assert Failure.from_json(whole.to_json()) == whole
+    for text in ("", "[]", "{}", '{"cause": "odd", "code": 70}', whole.to_json()[:-9]):
+        with pytest.raises(ValueError, match=r"."):
+            Failure.from_json(text)
+
+
+def test_recording_into_a_folder_that_is_gone_raises_nothing(tmp_path: Path) -> None:
+    failure.record(ValueError("odd"), scratch=tmp_path / "gone", local_rank=0)
+
+
+def test_a_failure_of_a_rank_holds_its_step_and_the_collective_that_it_is_in() -> None:
+    call = Call(17, 17, "all_reduce", "float32", 4, "4", "")
+    stopped = RankSnapshot(3, Phase.STEP, 7, 0, call, inside=True, generation=2, pid=1)
+    found = Failure.of_rank(
+        Cause.HANG,
+        Exit.HANG,
+        "rank 1 hangs",
+        rank=1,
+        node="node-1",
+        generation=2,
+        snapshot=stopped,
+        traceback=["line"] * 100,
+    )
+    assert (found.primary, found.step, found.collective) == (True, 7, str(call))
+    assert len(found.traceback) == TRACEBACK_LINES
+    before = RankSnapshot(0, Phase.START, -1, 0, call, inside=False, generation=2, pid=1)
+    found = Failure.of_rank(
+        Cause.HANG, Exit.HANG, "", rank=1, node="node-1", generation=2, snapshot=before
+    )
+    assert (found.step, found.collective) == (None, None)

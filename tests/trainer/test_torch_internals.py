@@ -1,0 +1,90 @@
+"""What `torch_internals` takes from torch without documentation is as it expects.
+
+A failure here means that the installed torch has moved one of these names. Follow the move in
+`trainer/kdist_trainer/torch_internals.py`, for the oldest and the newest supported torch, and run
+`make compat`.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import DataLoader, TensorDataset
+
+from kdist_trainer import torch_internals
+
+
+def moved(name: str) -> str:
+    """What to do about a name that is not where it was."""
+    return (
+        f"torch {torch.__version__} has changed {name}: adapt kdist_trainer/torch_internals.py and "
+        "run `make compat`"
+    )
+
+
+def test_norms_with_running_statistics_have_a_common_class() -> None:
+    for norm in (nn.BatchNorm1d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2)):
+        assert isinstance(norm, torch_internals.BatchNorm), moved("batchnorm._BatchNorm")
+        assert isinstance(norm, torch_internals.RunningNorm), moved("batchnorm._NormBase")
+    instance_norm = nn.InstanceNorm2d(2)
+    assert isinstance(instance_norm, torch_internals.RunningNorm), moved("batchnorm._NormBase")
+    assert not isinstance(instance_norm, torch_internals.BatchNorm), moved("batchnorm._BatchNorm")
+
+
+def test_a_modules_own_tensors_can_be_replaced() -> None:
+    module = nn.BatchNorm1d(2)
+    torch_internals.own_buffers(module)["running_mean"] = torch.ones(2)
+    assert module.running_mean is not None
+    assert module.running_mean.tolist() == [1, 1], moved("nn.Module._buffers")
+    torch_internals.own_parameters(module)["weight"] = None
+    assert module.weight is None, moved("nn.Module._parameters")
+
+
+def test_a_tensor_counts_its_changes() -> None:
+    tensor = torch.zeros(2)
+    before = torch_internals.version_of(tensor)
+    tensor.add_(1)
+    assert torch_internals.version_of(tensor) == before + 1, moved("Tensor._version")
+
+
+def test_a_mesh_can_be_flattened_under_a_name() -> None:
+    names = list(inspect.signature(DeviceMesh._flatten).parameters)
+    assert names[:2] == ["self", "mesh_dim_name"], moved("DeviceMesh._flatten")
+
+
+def test_functions_apply_to_the_tensors_of_a_nested_value_only() -> None:
+    nested = ({"one": torch.ones(1)}, [2])
+    doubled = torch_internals.tree_map_only(torch.Tensor, lambda one: one * 2, nested)
+    assert doubled == ({"one": torch.full((1,), 2.0)}, [2]), moved("torch.utils._pytree")
+
+
+def test_stores_are_made_as_they_are_called() -> None:
+    store = torch_internals.HashStore()
+    store.set("key", "value")
+    assert store.get("key") == b"value", moved("torch.distributed.HashStore")
+    names = str(torch_internals.TCPStore.__init__.__doc__)
+    assert "is_master" in names and "wait_for_workers" in names, moved("TCPStore")  # noqa: PT018
+
+
+def test_batches_of_loader_processes_are_counted() -> None:
+    samples = TensorDataset(torch.arange(3))
+    batches = iter(DataLoader(samples, num_workers=1, multiprocessing_context="fork"))
+    try:
+        next(batches)
+        assert torch_internals.queued_batches(batches) in (0, 1, 2), moved("DataLoader._data_queue")
+    finally:
+        del batches
+    assert torch_internals.queued_batches(iter(DataLoader(samples))) is None
+
+
+def test_overflows_of_scaled_gradients_are_found_and_may_be_shared() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale((weight * torch.inf).sum()).backward()  # type: ignore[no-untyped-call]
+    scaler.unscale_(optimizer)
+    found = [each.item() for each in torch_internals.found_overflows(scaler, optimizer)]
+    assert found == [1.0], moved("torch.amp.GradScaler._found_inf_per_device")

@@ -1,0 +1,106 @@
+"""Undocumented parts of torch's distributed checkpoint (DCP) that kdist uses, in one place.
+
+They flatten a nested state, copy tensors to the CPU and name the records of DCP's index. A release
+of torch may change them: `tests/trainer/checkpoint/test_torch_internals.py` compares each with the
+installed torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorProperties
+from torch.distributed.checkpoint.state_dict import _get_fqns
+
+__all__ = [
+    "INDEX_GLOBALS",
+    "KeyPath",
+    "MemoryFormatEncoding",
+    "StorageInfo",
+    "allocate_on_cpu",
+    "copy_to_cpu",
+    "flatten",
+    "full_names",
+    "set_properties",
+    "set_value",
+]
+
+MemoryFormatEncoding = _MEM_FORMAT_ENCODING
+"""How the index spells `torch.memory_format`."""
+
+KeyPath = tuple[str | int, ...]
+"""Keys and indices that lead to a value of a nested state."""
+
+_RECORDS = "torch.distributed.checkpoint.metadata"
+INDEX_GLOBALS = {
+    (_RECORDS, "Metadata"),
+    (_RECORDS, "MetadataIndex"),
+    (_RECORDS, "StorageMeta"),
+    (_RECORDS, "TensorProperties"),
+    (_RECORDS, "TensorStorageMetadata"),
+    (_RECORDS, "ChunkStorageMetadata"),
+    (_RECORDS, "BytesStorageMetadata"),
+    (_RECORDS, "_MEM_FORMAT_ENCODING"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),  # finds a layout by its name
+    *(("torch", name) for name, value in vars(torch).items() if isinstance(value, torch.dtype)),
+}
+"""Module and name of every global that DCP's pickled index refers to."""
+
+
+def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, KeyPath]]:
+    """Flatten a nested state as DCP does.
+
+    Returns:
+        The values by flat name, such as `model.fc.weight`, and the path of each.
+    """
+    return flatten_state_dict(dict(state))
+
+
+def set_value(state: dict[str, Any], path: KeyPath, value: Any) -> None:
+    """Set the value at `path` of a nested state."""
+    set_element(state, path, value)
+
+
+def full_names(model: nn.Module, name: str) -> set[str]:
+    """Names that DCP gives a parameter or buffer: `name` without the prefixes of wrappers."""
+    return _get_fqns(model, name)
+
+
+def allocate_on_cpu(tensors: dict[str, Tensor], *, pin_memory: bool) -> dict[str, Any]:
+    """Allocate CPU tensors of the same shapes, page-locked with `pin_memory`."""
+    return _create_cpu_state_dict(tensors, pin_memory=pin_memory)
+
+
+def copy_to_cpu(
+    tensors: dict[str, Tensor], buffers: dict[str, Any], *, non_blocking: bool
+) -> dict[str, Any]:
+    """Copy tensors, of a sharded one this rank's part, into what `allocate_on_cpu` gave.
+
+    Args:
+        tensors: what to copy, by flat name.
+        buffers: the CPU tensors, by the same names.
+        non_blocking: return before copies from a device have ended.
+
+    Returns:
+        The filled buffers by flat name.
+    """
+    return _copy_state_dict(tensors, buffers, non_blocking=non_blocking)
+
+
+def set_properties(properties: TensorProperties, state: tuple[Any, ...]) -> None:
+    """Give a record of the index its pickled state.
+
+    torch 2.15 appends a field (the strides), which an older torch would refuse; none is needed to
+    load a tensor in place.
+    """
+    properties.__setstate__(state[: len(fields(TensorProperties))])  # type: ignore[no-untyped-call]

@@ -1,0 +1,237 @@
+"""Failures: the record of what went wrong in one rank, in a form that outlives the rank.
+
+A rank writes its failure next to its heartbeat before it exits. Its agent reads the record, agents
+exchange the records, and the first *primary* failure over all agents is the root cause. A peer that
+died shows on the survivors as `Connection closed by peer` inside `backward()`: such a failure is
+secondary and decides nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import traceback as tracebacks
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kdist_trainer import preallocated
+from kdist_trainer.config import Cause, Exit
+from kdist_trainer.errors import classify, find_place
+from kdist_trainer.liveness import RankSnapshot
+
+TRACEBACK_LINES = 40
+_LINE_LENGTH = 500
+_MESSAGE_LENGTH = 2000
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The failure of one rank, or of an agent.
+
+    Attributes:
+        cause: The kind of failure.
+        code: The exit code of the agent if this is the root cause.
+        primary: Whether it happened by itself; a secondary failure follows from another one.
+        message: One sentence for people.
+        rank: The global rank; None for an agent.
+        node: The node's name.
+        generation: The generation that failed.
+        step: The last step that the rank had reported.
+        time: Unix time in seconds.
+        traceback: The last lines of the traceback.
+        collective: The collective that the rank was in.
+        collectives: What each rank of the group was in, as text; of the root cause only.
+        place: The innermost line of the user's own code, in a traceback's form.
+    """
+
+    cause: Cause
+    code: Exit
+    primary: bool
+    message: str
+    rank: int | None = None
+    node: str = ""
+    generation: int = 0
+    step: int | None = None
+    time: float = 0.0
+    traceback: tuple[str, ...] = ()
+    collective: str | None = None
+    collectives: tuple[str, ...] = ()
+    place: str | None = None
+
+    @property
+    def permanent(self) -> bool:
+        """Whether a restart cannot help, so that the failure ends the job."""
+        return self.primary and not self.code.retryable
+
+    @classmethod
+    def of_rank(
+        cls,
+        cause: Cause,
+        code: Exit,
+        message: str,
+        *,
+        rank: int,
+        node: str,
+        generation: int,
+        snapshot: RankSnapshot,
+        primary: bool = True,
+        traceback: Sequence[str] = (),
+        place: str | None = None,
+    ) -> Failure:
+        """A failure, as of now, that the agent found in one of its ranks.
+
+        Args:
+            cause: The kind of failure.
+            code: The exit code of the agent if this is the root cause.
+            message: One sentence for people.
+            rank: The global rank.
+            node: The node's name.
+            generation: The generation that failed.
+            snapshot: The rank's latest heartbeat, which holds its step and its collective.
+            primary: Whether it happened by itself.
+            traceback: Lines of a stack, of which the first ones are kept.
+            place: The innermost line of the user's own code.
+        """
+        return cls(
+            cause=cause,
+            code=code,
+            primary=primary,
+            message=message,
+            rank=rank,
+            node=node,
+            generation=generation,
+            step=snapshot.step if snapshot.step >= 0 else None,
+            time=time.time(),
+            traceback=tuple(traceback[:TRACEBACK_LINES]),
+            collective=snapshot.collective,
+            place=place,
+        )
+
+    @classmethod
+    def of_node(
+        cls,
+        cause: Cause,
+        code: Exit,
+        message: str,
+        *,
+        node: str = "",
+        rank: int | None = None,
+        generation: int = 0,
+    ) -> Failure:
+        """A primary failure, as of now, that no rank has recorded."""
+        return cls(
+            cause=cause,
+            code=code,
+            primary=True,
+            message=message,
+            rank=rank,
+            node=node,
+            generation=generation,
+            time=time.time(),
+        )
+
+    def to_json(self) -> str:
+        """The failure as JSON, for `from_json`."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Failure:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: If the text is no failure.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            fields["cause"], fields["code"] = Cause(fields["cause"]), Exit(fields["code"])
+            fields["traceback"] = tuple(fields.get("traceback", ()))
+            fields["collectives"] = tuple(fields.get("collectives", ()))
+            return cls(**fields)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"not a failure: {error}") from error
+
+
+def describe(error: BaseException, **known: Any) -> Failure:
+    """A `Failure` for `error`, as of now; `known` are further fields of it."""
+    cause, code, primary = classify(error)
+    lines = "".join(tracebacks.format_exception(error)).splitlines()
+    return replace(
+        Failure(
+            cause=cause,
+            code=code,
+            primary=primary,
+            message=f"{type(error).__name__}: {error}"[:_MESSAGE_LENGTH],
+            time=time.time(),
+            traceback=tuple(line[:_LINE_LENGTH] for line in lines[-TRACEBACK_LINES:]),
+            place=find_place(error),
+        ),
+        **known,
+    )
+
+
+def path_of(scratch: Path, local_rank: int) -> Path:
+    """The file for a rank's failure."""
+    return scratch / f"rank-{local_rank}.failure.json"
+
+
+def record(
+    error: BaseException,
+    *,
+    scratch: Path | None = None,
+    local_rank: int | None = None,
+    rank: int | None = None,
+    step: int | None = None,
+    collective: str | None = None,
+) -> Failure:
+    """Write `error` for the agent, also on a full disk; returns it as a `Failure`.
+
+    Only the first failure of a rank is kept: recording again writes nothing. An `OSError` is
+    ignored, since the rank exits in any case.
+
+    Args:
+        error: The error that ends the rank.
+        scratch: The agent's scratch folder; KDIST_SCRATCH by default.
+        local_rank: The local rank; LOCAL_RANK by default.
+        rank: The global rank; RANK by default.
+        step: The step that the rank was in.
+        collective: The collective that the rank was in.
+    """
+    environ = os.environ
+    if rank is None and environ.get("RANK", "").isdigit():
+        rank = int(environ["RANK"])
+    failure = describe(
+        error,
+        rank=rank,
+        node=environ.get("KDIST_NODE", ""),
+        generation=int(environ.get("KDIST_GENERATION", "0")),
+        step=step,
+        collective=collective,
+    )
+    folder = scratch or (Path(environ["KDIST_SCRATCH"]) if "KDIST_SCRATCH" in environ else None)
+    if folder is None:
+        return failure
+    path = path_of(
+        folder, int(environ.get("LOCAL_RANK", "0")) if local_rank is None else local_rank
+    )
+    with contextlib.suppress(OSError):
+        preallocated.write(path, _truncated(failure).to_json().encode())
+    return failure
+
+
+def _truncated(failure: Failure) -> Failure:
+    """The failure with as much of its traceback's end as fits into the reserved file."""
+    while failure.traceback and len(failure.to_json().encode()) > preallocated.SIZE:
+        failure = replace(failure, traceback=failure.traceback[1 + len(failure.traceback) // 4 :])
+    return failure
+
+
+def read(scratch: Path, local_rank: int) -> Failure | None:
+    """The failure that a rank has recorded; None if there is none."""
+    try:
+        return Failure.from_json(preallocated.read(path_of(scratch, local_rank)))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,138 @@
+"""Undocumented parts of torch by which kdist sees collectives, in one place.
+
+Every collective is an operator of the library `c10d`, and kernels for its dispatch key
+`BackendSelect` are called before the backend's. The operators' names, the positions of their
+arguments and the calls on the dispatcher are no public API: a release of torch may change them.
+`tests/trainer/instrumentation/test_torch_internals.py` compares each with the installed torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup, Work
+
+_KEY = torch._C.DispatchKey.BackendSelect
+"""Part of every call, also for tensors that were made in inference mode."""
+
+COLLECTIVES = "c10d"
+"""The library whose operators launch collectives."""
+WAITS = "_c10d_functional"
+"""The library whose operator `wait_tensor` waits for one, by the tensor that it fills."""
+
+Kernel = Callable[..., Any]
+"""Called with the dispatch keys and the operator's arguments; returns the operator's result."""
+
+
+class Operator(NamedTuple):
+    """An operator that launches a collective."""
+
+    name: str
+    """The collective's name in logs and metrics."""
+    tensors_at: int | None
+    """Position of the argument that says how much each rank contributes or gets; None: nothing."""
+
+
+OPERATORS: dict[str, Operator] = {
+    "allreduce_": Operator("all_reduce", 0),
+    "allreduce_coalesced_": Operator("all_reduce_coalesced", 0),
+    "broadcast_": Operator("broadcast", 0),
+    "reduce_": Operator("reduce", 0),
+    "allgather_": Operator("all_gather", 1),
+    "_allgather_base_": Operator("all_gather_single", 1),
+    "allgather_coalesced_": Operator("all_gather_coalesced", 1),
+    "allgather_into_tensor_coalesced_": Operator("all_gather_coalesced", 1),
+    "reduce_scatter_": Operator("reduce_scatter", 0),
+    "_reduce_scatter_base_": Operator("reduce_scatter_single", 0),
+    "reduce_scatter_tensor_coalesced_": Operator("reduce_scatter_coalesced", 0),
+    "gather_": Operator("gather", 1),
+    "gather_into_tensor_": Operator("gather_single", 1),  # since torch 2.15
+    "scatter_": Operator("scatter", 0),
+    "alltoall_": Operator("all_to_all", 1),
+    "alltoall_base_": Operator("all_to_all_single", 1),
+    "barrier": Operator("barrier", None),
+    "monitored_barrier_": Operator("monitored_barrier", None),
+    "send": Operator("send", 0),
+    "recv_": Operator("recv", 0),
+    "recv_any_source_": Operator("recv", 0),
+}
+"""By the operator's name in `c10d`; some are missing in some releases of torch."""
+
+
+def operators() -> list[str]:
+    """Those of `OPERATORS` that the installed torch has."""
+    return [operator for operator in OPERATORS if hasattr(torch.ops.c10d, operator)]
+
+
+def overload(library: str, operator: str) -> Any:
+    """The default overload of an operator, such as `torch.ops.c10d.allreduce_.default`."""
+    return getattr(getattr(torch.ops, library), operator).default
+
+
+def argument_names(operator: str) -> list[str]:
+    """Names of an operator's arguments in `c10d`, in their order."""
+    return [argument.name for argument in overload(COLLECTIVES, operator)._schema.arguments]
+
+
+def register_kernels(library: str, kernels: Mapping[str, Kernel]) -> torch.library.Library:
+    """Have `kernels`, by operator, called instead of the operators of `library`.
+
+    Returns:
+        What `unregister_kernels` takes; the kernels are in force while it lives.
+    """
+    registered = torch.library.Library(library, "IMPL")  # type: ignore[no-untyped-call]
+    for operator, kernel in kernels.items():
+        registered.impl(operator, kernel, _KEY.name, with_keyset=True)  # type: ignore[no-untyped-call]
+    return registered
+
+
+def unregister_kernels(registered: torch.library.Library) -> None:
+    """Take the kernels out of the dispatcher."""
+    registered._destroy()  # type: ignore[no-untyped-call]
+
+
+def call_original(original: Any, keys: Any, *arguments: Any) -> Any:
+    """Pass a call on to what is registered behind our kernel.
+
+    Args:
+        original: the operator's `overload`.
+        keys: the dispatch keys that the kernel was called with.
+        arguments: the operator's arguments.
+    """
+    return original.redispatch(keys.remove(_KEY), *arguments)
+
+
+def unbox_group(argument: Any) -> ProcessGroup:
+    """The process group out of an operator's argument."""
+    return ProcessGroup.unbox(argument)
+
+
+def unbox_work(result: Any) -> Work:
+    """The collective's handle out of an operator's result."""
+    return Work.unbox(result[-1] if isinstance(result, tuple) else result)
+
+
+def is_uneven(operator: str, arguments: Sequence[Any]) -> bool:
+    """Whether ranks may give different amounts in this call: NCCL allows it, and gloo's all-to-all
+    does.
+    """
+    if operator == "allgather_":
+        return _differ(arguments[0][0])
+    if operator == "reduce_scatter_":
+        return _differ(arguments[1][0])
+    if operator == "alltoall_":
+        return _differ(arguments[0]) or _differ(arguments[1])
+    return operator == "alltoall_base_" and bool(arguments[3] or arguments[4])
+
+
+def _differ(tensors: Sequence[Tensor]) -> bool:
+    """Whether the tensors are not all of one size."""
+    return any(tensor.numel() != tensors[0].numel() for tensor in tensors[1:])
+
+
+def storage_id(tensor: Tensor) -> int:
+    """Which memory a tensor uses; defined also where `torch.compile` traces and there is none."""
+    return int(tensor.untyped_storage()._cdata)

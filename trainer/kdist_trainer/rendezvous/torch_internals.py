@@ -1,0 +1,217 @@
+"""The private names of torch elastic that the rendezvous and the agent use, each behind a public
+name.
+
+torch may rename them in any release. `tests/trainer/rendezvous/test_torch_internals.py` compares
+them with the installed torch, so that an upgrade fails there and not in a running job. All other
+modules of the rendezvous and the agent use torch's public names only. The sources are
+`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`,
+`torch/distributed/elastic/agent/server/{api,local_elastic_agent}.py` and
+`torch/distributed/elastic/multiprocessing/api.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import (
+    MultiprocessContext,
+    PContext,
+    SubprocessContext,
+)
+from torch.distributed.elastic.rendezvous import api as rendezvous_api
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousSettings,
+    _BackendRendezvousStateHolder,
+    _NodeDesc,
+    _RendezvousExitOp,
+)
+
+OWN_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""The variable by which torch has rank 0 start a TCPStore of its own in each round."""
+
+Node = _NodeDesc
+"""A node as the rendezvous state lists it, with the fields `addr`, `pid` and `local_id`. Nodes get
+their group ranks in the order of these fields. kdist puts the node's index into `pid` and the
+agent's process id into `local_id`.
+"""
+
+
+def replace_polling(seconds: float) -> None:
+    """Have torch's rendezvous, in all of this process, poll every `seconds`, not every second.
+
+    torch also inspects the stack for the names of its methods, for events that nobody reads, which
+    takes longer than all else; this ends that too.
+    """
+    vars(dynamic_rendezvous).update(
+        _delay=lambda **_: time.sleep(seconds), get_method_name=lambda **_: ""
+    )
+
+
+def replace_port_picker(pick_port: Callable[[], int]) -> None:
+    """Have torch's rendezvous take the port of the process group's store from `pick_port`."""
+    vars(rendezvous_api).update(get_free_port=pick_port)
+
+
+class StateHolder(_BackendRendezvousStateHolder):
+    """torch's copy of the shared rendezvous state, with a hook for each time it is read."""
+
+    def __init__(
+        self, backend: C10dRendezvousBackend, settings: RendezvousSettings, *, cache_seconds: float
+    ) -> None:
+        super().__init__(
+            backend,
+            settings,
+            cache_duration=cache_seconds,  # type: ignore[arg-type]  # torch only adds and compares
+        )
+
+    def adjust_state(self) -> None:
+        """Change `self.state` after it was read, before torch removes the dead nodes from it."""
+
+    def limit_nodes(self, min_nodes: int, max_nodes: int) -> None:
+        """Set the limits on the number of nodes."""
+        self._settings = replace(self._settings, min_nodes=min_nodes, max_nodes=max_nodes)
+
+    def _sanitize(self) -> None:
+        self.adjust_state()
+        super()._sanitize()
+
+
+class RendezvousBase(DynamicRendezvousHandler):
+    """torch's dynamic rendezvous handler, with public names for the parts that torch keeps private.
+
+    Args:
+        store: The store that the ranks' process group information goes to.
+        settings: torch's settings of the rendezvous.
+        state: The state that this handler reads and changes.
+        address: The address at which this node's ranks listen.
+        index: The node's place among the nodes of one address. torch would use the process id, so
+            that agents on one host would get their ranks in the order in which they were started.
+    """
+
+    _state_holder: Any
+
+    def __init__(
+        self,
+        store: Store,
+        settings: RendezvousSettings,
+        state: StateHolder,
+        *,
+        address: str,
+        index: int,
+    ) -> None:
+        super().__init__(Node(address, index, os.getpid()), settings, "c10d", store, state)
+
+    @property
+    def node(self) -> Node:
+        """This node."""
+        return self._this_node
+
+    @property
+    def store(self) -> Store:
+        """The store of the rendezvous."""
+        return self._store
+
+    @property
+    def lock(self) -> threading.Lock:
+        """Held by torch's keep-alive thread while it reads or changes the state."""
+        return self._heartbeat_lock
+
+    def limit_nodes(self, min_nodes: int, max_nodes: int) -> None:
+        """Set the limits on the number of nodes, for rounds that are not complete yet."""
+        if (min_nodes, max_nodes) == (self._settings.min_nodes, self._settings.max_nodes):
+            return
+        self._settings = replace(self._settings, min_nodes=min_nodes, max_nodes=max_nodes)
+        vars(self._op_executor)["_settings"] = self._settings
+        self._state_holder.limit_nodes(min_nodes, max_nodes)
+
+    def exit_round(self, *, timeout_seconds: float) -> None:
+        """Leave the current round and send no more keep-alives.
+
+        Raises:
+            RendezvousError: If the state could not be changed within `timeout_seconds`.
+        """
+        self._stop_heartbeats()
+        self._op_executor.run(_RendezvousExitOp(), time.monotonic() + timeout_seconds)
+
+
+class ElasticAgentBase(LocalElasticAgent):
+    """torch's local elastic agent. Subclasses replace its loop by `run_rounds`."""
+
+    @abstractmethod
+    def run_rounds(self) -> RunResult:
+        """Run worker groups until the run has ended on this node."""
+
+    def rank_environment(self) -> dict[str, str]:
+        """The variables to add to torch's in the environment of every worker."""
+        return {}
+
+    def join_rendezvous(self) -> None:
+        """Join the next rendezvous round and assign the ranks of `get_worker_group()`; blocks until
+        the round is complete.
+        """
+        self._rendezvous(self.get_worker_group())
+
+    def start_workers(self) -> tuple[dict[int, int], PContext]:
+        """Start the workers; returns their pids by local rank, and torch's handle of them."""
+        pids = self._start_workers(self.get_worker_group())
+        assert self._pcontext is not None  # noqa: S101 - _start_workers made it
+        return pids, self._pcontext
+
+    def set_restarts(self, count: int) -> None:
+        """Set the number of restarts that workers see in TORCHELASTIC_RESTART_COUNT."""
+        self._remaining_restarts = max(0, self.get_worker_group().spec.max_restarts - count)
+
+    def _invoke_run(self, role: str = "default") -> RunResult:  # noqa: ARG002 - torch's signature
+        return self.run_rounds()
+
+    def _set_local_rank_env(
+        self, worker_env: dict[str, str | None], local_rank: int, spec: WorkerSpec
+    ) -> None:
+        super()._set_local_rank_env(worker_env, local_rank, spec)
+        worker_env.update(self.rank_environment())
+
+    # torch would resolve this host's name for each of its own events, which nobody reads and which
+    # may take seconds.
+
+    @contextmanager
+    def record_duration(self, state: str) -> Iterator[None]:  # noqa: ARG002
+        yield
+
+    def _record_worker_events(self, result: RunResult) -> None:
+        pass
+
+    def _record_metrics(self, group_results: RunResult) -> None:
+        pass
+
+
+def worker_processes(context: PContext) -> dict[int, Any]:
+    """The processes of started workers, by local rank: `multiprocessing.Process` of functions,
+    `subprocess.Popen` of scripts.
+    """
+    if isinstance(context, MultiprocessContext):
+        assert context._pc is not None  # noqa: S101 - for the type checker: the context was started
+        return dict(enumerate(context._pc.processes))
+    assert isinstance(context, SubprocessContext)  # noqa: S101 - torch has these two
+    return {rank: handler.proc for rank, handler in context.subprocess_handlers.items()}
+
+
+def release_queues(context: PContext) -> None:
+    """Drop the result queues and the event of workers that have all started: kdist uses neither,
+    and they would leak when the workers are killed.
+    """
+    if isinstance(context, MultiprocessContext):
+        context._ret_vals = {}
+        context._worker_finished_event = None  # type: ignore[assignment]

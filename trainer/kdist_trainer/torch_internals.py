@@ -1,0 +1,74 @@
+"""Undocumented parts of torch that the training loop and the strategies use, in one place.
+
+A release of torch may change them: `tests/trainer/test_torch_internals.py` compares each with the
+installed torch. What collectives, checkpoints and the rendezvous use is in the modules of the same
+name in their packages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore, TCPStore
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.modules.batchnorm import _NormBase as RunningNorm
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
+
+__all__ = [
+    "BatchNorm",
+    "HashStore",
+    "RunningNorm",
+    "TCPStore",
+    "flatten_mesh",
+    "found_overflows",
+    "own_buffers",
+    "own_parameters",
+    "queued_batches",
+    "tree_map_only",
+    "version_of",
+]
+
+
+def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """Buffers of `module` itself, without those of its children; changes apply to the module."""
+    return module._buffers
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """Parameters of `module` itself, without those of its children; changes apply to the module."""
+    return module._parameters
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was changed in place."""
+    return tensor._version
+
+
+def flatten_mesh(mesh: DeviceMesh, name: str) -> None:
+    """Give `mesh` one more dimension, called `name`, of all its ranks."""
+    mesh._flatten(name)
+
+
+def found_overflows(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> Iterable[Tensor]:
+    """Whether unscaling found an infinity or NaN: per device, a tensor of shape (1,) that is 0.0 or
+    1.0 and may be changed.
+    """
+    return scaler._found_inf_per_device(optimizer).values()
+
+
+def queued_batches(batches: Iterator[Any]) -> int | None:
+    """Batches that the worker processes of a `DataLoader`'s iterator have ready.
+
+    Returns:
+        Their number; None without worker processes, and on systems that cannot count.
+    """
+    queue = getattr(batches, "_data_queue", None)
+    try:
+        return int(queue.qsize()) if queue is not None else None
+    except NotImplementedError:
+        return None
